@@ -1,0 +1,3 @@
+"""Loads the plug-in where Concord is not installed; nothing else."""
+
+pytest_plugins = ["harness.plugin"]

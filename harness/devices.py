@@ -1,0 +1,196 @@
+"""What accelerators there are, and leases on them across processes.
+
+pytest-xdist hands tests to workers without knowing what a test needs, so workers take the devices of a test from a
+place that they all share: one lock file per device, in a directory of this user's.  A lease is all of a test's
+devices or none (nobody holds some and waits for more), whoever waits stands in one queue (so a large world is not
+overtaken for ever by small ones), and the kernel drops a lease with the process that held it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+_POLL = 0.01
+
+
+class DeviceError(RuntimeError):
+    """There are not the devices that were asked for; says what there is."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The devices of this machine that this process may use."""
+
+    kind: str
+    """Type of device as torch names it: ``cpu``, or that of the accelerator."""
+    devices: tuple[str, ...]
+    """Names for :class:`torch.device`, in this process's own numbering.  On the host: as many ``cpu`` as cores."""
+    keys: tuple[str, ...]
+    """What names each device for every process of the machine, whatever mask a process sees it through."""
+
+    def __post_init__(self) -> None:
+        if len(self.devices) != len(self.keys) or len(set(self.keys)) != len(self.keys):
+            raise ValueError(f"each device needs a key of its own: {self.devices} and {self.keys}")
+
+    @property
+    def on_host(self) -> bool:
+        """Whether there is no accelerator in it, only the host's cores."""
+        return self.kind == "cpu"
+
+    def demand(self, ranks: int, ranks_per_device: int = 1) -> int:
+        """How many devices a world of so many ranks takes.
+
+        On the host a world takes one slot, whatever its size: slots say how many worlds run side by side there.
+        """
+        return 1 if self.on_host else -(-ranks // ranks_per_device)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def host_inventory() -> Inventory:
+    """The host's cores as slots for worlds."""
+    allowed = sorted(os.sched_getaffinity(0))
+    return Inventory("cpu", ("cpu",) * len(allowed), tuple(f"cpu-{core}" for core in allowed))
+
+
+def inventory(kind: str | None = None) -> Inventory:
+    """The accelerators that torch sees, or the host's cores if there are none (or if ``kind`` is ``cpu``).
+
+    Errors: :class:`DeviceError` if ``kind`` names an accelerator that is not there.
+    """
+    if kind == "cpu":
+        return host_inventory()
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None:
+        if kind is not None:
+            raise DeviceError(f"no {kind} device: torch {torch.__version__} sees no accelerator on this machine")
+        return host_inventory()
+    if kind is not None and kind != accelerator.type:
+        raise DeviceError(f"no {kind} device: the accelerator that torch {torch.__version__} sees is {accelerator.type}")
+    return accelerators(accelerator.type, torch.accelerator.device_count(), os.environ)
+
+
+def accelerators(kind: str, count: int, environ: Mapping[str, str]) -> Inventory:
+    """Accelerators as this process sees them through the caller's mask.
+
+    The runtime has applied the mask already: device 0 of ``CUDA_VISIBLE_DEVICES=5,7`` is the machine's device 5.
+    The mask is any variable that ends in ``VISIBLE_DEVICES`` or ``AFFINITY_MASK`` and names as many devices as there
+    are; without one, a device's number is its own.
+    """
+    names = [str(i) for i in range(count)]
+    for variable in sorted(environ):
+        if variable.endswith(("VISIBLE_DEVICES", "AFFINITY_MASK")):
+            entries = [entry.strip() for entry in environ[variable].split(",") if entry.strip()]
+            if len(entries) == count and len(set(entries)) == count:
+                names = entries
+                break
+    devices = tuple(f"{kind}:{i}" for i in range(count))
+    return Inventory(kind, devices, tuple(f"{kind}-{name}" for name in names))
+
+
+def lease_directory() -> Path:
+    """Where this user's leases are; made, with access for nobody else, if it is not there.
+
+    Errors: :class:`DeviceError` if something is there that is not ours.
+    """
+    path = Path(tempfile.gettempdir()) / f"concord-leases-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise DeviceError(f"{path} must be a directory of this user's that nobody else can write to; remove it")
+    return path
+
+
+class Leases:
+    """Leases on the devices of an inventory, shared by all processes of this user on this machine."""
+
+    def __init__(self, of: Inventory, directory: Path | None = None) -> None:
+        self.inventory = of
+        self._directory = directory or lease_directory()
+
+    @contextlib.contextmanager
+    def hold(self, count: int, timeout: float | None = None, waiting: Callable[[], None] = lambda: None) -> Iterator[tuple[str, ...]]:
+        """Hold ``count`` devices; yields their names in this process's numbering.
+
+        Waits for as long as others hold them, at most ``timeout`` seconds; ``waiting`` is called once if it has to.
+        Errors: :class:`DeviceError` if there are not as many, or the time is over.
+        """
+        if not 1 <= count <= len(self.inventory.devices):
+            have = len(self.inventory.devices)
+            raise DeviceError(f"{count} devices of kind {self.inventory.kind} asked for; there are {have}")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        held = self._take(count, deadline, waiting)
+        try:
+            yield tuple(self.inventory.devices[i] for i, _ in held)
+        finally:
+            for _, lock in held:
+                lock.release()
+
+    def _take(self, count: int, deadline: float | None, waiting: Callable[[], None]) -> list[tuple[int, FileLock]]:
+        turnstile = FileLock(self._directory / f"{self.inventory.kind}.queue")
+        left = -1 if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            turnstile.acquire(timeout=0)
+        except Timeout:
+            waiting()
+            try:
+                turnstile.acquire(timeout=left, poll_interval=_POLL)
+            except Timeout:
+                raise DeviceError(self._too_late(count)) from None
+        try:
+            while True:
+                held = self._free(count)
+                if len(held) == count:
+                    return held
+                for _, lock in held:
+                    lock.release()
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise DeviceError(self._too_late(count))
+                waiting()
+                waiting = _nothing
+                time.sleep(_POLL)
+        finally:
+            turnstile.release()
+
+    def _too_late(self, count: int) -> str:
+        return f"{count} devices of kind {self.inventory.kind} did not become free in time; others hold them"
+
+    def _free(self, most: int) -> list[tuple[int, FileLock]]:
+        held: list[tuple[int, FileLock]] = []
+        for i, key in enumerate(self.inventory.keys):
+            if len(held) == most:
+                break
+            lock = FileLock(self._directory / f"{_file_name(key)}.lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                continue
+            held.append((i, lock))
+        return held
+
+
+def _nothing() -> None:
+    return None
+
+
+def _file_name(key: str) -> str:
+    return "".join(c if c.isalnum() or c in "-._" else "_" for c in key)
+
+
+def largest_first(sizes: Sequence[int]) -> list[int]:
+    """The order in which tests of these world sizes should be scheduled: largest first, otherwise as they came."""
+    return sorted(range(len(sizes)), key=lambda i: -sizes[i])

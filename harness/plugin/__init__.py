@@ -1,0 +1,34 @@
+"""The pytest plug-in: worlds as fixtures, ``-n gpus``, verdicts and evidence in every report.
+
+It is loaded in every pytest run of an environment that has Concord installed, and does nothing there until a test
+asks for a world: no torch is imported, no process is started.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.plugin import numprocesses, options, summary, worlds
+from harness.plugin.worlds import pytest_generate_tests, pytest_runtest_teardown, world
+
+__all__ = ["pytest_generate_tests", "pytest_runtest_teardown", "world"]
+
+numprocesses.teach_xdist()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options.add(parser)
+    numprocesses.replace_converter(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "world(*sizes, backend=, device=, warm=, timeout=, env=, exclusive=): the sizes of the worlds that the test "
+        "runs on, each a test of its own, and what they are made of.",
+    )
+    config.addinivalue_line("markers", "requirement(requirement): a requirement that the test proves.")
+    options.check(config)
+    config.pluginmanager.register(worlds.Worlds(config), "concord-worlds")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(summary.Summary(config), "concord-summary")

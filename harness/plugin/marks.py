@@ -1,0 +1,107 @@
+"""``@pytest.mark.world(...)`` and the ``@spmd`` sugar."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+DEFAULT_SIZES = (2,)
+
+
+@dataclass(frozen=True)
+class WorldMark:
+    """What ``@pytest.mark.world`` asks for, checked."""
+
+    sizes: tuple[int, ...] = DEFAULT_SIZES
+    backend: str | None = None
+    device: str | None = None
+    warm: bool | None = None
+    timeout: float | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    exclusive: bool = False
+    imports: tuple[str, ...] = ()
+    record: bool = True
+
+    def __post_init__(self) -> None:
+        bad = [size for size in self.sizes if not isinstance(size, int) or isinstance(size, bool) or size < 1]
+        if bad:
+            raise ValueError(f"a world size is a whole number from 1, not {bad[0]!r}")
+        if not self.sizes:
+            raise ValueError("no world size given: write for example @pytest.mark.world(2)")
+        if len(set(self.sizes)) != len(self.sizes):
+            raise ValueError(f"a world size is given twice: {self.sizes}")
+        if self.timeout is not None and not self.timeout > 0:
+            raise ValueError(f"timeout={self.timeout!r}: a number of seconds above 0")
+
+
+@dataclass(frozen=True)
+class WorldRequest:
+    """One size of a mark: the parameter of the ``world`` fixture."""
+
+    size: int
+    mark: WorldMark = field(default_factory=WorldMark)
+
+
+def read_marks(marks: Iterable[pytest.Mark], where: str) -> WorldMark:
+    """Combine the marks on a test, the closest first: a closer one wins, argument by argument.
+
+    Errors: UsageError that names the test and the argument.
+    """
+    sizes: tuple[Any, ...] | None = None
+    options: dict[str, Any] = {}
+    for mark in marks:
+        if mark.args and sizes is None:
+            sizes = mark.args
+        for key, value in mark.kwargs.items():
+            options.setdefault(key, value)
+    known = {"backend", "device", "warm", "timeout", "env", "exclusive", "imports", "record"}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise pytest.UsageError(
+            f"{where}: @pytest.mark.world has no argument {unknown[0]!r}; it has {', '.join(sorted(known))}"
+        )
+    if "env" in options:
+        options["env"] = tuple(sorted(dict(options["env"]).items()))
+    if "imports" in options:
+        options["imports"] = tuple(options["imports"])
+    try:
+        return WorldMark(sizes=tuple(sizes) if sizes is not None else DEFAULT_SIZES, **options)
+    except (TypeError, ValueError) as e:
+        raise pytest.UsageError(f"{where}: @pytest.mark.world: {e}") from e
+
+
+def spmd(*sizes: Any, **options: Any) -> Any:
+    """Run a whole test body on each rank: ``def test_x(rank): ...``.
+
+    ``@spmd`` alone, or with the arguments of ``@pytest.mark.world``: ``@spmd(2, 3, timeout=10)``.  Further parameters
+    of the test are fixtures and parameters as usual; they travel to the ranks, so they must be picklable.
+    """
+    if len(sizes) == 1 and not options and callable(sizes[0]):
+        return _spmd(sizes[0])
+
+    def decorate(body: Callable[..., Any]) -> Any:
+        return pytest.mark.world(*sizes, **options)(_spmd(body))
+
+    return decorate
+
+
+def _spmd(body: Callable[..., Any]) -> Callable[..., None]:
+    parameters = list(inspect.signature(body).parameters.values())
+    if not parameters or parameters[0].name != "rank":
+        raise TypeError(f"@spmd: the first parameter of {body.__qualname__} must be called rank")
+
+    @functools.wraps(body)
+    def test(world: Any, **arguments: Any) -> None:
+        __tracebackhide__ = True
+        world.run(body, **arguments)
+
+    # pytest and Hypothesis read what the test needs from its signature.
+    keyword = inspect.Parameter("world", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    test.__signature__ = inspect.Signature([keyword, *parameters[1:]])  # type: ignore[attr-defined]
+    del test.__wrapped__  # type: ignore[attr-defined]
+    return test

@@ -1,0 +1,58 @@
+"""``-n gpus``: as many pytest-xdist workers as worlds can run side by side."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+GPUS = "gpus"
+
+
+def workers() -> int:
+    """How many worlds can run side by side: one for each accelerator that the caller's mask shows, or for each core."""
+    from harness.devices import inventory
+
+    return len(inventory().devices)
+
+
+def parse(text: str) -> Any:
+    """``gpus`` as a number, and everything else as pytest-xdist takes it."""
+    if text == GPUS:
+        return workers()
+    try:
+        return _original(text)
+    except ValueError:
+        import argparse
+
+        raise argparse.ArgumentTypeError(f"{text!r} is none of: a number, auto, logical, gpus") from None
+
+
+def _original(text: str) -> Any:
+    return int(text)
+
+
+def teach_xdist() -> None:
+    """Rebind pytest-xdist's converter, for whoever registers the option after us."""
+    global _original
+    try:
+        import xdist.plugin
+    except ImportError:
+        return
+    if xdist.plugin.parse_numprocesses is not parse:
+        _original = xdist.plugin.parse_numprocesses
+        xdist.plugin.parse_numprocesses = parse
+
+
+def replace_converter(parser: pytest.Parser) -> None:
+    """Replace the converter of an option that pytest-xdist has registered before us."""
+    if "xdist.plugin" not in sys.modules:
+        return
+    for group in [parser._anonymous, *parser._groups]:
+        for option in group.options:
+            if "--numprocesses" in option.names():
+                option._attrs["type"] = parse
+                arguments = getattr(option, "attrs", None)
+                if callable(arguments):
+                    option.attrs()["type"] = parse

@@ -1,0 +1,55 @@
+"""Command-line options and ini settings."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def add(parser: pytest.Parser) -> None:
+    """Register them with pytest."""
+    group = parser.getgroup("concord", "worlds of ranks (Concord)")
+    group.addoption(
+        "--world-backend",
+        metavar="NAME",
+        help="Backend of the process groups. Default: what torch uses for the device.",
+    )
+    group.addoption(
+        "--world-device",
+        metavar="TYPE",
+        help="Type of device that ranks run on, as torch names it. Default: the accelerator, or cpu if there is none.",
+    )
+    group.addoption(
+        "--world-timeout", type=float, metavar="S", help="Seconds for one run on ranks. Default: 60 or the test's mark."
+    )
+    group.addoption(
+        "--ranks-per-device",
+        type=int,
+        default=1,
+        metavar="N",
+        help="How many ranks share an accelerator. Default: 1.",
+    )
+    group.addoption(
+        "--rank-pdb",
+        type=int,
+        metavar="R",
+        help="Open a debugger in rank R when it fails there, and at breakpoint().",
+    )
+    group.addoption(
+        "--concord-results",
+        metavar="DIR",
+        help="Folder for the results of the run. Default: the ini setting concord_results; none if that is empty.",
+    )
+    parser.addini("concord_results", "Folder for the results of runs, relative to the root directory.", default="")
+
+
+def check(config: pytest.Config) -> None:
+    """Refuse what cannot work.  Errors: UsageError."""
+    rank = config.getoption("rank_pdb")
+    if rank is not None and (rank < 0 or config.getoption("numprocesses", None) or hasattr(config, "workerinput")):
+        why = "a rank's number is 0 or more" if rank < 0 else "a worker of pytest-xdist has no terminal; add -n 0"
+        raise pytest.UsageError(f"--rank-pdb {rank}: {why}")
+    if config.getoption("ranks_per_device") < 1:
+        raise pytest.UsageError(f"--ranks-per-device {config.getoption('ranks_per_device')}: at least 1")
+    timeout = config.getoption("world_timeout")
+    if timeout is not None and not timeout > 0:
+        raise pytest.UsageError(f"--world-timeout {timeout:g}: a number of seconds above 0")

@@ -1,0 +1,159 @@
+"""Verdicts of a run: written to the results file as they come, counted by stack at the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import results
+from harness.results import BAD, VERDICTS, Collected, RankEvidence, RunEnd, TestResult, stack_of
+
+_COLUMN = {"failed": "red", "crashed": "red", "hung": "red", "passed": "green", "unsupported": "yellow", "waived": "yellow"}
+
+
+def verdict_of(outcomes: Mapping[str, str], properties: Mapping[str, str], reason: str, lost: bool) -> str:
+    """A test's verdict from its phases.
+
+    ``outcomes``: phase (setup, call, teardown) to pytest's outcome; ``properties``: what the plug-in noted on it;
+    ``reason``: of a skip; ``lost``: whether the worker that ran it died.
+    """
+    if lost:
+        return "crashed"
+    if "failed" in outcomes.values():
+        return properties.get("verdict", "failed")
+    if properties.get("waived"):
+        return "waived"
+    if "skipped" in outcomes.values():
+        return "unsupported" if reason.startswith("unsupported: ") else "not-run"
+    return "passed" if outcomes.get("call") == "passed" else "not-run"
+
+
+def merged(old: TestResult | None, new: TestResult) -> TestResult:
+    """What stays of two results of one test (a rerun): the later one."""
+    return new if old is None or new.verdict != "not-run" else old
+
+
+class Summary:
+    """Listens to reports in the process that prints them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.writer: results.Writer | None = None
+        self.results: dict[str, TestResult] = {}
+        self._open: dict[str, dict[str, Any]] = {}
+        self._used_worlds = False
+
+    # collecting
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if not self.config.option.collectonly:
+            self._collected([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        self._collected(ids)
+
+    def _collected(self, nodeids: Iterable[str]) -> None:
+        new = [n for n in nodeids if n not in self.results]
+        if not new:
+            return
+        for nodeid in new:
+            self.results[nodeid] = TestResult(nodeid=nodeid, verdict="not-run", stack=stack_of(nodeid))
+        self._write(Collected(new))
+
+    def _write(self, record: results.Record) -> None:
+        if self.writer is None:
+            folder = self.config.getoption("concord_results") or self.config.getini("concord_results")
+            if not folder:
+                return
+            name = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
+            path = self.config.rootpath / Path(folder) / name / "results.jsonl"
+            self.writer = results.Writer(path)
+            self.writer.write(results.header(self.config.invocation_params.args))
+        self.writer.write(record)
+
+    # results
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        state = self._open.setdefault(report.nodeid, {"outcomes": {}, "seconds": 0.0, "reason": "", "ranks": []})
+        state["outcomes"][report.when] = report.outcome
+        state["seconds"] += getattr(report, "duration", 0.0)
+        state["ranks"] = getattr(report, "concord_ranks", state["ranks"])
+        properties = {k.removeprefix("concord."): str(v) for k, v in report.user_properties if k.startswith("concord.")}
+        state.setdefault("properties", {}).update(properties)
+        if report.skipped and isinstance(report.longrepr, tuple):
+            state["reason"] = str(report.longrepr[2]).removeprefix("Skipped: ")
+        lost = report.when not in ("setup", "call", "teardown")
+        if report.failed and "headline" not in state["properties"]:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            state["headline"] = str(getattr(crash, "message", report.longrepr or "")).strip().split("\n")[0]
+        if report.when == "teardown" or lost:
+            self._finished(report.nodeid, self._open.pop(report.nodeid), lost)
+
+    def _finished(self, nodeid: str, state: Mapping[str, Any], lost: bool) -> None:
+        properties = state["properties"]
+        self._used_worlds |= "world" in properties
+        verdict = verdict_of(state["outcomes"], properties, state["reason"], lost)
+        result = TestResult(
+            nodeid=nodeid,
+            verdict=verdict,
+            stack=stack_of(nodeid),
+            requirements=[r for r in properties.get("requirements", "").split(",") if r],
+            world=properties.get("world", ""),
+            seconds=round(state["seconds"], 4),
+            reason=state["reason"],
+            headline=properties.get("headline", state.get("headline", "")) if verdict in BAD else "",
+            ranks=[RankEvidence(**r) for r in state["ranks"]] if verdict in BAD else [],
+        )
+        self.results[nodeid] = merged(self.results.get(nodeid), result)
+        self._write(result)
+
+    # the end
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self.writer is not None:
+            self.writer.write(RunEnd(time.time(), int(exitstatus)))
+            self.writer.close()
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        counts = counts_by_stack(self.results.values(), others=self._used_worlds)
+        if not counts or self.config.option.collectonly:
+            return
+        terminalreporter.section("verdicts by stack", sep="-")
+        width = max(len("stack"), *map(len, counts))
+        terminalreporter.write_line("  ".join([f"{'stack':<{width}}", *(f"{v:>{len(v)}}" for v in VERDICTS)]), bold=True)
+        for stack, row in counts.items():
+            terminalreporter.write(f"{stack:<{width}}")
+            for verdict in VERDICTS:
+                count = row.get(verdict, 0)
+                markup = {_COLUMN[verdict]: True} if count and verdict in _COLUMN else {}
+                terminalreporter.write("  ")
+                terminalreporter.write(f"{count or '.':>{len(verdict)}}", **markup)
+            terminalreporter.write_line("")
+        for result in self.results.values():
+            if result.verdict in ("crashed", "hung") and result.headline:
+                terminalreporter.write_line(f"{result.verdict.upper()} {result.nodeid}: {result.headline}")
+        if self.writer is not None:
+            terminalreporter.write_line(f"results: {_shown(self.writer.path, self.config.rootpath)}")
+
+
+def _shown(path: Path, root: Path) -> str:
+    try:
+        return str(path.relative_to(root))
+    except ValueError:
+        return str(path)
+
+
+def counts_by_stack(tests: Iterable[TestResult], *, others: bool) -> dict[str, dict[str, int]]:
+    """How many tests of each stack came to each verdict; tests of no stack only if ``others``."""
+    counts: dict[str, dict[str, int]] = {}
+    for test in tests:
+        if test.stack or others:
+            row = counts.setdefault(test.stack or "(other)", {})
+            row[test.verdict] = row.get(test.verdict, 0) + 1
+    return counts

@@ -1,0 +1,371 @@
+"""The ``world`` fixture: which world a test gets, on which devices, and what is made of its failure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.plugin.marks import WorldRequest, read_marks
+
+if TYPE_CHECKING:
+    from harness.devices import Inventory
+    from harness.worlds.pool import Pool
+    from harness.worlds.postmortem import RanksFailed
+    from harness.worlds.world import World, WorldSpec
+
+FIXTURE = "world"
+
+
+class ResidueWarning(pytest.PytestWarning):
+    """A test left something in a rank that another test could have noticed."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make a test of each world size."""
+    if FIXTURE in metafunc.fixturenames:
+        mark = read_marks(metafunc.definition.iter_markers("world"), metafunc.definition.nodeid)
+        requests = [WorldRequest(size, mark) for size in mark.sizes]
+        ids = [f"{size}rank{'s' if size > 1 else ''}" for size in mark.sizes]
+        metafunc.parametrize(FIXTURE, requests, indirect=True, ids=ids)
+
+
+def request_of(item: pytest.Item) -> WorldRequest | None:
+    """What an item asks of its world, or None if it has none."""
+    callspec = getattr(item, "callspec", None)
+    found = callspec.params.get(FIXTURE) if callspec is not None else None
+    return found if isinstance(found, WorldRequest) else None
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """A world of ranks, of the size and kind that the test's ``world`` mark says (two ranks without one).
+
+    Fresh ranks for every test, where the device allows it; see :meth:`harness.worlds.world.World.run`.
+    """
+    plugin: Worlds = request.config.pluginmanager.get_plugin("concord-worlds")
+    with plugin.world_for(request.node, request.param) as found:
+        yield found
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    plugin: Worlds = item.config.pluginmanager.get_plugin("concord-worlds")
+    plugin.start_ahead(item, nextitem)
+
+
+pytest_runtest_teardown = pytest.hookimpl(tryfirst=True)(pytest_runtest_teardown)
+
+
+class Worlds:
+    """What the plug-in knows of worlds in one pytest process."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self._pool: Pool | None = None
+        self._inventories: dict[str | None, Inventory] = {}
+
+    @property
+    def pool(self) -> Pool:
+        """The pool; made when it is first needed."""
+        if self._pool is None:
+            from harness.worlds.pool import Pool
+            from harness.worlds.terminal import Terminal
+
+            captures = self.config.getoption("capture") != "no"
+            self._pool = Pool(terminal=Terminal(immediately=not captures, release=self._uncaptured))
+        return self._pool
+
+    @contextlib.contextmanager
+    def _uncaptured(self) -> Iterator[None]:
+        """Standard input and output as pytest found them."""
+        manager = self.config.pluginmanager.getplugin("capturemanager")
+        self.config.hook.pytest_enter_pdb(config=self.config, pdb=None)
+        if manager is not None:
+            manager.suspend(in_=True)
+        try:
+            yield
+        finally:
+            if manager is not None:
+                manager.resume()
+            self.config.hook.pytest_leave_pdb(config=self.config, pdb=None)
+
+    # which world
+
+    def spec_of(self, asked: WorldRequest) -> tuple[WorldSpec, Inventory]:
+        """The world that a request means under this run's options."""
+        from harness.worlds.world import WorldSpec
+
+        option = self.config.getoption
+        mark = asked.mark
+        inventory = self.inventory(mark.device or option("world_device"))
+        kind = inventory.kind
+        backend = mark.backend or option("world_backend") or _backend_for(kind)
+        style = option("tbstyle", "auto")
+        spec = WorldSpec(
+            size=asked.size,
+            backend=backend,
+            device=kind,
+            warm=mark.warm if mark.warm is not None else not inventory.on_host,
+            timeout=mark.timeout or option("world_timeout") or 60.0,
+            env=mark.env,
+            imports=mark.imports,
+            record=mark.record,
+            exclusive=mark.exclusive,
+            debug_rank=option("rank_pdb"),
+            traceback_style="short" if style in ("auto", "line", "no") else style,
+            show_locals=bool(option("showlocals", False)),
+            verbosity=max(0, option("verbose", 0)),
+        )
+        return spec, inventory
+
+    def inventory(self, kind: str | None) -> Inventory:
+        """The devices of a kind, looked up once."""
+        from harness import devices
+
+        if kind not in self._inventories:
+            self._inventories[kind] = devices.inventory(kind)
+        return self._inventories[kind]
+
+    def unsupported(self, spec: WorldSpec, inventory: Inventory) -> str:
+        """Why this run can't have such a world; empty if it can.  Decided before any rank starts."""
+        import torch.distributed as dist
+
+        if not spec.imports and not dist.is_backend_available(spec.backend):
+            return f"torch has no backend {spec.backend!r} here"
+        need = inventory.demand(spec.size, self.config.getoption("ranks_per_device"))
+        have = len(inventory.devices)
+        if need > have:
+            return f"a world of {spec.size} ranks needs {need} {inventory.kind} devices, and there are {have}"
+        return ""
+
+    @contextlib.contextmanager
+    def world_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[World]:
+        """The world of one test, its devices leased for as long."""
+        from harness.devices import DeviceError, Leases
+
+        try:
+            spec, inventory = self.spec_of(asked)
+        except DeviceError as e:
+            pytest.skip(f"unsupported: {e}")
+        why = self.unsupported(spec, inventory)
+        if why:
+            pytest.skip(f"unsupported: {why}")
+        note(item, "world", str(spec))
+        per_device = self.config.getoption("ranks_per_device")
+        count = len(inventory.devices) if spec.exclusive else inventory.demand(spec.size, per_device)
+        with Leases(inventory).hold(count) as leased:
+            devices = () if inventory.on_host else tuple(leased[i // per_device] for i in range(spec.size))
+            found = self.pool.acquire(spec, devices)
+            try:
+                yield found
+            except BaseException:
+                found.kill()
+                raise
+            left = self.pool.release(found, devices)
+        for sentence in left:
+            item.warn(ResidueWarning(f"{sentence}; this world is not used again"))
+
+    def start_ahead(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Start the next test's world while this one's ranks take their leave: they mostly sleep meanwhile."""
+        asked = request_of(nextitem) if nextitem is not None else None
+        if asked is None or request_of(item) is None or any(nextitem.iter_markers("skip")):  # type: ignore[union-attr]
+            return
+        try:
+            spec, inventory = self.spec_of(asked)
+            if inventory.on_host and not spec.warm and not spec.exclusive and not self.unsupported(spec, inventory):
+                self.pool.begin(spec)
+        except Exception:
+            pass  # whatever it is, the next test's own set-up meets it again and says so
+
+    # hooks
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Start the server early, put the largest worlds first for xdist, fit Hypothesis to the fixture."""
+        with_worlds = [item for item in items if request_of(item) is not None]
+        if not with_worlds:
+            return
+        for item in with_worlds:
+            _register_test_module(item)
+            _fit_hypothesis(item)
+        if self.config.getoption("numprocesses", None) or hasattr(self.config, "workerinput"):
+            from harness.devices import largest_first
+
+            sizes = [asked.size if (asked := request_of(item)) else 0 for item in items]
+            items[:] = [items[i] for i in largest_first(sizes)]
+        running_here = not self.config.getoption("numprocesses", None) and not self.config.option.collectonly
+        if running_here:
+            self.pool.prepare()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """A test whose ranks never ran anything has tested nothing."""
+        _separate_databases(item)
+        yield
+        funcargs = getattr(item, "funcargs", {})
+        found = funcargs.get(FIXTURE)
+        if request_of(item) is not None and found is not None and found.runs == 0:
+            pytest.fail("no rank ran anything: the test has a world and never called world.run", pytrace=False)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        """Give a report the evidence of its ranks instead of the harness's own stack."""
+        report = yield
+        error = ranks_failed(call.excinfo.value) if call.excinfo is not None else None
+        if error is not None and call.excinfo is not None:
+            if call.excinfo.value is error:
+                report.longrepr = shown(error, call.excinfo, item.config)
+            _attach(item, report, error)
+        return report
+
+    def pytest_sessionfinish(self) -> None:
+        self.close()
+
+    def pytest_unconfigure(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every world."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def pytest_report_header(self) -> str | None:
+        if self.config.getoption("numprocesses", None) is None and not self.config.getoption("world_device"):
+            return None
+        from harness.devices import DeviceError
+
+        try:
+            inventory = self.inventory(self.config.getoption("world_device"))
+        except DeviceError as e:
+            raise pytest.UsageError(f"--world-device: {e}") from e
+        count = len(inventory.devices)
+        if inventory.on_host:
+            return f"concord: no accelerator in use: ranks on cpu, {count} worlds side by side (one for each core)"
+        return f"concord: {count} {inventory.kind} devices: {', '.join(inventory.keys)}"
+
+
+def _backend_for(kind: str) -> str:
+    """The backend that torch itself would take for a device."""
+    import torch.distributed as dist
+
+    return dist.Backend.default_device_backend_map.get(kind) or dist.get_default_backend_for_device(kind)
+
+
+def _register_test_module(item: pytest.Item) -> None:
+    """Ship functions of test modules and conftests by value: a rank need not be able to import them."""
+    import cloudpickle
+
+    module = getattr(item, "module", None)
+    if module is not None:
+        cloudpickle.register_pickle_by_value(module)
+
+
+def _fit_hypothesis(item: pytest.Item) -> None:
+    """A world outlives the examples of a property on purpose, and an example may take as long as ranks need."""
+    function = getattr(item, "obj", None)
+    function = getattr(function, "__func__", function)
+    if not getattr(function, "is_hypothesis_test", False):
+        return
+    from hypothesis import HealthCheck, settings
+
+    before = getattr(function, "_hypothesis_internal_use_settings", settings.default)
+    checks = {*before.suppress_health_check, HealthCheck.function_scoped_fixture, HealthCheck.differing_executors}
+    deadline = None if before.deadline == settings.get_profile("default").deadline else before.deadline
+    function._hypothesis_internal_use_settings = settings(  # type: ignore[union-attr]
+        parent=before, suppress_health_check=list(checks), deadline=deadline
+    )
+
+
+def _separate_databases(item: pytest.Item) -> None:
+    """Examples that fail at one world size are no examples for another."""
+    handle = getattr(getattr(item, "obj", None), "hypothesis", None)
+    inner = getattr(handle, "inner_test", None)
+    if inner is not None and request_of(item) is not None:
+        inner._hypothesis_internal_add_digest = item.nodeid.encode()
+
+
+def ranks_failed(error: BaseException | None) -> RanksFailed | None:
+    """The failure of ranks in an exception or in the group that Hypothesis makes of several."""
+    import sys
+
+    postmortem: Any = sys.modules.get("harness.worlds.postmortem")
+    if postmortem is None or error is None:
+        return None
+    if isinstance(error, postmortem.RanksFailed):
+        return error  # type: ignore[return-value]
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            found = ranks_failed(inner)
+            if found is not None:
+                return found
+    return None
+
+
+def shown(error: RanksFailed, excinfo: pytest.ExceptionInfo[BaseException], config: pytest.Config) -> Any:
+    """A failure of ranks as pytest shows failures: where the test ran something on ranks, then who failed first."""
+    from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprFileLocation, ReprTraceback
+
+    lines = []
+    for entry in excinfo.traceback:
+        path = str(entry.path)
+        if path.startswith(_HARNESS) or entry.ishidden(excinfo) or "site-packages" in path:
+            continue
+        lines.append(f"{_relative(path, config)}:{entry.lineno + 1}: in {entry.name}")
+        lines.append(f"    {str(entry.statement).strip()}")
+    first, *rest = error.summary().split("\n")
+    lines += [f"E   {first}", *(f"E   {line}" for line in rest)]
+    file, line = error.place or ("", 0)
+    crash = ReprFileLocation(_relative(file, config), line, error.headline)
+    traceback = ReprTraceback([ReprEntry(lines, None, None, None, "short")], None, "short")
+    return ExceptionChainRepr([(traceback, crash, None)])
+
+
+def _relative(path: str, config: pytest.Config) -> str:
+    root = f"{config.invocation_params.dir}{os.sep}"
+    return path.removeprefix(root)
+
+
+_HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def _attach(item: pytest.Item, report: Any, error: RanksFailed) -> None:
+    add = getattr(report.longrepr, "addsection", None)
+    if add is not None:
+        for title, text in error.sections():
+            add(title, text)
+    for end in error.ends:
+        if end.output.strip():
+            report.sections.append((f"Captured stdout {report.when} (rank {end.index})", end.output))
+    for key, value in (
+        ("verdict", error.verdict),
+        ("first_rank", str(error.culprits[0]) if error.culprits else ""),
+        ("headline", error.headline),
+    ):
+        note(item, key, value)
+        report.user_properties.append((f"concord.{key}", value))
+    report.concord_ranks = evidence_of(error)
+
+
+def evidence_of(error: RanksFailed) -> list[dict[str, Any]]:
+    """What each rank said, as plain data for results and for pytest-xdist's wire."""
+    return [
+        {
+            "rank": end.index,
+            "kind": end.kind,
+            "what": end.what,
+            "first": end is error.first,
+            "text": str((end.report or {}).get("text", "")),
+            "stack": end.stack,
+            "collectives": list(end.collectives),
+            "output": end.output[-20_000:],
+        }
+        for end in error.ends
+    ]
+
+
+def note(item: pytest.Item, key: str, value: str) -> None:
+    """Put a property on the test: it goes into JUnit XML and into the results."""
+    item.user_properties.append((f"concord.{key}", value))

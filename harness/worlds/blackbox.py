@@ -1,0 +1,105 @@
+"""A rank's black box: a page of memory that the rank writes and that outlives it.
+
+The controller maps the same page, so that it knows what a rank was doing even when the rank is stuck in C, stopped,
+or dead.  It holds the rank's phase and a ring of the collectives that it issued from Python.  (PyTorch's Flight
+Recorder knows more, also about collectives issued from C++, but it dies with its process.)
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+
+PHASES = ("starting", "idle", "running", "exiting", "atexit", "debugging")
+
+_STATE = struct.Struct("<QQQ")  # phase, job, time in ns
+_COUNT = struct.Struct("<Q")
+_ENTRY = struct.Struct("<QQH")  # sequence number of the entry, time in ns, length of the text
+_COUNT_AT = 64
+_RING_AT = 128
+_SLOT = 320
+_SLOTS = 128
+SIZE = _RING_AT + _SLOT * _SLOTS
+
+
+@dataclass(frozen=True)
+class Issued:
+    """One collective, as the rank's Python code issued it."""
+
+    number: int
+    """Counts from 1 in this rank."""
+    time_ns: int
+    """Monotonic clock."""
+    op: str
+    tensors: str
+    """Data type and shape of the first tensors, as in ``float32[4]``."""
+    group: str
+    """Name of the process group."""
+    where: str
+    """``file:line`` of the code that called into torch.distributed."""
+
+
+class BlackBox:
+    """The page, from either side."""
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, SIZE)
+        self._count = 0
+
+    @staticmethod
+    def create(name: str) -> int:
+        """Make an anonymous file for a page; it has no name in any file system and goes when the last user closes it."""
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(fd, SIZE)
+        return fd
+
+    def close(self) -> None:
+        self._map.close()
+
+    # the rank's side
+
+    def enter(self, phase: str, job: int = 0) -> None:
+        _STATE.pack_into(self._map, 0, PHASES.index(phase), job, time.monotonic_ns())
+
+    def issued(self, op: str, tensors: str, group: str, where: str) -> None:
+        """Note a collective.  Long texts are cut."""
+        self._count += 1
+        text = json.dumps([op, tensors[:80], group[:40], where[-120:]], separators=(",", ":")).encode()
+        at = _RING_AT + (self._count - 1) % _SLOTS * _SLOT
+        if len(text) > _SLOT - _ENTRY.size:
+            text = json.dumps([op[:40], "", "", where[-60:]], separators=(",", ":")).encode()
+        self._map[at + _ENTRY.size : at + _ENTRY.size + len(text)] = text
+        _ENTRY.pack_into(self._map, at, self._count, time.monotonic_ns(), len(text))
+        _COUNT.pack_into(self._map, _COUNT_AT, self._count)
+
+    # the controller's side
+
+    @property
+    def phase(self) -> str:
+        index = int(_STATE.unpack_from(self._map, 0)[0])
+        return PHASES[index] if index < len(PHASES) else "unknown"
+
+    @property
+    def count(self) -> int:
+        """How many collectives the rank has issued from Python."""
+        return int(_COUNT.unpack_from(self._map, _COUNT_AT)[0])
+
+    def recent(self, most: int = 8) -> list[Issued]:
+        """The last collectives, oldest first.  An entry that the rank was just writing is left out."""
+        count = self.count
+        entries = []
+        for number in range(max(1, count - min(most, _SLOTS) + 1), count + 1):
+            at = _RING_AT + (number - 1) % _SLOTS * _SLOT
+            seen, when, length = _ENTRY.unpack_from(self._map, at)
+            if seen != number or length > _SLOT - _ENTRY.size:
+                continue
+            try:
+                op, tensors, group, where = json.loads(self._map[at + _ENTRY.size : at + _ENTRY.size + length])
+            except ValueError:
+                continue
+            entries.append(Issued(number, when, str(op), str(tensors), str(group), str(where)))
+        return entries

@@ -1,0 +1,142 @@
+"""The rank's monitor thread: answers, at any time, where the rank is and what its process groups wait for.
+
+It sleeps in a read and costs nothing until the controller asks.  A rank that holds the interpreter lock in C, or is
+stopped, does not answer; the controller then has the black box, the kernel and a signal that dumps the stack.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from typing import Any
+
+THREAD_NAME = "concord-monitor"
+_LENGTH = struct.Struct("!I")
+_MOST_FRAMES = 80
+_MOST_RECORDS = 400
+
+
+def start(sock: socket.socket) -> threading.Thread:
+    """Start the thread on an inherited socket."""
+    thread = threading.Thread(target=_serve, args=(sock,), name=THREAD_NAME, daemon=True)
+    thread.start()
+    return thread
+
+
+def _serve(sock: socket.socket) -> None:
+    while True:
+        try:
+            asked = sock.recv(1)
+        except OSError:
+            return
+        if not asked:
+            os._exit(71)  # the controller has gone: nobody is left to work for
+        try:
+            answer = json.dumps(snapshot()).encode()
+        except Exception as e:
+            answer = json.dumps({"error": repr(e)}).encode()
+        try:
+            sock.sendall(_LENGTH.pack(len(answer)) + answer)
+        except OSError:
+            return
+
+
+def snapshot() -> dict[str, Any]:
+    """Stacks of all Python threads, outermost frame first, and the Flight Recorder's entries with their groups."""
+    names = {t.ident: t for t in threading.enumerate()}
+    main = threading.main_thread().ident
+    threads = []
+    for ident, frame in sys._current_frames().items():
+        thread = names.get(ident)
+        if thread is not None and thread.name == THREAD_NAME:
+            continue
+        frames: list[tuple[str, int, str]] = []
+        called, timeout = _called(frame), None
+        f: Any = frame
+        while f is not None and len(frames) < _MOST_FRAMES:
+            frames.append((f.f_code.co_filename, f.f_lineno or 0, f.f_code.co_name))
+            if timeout is None:
+                timeout = _timeout_of(f)
+            f = f.f_back
+        threads.append(
+            {
+                "name": thread.name if thread else "?",
+                "native": thread.native_id if thread else 0,
+                "main": ident == main,
+                "called": called,
+                "timeout": timeout,
+                "frames": frames[::-1],
+            }
+        )
+    return {"threads": threads, **flight_record()}
+
+
+def _called(frame: Any) -> str:
+    """The source text of the call that a frame is in the middle of, as far as it fits on one line."""
+    try:
+        positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+        line, end_line, column, end_column = positions
+        if line is None or column is None:
+            return ""
+        text = linecache.getline(frame.f_code.co_filename, line).encode()
+        return text[column : end_column if end_line == line else None].decode(errors="replace").strip()
+    except Exception:
+        return ""
+
+
+def _timeout_of(frame: Any) -> float | None:
+    """Seconds that a frame of torch.distributed was told to wait at most (monitored_barrier and its like)."""
+    if f"{os.sep}torch{os.sep}distributed{os.sep}" not in frame.f_code.co_filename:
+        return None
+    timeout = frame.f_locals.get("timeout")
+    return timeout.total_seconds() if hasattr(timeout, "total_seconds") else None
+
+
+def flight_record() -> dict[str, Any]:
+    """What PyTorch's Flight Recorder knows, in plain data.
+
+    ``state`` stays ``scheduled`` on gloo, but ``retired`` is set when a collective has completed there (seen on
+    2.11 and 2.13), so that is what we go by.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {"records": None, "groups": {}}
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    groups: dict[str, list[int]] = {}
+    if c10d is not None:
+        world = c10d._world
+        for group, ranks in list(world.pg_group_ranks.items()):
+            groups[str(world.pg_names.get(group, ""))] = sorted(ranks, key=lambda r: ranks[r])
+    records: list[dict[str, Any]] | None = None
+    since_epoch = time.time_ns() - time.monotonic_ns()
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump = getattr(torch._C._distributed_c10d, name, None)
+        if dump is None:
+            continue
+        try:
+            entries = json.loads(dump()).get("entries", [])
+        except Exception:
+            continue
+        records = records or []
+        for entry in entries[-_MOST_RECORDS:]:
+            group = entry.get("process_group") or [""]
+            records.append(
+                {
+                    "group": str(group[0]),
+                    "seq": entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id"),
+                    "p2p": bool(entry.get("is_p2p")),
+                    "op": str(entry.get("profiling_name", "?")).split(":", 1)[-1],
+                    "sizes": entry.get("input_sizes") or [],
+                    "dtypes": entry.get("input_dtypes") or [],
+                    "done": bool(entry.get("retired")) or entry.get("state") == "completed",
+                    "timeout_s": (entry.get("timeout_ms") or 0) / 1000,
+                    "time_ns": entry.get("time_created_ns", 0) - since_epoch,
+                }
+            )
+    return {"records": records, "groups": groups}

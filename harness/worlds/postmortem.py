@@ -1,0 +1,306 @@
+"""What happened to a world: which rank failed first, which failed because of it, and what each was doing."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.worlds.blackbox import Issued
+from harness.worlds.launch import Exit
+from harness.worlds.watchdog import Explanation, Record, user_frame
+
+_TRANSPORT = re.compile(
+    r"connection (was )?(closed|reset|refused)|connect(ion)? timeout|broken pipe|timed? ?out|remote process exited"
+    r"|peer|socket|network error|abort|store.*(fail|clos)",
+    re.IGNORECASE,
+)
+_OURS = ("/harness/worlds/rank.py", "/harness/worlds/server.py", "<string>")
+_OUTPUT_SHOWN = 4000
+
+
+@dataclass(frozen=True)
+class End:
+    """How one rank ended its part of a run."""
+
+    index: int
+    kind: str
+    """``returned`` · ``raised`` · ``skipped`` · ``exited`` (left by itself without a result) · ``died`` (by a signal) ·
+    ``stopped`` (by us, because it could not or did not finish)."""
+    time_ns: int = 0
+    report: Mapping[str, Any] | None = None
+    """Of a rank that raised; see :func:`harness.worlds.evidence.describe_exception`."""
+    exit: Exit | None = None
+    standing: str = ""
+    """What a rank that we stopped was doing."""
+    stack: str = ""
+    """Its Python stacks at that moment, or when it crashed."""
+    frames: tuple[tuple[str, int, str], ...] = ()
+    collectives: tuple[str, ...] = ()
+    """Its last collectives, oldest first."""
+    output: str = ""
+
+    @property
+    def what(self) -> str:
+        """One line: what became of it."""
+        if self.kind == "raised" and self.report is not None:
+            context = f"{self.report['context']}: " if self.report.get("context") else ""
+            if self.report.get("exit_code") is not None or self.report["type"] == "SystemExit":
+                return f"{context}called sys.exit({self.report.get('exit_code')!r})"
+            message = str(self.report["message"]).strip().split("\n")[0]
+            return f"{context}{self.report['type']}: {message}" if message else f"{context}{self.report['type']}"
+        if self.kind == "skipped" and self.report is not None:
+            return f"skipped by itself ({self.report['message']}); decide about a skip before any rank starts"
+        if self.kind in ("died", "exited"):
+            return f"{self.exit}" + ("" if self.kind == "died" else " before it had a result")
+        if self.kind == "stopped":
+            return f"stopped by the harness while {self.standing}"
+        return "returned"
+
+    @property
+    def failed(self) -> bool:
+        return self.kind in ("raised", "skipped", "exited", "died")
+
+    @property
+    def by_transport(self) -> bool:
+        """Whether it failed inside a collective in a way that a peer's end would explain."""
+        if self.kind != "raised" or self.report is None or not self.report.get("in_collective"):
+            return False
+        return bool(_TRANSPORT.search(str(self.report["message"])))
+
+
+def first_to_fail(ends: Sequence[End]) -> End | None:
+    """The rank that the others' failures follow from, or None if none failed by itself.
+
+    A rank whose collective broke because a peer was gone comes after every rank that failed for a reason of its own,
+    whatever the clock says: a dying process closes its connections before anyone can note that it died.
+    """
+    failed = [e for e in ends if e.failed]
+    own = [e for e in failed if not e.by_transport]
+    return min(own or failed, key=lambda e: (e.time_ns, e.index), default=None)
+
+
+def verdict_of(ends: Sequence[End]) -> str:
+    """``failed``, ``crashed`` or ``hung``, after the first to fail."""
+    first = first_to_fail(ends)
+    if first is None:
+        return "hung"
+    return "crashed" if first.kind in ("died", "exited") else "failed"
+
+
+def grouped(ends: Sequence[End]) -> list[list[End]]:
+    """Ranks with equal tracebacks together, each list in rank order."""
+    groups: dict[object, list[End]] = {}
+    for end in ends:
+        report = end.report or {}
+        key = (end.kind, report.get("type"), tuple(map(tuple, report.get("frames", ()))))
+        groups.setdefault(key if report else end.index, []).append(end)
+    return list(groups.values())
+
+
+class RanksFailed(Exception):
+    """Some rank of a world did not do what it was asked.  The text says which, what it did, and what the others did.
+
+    Attributes: ``ends``: an :class:`End` for every rank, in rank order; ``first``: the rank that failed first, or
+    None where all were stopped; ``verdict``: ``failed``, ``crashed`` or ``hung``; ``headline``: one line.
+    """
+
+    def __init__(
+        self, world: str, function: str, ends: Sequence[End], explanation: Explanation | None = None, reason: str = ""
+    ) -> None:
+        self.world = world
+        self.function = function
+        self.ends = tuple(ends)
+        self.explanation = explanation
+        self.reason = reason
+        self.first = first_to_fail(ends)
+        self.verdict = verdict_of(ends)
+        super().__init__(self.headline)
+
+    @property
+    def headline(self) -> str:
+        if self.first is not None:
+            others = [e.index for e in self.ends if e.failed and e is not self.first]
+            more = f" (also failed: {', '.join(map(str, others))})" if others else ""
+            return f"rank {self.first.index} of {len(self.ends)} failed first: {self.first.what}{more}"
+        if self.reason:
+            return self.reason
+        return f"deadlock: {self.explanation.headline}" if self.explanation else "no rank can go on"
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """The ranks to look at first."""
+        if self.first is not None:
+            return (self.first.index,)
+        return self.explanation.culprits if self.explanation else ()
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """File and line where the first rank failed, or where one of those that could not go on stood."""
+        for end in ([self.first] if self.first is not None else self.ends):
+            frames = (end.report or {}).get("frames") or end.frames
+            found = user_frame([tuple(f) for f in frames]) or (frames[-1] if frames else None)
+            if found is not None:
+                return str(found[0]), int(found[1])
+        return None
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def render(self) -> str:
+        """The whole story, as plain text."""
+        lines = [self.summary()]
+        for title, text in self.sections():
+            lines += ["", _rule(title), *("  " + line for line in text.split("\n"))]
+        for end in self.ends:
+            if end.output.strip():
+                shown = end.output if len(end.output) <= _OUTPUT_SHOWN else "[...]\n" + end.output[-_OUTPUT_SHOWN:]
+                lines += ["", _rule(f"output of rank {end.index}"), *("  " + x for x in shown.rstrip().split("\n"))]
+        return "\n".join(lines)
+
+    def summary(self) -> str:
+        """The headline and a line for each rank."""
+        lines = [self.headline, f"  in {self.function} on {self.world}"]
+        if self.first is not None and self.explanation is not None:
+            lines.append(f"  {self.explanation.headline}")
+        for end in sorted(self.ends, key=lambda e: (e is not self.first, not e.failed, e.index)):
+            lines.append(f"  rank {end.index}: {self._role(end)}{end.what}")
+        return "\n".join(lines)
+
+    def sections(self) -> list[tuple[str, str]]:
+        """The evidence, as (title, text): tracebacks with equal ones together, stacks, last collectives."""
+        found: list[tuple[str, str]] = []
+        for group in grouped([e for e in self.ends if e.report]):
+            lines = [str((group[0].report or {}).get("text", "")).rstrip()]
+            if len({str((e.report or {}).get("message", "")) for e in group}) > 1:
+                lines += ["the same traceback, with other values:", *(f"rank {e.index}: {e.what}" for e in group[1:])]
+            found.append((f"traceback of {_names(group)}", "\n".join(lines)))
+        for end in self.ends:
+            if end.stack:
+                label = "crashed" if end.kind == "died" else "stood"
+                found.append((f"where rank {end.index} {label}", end.stack.rstrip()))
+        if any(e.collectives for e in self.ends):
+            lines = [f"rank {e.index}: " + "\n        ".join(e.collectives or ("none",)) for e in self.ends]
+            found.append(("last collectives", "\n".join(lines)))
+        return found
+
+    def _role(self, end: End) -> str:
+        if end is self.first:
+            return "FIRST TO FAIL: "
+        if self.first is None and end.index in self.culprits:
+            return "ODD ONE OUT: "
+        if end.by_transport and self.first is not None:
+            return "because of it: "
+        return ""
+
+
+def _rule(title: str) -> str:
+    return f"-- {title} " + "-" * max(4, 76 - len(title))
+
+
+def _names(group: Sequence[End]) -> str:
+    indices = ", ".join(str(e.index) for e in group)
+    return f"rank {indices}" if len(group) == 1 else f"ranks {indices} (equal)"
+
+
+def stack_text(frames: Sequence[tuple[str, int, str]], called: str = "") -> str:
+    """A stack as Python shows it, from the user's function inwards."""
+    ours = [i for i, f in enumerate(frames) if f[0].endswith(_OURS)]
+    shown = list(frames[min(ours[-1] + 1, len(frames) - 1) :] if ours else frames)
+    lines = []
+    for file, line, function in shown:
+        lines.append(f"{file}:{line}: in {function}")
+        source = linecache.getline(file, line).strip()
+        if source:
+            lines.append(f"    {source}")
+    if called and shown and called not in lines[-1]:
+        lines.append(f"    -> {called}")
+    return "\n".join(lines)
+
+
+_DUMPED_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
+_DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+
+
+def crash_stack(dump: str) -> str:
+    """What faulthandler wrote when a process crashed or was asked, as :func:`stack_text` would show it.
+
+    Text that is not understood is given back as it is.
+    """
+    reason: list[str] = []
+    threads: list[tuple[str, list[tuple[str, int, str]]]] = []
+    for line in dump.splitlines():
+        if line.startswith("Extension modules:"):
+            continue
+        if _DUMPED_THREAD.match(line):
+            threads.append((line.split(" (")[0].strip(), []))
+        elif (frame := _DUMPED_FRAME.match(line)) and threads:
+            threads[-1][1].insert(0, (frame[1], int(frame[2]), frame[3]))
+        elif line.strip() and not threads:
+            reason.append(line.strip())
+    threads = [(name, frames) for name, frames in threads if frames and not frames[-1][0].endswith("/monitor.py")]
+    if not threads:
+        return dump
+    blocks = [stack_text(frames) if len(threads) == 1 else f"{name}:\n{stack_text(frames)}" for name, frames in threads]
+    return "\n".join([*reason, *blocks])
+
+
+def compare_issued(issued: Mapping[int, Sequence[Issued]]) -> str:
+    """The first collective in which ranks differ, by our own record; empty if they agree as far as they got.
+
+    For a world in which ranks have died, and their Flight Recorders with them.  ``issued``: by rank, whole.
+    """
+    by_group: dict[str, dict[int, list[Issued]]] = {}
+    for rank, calls in issued.items():
+        for call in calls:
+            by_group.setdefault(call.group, {}).setdefault(rank, []).append(call)
+    for group, ranks in by_group.items():
+        for number, calls in enumerate(zip(*ranks.values(), strict=False), 1):
+            kinds: dict[str, list[int]] = {}
+            for rank, call in zip(ranks, calls, strict=True):
+                kinds.setdefault(f"{call.op}({call.tensors})", []).append(rank)
+            if len(kinds) > 1 and not {c.op for c in calls} <= _MAY_DIFFER:
+                sides = ", ".join(
+                    f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))} issued {k} at {ranks[r[0]][number - 1].where}"
+                    for k, r in kinds.items()
+                )
+                label = "the default group" if group == "0" else f"group {group!r}"
+                return f"collective {number} of {label} differs: {sides}"
+    return ""
+
+
+_MAY_DIFFER = {"send", "recv", "recv(any source)", "scatter", "gather", "all_to_all", "all_to_all_single", "all_gather"}
+
+
+def describe_collectives(
+    records: Sequence[Record] | None, issued: Sequence[Issued], most: int = 6
+) -> tuple[str, ...]:
+    """The last collectives, from the Flight Recorder where there is one, with the source line where we noted it."""
+    if not records:
+        return tuple(f"{i.op}({i.tensors}) on group {i.group} at {i.where}" for i in issued[-most:])
+    lines = []
+    where = _places(records, issued)
+    for i, record in enumerate(records[-most:], len(records) - len(records[-most:])):
+        state = "done" if record.done else "NOT DONE"
+        number = f"{'p2p ' if record.p2p else ''}#{record.seq}"
+        place = f" at {where[i]}" if i in where else ""
+        lines.append(f"{record} {number} on group {record.group}: {state}{place}")
+    return tuple(lines)
+
+
+def _places(records: Sequence[Record], issued: Sequence[Issued]) -> dict[int, str]:
+    """Which line issued which record: the first record of the same operation and group after we noted the call."""
+    places: dict[int, str] = {}
+    for call in issued:
+        for i, record in enumerate(records):
+            if record.time_ns >= call.time_ns and record.group == call.group and _same_op(call.op, record.op):
+                places.setdefault(i, call.where)
+                break
+    return places
+
+
+def _same_op(ours: str, theirs: str) -> bool:
+    a, b = (re.sub(r"[^a-z]", "", name.lower()) for name in (ours, theirs))
+    return a.startswith(b) or b.startswith(a) or a.replace("intotensor", "base") == b

@@ -1,0 +1,325 @@
+"""The rank's side of a world: what runs in the process that was forked for one rank.
+
+A rank joins its process group, then executes what the controller sends, one function at a time, on the main thread,
+and says how each ended.  It never decides anything: the controller judges.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from harness.worlds import evidence, monitor, residue, wire
+from harness.worlds.blackbox import BlackBox
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+STACK_SIGNAL = signal.SIGRTMIN + 5
+"""Makes a rank write its Python stacks to its crash file, whatever it is doing."""
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """Everything a fresh rank has to know; sent by the controller as the first frame."""
+
+    index: int
+    size: int
+    backend: str
+    device: str
+    """``cpu``, or an accelerator with its ordinal, as in ``cuda:3``."""
+    store: tuple[str, int]
+    """Host and port of the rendezvous; rank 0 inherits the listening socket."""
+    timeout: float
+    """Of the default process group, in seconds."""
+    env: dict[str, str] = field(default_factory=dict)
+    sys_path: list[str] = field(default_factory=list)
+    cwd: str = "."
+    imports: tuple[str, ...] = ()
+    """Modules that register the backend or the device."""
+    record: bool = True
+    """Whether to keep our own record of collectives."""
+    traceback_style: str = "short"
+    show_locals: bool = False
+    verbosity: int = 0
+    debug: bool = False
+    """Whether a failure here opens a debugger."""
+
+
+class Rank:
+    """One process of a world, as a function that runs on it sees it.
+
+    The first argument of every function given to :meth:`World.run <harness.worlds.world.World.run>`.
+    """
+
+    def __init__(self, setup: RankSetup, store: dist.Store) -> None:
+        import torch
+
+        self.index: int = setup.index
+        """Rank in the default process group, from 0."""
+        self.size: int = setup.size
+        """World size."""
+        self.backend: str = setup.backend
+        self.device: torch.device = torch.device(setup.device)
+        """The device that this rank owns."""
+        self.store: dist.Store = store
+        """The store of the rendezvous.  Use a :class:`torch.distributed.PrefixStore` on it for keys of your own."""
+        self._meshes: dict[tuple[tuple[int, ...], tuple[str, ...] | None], DeviceMesh] = {}
+
+    def __repr__(self) -> str:
+        return f"<rank {self.index} of {self.size} on {self.device}, {self.backend}>"
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The default process group: all ranks of the world."""
+        import torch.distributed as dist
+
+        return dist.group.WORLD  # type: ignore[return-value]
+
+    def subgroup(self, ranks: Sequence[int], **options: Any) -> dist.ProcessGroup | None:
+        """Make a process group of some ranks.  Every rank of the world must call it, in the same order.
+
+        ``options`` go to :func:`torch.distributed.new_group`.  Returns None on a rank that is not a member.
+        """
+        import torch.distributed as dist
+
+        group = dist.new_group(list(ranks), **options)
+        return group if self.index in ranks else None
+
+    def mesh(self, *shape: int, names: Sequence[str] | None = None) -> DeviceMesh:
+        """Make a device mesh over all ranks of the world, of the given shape; the same shape gives the same mesh.
+
+        Without a shape: one dimension with all ranks.
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+
+        shape = shape or (self.size,)
+        key = shape, tuple(names) if names else None
+        if key not in self._meshes:
+            self._meshes[key] = init_device_mesh(self.device.type, shape, mesh_dim_names=key[1])
+        return self._meshes[key]
+
+
+def main(fds: dict[str, int], listener: int | None) -> None:
+    """Live as a rank until told to close.  Called once, in a forked process; never returns."""
+    control = socket.socket(fileno=fds["control"])
+    box = BlackBox(fds["box"])
+    box.enter("starting")
+    crash = os.fdopen(fds["crash"], "ab", buffering=0)
+    faulthandler.enable(crash, all_threads=True)
+    faulthandler.register(STACK_SIGNAL, crash, all_threads=True, chain=False)
+    watch = socket.socket(fileno=fds["monitor"])
+    reader = wire.FrameReader(control)
+    setup: RankSetup = wire.receive(control, reader)
+    _RankProcess(setup, control, reader, box).live(watch, listener)
+
+
+class _RankProcess:
+    def __init__(self, setup: RankSetup, control: socket.socket, reader: wire.FrameReader, box: BlackBox) -> None:
+        self.setup = setup
+        self.control = control
+        self.reader = reader
+        self.box = box
+        self.job = 0
+
+    def live(self, watch: socket.socket, listener: int | None) -> None:
+        self.adopt_environment()
+        atexit._clear()  # what the server's imports registered is not ours to run, and takes longer than all the rest
+        monitor.start(watch)
+        try:
+            self.rank = self.join(listener)
+        except BaseException as e:
+            self.answer(("raised", 0, self.describe(e)))
+            signal.pause()  # the controller kills us once it has looked
+        if self.setup.record:
+            from harness.worlds import recorder
+
+            recorder.install(self.box)
+        if self.setup.debug:
+            sys.breakpointhook = self.breakpoint
+        baseline = residue.take()
+        self.answer(("ready", 0, None))
+        while True:
+            self.box.enter("idle")
+            try:
+                message = wire.receive_frame(self.control, self.reader)
+            except wire.WireError:
+                os._exit(71)  # the controller has gone
+            try:
+                kind, self.job, payload = wire.loads(message)
+            except BaseException as e:
+                self.answer(("raised", -1, self.describe(e, "the function or its arguments can't be read on the rank")))
+                continue
+            if kind == "run":
+                self.box.enter("running", self.job)
+                self.run(*payload)
+            elif kind == "check":
+                self.answer(("checked", self.job, residue.compare(baseline, restore=True)))
+            elif kind == "close":
+                self.close()
+
+    def adopt_environment(self) -> None:
+        setup = self.setup
+        os.environ.update(setup.env)
+        sys.path[:] = setup.sys_path
+        with contextlib.suppress(OSError):
+            os.chdir(setup.cwd)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        evidence.explain_assertions(setup.verbosity)
+
+    def join(self, listener: int | None) -> Rank:
+        """Become a member of the world's default process group."""
+        import importlib
+
+        import torch
+        import torch.distributed as dist
+
+        setup = self.setup
+        for name in setup.imports:
+            importlib.import_module(name)
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        random.seed(0)
+        torch.manual_seed(0)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(0)
+        device = torch.device(setup.device)
+        if device.index is not None:
+            torch.accelerator.set_device_index(device.index)
+        host, port = setup.store
+        options: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener}
+        timeout = timedelta(seconds=setup.timeout)
+        store = dist.TCPStore(
+            host, port, setup.size, setup.index == 0, timeout=timeout, wait_for_workers=False, **options
+        )
+        dist.init_process_group(
+            setup.backend, store=store, rank=setup.index, world_size=setup.size, timeout=timeout
+        )
+        return Rank(setup, store)
+
+    def run(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            value = fn(self.rank, *args, **kwargs)
+        except BaseException as e:
+            if self.setup.debug and not isinstance(e, SystemExit):
+                with contextlib.suppress(BaseException):
+                    self.debug(lambda pdb: pdb.interaction(None, e.__traceback__.tb_next or e.__traceback__))  # type: ignore[union-attr]
+            report = self.describe(e)
+            e.__traceback__ = None
+            self.flush()
+            self.answer(("raised", self.job, report))
+            return
+        self.flush()
+        try:
+            frame = wire.dumps(("returned", self.job, (time.monotonic_ns(), value)))
+        except BaseException as e:
+            report = self.describe(e, f"its result, a {type(value).__qualname__}, can't be sent to the controller")
+            self.answer(("raised", self.job, report))
+            return
+        self.send(frame)
+
+    def describe(self, error: BaseException, context: str = "") -> dict[str, Any]:
+        """An exception as plain data: the controller must not depend on the exception's own class."""
+        setup = self.setup
+        return evidence.describe_exception(
+            error, context=context, style=setup.traceback_style, show_locals=setup.show_locals
+        )
+
+    def answer(self, message: Any) -> None:
+        self.send(wire.dumps(message))
+
+    def send(self, frame: list[bytes | memoryview]) -> None:
+        try:
+            wire.send_parts(self.control, frame)
+        except wire.WireError:
+            os._exit(71)
+
+    def flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+
+    def close(self) -> None:
+        """End as a program would that has nothing more to do: leave the group, run the exit handlers, exit with 0."""
+        import torch.distributed as dist
+
+        self.box.enter("exiting")
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self.box.enter("atexit")
+        atexit._run_exitfuncs()
+        self.flush()
+        os._exit(0)
+
+    # debugging
+
+    def debug(self, use: Any) -> None:
+        with self.terminal() as (stdin, stdout):
+            use(_debugger(self.rank.index, stdin, stdout))
+
+    @contextlib.contextmanager
+    def terminal(self) -> Iterator[tuple[Any, Any]]:
+        """The controller's own terminal, for as long as it is lent to us."""
+        stdin, stdout = self.borrow_terminal()
+        try:
+            yield stdin, stdout
+        finally:
+            stdin.close()
+            stdout.close()
+            self.answer(("debugged", self.job, None))
+
+    def borrow_terminal(self) -> tuple[Any, Any]:
+        self.box.enter("debugging", self.job)
+        self.answer(("debug", self.job, None))
+        pid, stdin, stdout = wire.receive(self.control, self.reader)
+        return open(f"/proc/{pid}/fd/{stdin}"), open(f"/proc/{pid}/fd/{stdout}", "w")  # noqa: SIM115: closed in terminal() or by the debugger
+
+    def breakpoint(self, *_args: Any, **_kwargs: Any) -> None:
+        """What ``breakpoint()`` does on the rank that is being debugged."""
+        stdin, stdout = self.borrow_terminal()
+
+        def leave() -> None:
+            stdin.close()
+            stdout.close()
+            self.box.enter("running", self.job)
+            self.answer(("debugged", self.job, None))
+
+        _debugger(self.rank.index, stdin, stdout, leave).set_trace(sys._getframe(1))
+
+
+def _debugger(index: int, stdin: Any, stdout: Any, leave: Any = None) -> Any:
+    import pdb
+
+    class RankPdb(pdb.Pdb):
+        left = False
+
+        def leave(self) -> None:
+            if leave is not None and not self.left:
+                self.left = True
+                leave()
+
+        def set_continue(self) -> None:
+            super().set_continue()
+            self.leave()
+
+        def set_quit(self) -> None:
+            super().set_quit()
+            self.leave()
+
+    debugger = RankPdb(stdin=stdin, stdout=stdout, nosigint=True)
+    debugger.prompt = f"(rank {index}) "
+    debugger.reset()
+    return debugger

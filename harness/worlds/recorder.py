@@ -1,0 +1,94 @@
+"""Our own record of collectives: what a rank's Python code asked of its process groups.
+
+``ProcessGroup`` is a C++ class, so its methods are wrapped where Python finds them.  What C++ itself issues (DDP's
+reducer, functional collectives) passes by; the Flight Recorder has that, as long as the rank lives.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from harness.worlds.blackbox import BlackBox
+
+# How ProcessGroup's methods are called in torch.distributed's public API.
+_NAMES = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "allgather_coalesced": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "all_to_all_single": "all_to_all_single",
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv(any source)",
+    "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier",
+}
+
+_TORCH = f"{os.sep}torch{os.sep}"
+
+
+def describe(args: Any, depth: int = 0) -> str:
+    """Data type and shape of the first tensor in a call's arguments, and how many there are: ``float32[4] x3``."""
+    first, count = None, 0
+    for arg in args if isinstance(args, (list, tuple)) else (args,):
+        if hasattr(arg, "dtype") and hasattr(arg, "shape"):
+            count += 1
+            if first is None:
+                first = f"{str(arg.dtype).removeprefix('torch.')}{list(arg.shape)}"
+        elif isinstance(arg, (list, tuple)) and depth < 2 and first is None and arg:
+            inner = describe(arg, depth + 1)
+            if inner:
+                return inner
+    if first is None:
+        return ""
+    return f"{first} x{count}" if count > 1 else first
+
+
+def caller() -> str:
+    """``file:line`` of the innermost frame outside torch and outside this package."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if _TORCH not in name and name != __file__:
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def install(box: BlackBox) -> None:
+    """Start recording in this process."""
+    from torch._C._distributed_c10d import ProcessGroup
+
+    for method, name in _NAMES.items():
+        original = getattr(ProcessGroup, method, None)
+        if original is not None:
+            setattr(ProcessGroup, method, _recorded(original, name, box))
+
+
+def _recorded(original: Callable[..., Any], name: str, box: BlackBox) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            box.issued(name, describe(args or tuple(kwargs.values())), str(self.group_name), caller())
+        except Exception:
+            pass  # a record is evidence, never a reason to fail
+        return original(self, *args, **kwargs)
+
+    return method

@@ -1,0 +1,53 @@
+"""What ranks print, on the controller's terminal; and the terminal itself, lent to a rank's debugger."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+from harness.worlds.launch import Output
+
+
+class Terminal:
+    """Shows output line by line as it comes (``pytest -s``), or at the end of each run, where pytest captures it.
+
+    ``release``: a context manager that frees standard input and output from whoever captures them.
+    """
+
+    def __init__(self, *, immediately: bool, release: Callable[[], AbstractContextManager[None]]) -> None:
+        self._immediately = immediately
+        self._release = release
+        self._partial: dict[int, bytes] = {}
+
+    def live(self, index: int, data: bytes) -> None:
+        """A rank has printed something."""
+        if not self._immediately:
+            return
+        *lines, rest = (self._partial.get(index, b"") + data).split(b"\n")
+        self._partial[index] = rest
+        for line in lines:
+            print(prefixed(index, line.decode(errors="replace")), flush=True)
+
+    def finished(self, index: int, output: Output) -> None:
+        """A run is over, and this is all that the rank printed in it."""
+        if self._immediately:
+            rest = self._partial.pop(index, b"")
+            if rest:
+                print(prefixed(index, rest.decode(errors="replace")), flush=True)
+            return
+        for line in output.text().rstrip("\n").split("\n"):
+            print(prefixed(index, line))
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[tuple[int, int]]:
+        """Lend the terminal: yields the file descriptors of standard input and output."""
+        with self._release():
+            sys.stdout.flush()
+            yield 0, 1
+
+
+def prefixed(index: int, line: str) -> str:
+    """``[rank 1] the line``."""
+    return f"[rank {index}] {line}"

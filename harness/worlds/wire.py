@@ -1,0 +1,195 @@
+"""Messages between a controller and its ranks: framing and pickling.
+
+A frame is a header, one pickle and any number of raw buffers.  Tensor storages travel as raw buffers beside the
+pickle (protocol 5, out of band), so that a tensor costs one copy and never a file, and tensors that share a
+storage share it again on the other side.  Functions and classes that the other side cannot import are pickled by
+value (cloudpickle).
+
+A frame is only ever read from a socket pair that was inherited, or from a peer that has authenticated itself:
+reading one unpickles it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+
+_MAGIC = b"cncd"
+_HEADER = struct.Struct("!4sIQ")
+_LENGTH = struct.Struct("!Q")
+_MOST = 1 << 40
+_MOST_BUFFERS = 1 << 20
+
+
+class WireError(ConnectionError):
+    """The peer has gone, or sent something that is not a frame."""
+
+
+class _Pickler(cloudpickle.Pickler):
+    """cloudpickle, with the bytes of tensor storages left out of the pickle stream."""
+
+    def __init__(self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], None]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self._storages: dict[int, Any] = {}  # storage identity -> the object that pickle memoises for it
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            if type(obj) is torch.storage.TypedStorage:
+                untyped = obj._untyped_storage
+                canonical = self._storages.setdefault(untyped._cdata, untyped)
+                return _load_typed, (canonical, obj.dtype)
+            if type(obj) is torch.UntypedStorage:
+                return _load_untyped, (pickle.PickleBuffer(_storage_bytes(obj)),)
+        return super().reducer_override(obj)
+
+
+def _storage_bytes(storage: Any) -> memoryview:
+    """The bytes of a storage, without a copy where it lies in host memory."""
+    if storage.device.type != "cpu":
+        storage = storage.cpu()
+    size = storage.nbytes()
+    if size == 0:
+        return memoryview(b"")
+    array = (ctypes.c_char * size).from_address(storage.data_ptr())
+    array._keep_alive = storage  # type: ignore[attr-defined]
+    return memoryview(array).cast("B")
+
+
+def _load_untyped(data: Any) -> Any:
+    import torch
+
+    view = memoryview(data)
+    if view.nbytes == 0:
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+
+
+def _load_typed(untyped: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+def dumps(obj: Any) -> list[bytes | memoryview]:
+    """Pickle ``obj`` into the parts of one frame, ready for :func:`send_parts`.
+
+    Errors: whatever pickling raises, unchanged; the caller knows what it tried to send.
+    """
+    buffers: list[memoryview] = []
+    file = io.BytesIO()
+    _Pickler(file, lambda b: buffers.append(b.raw())).dump(obj)
+    body = file.getvalue()
+    head = _HEADER.pack(_MAGIC, len(buffers), len(body)) + b"".join(_LENGTH.pack(b.nbytes) for b in buffers)
+    return [head, body, *buffers]
+
+
+def send_parts(sock: socket.socket, parts: list[bytes | memoryview]) -> None:
+    """Write the parts of a frame to a socket.  A peer that has gone raises :class:`WireError`."""
+    try:
+        if sum(len(p) for p in parts) < 65536:
+            sock.sendall(b"".join(parts))
+        else:
+            for part in parts:
+                sock.sendall(part)
+    except TimeoutError as e:
+        raise WireError("the peer does not read") from e
+    except OSError as e:
+        raise WireError(f"the peer has gone ({e.strerror or e})") from e
+
+
+def send(sock: socket.socket, obj: Any) -> None:
+    """Pickle and write one object."""
+    send_parts(sock, dumps(obj))
+
+
+class FrameReader:
+    """Puts frames together from the bytes that have arrived so far; never blocks, never reads ahead of need."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._feed = self._frames()
+        self._want: memoryview = next(self._feed)
+        self._got = 0
+        self._done: bytearray | None = None
+        self._frame: tuple[bytearray, list[bytearray]] | None = None
+
+    def _frames(self) -> Iterator[memoryview]:
+        # Yields the next buffer to fill; when a frame is whole, leaves it in self._frame.
+        while True:
+            head = bytearray(_HEADER.size)
+            yield memoryview(head)
+            magic, count, size = _HEADER.unpack(head)
+            if magic != _MAGIC:
+                raise WireError(f"not a frame: it begins with {bytes(head[:4])!r}")
+            if size > _MOST or count > _MOST_BUFFERS:
+                raise WireError(f"not a frame: it announces {size} bytes and {count} buffers")
+            lengths = bytearray(_LENGTH.size * count)
+            if count:
+                yield memoryview(lengths)
+            body = bytearray(size)
+            yield memoryview(body)
+            buffers = [bytearray(n) for (n,) in _LENGTH.iter_unpack(lengths)]
+            for buffer in buffers:
+                if buffer:
+                    yield memoryview(buffer)
+            self._frame = body, buffers
+
+    def read(self) -> tuple[bytearray, list[bytearray]] | None:
+        """Take what the socket has; return a whole frame, or None if more must arrive first.
+
+        Errors: :class:`WireError` at end of stream or on bytes that are no frame.
+        """
+        while self._frame is None:
+            try:
+                n = self._sock.recv_into(self._want[self._got :])
+            except (BlockingIOError, InterruptedError):
+                return None
+            except OSError as e:
+                raise WireError(f"the peer has gone ({e.strerror or e})") from e
+            if n == 0:
+                raise WireError("the peer closed the connection")
+            self._got += n
+            if self._got == len(self._want):
+                self._want, self._got = next(self._feed), 0
+        frame, self._frame = self._frame, None
+        return frame
+
+
+def loads(frame: tuple[bytearray, list[bytearray]]) -> Any:
+    """Unpickle a frame.  Errors: whatever unpickling raises, unchanged."""
+    body, buffers = frame
+    return pickle.loads(body, buffers=buffers)
+
+
+def receive(sock: socket.socket, reader: FrameReader | None = None, timeout: float | None = None) -> Any:
+    """Read one object from a blocking socket, waiting at most ``timeout`` seconds.
+
+    Errors: :class:`WireError` when the peer has gone or the time is over.
+    """
+    return loads(receive_frame(sock, reader, timeout))
+
+
+def receive_frame(
+    sock: socket.socket, reader: FrameReader | None = None, timeout: float | None = None
+) -> tuple[bytearray, list[bytearray]]:
+    """Like :func:`receive`, but leave the frame pickled."""
+    reader = reader or FrameReader(sock)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        if deadline is not None:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+        frame = reader.read()
+        if frame is not None:
+            return frame
+        if deadline is not None and time.monotonic() >= deadline:
+            raise WireError("no answer in time")
