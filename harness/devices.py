@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from filelock import FileLock, Timeout
 
@@ -108,7 +109,12 @@ def lease_directory() -> Path:
     Errors: :class:`DeviceError` if something is there that is not ours.
     """
     path = Path(tempfile.gettempdir()) / f"concord-leases-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        pass  # something that is no directory: refused below
+    except OSError as e:
+        raise DeviceError(f"{path}, where leases on devices are kept, can't be made: {e.strerror}") from e
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise DeviceError(f"{path} must be a directory of this user's that nobody else can write to; remove it")
@@ -147,6 +153,7 @@ class Leases:
             turnstile.acquire(timeout=0)
         except Timeout:
             waiting()
+            waiting = _nothing
             try:
                 turnstile.acquire(timeout=left, poll_interval=_POLL)
             except Timeout:
@@ -188,7 +195,7 @@ def _nothing() -> None:
 
 
 def _file_name(key: str) -> str:
-    return "".join(c if c.isalnum() or c in "-._" else "_" for c in key)
+    return quote(key, safe="")
 
 
 def largest_first(sizes: Sequence[int]) -> list[int]:

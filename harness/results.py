@@ -6,6 +6,7 @@ without that last line is a run that was cut off.  :data:`VERSION` counts up whe
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -110,7 +111,12 @@ class Writer:
         self._encoder = msgspec.json.Encoder()
 
     def write(self, record: Record) -> None:
-        os.write(self._fd, self._encoder.encode(record) + b"\n")
+        try:
+            line = self._encoder.encode(record)
+        except UnicodeEncodeError:  # half a surrogate pair, as in the name of a file that is not UTF-8
+            text = json.dumps(msgspec.to_builtins(record), ensure_ascii=False)
+            line = text.encode(errors="replace")
+        os.write(self._fd, line + b"\n")
 
     def close(self) -> None:
         os.close(self._fd)
@@ -126,24 +132,31 @@ def read(path: Path) -> Run:
     except OSError as e:
         raise ResultsError(f"{path}: {e.strerror}") from e
     decoder = msgspec.json.Decoder(Record)
+    header: RunHeader | None = None
     records: list[Record] = []
     torn = False
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            records.append(decoder.decode(line))
-        except msgspec.MsgspecError as e:
-            if number == len(lines):  # no newline after it: the writer was cut off here
+            record = decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+            if number == len(lines) and header is not None:  # no newline after it: the writer was cut off here
                 torn = True
                 continue
             raise ResultsError(f"{path}, line {number}: {e}") from e
-    if not records or not isinstance(records[0], RunHeader) or records[0].schema != SCHEMA:
+        if header is not None:
+            records.append(record)
+        elif not isinstance(record, RunHeader) or record.schema != SCHEMA:
+            break
+        elif record.version > VERSION:  # said before anything that this version may not know is read
+            raise ResultsError(f"{path}: version {record.version}, and this Concord reads up to {VERSION}; update it")
+        else:
+            header = record
+    if header is None:
         raise ResultsError(f"{path}: not a results file of Concord (its first line must describe the run)")
-    if records[0].version > VERSION:
-        raise ResultsError(f"{path}: version {records[0].version}, and this Concord reads up to {VERSION}; update it")
-    run = Run(records[0], {}, complete=False, torn=torn)
-    for record in records[1:]:
+    run = Run(header, {}, complete=False, torn=torn)
+    for record in records:
         if isinstance(record, Collected):
             for nodeid in record.tests:
                 run.tests.setdefault(nodeid, TestResult(nodeid=nodeid, verdict="not-run", stack=stack_of(nodeid)))

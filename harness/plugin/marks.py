@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 DEFAULT_SIZES = (2,)
+_NONE = type(None)
+_KINDS: dict[str, tuple[type, ...]] = {
+    "backend": (str, _NONE),
+    "device": (str, _NONE),
+    "warm": (bool, _NONE),
+    "exclusive": (bool,),
+    "record": (bool,),
+}
 
 
 @dataclass(frozen=True)
@@ -35,8 +43,18 @@ class WorldMark:
             raise ValueError("no world size given: write for example @pytest.mark.world(2)")
         if len(set(self.sizes)) != len(self.sizes):
             raise ValueError(f"a world size is given twice: {self.sizes}")
-        if self.timeout is not None and not self.timeout > 0:
+        if self.timeout is not None and not (isinstance(self.timeout, int | float) and self.timeout > 0):
             raise ValueError(f"timeout={self.timeout!r}: a number of seconds above 0")
+        for key, kinds in _KINDS.items():
+            value = getattr(self, key)
+            if not isinstance(value, kinds):
+                raise ValueError(f"{key}={value!r}: {'a name' if str in kinds else 'True or False'}")
+        for name, value in self.env:
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise ValueError(f"env: {name!r}: {value!r}: names and values must be strings")
+        for name in self.imports:
+            if not isinstance(name, str):
+                raise ValueError(f"imports: {name!r}: the name of a module")
 
 
 @dataclass(frozen=True)
@@ -55,6 +73,8 @@ def read_marks(marks: Iterable[pytest.Mark], where: str) -> WorldMark:
     sizes: tuple[Any, ...] | None = None
     options: dict[str, Any] = {}
     for mark in marks:
+        if not mark.args and not mark.kwargs:
+            raise pytest.UsageError(f"{where}: no world size given: write for example @pytest.mark.world(2)")
         if mark.args and sizes is None:
             sizes = mark.args
         for key, value in mark.kwargs.items():
@@ -65,14 +85,26 @@ def read_marks(marks: Iterable[pytest.Mark], where: str) -> WorldMark:
         raise pytest.UsageError(
             f"{where}: @pytest.mark.world has no argument {unknown[0]!r}; it has {', '.join(sorted(known))}"
         )
-    if "env" in options:
-        options["env"] = tuple(sorted(dict(options["env"]).items()))
-    if "imports" in options:
-        options["imports"] = tuple(options["imports"])
     try:
+        if "env" in options:
+            options["env"] = _pairs(options["env"])
+        if "imports" in options:
+            options["imports"] = _names(options["imports"])
         return WorldMark(sizes=tuple(sizes) if sizes is not None else DEFAULT_SIZES, **options)
     except (TypeError, ValueError) as e:
         raise pytest.UsageError(f"{where}: @pytest.mark.world: {e}") from e
+
+
+def _pairs(env: Any) -> tuple[tuple[Any, Any], ...]:
+    if not isinstance(env, Mapping):
+        raise ValueError(f"env={env!r}: a dict of names and values of environment variables")
+    return tuple(sorted(env.items(), key=lambda pair: str(pair[0])))
+
+
+def _names(imports: Any) -> tuple[Any, ...]:
+    if not isinstance(imports, list | tuple):
+        raise ValueError(f"imports={imports!r}: a list of names of modules")
+    return tuple(imports)
 
 
 def spmd(*sizes: Any, **options: Any) -> Any:
@@ -85,7 +117,8 @@ def spmd(*sizes: Any, **options: Any) -> Any:
         return _spmd(sizes[0])
 
     def decorate(body: Callable[..., Any]) -> Any:
-        return pytest.mark.world(*sizes, **options)(_spmd(body))
+        test = _spmd(body)
+        return pytest.mark.world(*sizes, **options)(test) if sizes or options else test
 
     return decorate
 

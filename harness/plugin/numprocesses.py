@@ -9,6 +9,9 @@ import pytest
 
 GPUS = "gpus"
 
+asked_for_gpus = False
+"""Whether this session was started with ``-n gpus``; pytest itself sees only the number."""
+
 
 def workers() -> int:
     """How many worlds can run side by side: one for each accelerator that the caller's mask shows, or for each core."""
@@ -19,7 +22,9 @@ def workers() -> int:
 
 def parse(text: str) -> Any:
     """``gpus`` as a number, and everything else as pytest-xdist takes it."""
+    global asked_for_gpus
     if text == GPUS:
+        asked_for_gpus = True
         return workers()
     try:
         return _original(text)

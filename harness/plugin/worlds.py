@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.plugin import numprocesses
 from harness.plugin.marks import WorldRequest, read_marks
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ class ResidueWarning(pytest.PytestWarning):
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test of each world size."""
     if FIXTURE in metafunc.fixturenames:
-        mark = read_marks(metafunc.definition.iter_markers("world"), metafunc.definition.nodeid)
+        try:
+            mark = read_marks(metafunc.definition.iter_markers("world"), metafunc.definition.nodeid)
+        except pytest.UsageError as e:
+            pytest.fail(str(e), pytrace=False)  # while collecting, pytest would show a usage error with its own stack
         requests = [WorldRequest(size, mark) for size in mark.sizes]
         ids = [f"{size}rank{'s' if size > 1 else ''}" for size in mark.sizes]
         metafunc.parametrize(FIXTURE, requests, indirect=True, ids=ids)
@@ -150,10 +154,10 @@ class Worlds:
             spec, inventory = self.spec_of(asked)
         except DeviceError as e:
             pytest.skip(f"unsupported: {e}")
+        note(item, "world", str(spec))
         why = self.unsupported(spec, inventory)
         if why:
             pytest.skip(f"unsupported: {why}")
-        note(item, "world", str(spec))
         per_device = self.config.getoption("ranks_per_device")
         count = len(inventory.devices) if spec.exclusive else inventory.demand(spec.size, per_device)
         with Leases(inventory).hold(count) as leased:
@@ -233,8 +237,8 @@ class Worlds:
             self._pool = None
 
     def pytest_report_header(self) -> str | None:
-        if self.config.getoption("numprocesses", None) is None and not self.config.getoption("world_device"):
-            return None
+        if not numprocesses.asked_for_gpus and not self.config.getoption("world_device"):
+            return None  # looking for devices imports torch, and this may be a session that has nothing to do with it
         from harness.devices import DeviceError
 
         try:

@@ -68,10 +68,12 @@ class BlackBox:
     def issued(self, op: str, tensors: str, group: str, where: str) -> None:
         """Note a collective.  Long texts are cut."""
         self._count += 1
-        text = json.dumps([op, tensors[:80], group[:40], where[-120:]], separators=(",", ":")).encode()
         at = _RING_AT + (self._count - 1) % _SLOTS * _SLOT
+        text = _entry(op, tensors[:80], group[:40], where[-120:])
         if len(text) > _SLOT - _ENTRY.size:
-            text = json.dumps([op[:40], "", "", where[-60:]], separators=(",", ":")).encode()
+            text = _entry(op[:40], "", "", where[-60:])
+        if len(text) > _SLOT - _ENTRY.size:  # hardly a letter of ASCII in it
+            text = _entry(op[:20], "", "", where[-20:])
         self._map[at + _ENTRY.size : at + _ENTRY.size + len(text)] = text
         _ENTRY.pack_into(self._map, at, self._count, time.monotonic_ns(), len(text))
         _COUNT.pack_into(self._map, _COUNT_AT, self._count)
@@ -99,7 +101,12 @@ class BlackBox:
                 continue
             try:
                 op, tensors, group, where = json.loads(self._map[at + _ENTRY.size : at + _ENTRY.size + length])
-            except ValueError:
+            except (ValueError, TypeError):
                 continue
             entries.append(Issued(number, when, str(op), str(tensors), str(group), str(where)))
         return entries
+
+
+def _entry(*texts: str) -> bytes:
+    # At most 6 bytes a character (a control character, escaped).
+    return json.dumps(texts, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")

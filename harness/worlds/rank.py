@@ -285,7 +285,11 @@ class _RankProcess:
         self.box.enter("debugging", self.job)
         self.answer(("debug", self.job, None))
         pid, stdin, stdout = wire.receive(self.control, self.reader)
-        return open(f"/proc/{pid}/fd/{stdin}"), open(f"/proc/{pid}/fd/{stdout}", "w")  # noqa: SIM115: closed in terminal() or by the debugger
+        try:
+            return _open_terminal(pid, stdin, os.O_RDONLY), _open_terminal(pid, stdout, os.O_WRONLY)
+        except OSError as e:
+            self.answer(("debugged", self.job, None))
+            raise RuntimeError(f"no terminal to debug on: {e}") from e
 
     def breakpoint(self, *_args: Any, **_kwargs: Any) -> None:
         """What ``breakpoint()`` does on the rank that is being debugged."""
@@ -298,6 +302,11 @@ class _RankProcess:
             self.answer(("debugged", self.job, None))
 
         _debugger(self.rank.index, stdin, stdout, leave).set_trace(sys._getframe(1))
+
+
+def _open_terminal(pid: int, fd: int, flags: int) -> Any:
+    """A stream on the controller's terminal, which must not become ours: it would be hung up when we end."""
+    return os.fdopen(os.open(f"/proc/{pid}/fd/{fd}", flags | os.O_NOCTTY), "r" if flags == os.O_RDONLY else "w")
 
 
 def _debugger(index: int, stdin: Any, stdout: Any, leave: Any = None) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import os
 import pickle
 import socket
 import struct
@@ -26,7 +27,7 @@ import cloudpickle
 _MAGIC = b"cncd"
 _HEADER = struct.Struct("!4sIQ")
 _LENGTH = struct.Struct("!Q")
-_MOST = 1 << 40
+_MOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # nobody sends more than the machine can hold
 _MOST_BUFFERS = 1 << 20
 
 
@@ -136,9 +137,15 @@ class FrameReader:
             lengths = bytearray(_LENGTH.size * count)
             if count:
                 yield memoryview(lengths)
-            body = bytearray(size)
+            total = size + sum(n for (n,) in _LENGTH.iter_unpack(lengths))
+            if total > _MOST:
+                raise WireError(f"not a frame: it announces {total} bytes, more than this machine's memory")
+            try:
+                body = bytearray(size)
+                buffers = [bytearray(n) for (n,) in _LENGTH.iter_unpack(lengths)]
+            except MemoryError:
+                raise WireError(f"no memory for a frame of {total} bytes") from None
             yield memoryview(body)
-            buffers = [bytearray(n) for (n,) in _LENGTH.iter_unpack(lengths)]
             for buffer in buffers:
                 if buffer:
                     yield memoryview(buffer)
@@ -154,6 +161,8 @@ class FrameReader:
                 n = self._sock.recv_into(self._want[self._got :])
             except (BlockingIOError, InterruptedError):
                 return None
+            except TimeoutError:
+                raise WireError("no answer in time") from None
             except OSError as e:
                 raise WireError(f"the peer has gone ({e.strerror or e})") from e
             if n == 0:

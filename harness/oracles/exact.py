@@ -1,0 +1,84 @@
+"""The exact oracle: data for which every sum and product is representable, so that any order of operations gives the
+same bits, and a comparison without a tolerance."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+_MOST_SHOWN = 5
+
+
+class Mismatch(AssertionError):
+    """Two tensors that must be equal bit for bit are not; says where and by how much."""
+
+
+def dyadic(
+    *shape: int, key: object, dtype: torch.dtype = torch.float64, span: int = 4, denominator: int = 4
+) -> torch.Tensor:
+    """Small dyadic rationals: whole numbers from -``span`` to ``span``, zero left out, over a power of two.
+
+    The same ``key`` gives the same values on every rank and every machine; another key gives others.  Returns a
+    tensor of the given shape and dtype on the CPU.
+    """
+    if denominator < 1 or denominator & (denominator - 1):
+        raise ValueError(f"denominator must be a power of two, not {denominator}")
+    generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+    numbers = torch.randint(1, span + 1, shape, generator=generator)
+    signs = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+    return (numbers * signs / denominator).to(dtype)
+
+
+def assert_same(expected: torch.Tensor, actual: torch.Tensor, what: str) -> None:
+    """Require equal dtype, shape and bits (NaN equal to NaN, 0.0 different from -0.0).
+
+    Errors: :class:`Mismatch`, which names ``what`` and the first elements that differ.
+    """
+    __tracebackhide__ = True
+    if expected.dtype != actual.dtype or expected.shape != actual.shape:
+        raise Mismatch(
+            f"{what}: expected {_kind(expected)}, found {_kind(actual)}"
+        )
+    a, b = (t.detach().cpu().resolve_conj().resolve_neg().contiguous() for t in (expected, actual))
+    same = (_bits(a) == _bits(b)).reshape(a.numel(), -1).all(dim=1) if a.numel() else torch.ones(0, dtype=torch.bool)
+    if a.dtype.is_floating_point or a.dtype.is_complex:
+        same |= (torch.isnan(a) & torch.isnan(b)).reshape(-1)
+    wrong = (~same).nonzero().reshape(-1)
+    if wrong.numel():
+        shown = [
+            f"  [{', '.join(map(str, _index(int(i), a.shape)))}] expected {a.reshape(-1)[i].item()!r}, "
+            f"found {b.reshape(-1)[i].item()!r}"
+            for i in wrong[:_MOST_SHOWN]
+        ]
+        more = f"\n  and {wrong.numel() - _MOST_SHOWN} more" if wrong.numel() > _MOST_SHOWN else ""
+        raise Mismatch(f"{what}: {wrong.numel()} of {a.numel()} elements differ\n" + "\n".join(shown) + more)
+
+
+def assert_same_all(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor], what: str) -> None:
+    """Require the same names, and under each the same tensor.  Errors: :class:`Mismatch`."""
+    __tracebackhide__ = True
+    if list(expected) != list(actual):
+        missing = [n for n in expected if n not in actual]
+        extra = [n for n in actual if n not in expected]
+        raise Mismatch(f"{what}: names differ: missing {missing}, unexpected {extra}, order {list(actual)}")
+    for name in expected:
+        assert_same(expected[name], actual[name], f"{what} {name!r}")
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    return t.reshape(-1).view(torch.uint8) if t.dtype != torch.bool else t.reshape(-1).to(torch.uint8)
+
+
+def _kind(t: torch.Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
+
+
+def _index(flat: int, shape: Sequence[int]) -> list[int]:
+    index: list[Any] = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        index.insert(0, at)
+    return index

@@ -1,0 +1,57 @@
+"""The ``dynamo`` stack: another stack's module under ``torch.compile``, with its graphs counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.backends.registry import lookup_backend
+
+from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
+from harness.stacks import replicate
+from harness.worlds.rank import Rank
+
+__all__ = ["GraphCounter", "apply", "gradients", "parameters", "parts"]
+
+Compiled = Callable[..., Any]
+
+
+class GraphCounter:
+    """A compiler backend that counts the graphs that it is given and hands them to another one.
+
+    Without a count, a test of compiled code passes as well when nothing was compiled.
+    """
+
+    def __init__(self, backend: str = "aot_eager") -> None:
+        self.graphs = 0
+        self._backend = lookup_backend(backend)
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor], **options: Any) -> Compiled:
+        self.graphs += 1
+        return self._backend(graph, inputs, **options)  # type: ignore[no-any-return]
+
+
+def apply(module: nn.Module, rank: Rank, *, backend: Any = "aot_eager", **options: Any) -> nn.Module:
+    """Replicate a module over the world and compile it; ``options`` go to ``torch.compile``."""
+    return torch.compile(replicate.apply(module, rank), backend=backend, **options)  # type: ignore[no-any-return]
+
+
+def parts(size: int) -> list[int]:
+    """Each rank its own part of the batch."""
+    return list(range(size))
+
+
+def gradients(module: nn.Module) -> Tensors:
+    """Gradients by the plain module's parameter names."""
+    return _plain(plain_gradients(module))
+
+
+def parameters(module: nn.Module) -> Tensors:
+    """Parameters by the plain module's names."""
+    return _plain(plain_parameters(module))
+
+
+def _plain(tensors: Tensors) -> Tensors:
+    return {name.removeprefix("_orig_mod."): tensor for name, tensor in tensors.items()}

@@ -1,0 +1,24 @@
+"""The ``replicate`` stack: composable DDP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.distributed._composable.replicate import replicate
+
+from harness.oracles.baseline import plain_gradients as gradients
+from harness.oracles.baseline import plain_parameters as parameters
+from harness.worlds.rank import Rank
+
+__all__ = ["apply", "gradients", "parameters", "parts"]
+
+
+def apply(module: nn.Module, rank: Rank, **options: Any) -> nn.Module:
+    """Replicate a module over the world; ``options`` go to ``replicate``."""
+    return replicate(module.to(rank.device), **options)
+
+
+def parts(size: int) -> list[int]:
+    """Each rank its own part of the batch."""
+    return list(range(size))

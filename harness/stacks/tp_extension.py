@@ -1,0 +1,60 @@
+"""The ``tp_extension`` stack: FSDP1 over tensor-parallel modules, joined by ``DTensorExtensions``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from harness.oracles.baseline import Tensors
+from harness.stacks.replicate_fsdp import whole
+from harness.worlds.rank import Rank
+
+PLAN: Mapping[str, str] = {"first": "columns", "second": "rows"}
+
+
+def mesh_shape(size: int) -> tuple[int, int]:
+    """(data parallel, tensor parallel) for a world of a size: tensor parallel in pairs from four ranks on."""
+    return (size // 2, 2) if size >= 4 and size % 2 == 0 else (size, 1)
+
+
+def apply(module: nn.Module, rank: Rank, *, plan: Mapping[str, str] = PLAN, **options: Any) -> nn.Module:
+    """Shard a module in two dimensions: tensor parallel by ``plan`` (child name to ``columns`` or ``rows``), FSDP over
+    the rest.  ``options`` go to FullyShardedDataParallel.
+    """
+    data, tensor = mesh_shape(rank.size)
+    mesh = rank.mesh(data, tensor, names=("dp", "tp"))
+    styles = {name: ColwiseParallel() if how == "columns" else RowwiseParallel() for name, how in plan.items()}
+    module = parallelize_module(module.to(rank.device), mesh["tp"], styles)
+    # With one data-parallel rank FSDP1 does not shard at all, and can't keep original DTensor parameters then.
+    options.setdefault("use_orig_params", data > 1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        return FullyShardedDataParallel(module, device_mesh=mesh["dp"], device_id=rank.device, **options)
+
+
+def parts(size: int) -> list[int]:
+    """Ranks of one tensor-parallel group share a part of the batch."""
+    _, tensor = mesh_shape(size)
+    return [i // tensor for i in range(size)]
+
+
+def gradients(module: nn.Module) -> Tensors | None:
+    """Whole gradients by parameter name; None where FSDP1 keeps them in flat parameters."""
+    assert isinstance(module, FullyShardedDataParallel)
+    if not module._use_orig_params:
+        return None
+    with FullyShardedDataParallel.summon_full_params(module, writeback=False, with_grads=True):
+        return {n: whole(p.grad) for n, p in module.module.named_parameters() if p.grad is not None}
+
+
+def parameters(module: nn.Module) -> Tensors:
+    """Whole parameters by name."""
+    assert isinstance(module, FullyShardedDataParallel)
+    with FullyShardedDataParallel.summon_full_params(module, writeback=False):
+        return {n: whole(p) for n, p in module.module.named_parameters()}
