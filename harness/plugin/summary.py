@@ -88,6 +88,9 @@ class Summary:
         state.setdefault("properties", {}).update(properties)
         if report.skipped and isinstance(report.longrepr, tuple):
             state["reason"] = str(report.longrepr[2]).removeprefix("Skipped: ")
+        if report.skipped and hasattr(report, "wasxfail"):
+            state["properties"]["waived"] = "xfail"
+            state["reason"] = str(report.wasxfail)
         lost = report.when not in ("setup", "call", "teardown")
         if report.failed and "headline" not in state["properties"]:
             crash = getattr(report.longrepr, "reprcrash", None)

@@ -28,10 +28,13 @@ class ResidueWarning(pytest.PytestWarning):
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test of each world size."""
     if FIXTURE in metafunc.fixturenames:
+        wrong = ""
         try:
             mark = read_marks(metafunc.definition.iter_markers("world"), metafunc.definition.nodeid)
         except pytest.UsageError as e:
-            pytest.fail(str(e), pytrace=False)  # while collecting, pytest would show a usage error with its own stack
+            wrong = str(e)
+        if wrong:  # while collecting, pytest would show a usage error with pytest's own stack
+            pytest.fail(wrong, pytrace=False)
         requests = [WorldRequest(size, mark) for size in mark.sizes]
         ids = [f"{size}rank{'s' if size > 1 else ''}" for size in mark.sizes]
         metafunc.parametrize(FIXTURE, requests, indirect=True, ids=ids)

@@ -13,6 +13,8 @@ _HERE = os.path.dirname(__file__) + os.sep
 _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _AUTOGRAD_ENGINE = f"{os.sep}torch{os.sep}autograd{os.sep}graph.py"
 _MOST_TEXT = 100_000
+_SKIPS = {("builtins", "Skipped"), ("_pytest.outcomes", "Skipped"), ("unittest.case", "SkipTest")}
+"""pytest gives its own the module ``builtins``, so that users see a short name."""
 
 
 def describe_exception(
@@ -22,7 +24,7 @@ def describe_exception(
 
     ``type``: its qualified name; ``message``: its first lines; ``text``: the traceback as pytest shows it, without
     our own frames; ``frames``: (file, line, function) of the user's part, outermost first; ``in_collective``: whether
-    it came out of torch.distributed; ``skip``: whether it is a pytest skip; ``exit_code``: of a SystemExit;
+    it came out of torch.distributed; ``skip``: whether it is a skip; ``exit_code``: of a SystemExit;
     ``time_ns``: now, on the monotonic clock.  Works, with less to say, when there is no memory left.
     """
     now = time.monotonic_ns()
@@ -35,7 +37,7 @@ def describe_exception(
         "context": context,
         "frames": [],
         "in_collective": False,
-        "skip": kind.__name__ == "Skipped" and kind.__module__ == "_pytest.outcomes",
+        "skip": (kind.__module__, kind.__qualname__) in _SKIPS,
         "exit_code": None,
         "time_ns": now,
     }
