@@ -51,6 +51,8 @@ class _Pickler(cloudpickle.Pickler):
                 return _load_typed, (canonical, obj.dtype)
             if type(obj) is torch.UntypedStorage:
                 return _load_untyped, (pickle.PickleBuffer(_storage_bytes(obj)),)
+            if obj is getattr(torch._utils, "_rebuild_tensor_v3", ""):
+                return _tensor_rebuilder, ()
         return super().reducer_override(obj)
 
 
@@ -79,6 +81,18 @@ def _load_typed(untyped: Any, dtype: Any) -> Any:
     import torch
 
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+def _tensor_rebuilder() -> Any:
+    return _rebuild_tensor
+
+
+def _rebuild_tensor(storage: Any, *rest: Any) -> Any:
+    """Rebuild a tensor of a newer dtype (uint16, float8_e8m0fnu, ...): torch hands over its storage without a type,
+    and takes back only one with a type."""
+    import torch
+
+    return torch._utils._rebuild_tensor_v3(_load_typed(storage, torch.uint8), *rest)
 
 
 def dumps(obj: Any) -> list[bytes | memoryview]:

@@ -1,0 +1,323 @@
+"""Verdicts on disk: what is written comes back, what is damaged is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness import results
+from harness.results import (
+    VERDICTS,
+    VERSION,
+    Collected,
+    RankEvidence,
+    Record,
+    ResultsError,
+    RunEnd,
+    RunHeader,
+    TestResult,
+    Writer,
+    read,
+    stack_of,
+)
+
+HEADER = RunHeader(started=1.0, arguments=["-n", "4"], environment={"torch": "2.13"})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "results.jsonl"
+
+
+def write(path: Path, *records: Record) -> None:
+    writer = Writer(path)
+    for record in records:
+        writer.write(record)
+    writer.close()
+
+
+def test_round_trip(path: Path) -> None:
+    """A result comes back with its evidence."""
+    rank = RankEvidence(
+        rank=1, kind="died", what="killed", first=True, text="tb", stack="s", collectives=["a"], output="o"
+    )
+    test = TestResult(
+        nodeid="suites/collectives/test_x.py::test_a[2ranks]",
+        verdict="crashed",
+        stack="collectives",
+        requirements=["COLL-X-01"],
+        world="2 gloo",
+        seconds=1.25,
+        reason="r",
+        headline="h",
+        ranks=[rank],
+    )
+    write(path, HEADER, Collected([test.nodeid]), test, RunEnd(9.0, 1))
+    assert (HEADER, {test.nodeid: test}) == (read(path).header, read(path).tests)
+
+
+def test_header_of_now() -> None:
+    """The header of a run that starts now says on what it runs."""
+    header = results.header(["-x"])
+    assert (["-x"], True) == (header.arguments, {"python", "platform", "cores"} <= set(header.environment))
+
+
+def test_makes_its_folder(path: Path) -> None:
+    """The folder of a results file is made."""
+    write(path, HEADER)
+    assert path.is_file()
+
+
+def test_appends(path: Path) -> None:
+    """A second writer goes on where the first one stopped."""
+    write(path, HEADER)
+    write(path, TestResult(nodeid="a", verdict="passed"))
+    assert ["a"] == list(read(path).tests)
+
+
+def test_each_record_is_there_at_once(path: Path) -> None:
+    """A reader sees a record as soon as write() has returned."""
+    writer = Writer(path)
+    writer.write(HEADER)
+    writer.write(TestResult(nodeid="a", verdict="passed"))
+    seen = list(read(path).tests)
+    writer.close()
+    assert ["a"] == seen
+
+
+def test_complete(path: Path) -> None:
+    """A run with its last line is complete, and has an exit status."""
+    write(path, HEADER, RunEnd(9.0, 3))
+    run = read(path)
+    assert (True, 3, False) == (run.complete, run.exit_status, run.torn)
+
+
+def test_cut_off(path: Path) -> None:
+    """A run without its last line is not complete, and has no exit status."""
+    write(path, HEADER, Collected(["a"]))
+    run = read(path)
+    assert (False, None, False) == (run.complete, run.exit_status, run.torn)
+
+
+def test_not_run(path: Path) -> None:
+    """A test that was collected and has no result is not-run, with its stack."""
+    nodeid = "suites/replicate/test_x.py::test_a"
+    write(path, HEADER, Collected([nodeid]))
+    test = read(path).tests[nodeid]
+    assert ("not-run", "replicate") == (test.verdict, test.stack)
+
+
+def test_later_result_wins(path: Path) -> None:
+    """Of two results of one test, the later one counts; collecting it again changes nothing."""
+    first, second = (TestResult(nodeid="a", verdict=v) for v in ("failed", "passed"))
+    write(path, HEADER, Collected(["a"]), first, second, Collected(["a"]))
+    assert "passed" == read(path).tests["a"].verdict
+
+
+def test_counts(path: Path) -> None:
+    """Every verdict has a count, those that nothing came to as well."""
+    write(path, HEADER, Collected(["a", "b"]), TestResult(nodeid="b", verdict="hung"))
+    assert {**dict.fromkeys(VERDICTS, 0), "hung": 1, "not-run": 1} == read(path).counts()
+
+
+def test_torn_anywhere(path: Path) -> None:
+    """A file cut off at any byte of its last line is read up to there, and says that it is torn."""
+    write(path, HEADER, TestResult(nodeid="a", verdict="passed"))
+    whole = path.read_bytes()
+    write(path, TestResult(nodeid="b \N{SNOWMAN}", verdict="failed", headline="x"))
+    line = path.read_bytes()[len(whole) :]
+    for length in range(1, len(line) - 1):
+        path.write_bytes(whole + line[:length])
+        run = read(path)
+        assert (["a"], True) == (list(run.tests), run.torn), line[:length]
+
+
+def test_only_the_newline_is_missing(path: Path) -> None:
+    """A last line that lacks only its end is whole."""
+    write(path, HEADER, TestResult(nodeid="a", verdict="passed"))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert (["a"], False) == (list(read(path).tests), read(path).torn)
+
+
+GARBAGE = [
+    b"garbage",
+    b"{}",
+    b"[]",
+    b"null",
+    b'{"record":"nothing"}',
+    b'{"record":"test"}',
+    b'{"record":"test","nodeid":1,"verdict":"passed"}',
+    b'{"record":"test","nodeid":"\xff","verdict":"passed"}',
+    b'{"record":"test","nodeid":"\\ud800","verdict":"passed"}',
+    b'{"x":' * 100_000,
+    b"\x00" * 50,
+]
+
+
+@pytest.mark.parametrize("line", GARBAGE, ids=lambda line: ascii(line[:40]))
+def test_garbage_in_the_middle(path: Path, line: bytes) -> None:
+    """Damage before the end is an error that names file and line."""
+    write(path, HEADER)
+    path.write_bytes(path.read_bytes() + line + b"\n" + b'{"record":"end","finished":1,"exit_status":0}\n')
+    with pytest.raises(ResultsError, match=r"results\.jsonl, line 2"):
+        read(path)
+
+
+@pytest.mark.parametrize("line", GARBAGE, ids=lambda line: ascii(line[:40]))
+def test_garbage_only(path: Path, line: bytes) -> None:
+    """A file of something else is refused, also when it has no line end."""
+    path.parent.mkdir()
+    path.write_bytes(line)
+    with pytest.raises(ResultsError, match=r"results\.jsonl"):
+        read(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b'{"record":"end","finished":1,"exit_status":0}\n'], ids=ascii)
+def test_no_header(path: Path, content: bytes) -> None:
+    """A file whose first line does not describe a run is not one of ours."""
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(ResultsError, match="not a results file"):
+        read(path)
+
+
+def test_other_schema(path: Path) -> None:
+    """A run of another schema is not one of ours."""
+    write(path, RunHeader(started=0, schema="else.results"))
+    with pytest.raises(ResultsError, match="not a results file"):
+        read(path)
+
+
+def test_newer_version(path: Path) -> None:
+    """A newer version says to update, even where it has records that this version can't know."""
+    write(path, RunHeader(started=0, version=VERSION + 1))
+    path.write_bytes(path.read_bytes() + b'{"record":"hologram"}\n{"record":"end"}\n')
+    with pytest.raises(ResultsError, match=f"version {VERSION + 1}.*update"):
+        read(path)
+
+
+def test_unknown_keys(path: Path) -> None:
+    """Keys that this version does not know are passed over."""
+    write(path, HEADER)
+    line = json.dumps({"record": "test", "nodeid": "a", "verdict": "passed", "mood": {"x": [1]}})
+    path.write_text(path.read_text() + line + "\n")
+    assert ["a"] == list(read(path).tests)
+
+
+def test_missing_file(path: Path) -> None:
+    """A file that is not there is an error of ours, with its name."""
+    with pytest.raises(ResultsError, match=r"results\.jsonl: No such file"):
+        read(path)
+
+
+def test_folder_in_place_of_a_file(tmp_path: Path) -> None:
+    """A folder is refused like a file that is not there."""
+    with pytest.raises(ResultsError, match="directory"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "stack"),
+    [
+        ("suites/collectives/test_x.py::test_a[2ranks]", "collectives"),
+        ("suites/replicate/deep/test_x.py::TestX::test_a", "replicate"),
+        ("elsewhere/suites/dynamo/test_x.py::test_a", "dynamo"),
+        ("suites/test_x.py::test_a", ""),
+        ("tests/unit/test_x.py::test_a[suites/replicate/x.py]", ""),
+        ("test_x.py::test_a", ""),
+        ("", ""),
+        ("suites", ""),
+        ("suites/", ""),
+        ("::", ""),
+    ],
+)
+def test_stack_of(nodeid: str, stack: str) -> None:
+    """The stack is the folder under suites, and nothing for any other test."""
+    assert stack == stack_of(nodeid)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x1b[31mred\x1b[0m",
+        "</script><script>",
+        '"}\n{"record":"end"',
+        "\x00",
+        "\r\n\u2028\x85",
+        "%s{0}",
+        "x" * 1_000_000,
+    ],
+    ids=lambda text: ascii(text[:20]),
+)
+def test_hostile_text(path: Path, text: str) -> None:
+    """Whatever a test's name and message hold comes back as it was."""
+    test = TestResult(
+        nodeid=text, verdict="failed", headline=text, ranks=[RankEvidence(rank=0, kind="raised", text=text)]
+    )
+    write(path, HEADER, test)
+    assert {text: test} == read(path).tests
+
+
+def test_half_a_surrogate_pair(path: Path) -> None:
+    """A text that is not Unicode costs the letter, not the result."""
+    write(path, HEADER, TestResult(nodeid="a\ud800b", verdict="failed", ranks=[RankEvidence(rank=0, kind="\udfff")]))
+    (test,) = read(path).tests.values()
+    assert ("a?b", "failed", "?") == (test.nodeid, test.verdict, test.ranks[0].kind)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.text(), st.text(), st.sampled_from(VERDICTS))
+def test_any_text(tmp_path_factory: pytest.TempPathFactory, nodeid: str, text: str, verdict: str) -> None:
+    """Any text that is Unicode makes the round trip."""
+    path = tmp_path_factory.mktemp("any") / "r.jsonl"
+    test = TestResult(nodeid=nodeid, verdict=verdict, reason=text, ranks=[RankEvidence(rank=0, kind=text, output=text)])
+    write(path, HEADER, test)
+    assert {nodeid: test} == read(path).tests
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.binary(max_size=300), after_header=st.booleans())
+def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes, after_header: bool) -> None:
+    """Any bytes are read as a run or refused with a ResultsError."""
+    path = tmp_path_factory.mktemp("any") / "r.jsonl"
+    if after_header:
+        write(path, HEADER)
+        data = path.read_bytes() + data
+    path.write_bytes(data)
+    try:
+        read(path)
+    except ResultsError:
+        pass
+
+
+WRITES_FOR_EVER = """
+import sys
+from pathlib import Path
+from harness.results import RunHeader, TestResult, Writer
+writer = Writer(Path(sys.argv[1]))
+writer.write(RunHeader(started=0.0))
+i = 0
+while True:
+    writer.write(TestResult(nodeid=str(i), verdict="passed", headline="x" * 5000))
+    if i == 50:
+        print("fifty", flush=True)
+    i += 1
+"""
+
+
+def test_killed_writer(path: Path) -> None:
+    """Everything written before a writer is killed can be read, and the run is not complete."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITES_FOR_EVER, str(path)], stdout=subprocess.PIPE)
+    with writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        writer.kill()
+    run = read(path)
+    assert (True, False) == (len(run.tests) > 50, run.complete)
+    assert [str(i) for i in range(len(run.tests))] == list(run.tests)
