@@ -90,12 +90,12 @@ def accelerators(kind: str, count: int, environ: Mapping[str, str]) -> Inventory
 
     The runtime has applied the mask already: device 0 of ``CUDA_VISIBLE_DEVICES=5,7`` is the machine's device 5.
     The mask is any variable that ends in ``VISIBLE_DEVICES`` or ``AFFINITY_MASK`` and names as many devices as there
-    are; without one, a device's number is its own.
+    are, or more (the runtime stops at the first one that it lacks); without one, a device's number is its own.
     """
     names = [str(i) for i in range(count)]
     for variable in sorted(environ):
         if variable.endswith(("VISIBLE_DEVICES", "AFFINITY_MASK")):
-            entries = [entry.strip() for entry in environ[variable].split(",") if entry.strip()]
+            entries = [entry.strip() for entry in environ[variable].split(",") if entry.strip()][:count]
             if len(entries) == count and len(set(entries)) == count:
                 names = entries
                 break

@@ -49,7 +49,7 @@ def page() -> Iterator[Page]:
 
 def test_new_page(page: Page) -> None:
     """A rank that has done nothing is starting and has issued nothing."""
-    assert ("starting", 0, []) == (page.controller.phase, page.controller.count, page.controller.recent())
+    assert (page.controller.phase, page.controller.count, page.controller.recent()) == ("starting", 0, [])
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -77,7 +77,7 @@ def test_oldest_first(page: Page) -> None:
     """recent() gives the last few, oldest first."""
     for i in range(20):
         page.rank.issued(f"op{i}", "", "0", "")
-    assert ["op17", "op18", "op19"] == [i.op for i in page.controller.recent(3)]
+    assert [i.op for i in page.controller.recent(3)] == ["op17", "op18", "op19"]
 
 
 def test_ring_wraps(page: Page) -> None:
@@ -93,7 +93,7 @@ def test_survives_its_writer(page: Page) -> None:
     """What was noted can be read after the rank's side is gone."""
     page.rank.issued("barrier", "", "0", "x.py:1")
     page.rank.close()
-    assert ["barrier"] == [i.op for i in page.controller.recent()]
+    assert [i.op for i in page.controller.recent()] == ["barrier"]
     page.rank = page.controller
 
 
@@ -101,7 +101,7 @@ def test_long_texts_are_cut(page: Page) -> None:
     """A long path keeps its end, where file and line are."""
     page.rank.issued("all_reduce", "float32[" + "1, " * 500 + "]", "g" * 500, "/long" * 500 + "/test.py:12")
     (found,) = page.controller.recent()
-    assert ("all_reduce", True) == (found.op, found.where.endswith("/test.py:12"))
+    assert (found.op, found.where.endswith("/test.py:12")) == ("all_reduce", True)
 
 
 @settings(deadline=None, max_examples=200)
@@ -131,7 +131,7 @@ def test_entry_stays_in_its_slot(page: Page, letter: str) -> None:
         page.rank.issued("op", "", "", "where")
     for _ in range(SLOTS):
         page.rank.issued(*[letter * 500] * 4)
-    assert SLOTS == len(page.controller.recent(SLOTS))
+    assert len(page.controller.recent(SLOTS)) == SLOTS
 
 
 def test_torn_entry(page: Page) -> None:
@@ -139,7 +139,7 @@ def test_torn_entry(page: Page) -> None:
     for i in range(5):
         page.rank.issued(f"op{i}", "", "0", "")
     page.raw[RING_AT + 2 * SLOT + 18 : RING_AT + 2 * SLOT + 22] = b"\xff\xff\xff\xff"
-    assert ["op0", "op1", "op3", "op4"] == [i.op for i in page.controller.recent()]
+    assert [i.op for i in page.controller.recent()] == ["op0", "op1", "op3", "op4"]
 
 
 def test_entry_of_an_earlier_round(page: Page) -> None:
@@ -147,7 +147,7 @@ def test_entry_of_an_earlier_round(page: Page) -> None:
     for i in range(SLOTS + 3):
         page.rank.issued(f"op{i}", "", "0", "")
     page.raw[RING_AT + SLOT : RING_AT + SLOT + 8] = (2).to_bytes(8, "little")
-    assert ["op128", "op130"] == [i.op for i in page.controller.recent(3)]
+    assert [i.op for i in page.controller.recent(3)] == ["op128", "op130"]
 
 
 @pytest.mark.parametrize(

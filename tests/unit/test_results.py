@@ -65,7 +65,7 @@ def test_round_trip(path: Path) -> None:
 def test_header_of_now() -> None:
     """The header of a run that starts now says on what it runs."""
     header = results.header(["-x"])
-    assert (["-x"], True) == (header.arguments, {"python", "platform", "cores"} <= set(header.environment))
+    assert (header.arguments, {"python", "platform", "cores"} <= set(header.environment)) == (["-x"], True)
 
 
 def test_makes_its_folder(path: Path) -> None:
@@ -78,7 +78,7 @@ def test_appends(path: Path) -> None:
     """A second writer goes on where the first one stopped."""
     write(path, HEADER)
     write(path, TestResult(nodeid="a", verdict="passed"))
-    assert ["a"] == list(read(path).tests)
+    assert list(read(path).tests) == ["a"]
 
 
 def test_each_record_is_there_at_once(path: Path) -> None:
@@ -88,21 +88,21 @@ def test_each_record_is_there_at_once(path: Path) -> None:
     writer.write(TestResult(nodeid="a", verdict="passed"))
     seen = list(read(path).tests)
     writer.close()
-    assert ["a"] == seen
+    assert seen == ["a"]
 
 
 def test_complete(path: Path) -> None:
     """A run with its last line is complete, and has an exit status."""
     write(path, HEADER, RunEnd(9.0, 3))
     run = read(path)
-    assert (True, 3, False) == (run.complete, run.exit_status, run.torn)
+    assert (run.complete, run.exit_status, run.torn) == (True, 3, False)
 
 
 def test_cut_off(path: Path) -> None:
     """A run without its last line is not complete, and has no exit status."""
     write(path, HEADER, Collected(["a"]))
     run = read(path)
-    assert (False, None, False) == (run.complete, run.exit_status, run.torn)
+    assert (run.complete, run.exit_status, run.torn) == (False, None, False)
 
 
 def test_not_run(path: Path) -> None:
@@ -110,14 +110,14 @@ def test_not_run(path: Path) -> None:
     nodeid = "suites/replicate/test_x.py::test_a"
     write(path, HEADER, Collected([nodeid]))
     test = read(path).tests[nodeid]
-    assert ("not-run", "replicate") == (test.verdict, test.stack)
+    assert (test.verdict, test.stack) == ("not-run", "replicate")
 
 
 def test_later_result_wins(path: Path) -> None:
     """Of two results of one test, the later one counts; collecting it again changes nothing."""
     first, second = (TestResult(nodeid="a", verdict=v) for v in ("failed", "passed"))
     write(path, HEADER, Collected(["a"]), first, second, Collected(["a"]))
-    assert "passed" == read(path).tests["a"].verdict
+    assert read(path).tests["a"].verdict == "passed"
 
 
 def test_counts(path: Path) -> None:
@@ -135,14 +135,14 @@ def test_torn_anywhere(path: Path) -> None:
     for length in range(1, len(line) - 1):
         path.write_bytes(whole + line[:length])
         run = read(path)
-        assert (["a"], True) == (list(run.tests), run.torn), line[:length]
+        assert (list(run.tests), run.torn) == (["a"], True), line[:length]
 
 
 def test_only_the_newline_is_missing(path: Path) -> None:
     """A last line that lacks only its end is whole."""
     write(path, HEADER, TestResult(nodeid="a", verdict="passed"))
     path.write_bytes(path.read_bytes()[:-1])
-    assert (["a"], False) == (list(read(path).tests), read(path).torn)
+    assert (list(read(path).tests), read(path).torn) == (["a"], False)
 
 
 GARBAGE = [
@@ -207,7 +207,7 @@ def test_unknown_keys(path: Path) -> None:
     write(path, HEADER)
     line = json.dumps({"record": "test", "nodeid": "a", "verdict": "passed", "mood": {"x": [1]}})
     path.write_text(path.read_text() + line + "\n")
-    assert ["a"] == list(read(path).tests)
+    assert list(read(path).tests) == ["a"]
 
 
 def test_missing_file(path: Path) -> None:
@@ -268,7 +268,7 @@ def test_half_a_surrogate_pair(path: Path) -> None:
     """A text that is not Unicode costs the letter, not the result."""
     write(path, HEADER, TestResult(nodeid="a\ud800b", verdict="failed", ranks=[RankEvidence(rank=0, kind="\udfff")]))
     (test,) = read(path).tests.values()
-    assert ("a?b", "failed", "?") == (test.nodeid, test.verdict, test.ranks[0].kind)
+    assert (test.nodeid, test.verdict, test.ranks[0].kind) == ("a?b", "failed", "?")
 
 
 @settings(deadline=None, max_examples=150)
@@ -319,5 +319,5 @@ def test_killed_writer(path: Path) -> None:
         writer.stdout.readline()
         writer.kill()
     run = read(path)
-    assert (True, False) == (len(run.tests) > 50, run.complete)
+    assert (len(run.tests) > 50, run.complete) == (True, False)
     assert [str(i) for i in range(len(run.tests))] == list(run.tests)

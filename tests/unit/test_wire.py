@@ -107,7 +107,7 @@ class TestRoundTrip:
 
     def test_equal_to_nothing(self) -> None:
         """An empty message is a message."""
-        assert () == through(())
+        assert through(()) == ()
 
     def test_lambda(self) -> None:
         """A lambda travels by value."""
@@ -120,7 +120,7 @@ class TestRoundTrip:
         def scaled(by: float) -> list[float]:
             return (weight * by).tolist()
 
-        assert [0.0, 2.0, 4.0] == through(scaled)(2)
+        assert through(scaled)(2) == [0.0, 2.0, 4.0]
 
     def test_class_of_a_test(self) -> None:
         """A class that nobody can import travels by value, with its instances."""
@@ -215,20 +215,20 @@ class TestTensors:
 
     def test_received_is_writable(self) -> None:
         """What arrives can be written in place."""
-        assert [1.0, 1.0] == through(torch.zeros(2)).add_(1).tolist()
+        assert through(torch.zeros(2)).add_(1).tolist() == [1.0, 1.0]
 
     def test_received_is_a_copy(self) -> None:
         """Writing to what arrived leaves what was sent alone."""
         sent = torch.zeros(2)
         through(sent).add_(1)
-        assert [0.0, 0.0] == sent.tolist()
+        assert sent.tolist() == [0.0, 0.0]
 
     def test_shared_storage(self) -> None:
         """Views of one storage still share it."""
         base = torch.zeros(6)
         whole, part = through([base, base[2:4]])
         part.fill_(7)
-        assert [0, 0, 7, 7, 0, 0] == whole.tolist()
+        assert whole.tolist() == [0, 0, 7, 7, 0, 0]
 
     @pytest.mark.parametrize("other", [torch.int32, torch.bfloat16, torch.float8_e4m3fn, torch.uint16], ids=str)
     def test_shared_storage_of_other_dtype(self, other: torch.dtype) -> None:
@@ -236,7 +236,7 @@ class TestTensors:
         base = torch.ones(4)
         whole, part = through([base, base.view(other)])
         part.view(torch.uint8).zero_()
-        assert [0.0] * 4 == whole.tolist()
+        assert whole.tolist() == [0.0] * 4
 
     def test_shared_storage_is_sent_once(self) -> None:
         """Ten views of a storage cost the bytes of one."""
