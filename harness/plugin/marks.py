@@ -125,16 +125,31 @@ def spmd(*sizes: Any, **options: Any) -> Any:
 
 def _spmd(body: Callable[..., Any]) -> Callable[..., None]:
     parameters = list(inspect.signature(body).parameters.values())
-    if not parameters or parameters[0].name != "rank":
-        raise TypeError(f"@spmd: the first parameter of {body.__qualname__} must be called rank")
+    names = [parameter.name for parameter in parameters]
+    own = 1 if names[:1] == ["self"] else 0
+    if names[own : own + 1] != ["rank"]:
+        after = ", after self" if own else ""
+        raise TypeError(f"@spmd: the first parameter of {body.__qualname__} must be called rank{after}")
+    names[own] = "world"
 
     @functools.wraps(body)
-    def test(world: Any, **arguments: Any) -> None:
+    def test(*positional: Any, **named: Any) -> None:
         __tracebackhide__ = True
-        world.run(body, **arguments)
+        # pytest passes everything by name, Hypothesis by position.
+        arguments = {**dict(zip(names, positional, strict=False)), **named}
+        world = arguments.pop("world")
+        world.run(_bound(body, arguments.pop("self")) if own else body, **arguments)
 
     # pytest and Hypothesis read what the test needs from its signature.
     keyword = inspect.Parameter("world", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    test.__signature__ = inspect.Signature([keyword, *parameters[1:]])  # type: ignore[attr-defined]
+    parameters[own] = keyword
+    test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     del test.__wrapped__  # type: ignore[attr-defined]
     return test
+
+
+def _bound(body: Callable[..., Any], instance: Any) -> Callable[..., Any]:
+    """A method that can travel: a bound one is pickled by its name, and that is the test around it."""
+    bound: Any = functools.partial(body, instance)
+    bound.__qualname__, bound.__module__ = body.__qualname__, body.__module__
+    return bound  # type: ignore[no-any-return]

@@ -276,13 +276,17 @@ def _fit_hypothesis(item: pytest.Item) -> None:
     function = getattr(function, "__func__", function)
     if not getattr(function, "is_hypothesis_test", False):
         return
-    from hypothesis import HealthCheck, settings
+    from hypothesis import HealthCheck, Phase, settings
 
     before = getattr(function, "_hypothesis_internal_use_settings", settings.default)
     checks = {*before.suppress_health_check, HealthCheck.function_scoped_fixture, HealthCheck.differing_executors}
     deadline = None if before.deadline == settings.get_profile("default").deadline else before.deadline
     function._hypothesis_internal_use_settings = settings(  # type: ignore[union-attr]
-        parent=before, suppress_health_check=list(checks), deadline=deadline
+        parent=before,
+        suppress_health_check=list(checks),
+        deadline=deadline,
+        # It would name lines of the harness: those of the test run in another process.
+        phases=[phase for phase in before.phases if phase is not Phase.explain],
     )
 
 
@@ -324,6 +328,8 @@ def shown(error: RanksFailed, excinfo: pytest.ExceptionInfo[BaseException], conf
         lines.append(f"    {str(entry.statement).strip()}")
     first, *rest = error.summary().split("\n")
     lines += [f"E   {first}", *(f"E   {line}" for line in rest)]
+    for text in getattr(error, "__notes__", ()):  # Hypothesis: the smallest example
+        lines += [f"E   {line}" for line in text.split("\n")]
     file, line = error.place or ("", 0)
     crash = ReprFileLocation(_relative(file, config), line, error.headline)
     traceback = ReprTraceback([ReprEntry(lines, None, None, None, "short")], None, "short")
