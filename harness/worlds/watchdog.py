@@ -16,10 +16,12 @@ Who is to blame is a different question: :func:`explain` compares what each rank
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 FIRST_LOOK = 0.25
 """Seconds after the start of a run, and between looks."""
@@ -33,8 +35,13 @@ STOPPED_FOR = 1.5
 _S = os.sep
 _WAITING_PATHS = (f"{_S}torch{_S}distributed{_S}", f"{_S}torch{_S}nn{_S}parallel{_S}distributed.py")
 _ENGINE = f"{_S}torch{_S}autograd{_S}graph.py"
-_TRANSPARENT = (f"{_S}torch{_S}_ops.py", f"{_S}torch{_S}utils{_S}_contextlib.py")
-_WAITING_CALL = re.compile(r"\b(wait|wait_tensor|wait_all|synchronize|barrier)\s*(\.default\s*)?\(")
+_TRANSPARENT = (
+    f"{_S}torch{_S}_ops.py",
+    f"{_S}torch{_S}utils{_S}_contextlib.py",
+    f"{_S}harness{_S}worlds{_S}recorder.py",
+)
+# An argument of a plain wait() may be a time limit.
+_WAITING_CALL = re.compile(r"\b(wait\s*\(\s*\)|(wait_tensor|wait_all|synchronize|barrier)\s*(\.default\s*)?\()")
 _SHAPE_MATTERS = {"all_reduce", "broadcast", "reduce", "all_gather", "allgather", "_allgather_base", "reduce_scatter"}
 
 ENDED = ("returned", "raised", "died")
@@ -122,7 +129,7 @@ def in_collective(view: View) -> bool:
     file = frames[-1][0]
     if any(path in file for path in _WAITING_PATHS):
         return True
-    pending = view.records is None or any(not r.done for r in view.records)
+    pending = any(not r.done for r in view.records or ())
     if file.endswith(_ENGINE):
         return pending
     return pending and bool(_WAITING_CALL.search(view.called))
@@ -284,33 +291,41 @@ def view_of(
 
     ``alarm_of`` says of a thread (by kernel id) whether it may wake up by itself; one that it lacks may.
     """
-    if snapshot is None or not isinstance(snapshot.get("threads"), list):
-        return View(index, "running", answered=False, quiet=quiet, stopped=stopped)
+    unknown = View(index, "running", answered=False, quiet=quiet, stopped=stopped)
+    if not isinstance(snapshot, Mapping):
+        return unknown
+    try:
+        known = _read_snapshot(snapshot, alarm_of)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+        return unknown  # it is not what a monitor says
+    return dataclasses.replace(known, index=index, quiet=quiet, stopped=stopped)
+
+
+def _read_snapshot(snapshot: Mapping[str, Any], alarm_of: Mapping[int, bool]) -> View:
     frames: tuple[tuple[str, int, str], ...] = ()
     called, timeout, alarm = "", None, ""
-    for thread in snapshot["threads"]:  # type: ignore[attr-defined]
-        own = tuple((f[0], f[1], f[2]) for f in thread["frames"])
+    for thread in snapshot["threads"]:
+        own = tuple((str(file), int(line), str(function)) for file, line, function in thread["frames"])
         if thread["main"]:
-            frames, called, timeout = own, thread["called"], thread["timeout"]
+            frames, called = own, str(thread["called"])
+            timeout = None if thread["timeout"] is None else float(thread["timeout"])
         elif alarm_of.get(thread["native"], True):
-            alarm = thread["name"]
+            alarm = str(thread["name"]) or "a thread without a name"
     raw = snapshot.get("records")
-    records = None
-    if isinstance(raw, list):
-        records = tuple(
-            Record(
-                r["group"],
-                int(r["seq"] or 0),
-                r["op"],
-                tuple(tuple(s) for s in r["sizes"]),
-                tuple(r["dtypes"]),
-                r["done"],
-                r["p2p"],
-                r["timeout_s"],
-                r["time_ns"],
-            )
-            for r in raw
-        )
-    groups = snapshot.get("groups")
-    named = tuple((k, tuple(v)) for k, v in groups.items()) if isinstance(groups, dict) else ()
-    return View(index, "running", True, quiet, stopped, frames, called, timeout, alarm, records, named)
+    records = None if raw is None else tuple(_read_record(r) for r in raw)
+    groups = tuple((str(k), tuple(map(int, v))) for k, v in (snapshot.get("groups") or {}).items())
+    return View(0, "running", True, False, False, frames, called, timeout, alarm, records, groups)
+
+
+def _read_record(raw: Mapping[str, Any]) -> Record:
+    return Record(
+        str(raw["group"]),
+        int(raw["seq"] or 0),
+        str(raw["op"]),
+        tuple(tuple(map(int, size)) for size in raw["sizes"]),
+        tuple(map(str, raw["dtypes"])),
+        bool(raw["done"]),
+        bool(raw["p2p"]),
+        float(raw["timeout_s"]),
+        int(raw["time_ns"]),
+    )

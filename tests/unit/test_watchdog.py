@@ -1,0 +1,441 @@
+"""When a deadlock is proven, when it must not be, and who is named for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.worlds import watchdog
+from harness.worlds.watchdog import Record, View, blocked, deadlocked, explain, in_collective, progress, view_of
+
+RUN_TIMEOUT = 60.0
+TEST = ("/repo/tests/test_x.py", 12, "body")
+LOOP = ("/repo/harness/worlds/rank.py", 200, "run")
+DIST = ("/site/torch/distributed/distributed_c10d.py", 3000, "all_reduce")
+DDP = ("/site/torch/nn/parallel/distributed.py", 1600, "forward")
+ENGINE = ("/site/torch/autograd/graph.py", 820, "_engine_run_backward")
+RECORDER = ("/repo/harness/worlds/recorder.py", 92, "method")
+OPS = ("/site/torch/_ops.py", 1200, "__call__")
+
+
+def record(seq: int = 1, op: str = "all_reduce", size: Sequence[int] = (4,), **other: Any) -> Record:
+    return Record(**{"group": "0", "seq": seq, "op": op, "sizes": (tuple(size),), "dtypes": ("Float",), **other})
+
+
+def view(
+    index: int, *records: Record, frames: Sequence[tuple[str, int, str]] = (LOOP, TEST, DIST), **other: Any
+) -> View:
+    """A rank that waits in a collective."""
+    return View(
+        **{"index": index, "state": "running", "quiet": True, "frames": tuple(frames), "records": records, **other}
+    )
+
+
+def ended(index: int, how: str, *records: Record) -> View:
+    return View(index, how, answered=False, records=records or None)
+
+
+def done(r: Record) -> Record:
+    return dataclasses.replace(r, done=True)
+
+
+class TestProven:
+    def test_all_wait_for_one_another(self) -> None:
+        """Ranks that all wait in collectives are deadlocked."""
+        assert deadlocked([view(0, record()), view(1, record(size=(5,)))], RUN_TIMEOUT)
+
+    @pytest.mark.parametrize("how", ["returned", "raised", "died"])
+    def test_one_has_ended(self, how: str) -> None:
+        """A rank that waits for one that has ended will never go on."""
+        assert deadlocked([view(0, record()), ended(1, how)], RUN_TIMEOUT)
+
+    def test_alone(self) -> None:
+        """A single rank that waits for itself is deadlocked."""
+        assert deadlocked([view(0, record(op="recv", p2p=True))], RUN_TIMEOUT)
+
+    def test_one_is_stopped(self) -> None:
+        """A stopped rank does not come back by itself; nothing else need be known of it."""
+        stopped = View(1, "running", answered=False, stopped=True)
+        assert deadlocked([view(0, record()), stopped], RUN_TIMEOUT)
+
+    @pytest.mark.parametrize(
+        ("frames", "called"),
+        [
+            ((TEST, DIST), ""),
+            ((TEST, DDP), ""),
+            ((TEST, ENGINE), ""),
+            ((TEST, DIST, RECORDER), ""),
+            ((TEST, DIST, OPS), ""),
+            ((TEST,), "work.wait()"),
+            ((TEST,), "works[0].wait( )"),
+            ((TEST,), "torch.ops._c10d_functional.wait_tensor(x)"),
+            ((TEST, OPS), "torch.ops._c10d_functional.wait_tensor.default(x)"),
+            ((TEST,), "group.barrier(options)"),
+        ],
+    )
+    def test_places_to_wait_in(self, frames: Sequence[tuple[str, int, str]], called: str) -> None:
+        """A rank waits in torch.distributed, in a backward pass with a collective under way, and in a wait."""
+        assert blocked(view(0, record(), frames=frames, called=called), RUN_TIMEOUT)
+
+    def test_without_flight_recorder(self) -> None:
+        """Inside torch.distributed a rank waits, whether or not the backend keeps a record."""
+        assert blocked(view(0, records=None), RUN_TIMEOUT)
+
+    def test_timeout_as_long_as_the_run(self) -> None:
+        """A wait that ends no earlier than the run does not help."""
+        waits = view(0, record(timeout=RUN_TIMEOUT), timeout=RUN_TIMEOUT)
+        assert blocked(waits, RUN_TIMEOUT)
+
+    def test_short_timeout_of_a_finished_collective(self) -> None:
+        """The time limit of a collective that is done says nothing."""
+        assert blocked(view(0, done(record(timeout=1.0)), record(2)), RUN_TIMEOUT)
+
+
+class TestNotProven:
+    @pytest.mark.parametrize(
+        "other",
+        [
+            pytest.param({"quiet": False}, id="computes"),
+            pytest.param({"frames": (LOOP, TEST), "called": "time.sleep(5)"}, id="sleeps"),
+            pytest.param({"frames": (LOOP, TEST), "called": "lock.acquire()"}, id="waits for a lock"),
+            pytest.param({"frames": (LOOP, TEST), "called": "process.await_it()"}, id="something like wait"),
+            pytest.param(
+                {"frames": (LOOP, TEST), "called": "work.wait(timedelta(seconds=5))"}, id="own limit in the call"
+            ),
+            pytest.param({"frames": (LOOP, TEST), "called": "work.wait("}, id="call on several lines"),
+            pytest.param({"frames": (LOOP, TEST, ("/lib/threading.py", 327, "wait"))}, id="threading"),
+            pytest.param({"frames": ()}, id="no frames"),
+            pytest.param({"frames": (OPS,)}, id="only frames that say nothing"),
+            pytest.param({"alarm": "Timer-1"}, id="timer thread"),
+            pytest.param({"timeout": 5.0}, id="own limit in torch.distributed"),
+            pytest.param({"records": (record(timeout=5.0),)}, id="own limit of the group"),
+            pytest.param({"answered": False}, id="no answer"),
+            pytest.param(
+                {"frames": (LOOP, TEST), "called": "work.wait()", "records": None}, id="wait, no Flight Recorder"
+            ),
+            pytest.param({"frames": (LOOP, TEST), "called": "work.wait()", "records": ()}, id="wait, nothing recorded"),
+            pytest.param(
+                {"frames": (LOOP, TEST), "called": "x.wait()", "records": (done(record()),)}, id="wait, all done"
+            ),
+            pytest.param({"frames": (LOOP, TEST, ENGINE), "records": (done(record()),)}, id="backward, all done"),
+            pytest.param({"frames": (LOOP, TEST, ENGINE), "records": None}, id="backward, no Flight Recorder"),
+        ],
+    )
+    def test_one_may_move(self, other: dict[str, Any]) -> None:
+        """As long as one rank may still do something by itself, nothing is proven."""
+        slow = dataclasses.replace(view(1, record()), **other)
+        assert not deadlocked([view(0, record(size=(5,))), slow, ended(2, "died")], RUN_TIMEOUT)
+
+    @pytest.mark.parametrize("how", ["returned", "raised", "died"])
+    def test_all_ended(self, how: str) -> None:
+        """A world whose ranks have all ended is not deadlocked."""
+        assert not deadlocked([ended(0, how), ended(1, how)], RUN_TIMEOUT)
+
+    def test_no_ranks(self) -> None:
+        """Nothing is not deadlocked."""
+        assert not deadlocked([], RUN_TIMEOUT)
+
+
+class TestProgress:
+    @pytest.mark.parametrize(
+        "later",
+        [
+            {"frames": (LOOP, ("/repo/tests/test_x.py", 13, "body"), DIST)},
+            {"records": (done(record()), record(2))},
+            {"records": (done(record()),)},
+            {"stopped": True},
+            {"state": "returned"},
+        ],
+        ids=["line", "next collective", "done", "stopped", "ended"],
+    )
+    def test_moved(self, later: dict[str, Any]) -> None:
+        """A rank that got anywhere looks different."""
+        now = view(0, record())
+        assert progress([now]) != progress([dataclasses.replace(now, **later)])
+
+    def test_standing_still(self) -> None:
+        """Ranks that did not move look the same."""
+        assert progress([view(0, record()), view(1)]) == progress([view(0, record()), view(1)])
+
+
+class TestExplain:
+    @pytest.mark.parametrize(
+        ("odd", "words"),
+        [
+            (record(op="all_gather"), "rank 2 has all_gather(float32[4])"),
+            (record(size=(5,)), "rank 2 has all_reduce(float32[5])"),
+            (record(dtypes=("Double",)), "rank 2 has all_reduce(float64[4])"),
+            (record(size=()), "rank 2 has all_reduce(float32[])"),
+            (record(op="barrier", sizes=(), dtypes=()), "rank 2 has barrier()"),
+        ],
+        ids=["op", "shape", "dtype", "0-dim", "no tensor"],
+    )
+    def test_mismatch(self, odd: Record, words: str) -> None:
+        """The one that differs from the majority is named, with what each side issued."""
+        found = explain([view(0, record()), view(1, record()), view(2, odd)])
+        expected = f"collective 1 of the default group differs: ranks 0, 1 have all_reduce(float32[4]), {words}"
+        assert (found.headline, found.culprits) == (expected, (2,))
+
+    def test_no_majority(self) -> None:
+        """One against one, nobody is blamed."""
+        found = explain([view(0, record()), view(1, record(op="barrier"))])
+        assert ("differs" in found.headline, found.culprits) == (True, ())
+
+    def test_largest_group_is_no_majority_in_a_tie(self) -> None:
+        """Two against two, nobody is blamed."""
+        a, b = record(), record(op="barrier")
+        assert explain([view(0, a), view(1, a), view(2, b), view(3, b)]).culprits == ()
+
+    def test_three_ways(self) -> None:
+        """Everyone outside the largest side is named."""
+        views = [view(0, record(op="a")), view(1, record()), view(2, record()), view(3, record(op="b"))]
+        assert explain(views).culprits == (0, 3)
+
+    def test_order(self) -> None:
+        """Two collectives in another order on one rank: the first that differs is named."""
+        a, b = record(1, "all_reduce"), record(1, "broadcast")
+        found = explain([view(0, a), view(1, a), view(2, b)])
+        assert ("collective 1 of" in found.headline, found.culprits) == (True, (2,))
+
+    def test_groups_in_another_order(self) -> None:
+        """Ranks that use two groups in another order are both said to wait, each in its group."""
+        groups = (("0", (0, 1)), ("side", (0, 1)))
+        ranks = [
+            view(0, record(), groups=groups),
+            view(1, record(group="side"), groups=groups),
+        ]
+        found = explain(ranks).headline
+        assert ("rank 0 waits in all_reduce" in found, "rank 1, which waits in all_reduce" in found) == (True, True)
+
+    def test_shape_need_not_agree_everywhere(self) -> None:
+        """A scatter has tensors on its source only: other shapes are no mismatch there."""
+        found = explain([view(0, record(op="scatter")), view(1, record(op="scatter", sizes=(), dtypes=()))])
+        assert "differs" not in found.headline
+
+    @pytest.mark.parametrize("how", ["returned", "raised", "died"])
+    def test_missing_rank_has_ended(self, how: str) -> None:
+        """The rank that others wait for is named, with how it ended."""
+        groups = (("0", (0, 1, 2)),)
+        found = explain([view(0, record(), groups=groups), view(1, record(), groups=groups), ended(2, how)])
+        expected = (
+            "ranks 0, 1 wait in all_reduce(float32[4]), collective 1 of the default group at /repo/tests/test_x.py:12, "
+            f"for rank 2, which has {how}"
+        )
+        assert (found.headline, found.culprits) == (expected, (2,))
+
+    def test_missing_rank_is_stopped(self) -> None:
+        """A rank that others wait for and that was stopped is said to be."""
+        stopped = View(1, "running", answered=False, stopped=True)
+        found = explain([view(0, record(), groups=(("0", (0, 1)),)), stopped])
+        assert ("for rank 1, which has been stopped by a signal" in found.headline, found.culprits) == (True, (1,))
+
+    def test_only_a_stopped_rank(self) -> None:
+        """Where no record helps, a stopped rank explains the rest."""
+        found = explain([view(0), View(1, "running", answered=False, stopped=True)])
+        assert (found.headline, found.culprits) == ("rank 1 stopped by a signal, the others wait", (1,))
+
+    def test_mismatch_comes_before_absence(self) -> None:
+        """A collective that differs says more than one that is missing."""
+        views = [
+            view(0, record(group="early"), record(group="late", op="a"), groups=(("early", (0, 1)),)),
+            view(1, record(group="late", op="b"), groups=(("late", (0, 1)),)),
+        ]
+        assert "'late' [0, 1] differs" in explain(views).headline
+
+    def test_finished_difference_is_none(self) -> None:
+        """What has completed is past, and not what ranks wait in."""
+        past = [done(record(1, "all_gather", size=(2,))), done(record(1, "all_gather", size=(3,)))]
+        found = explain([view(0, past[0], record(2)), view(1, past[1], record(2, "barrier"))])
+        assert "collective 2" in found.headline
+
+    def test_group_of_some_ranks(self) -> None:
+        """A rank that is no member of a group is not missed in it."""
+        groups = (("pair", (1, 2)),)
+        views = [
+            ended(0, "returned"),
+            view(1, record(group="pair"), groups=groups),
+            ended(2, "returned"),
+        ]
+        found = explain(views)
+        assert ("group 'pair' [1, 2]" in found.headline, found.culprits) == (True, (2,))
+
+    def test_group_in_another_order_of_ranks(self) -> None:
+        """Members are global ranks, in whatever order the group has them."""
+        groups = (("pair", (2, 0)),)
+        found = explain([view(0, record(group="pair"), groups=groups), view(1), view(2, groups=groups)])
+        assert found.culprits == (2,)
+
+    def test_member_that_is_not_in_the_world(self) -> None:
+        """A group that names a rank we do not have is no reason to stumble."""
+        found = explain([view(0, record(group="x"), groups=(("x", (0, 7)),)), ended(1, "died")])
+        assert "rank 0 waits" in found.headline
+
+    def test_point_to_point(self) -> None:
+        """Two ranks that both receive are said to, and nobody is blamed."""
+        views = [view(i, record(op="recv", p2p=True)) for i in range(2)]
+        found = explain(views)
+        place = "in recv(float32[4]) at /repo/tests/test_x.py:12"
+        assert (found.headline, found.culprits) == (f"rank 0 waits {place}; rank 1 waits {place}", ())
+
+    def test_point_to_point_with_one_that_ended(self) -> None:
+        """A rank that receives from one that has returned: that one is named."""
+        found = explain([view(0, record(op="recv", p2p=True)), ended(1, "returned")])
+        assert ("rank 1 has returned" in found.headline, found.culprits) == (True, (1,))
+
+    def test_without_records(self) -> None:
+        """Without records, what is left to say is where each rank stands."""
+        found = explain([view(0, records=None), view(1, records=None)])
+        assert found.headline.startswith("rank 0 waits in all_reduce at /repo/tests/test_x.py:12; rank 1 waits")
+
+    def test_several_tensors(self) -> None:
+        """A collective of several tensors shows the first, and how many."""
+        assert str(record(sizes=((4,), (2, 2)))) == "all_reduce(float32[4] x2)"
+
+    def test_unknown_dtype(self) -> None:
+        """A dtype that we have no name for is shown in the recorder's."""
+        assert str(record(dtypes=("Float8_e4m3fn",))) == "all_reduce(float8_e4m3fn[4])"
+
+
+class TestWhere:
+    def test_user_frame(self) -> None:
+        """A rank stands where the user's code called into torch, not in torch nor in our loop."""
+        assert watchdog.user_frame((LOOP, TEST, DIST, RECORDER)) == TEST
+
+    def test_no_user_frame(self) -> None:
+        """A rank without a frame of the user's stands nowhere."""
+        assert watchdog.location(view(0, frames=(LOOP, DIST))) == ""
+
+    def test_in_collective_needs_a_frame(self) -> None:
+        """A rank without frames is not in a collective."""
+        assert not in_collective(view(0, record(), frames=()))
+
+
+def snapshot(**changes: Any) -> dict[str, Any]:
+    main = {"name": "MainThread", "native": 10, "main": True, "called": "x()", "timeout": 2, "frames": [list(TEST)]}
+    raw = {
+        "group": "0",
+        "seq": 1,
+        "p2p": False,
+        "op": "all_reduce",
+        "sizes": [[4]],
+        "dtypes": ["Float"],
+        "done": False,
+        "timeout_s": 60.0,
+        "time_ns": 5,
+    }
+    return {"threads": [main], "records": [raw], "groups": {"0": [0, 1]}, **changes}
+
+
+def seen(found: Any, alarm_of: dict[int, bool] | None = None) -> View:
+    return view_of(3, found, quiet=True, stopped=False, alarm_of=alarm_of or {})
+
+
+def thread(**changes: Any) -> dict[str, Any]:
+    return {"name": "T", "native": 11, "main": False, "called": "", "timeout": None, "frames": [], **changes}
+
+
+class TestViewOf:
+    def test_snapshot(self) -> None:
+        """A monitor's answer becomes a view."""
+        expected = View(
+            index=3,
+            state="running",
+            quiet=True,
+            frames=(TEST,),
+            called="x()",
+            timeout=2.0,
+            records=(record(timeout=60.0, time_ns=5),),
+            groups=(("0", (0, 1)),),
+        )
+        assert expected == seen(snapshot())
+
+    def test_what_a_monitor_says(self) -> None:
+        """What the monitor of this very process says can be read."""
+        from harness.worlds import monitor
+
+        found = seen(json.loads(json.dumps(monitor.snapshot())))
+        assert (found.answered, found.frames[-1][2]) == (True, "snapshot")
+
+    @pytest.mark.parametrize(("alarms", "expected"), [({11: False}, ""), ({11: True}, "T"), ({}, "T")], ids=str)
+    def test_other_threads(self, alarms: dict[int, bool], expected: str) -> None:
+        """A thread that may wake by itself is an alarm, and so is one of which nothing is known."""
+        found = snapshot()
+        found["threads"].append(thread())
+        assert seen(found, alarms).alarm == expected
+
+    def test_thread_without_a_name(self) -> None:
+        """A thread whose name is empty can be an alarm like any other."""
+        found = snapshot()
+        found["threads"].append(thread(name=""))
+        assert seen(found).alarm != ""
+
+    def test_no_flight_recorder(self) -> None:
+        """Without a recorder, records are unknown and not empty."""
+        assert seen(snapshot(records=None)).records is None
+
+    @pytest.mark.parametrize(
+        "garbage",
+        [
+            None,
+            {},
+            [],
+            "threads",
+            7,
+            {"error": "MemoryError()"},
+            {"threads": 3},
+            {"threads": "abc"},
+            {"threads": [{}]},
+            {"threads": [None]},
+            snapshot(threads=[thread(frames=[["f", 1]])]),
+            snapshot(threads=[thread(frames=[["f", "one", "g"]])]),
+            snapshot(threads=[thread(frames=7)]),
+            snapshot(threads=[thread(native=[])]),
+            snapshot(threads=[thread(main=True, timeout="soon")]),
+            snapshot(records=7),
+            snapshot(records=[{}]),
+            snapshot(records=[None]),
+            snapshot(records=[{**snapshot()["records"][0], "seq": "x"}]),
+            snapshot(records=[{**snapshot()["records"][0], "seq": float("inf")}]),
+            snapshot(records=[{**snapshot()["records"][0], "sizes": [[None]]}]),
+            snapshot(groups=[]) | {"groups": [1]},
+            snapshot(groups={"0": None}),
+            snapshot(groups={"0": ["a"]}),
+        ],
+        ids=lambda g: ascii(g)[:50],
+    )
+    def test_garbage(self, garbage: Any) -> None:
+        """What no monitor says counts as no answer."""
+        assert View(3, "running", answered=False, quiet=True) == seen(garbage)
+
+    @settings(deadline=None, max_examples=300)
+    @given(st.data())
+    def test_any_snapshot(self, data: st.DataObject) -> None:
+        """Whatever JSON a rank sends, it gives a view that every decision can be taken on."""
+        anything = st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+            max_leaves=6,
+        )
+
+        def damaged(value: Any) -> Any:
+            """``value`` with one part of it, at any depth, replaced by anything."""
+            if isinstance(value, dict) and value and data.draw(st.integers(0, 5)):
+                key = data.draw(st.sampled_from(sorted(value)))
+                return {**value, key: damaged(value[key])}
+            if isinstance(value, list) and value and data.draw(st.integers(0, 5)):
+                at = data.draw(st.integers(0, len(value) - 1))
+                return [*value[:at], damaged(value[at]), *value[at + 1 :]]
+            return data.draw(anything)
+
+        whole = snapshot()
+        whole["threads"].append(thread())
+        views = [dataclasses.replace(seen(damaged(whole)), index=i) for i in range(2)]
+        deadlocked(views, RUN_TIMEOUT)
+        explain([*views, ended(2, "died")])
+        assert progress(views) == progress(views)
