@@ -194,8 +194,8 @@ class Worlds:
         with_worlds = [item for item in items if request_of(item) is not None]
         if not with_worlds:
             return
+        _ship_test_code()
         for item in with_worlds:
-            _register_test_module(item)
             _fit_hypothesis(item)
         if self.config.getoption("numprocesses", None) or hasattr(self.config, "workerinput"):
             from harness.devices import largest_first
@@ -261,13 +261,21 @@ def _backend_for(kind: str) -> str:
     return dist.Backend.default_device_backend_map.get(kind) or dist.get_default_backend_for_device(kind)
 
 
-def _register_test_module(item: pytest.Item) -> None:
-    """Ship functions of test modules and conftests by value: a rank need not be able to import them."""
-    import cloudpickle
+def _ship_test_code() -> None:
+    """Ship functions of test modules, conftests and what else pytest rewrites by value.
 
-    module = getattr(item, "module", None)
-    if module is not None:
-        cloudpickle.register_pickle_by_value(module)
+    A rank need not be able to import them, and keeps the assertions that pytest has rewritten.
+    """
+    import sys
+
+    import cloudpickle
+    from _pytest.assertion.rewrite import AssertionRewritingHook
+
+    from harness.worlds.world import is_test_code
+
+    for module in list(sys.modules.values()):
+        if isinstance(getattr(module, "__loader__", None), AssertionRewritingHook) and is_test_code(module):
+            cloudpickle.register_pickle_by_value(module)
 
 
 def _fit_hypothesis(item: pytest.Item) -> None:
@@ -345,6 +353,8 @@ _HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def _attach(item: pytest.Item, report: Any, error: RanksFailed) -> None:
+    from harness.worlds.terminal import prefixed
+
     add = getattr(report.longrepr, "addsection", None)
     if add is not None:
         for title, text in error.sections():
@@ -352,6 +362,9 @@ def _attach(item: pytest.Item, report: Any, error: RanksFailed) -> None:
     for end in error.ends:
         if end.output.strip():
             report.sections.append((f"Captured stdout {report.when} (rank {end.index})", end.output))
+            # For whoever reads the reports of later phases, as JUnit XML does.
+            lines = end.output.rstrip("\n").split("\n")
+            item.add_report_section(report.when, "stdout", "".join(f"{prefixed(end.index, x)}\n" for x in lines))
     for key, value in (
         ("verdict", error.verdict),
         ("first_rank", str(error.culprits[0]) if error.culprits else ""),

@@ -618,7 +618,7 @@ def _frame_of(job: int, fn: Any, args: Any, kwargs: Any, name: str) -> list[byte
     if not callable(fn):
         raise TypeError(f"world.run needs a function that takes a rank, not {fn!r}")
     module = sys.modules.get(getattr(fn, "__module__", None) or "")
-    if module is not None and _is_test_code(module):
+    if module is not None and is_test_code(module):
         cloudpickle.register_pickle_by_value(module)
     try:
         return wire.dumps(("run", job, (fn, args, kwargs)))
@@ -663,7 +663,7 @@ def _alarms(pid: int, snapshot: Mapping[str, Any]) -> dict[int, bool]:
     return found
 
 
-def _is_test_code(module: Any) -> bool:
+def is_test_code(module: Any) -> bool:
     """Whether a module is one that a rank may not be able to import: not installed, and not part of the harness."""
     file = getattr(module, "__file__", None)
     if not file:
