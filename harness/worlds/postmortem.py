@@ -17,7 +17,7 @@ _TRANSPORT = re.compile(
     r"|peer|socket|network error|abort|store.*(fail|clos)",
     re.IGNORECASE,
 )
-_OURS = ("/harness/worlds/rank.py", "/harness/worlds/server.py", "<string>")
+_OURS = ("/harness/worlds/rank.py", "/harness/worlds/server.py")
 _OUTPUT_SHOWN = 4000
 
 
@@ -57,7 +57,7 @@ class End:
             return f"{self.exit}" + ("" if self.kind == "died" else " before it had a result")
         if self.kind == "stopped":
             return f"stopped by the harness while {self.standing}"
-        return "returned"
+        return self.kind
 
     @property
     def failed(self) -> bool:
@@ -209,10 +209,11 @@ def stack_text(frames: Sequence[tuple[str, int, str]], called: str = "") -> str:
     """A stack as Python shows it, from the user's function inwards."""
     ours = [i for i, f in enumerate(frames) if f[0].endswith(_OURS)]
     shown = list(frames[min(ours[-1] + 1, len(frames) - 1) :] if ours else frames)
+    shown = [f for f in shown if not f[0].endswith("/harness/worlds/recorder.py")] or shown
     lines = []
     for file, line, function in shown:
         lines.append(f"{file}:{line}: in {function}")
-        source = linecache.getline(file, line).strip()
+        source = _source(file, line)
         if source:
             lines.append(f"    {source}")
     if called and shown and called not in lines[-1]:
@@ -220,8 +221,15 @@ def stack_text(frames: Sequence[tuple[str, int, str]], called: str = "") -> str:
     return "\n".join(lines)
 
 
+def _source(file: str, line: int) -> str:
+    try:
+        return linecache.getline(file, line).strip()
+    except Exception:  # a name that is none, a file that is no text
+        return ""
+
+
 _DUMPED_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
-_DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d{1,9}) in (.*)$')
 
 
 def crash_stack(dump: str) -> str:
