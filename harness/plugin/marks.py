@@ -64,6 +64,9 @@ class WorldRequest:
     size: int
     mark: WorldMark = field(default_factory=WorldMark)
 
+    def __repr__(self) -> str:  # as --setup-show has it
+        return f"{self.size} rank{'s' if self.size > 1 else ''}"
+
 
 def read_marks(marks: Iterable[pytest.Mark], where: str) -> WorldMark:
     """Combine the marks on a test, the closest first: a closer one wins, argument by argument.
