@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import time
 import traceback
@@ -43,7 +44,7 @@ def describe_exception(
     }
     try:
         if isinstance(error, SystemExit):
-            report["exit_code"] = error.code if isinstance(error.code, int) or error.code is None else str(error.code)
+            report["exit_code"] = _exit_code(error.code)
         tb = _without_our_frames(error.__traceback__)
         frames = [(f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_tb(tb)]
         report["frames"] = frames
@@ -53,7 +54,7 @@ def describe_exception(
     except MemoryError:
         error.__traceback__ = None  # frees what the frames hold
         report["text"] = report["message"] = "out of memory"
-    except Exception as e:
+    except BaseException as e:  # __str__ and __repr__ are the user's code, which may even exit
         report["text"] = f"{name} (its traceback could not be formatted: {type(e).__name__})"
     return report
 
@@ -63,10 +64,21 @@ def is_collective_frame(file: str) -> bool:
     return _DISTRIBUTED in file or file.endswith(_AUTOGRAD_ENGINE)
 
 
+def _exit_code(code: object) -> int | str | None:
+    if code is None or isinstance(code, int):
+        return None if code is None else int(code)  # not an enum that the controller can't import
+    try:
+        return str(code)[:2000]
+    except Exception:
+        return f"a {type(code).__qualname__}"
+
+
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)[:2000]
-    except Exception as e:
+    except MemoryError:
+        raise
+    except BaseException as e:
         return f"(its message could not be read: {type(e).__name__})"
 
 
@@ -80,6 +92,7 @@ def _without_our_frames(tb: TracebackType | None) -> TracebackType | None:
 def _formatted(error: BaseException, tb: TracebackType | None, style: str, show_locals: bool) -> str:
     try:
         from _pytest._code import ExceptionInfo
+        from _pytest._io import TerminalWriter
     except ImportError:
         return "".join(traceback.format_exception(type(error), error, tb))
     error = error.with_traceback(tb)
@@ -87,7 +100,9 @@ def _formatted(error: BaseException, tb: TracebackType | None, style: str, show_
         shown = ExceptionInfo.from_exception(error).getrepr(
             showlocals=show_locals, style=style, funcargs=False, truncate_locals=True  # type: ignore[arg-type]
         )
-        return str(shown)
+        out = io.StringIO()
+        shown.toterminal(TerminalWriter(out))
+        return out.getvalue().strip("\n")  # and not str(shown), which loses the first line's indentation
     except Exception:
         return "".join(traceback.format_exception(type(error), error, tb))
 

@@ -34,7 +34,11 @@ PRELOAD = (
     "torch._dynamo",
     "torch._dynamo.convert_frame",
     "torch._dynamo.backends.registry",
+    "torch._dynamo.testing",
     "torch._functorch.aot_autograd",
+    "torch._functorch.compilers",
+    "torch._inductor.compile_fx",
+    "functorch.compile",
     "torch.fx.experimental.symbolic_shapes",
     "torch.profiler._cupti_monitor",
     "sympy",
@@ -154,7 +158,7 @@ class RankProcess:
         os.set_blocking(self.output_fd, False)
         self.reader = wire.FrameReader(self.control)
 
-    def send(self, frame: list[bytes | memoryview], timeout: float = 30.0) -> None:
+    def send(self, frame: list[bytes], timeout: float = 30.0) -> None:
         """Write a frame to the rank.  Errors: :class:`WireError` if it has gone, or does not read for ``timeout`` s."""
         self.control.settimeout(timeout)
         try:
@@ -200,10 +204,13 @@ class RankProcess:
         (length,) = struct.unpack_from("!I", self._monitor_bytes)
         if len(self._monitor_bytes) < 4 + length:
             return None
-        answer = json.loads(bytes(self._monitor_bytes[4 : 4 + length]))
+        try:
+            answer = json.loads(bytes(self._monitor_bytes[4 : 4 + length]))
+        except (ValueError, RecursionError):
+            answer = None
         del self._monitor_bytes[: 4 + length]
         self._asked = 0
-        return answer if isinstance(answer, dict) else None
+        return answer if isinstance(answer, dict) else {}  # an answer, of which nothing can be read
 
     def ask_stack(self) -> None:
         """Make the rank dump its Python stacks from a signal handler: works without its interpreter lock."""

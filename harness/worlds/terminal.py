@@ -28,17 +28,17 @@ class Terminal:
         *lines, rest = (self._partial.get(index, b"") + data).split(b"\n")
         self._partial[index] = rest
         for line in lines:
-            print(prefixed(index, line.decode(errors="replace")), flush=True)
+            _show(prefixed(index, line.decode(errors="replace")), flush=True)
 
     def finished(self, index: int, output: Output) -> None:
         """A run is over, and this is all that the rank printed in it."""
         if self._immediately:
             rest = self._partial.pop(index, b"")
             if rest:
-                print(prefixed(index, rest.decode(errors="replace")), flush=True)
+                _show(prefixed(index, rest.decode(errors="replace")), flush=True)
             return
         for line in output.text().rstrip("\n").split("\n"):
-            print(prefixed(index, line))
+            _show(prefixed(index, line))
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[tuple[int, int]]:
@@ -46,6 +46,13 @@ class Terminal:
         with self._release():
             sys.stdout.flush()
             yield 0, 1
+
+
+def _show(line: str, *, flush: bool = False) -> None:
+    try:
+        print(line, flush=flush)
+    except UnicodeEncodeError:  # a terminal that does not know the letter: spell it
+        print(line.encode("ascii", "backslashreplace").decode(), flush=flush)
 
 
 def prefixed(index: int, line: str) -> str:
