@@ -20,19 +20,19 @@ class Code(enum.IntEnum):
     BAD = 5
 
 
-class BrokenStr(Exception):
+class BrokenStrError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
-class BrokenEverything(Exception):
+class BrokenEverythingError(Exception):
     def __str__(self) -> NoReturn:
         raise SystemExit(3)
 
     __repr__ = __str__
 
 
-class Unpicklable(Exception):
+class UnpicklableError(Exception):
     def __init__(self) -> None:
         super().__init__(threading.Lock())
         self.lock = threading.Lock()
@@ -69,7 +69,7 @@ def test_type_and_message() -> None:
 
 def test_qualified_name() -> None:
     """A class that is not built in has its module's name before it."""
-    assert described(throw(BrokenStr()))["type"] == f"{__name__}.BrokenStr"
+    assert described(throw(BrokenStrError()))["type"] == f"{__name__}.BrokenStrError"
 
 
 def test_frames() -> None:
@@ -124,8 +124,8 @@ def test_exit_code(code: Any, expected: Any) -> None:
 
 def test_exit_code_without_text() -> None:
     """A SystemExit whose code has no text still has its traceback."""
-    report = described(throw(SystemExit(BrokenStr())))
-    assert (report["exit_code"], report["frames"] != []) == ("a BrokenStr", True)
+    report = described(throw(SystemExit(BrokenStrError())))
+    assert (report["exit_code"], report["frames"] != []) == ("a BrokenStrError", True)
 
 
 def test_other_exceptions_have_no_exit_code() -> None:
@@ -135,21 +135,21 @@ def test_other_exceptions_have_no_exit_code() -> None:
 
 def test_broken_str() -> None:
     """An exception whose text can't be had says so, and still has its frames."""
-    report = described(throw(BrokenStr()))
+    report = described(throw(BrokenStrError()))
     assert (report["message"], len(report["frames"])) == ("(its message could not be read: RuntimeError)", 2)
 
 
 def test_str_that_exits() -> None:
     """An exception whose text tries to end the process does not."""
-    report = described(throw(BrokenEverything()))
-    assert (report["type"], "SystemExit" in report["message"]) == (f"{__name__}.BrokenEverything", True)
+    report = described(throw(BrokenEverythingError()))
+    assert (report["type"], "SystemExit" in report["message"]) == (f"{__name__}.BrokenEverythingError", True)
 
 
 def test_broken_repr_of_a_local() -> None:
     """A local variable that can't be shown costs itself only."""
 
     def fail() -> None:
-        broken = BrokenEverything()
+        broken = BrokenEverythingError()
         raise ValueError("boom", type(broken).__name__)
 
     assert "boom" in described(fail, show_locals=True)["message"]
@@ -157,7 +157,7 @@ def test_broken_repr_of_a_local() -> None:
 
 def test_unpicklable() -> None:
     """An exception that can't be pickled is described like any other."""
-    assert "lock" in described(throw(Unpicklable()))["message"]
+    assert "lock" in described(throw(UnpicklableError()))["message"]
 
 
 def test_chained() -> None:
@@ -227,12 +227,12 @@ def test_hostile_message(text: str) -> None:
 def test_no_memory() -> None:
     """Out of memory, an exception is still named."""
 
-    class Hungry(Exception):
+    class HungryError(Exception):
         def __str__(self) -> str:
             raise MemoryError
 
-    report = described(throw(Hungry()))
-    assert (report["message"], report["type"].endswith("Hungry")) == ("out of memory", True)
+    report = described(throw(HungryError()))
+    assert (report["message"], report["type"].endswith("HungryError")) == ("out of memory", True)
 
 
 @pytest.mark.parametrize(

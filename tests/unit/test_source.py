@@ -1,0 +1,181 @@
+"""House rules that the source itself can be asked about."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+LAYERS = (
+    ("cli", "audit", "plugin"),
+    ("programs", "stacks", "reference", "oracles", "bench", "faults"),
+    ("worlds",),
+    ("results", "devices", "requirements", "profiles"),
+)
+"""Of harness/, from the top down: a file may import what is beside it or below it."""
+
+PRIVATE_TORCH = {
+    "harness/worlds/wire.py": "tensors of newer dtypes can only be put together again by torch's own function",
+    "harness/worlds/monitor.py": "the Flight Recorder has no public reader, nor have the names of process groups",
+    "harness/worlds/recorder.py": "collectives are noted where Python enters the C++ class",
+    "harness/worlds/residue.py": "how many groups a test left, and whether Dynamo has caches to empty",
+    "harness/worlds/launch.py": "names of modules that the server imports ahead, so that no rank has to",
+}
+"""Where private names of torch are needed outside harness/stacks/, and what for."""
+
+VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+
+MACHINE = re.compile(
+    r"/(?:home|Users|root)/\w|/wor[k]/(?:main|shared|venv)\b|/tm[p]/\w+\.(?:py|txt|log)\b"  # paths of one machine
+    r"|\b(?:Africa|America|Asia|Australia|Europe|Pacific)/[A-Z][a-z]+|\b(?:UTC|GMT)[+-]\d|\bCES?T\b"  # its time zone
+)
+
+
+def python_files(*folders: str) -> list[str]:
+    found = [p.relative_to(ROOT) for folder in folders for p in (ROOT / folder).rglob("*.py")]
+    return sorted(str(p) for p in found if "__pycache__" not in p.parts)
+
+
+def imports(file: str) -> Iterator[str]:
+    """Full names of what a file imports, inside functions as well; of ``from a import b`` it is ``a.b``."""
+    package = Path(file).parent.parts
+    for node in ast.walk(ast.parse((ROOT / file).read_text(), file)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = [*package[: len(package) + 1 - node.level]] if node.level else []
+            module = ".".join([*parts, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def layer(name: str) -> int:
+    """The layer of ``harness.<name>...``."""
+    (found,) = [i for i, names in enumerate(LAYERS) if name in names]
+    return found
+
+
+def private_torch(file: str) -> list[str]:
+    """Private names of torch in a file: imported, reached from ``torch`` or ``dist``, or named in a string."""
+    found = [name for name in imports(file) if name.split(".")[0] == "torch"]
+    for node in ast.walk(ast.parse((ROOT / file).read_text(), file)):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            if re.fullmatch(r"(torch|dist|c10d)(\.\w+)+", text):
+                found.append(text)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"torch(\.\w+)+", str(node.value)):
+            found.append(str(node.value))
+    return sorted({name for name in found if any(re.match(r"_(?!_)", part) for part in name.split("."))})
+
+
+@pytest.mark.parametrize("file", python_files("harness", "suites", "reports", "fixtures", "tests"))
+def test_name_says_what_it_is_about(file: str) -> None:
+    """No file or folder is called something that says nothing."""
+    assert not VAGUE & {part.removeprefix("test_").removesuffix(".py") for part in Path(file).parts}
+
+
+@pytest.mark.parametrize("file", python_files("harness"))
+def test_harness_imports_no_tests(file: str) -> None:
+    """The harness knows nothing of the suites that run on it, nor of its own tests."""
+    assert [name for name in imports(file) if name.split(".")[0] in ("suites", "tests", "conftest")] == []
+
+
+@pytest.mark.parametrize("file", python_files("reports"))
+def test_reports_know_only_results(file: str) -> None:
+    """Reports are made from results, and need nothing else of the harness."""
+    ours = [name for name in imports(file) if name.split(".")[0] in ("harness", "suites", "tests")]
+    assert [name for name in ours if not f"{name}.".startswith("harness.results.")] == []
+
+
+@pytest.mark.parametrize(
+    "name", sorted({Path(f).parts[1].removesuffix(".py") for f in python_files("harness")} - {"__init__"})
+)
+def test_every_part_has_a_layer(name: str) -> None:
+    """Every file and folder of harness/ has its place in the order of imports."""
+    assert any(name in names for names in LAYERS)
+
+
+@pytest.mark.parametrize(
+    "file", [f for f in python_files("harness") if Path(f).parent != Path("harness") or "__" not in f]
+)
+def test_imports_point_down(file: str) -> None:
+    """A file imports only what is in its own layer or below; harness/__init__.py, the public face, is above all."""
+    own = layer(Path(file).parts[1].removesuffix(".py"))
+    names = [name.split(".")[1] for name in imports(file) if name.startswith("harness.")]
+    assert [name for name in names if layer(name) < own] == []
+
+
+@pytest.mark.parametrize("file", python_files("harness", "suites", "reports"))
+def test_private_names_of_torch(file: str) -> None:
+    """Private names of torch are in the adapters, and in the few files that say here why they need them."""
+    if not file.startswith("harness/stacks/") and file not in PRIVATE_TORCH:
+        assert private_torch(file) == []
+
+
+@pytest.mark.parametrize("file", PRIVATE_TORCH)
+def test_exceptions_are_needed(file: str) -> None:
+    """A file that may use private names of torch does use one."""
+    assert private_torch(file) != []
+
+
+def tracked() -> list[str]:
+    try:
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return []  # not a checkout: nothing is tracked
+    return [file for file in listed.split("\0") if file and (ROOT / file).is_file()]
+
+
+def test_no_trace_of_a_machine() -> None:
+    """No tracked file names a path or a time zone of the machine that it was written on."""
+    found = []
+    for file in tracked():
+        try:
+            lines = (ROOT / file).read_text().splitlines()
+        except UnicodeDecodeError:
+            continue  # not a text
+        found += [f"{file}:{i}: {line.strip()[:100]}" for i, line in enumerate(lines, 1) if MACHINE.search(line)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/ho" + "me/someone/x", True),
+        ("TZ=Euro" + "pe/Berlin", True),
+        ("12:00 U" + "TC+2", True),
+        ("at a house in Europe, and/or America", False),
+        ("/work", False),
+        ("UTC", False),
+    ],
+)
+def test_traces_are_recognised(text: str, expected: bool) -> None:
+    """The pattern finds what it should, and no more."""
+    assert bool(MACHINE.search(text)) == expected
+
+
+def test_private_names_are_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Private names are found however they are reached; double underscores are public."""
+    lines = [
+        "import torch._dynamo",
+        "from torch import _C",
+        "torch.nn._x.y()",
+        "n = 'torch._inductor'",
+        "torch.__version__",
+    ]
+    (tmp_path / "x.py").write_text("\n".join(lines))
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert private_torch("x.py") == ["torch._C", "torch._dynamo", "torch._inductor", "torch.nn._x", "torch.nn._x.y"]
+
+
+def test_relative_imports_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative import counts as what it means."""
+    (tmp_path / "harness" / "worlds").mkdir(parents=True)
+    (tmp_path / "harness" / "worlds" / "x.py").write_text("from ..plugin import marks\nfrom . import wire\n")
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert list(imports("harness/worlds/x.py")) == ["harness.plugin.marks", "harness.worlds.wire"]
