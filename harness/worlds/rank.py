@@ -7,6 +7,7 @@ and says how each ended.  It never decides anything: the controller judges.
 from __future__ import annotations
 
 import atexit
+import bdb
 import contextlib
 import faulthandler
 import os
@@ -56,8 +57,8 @@ class RankSetup:
     traceback_style: str = "short"
     show_locals: bool = False
     verbosity: int = 0
-    debug: bool = False
-    """Whether a failure here opens a debugger."""
+    debug_rank: int | None = None
+    """The rank where a failure or a breakpoint opens a debugger; None if no rank is being debugged."""
 
 
 class Rank:
@@ -149,8 +150,7 @@ class _RankProcess:
             from harness.worlds import recorder
 
             recorder.install(self.box)
-        if self.setup.debug:
-            sys.breakpointhook = self.breakpoint
+        sys.breakpointhook = self.breakpoint
         baseline = residue.take()
         self.answer(("ready", 0, None))
         while True:
@@ -214,7 +214,7 @@ class _RankProcess:
         try:
             value = fn(self.rank, *args, **kwargs)
         except BaseException as e:
-            if self.setup.debug and not isinstance(e, SystemExit):
+            if self.setup.debug_rank == self.rank.index and not isinstance(e, SystemExit | bdb.BdbQuit):
                 with contextlib.suppress(BaseException):
                     self.debug(lambda pdb: pdb.interaction(None, e.__traceback__.tb_next or e.__traceback__))  # type: ignore[union-attr]
             report = self.describe(e)
@@ -292,7 +292,12 @@ class _RankProcess:
             raise RuntimeError(f"no terminal to debug on: {e}") from e
 
     def breakpoint(self, *_args: Any, **_kwargs: Any) -> None:
-        """What ``breakpoint()`` does on the rank that is being debugged."""
+        """What ``breakpoint()`` does: something on the rank that is being debugged, and nothing on the others."""
+        index = self.rank.index
+        if self.setup.debug_rank is None:
+            raise RuntimeError(f"breakpoint() on rank {index}, which has no terminal: run pytest with --rank-pdb {index}")
+        if self.setup.debug_rank != index:
+            return
         stdin, stdout = self.borrow_terminal()
 
         def leave() -> None:

@@ -26,6 +26,7 @@ _SNAPSHOT_WAIT = 0.6
 _DEATHS_WAIT = 0.5
 _CLOSE_WAIT = 5.0
 _TICKS_WHEN_QUIET = 2  # per look; gloo's loop wakes up a hundred times a second
+_DEBUGGING = 86400.0  # seconds that a group waits for a rank in which somebody is looking around
 _BUSY_GRACE = 5.0  # how long ranks that still compute may go on after another has failed
 
 
@@ -175,7 +176,7 @@ class World:
                 backend=spec.backend,
                 device=self._devices[i % len(self._devices)],
                 store=("", 0),
-                timeout=spec.timeout + 30,
+                timeout=spec.timeout + 30 if spec.debug_rank is None else _DEBUGGING,
                 env=dict(spec.env),
                 sys_path=list(sys.path),
                 cwd=os.getcwd(),
@@ -184,7 +185,7 @@ class World:
                 traceback_style=spec.traceback_style,
                 show_locals=spec.show_locals,
                 verbosity=spec.verbosity,
-                debug=spec.debug_rank == i,
+                debug_rank=spec.debug_rank,
             )
             for i in range(spec.size)
         ]

@@ -25,7 +25,7 @@ import pytest
 from harness import results
 
 _MARK = "CONCORD_TEST_SESSION"
-_LONGEST = 120.0
+_LONGEST = 90.0
 _FAREWELL = 10.0
 _OF_THE_OUTER_SESSION = ("PYTEST_", "COV_", "HYPOTHESIS_", "FORCE_COLOR", "PY_COLORS")
 
@@ -49,8 +49,9 @@ class Session:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many tests came to each outcome, from pytest's own last line."""
-        return pytest.RunResult(self.code, self.out.split("\n"), [], 0.0).parseoutcomes()
+        """How many tests that were not deselected came to each outcome, from pytest's own last line."""
+        found = pytest.RunResult(self.code, self.out.split("\n"), [], 0.0).parseoutcomes()
+        return {outcome: count for outcome, count in found.items() if outcome not in ("deselected", "warnings")}
 
     def section(self, test: str) -> str:
         """What pytest shows of one failed test: from the line with its name to the next test's."""

@@ -1,0 +1,190 @@
+"""The results file and the table of verdicts: complete as far as the run came, whatever ended it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sessions import Folder, Session
+
+from harness.results import VERDICTS
+
+pytestmark = pytest.mark.slow
+
+TESTS = """
+    import os
+    import signal
+
+    import pytest
+    import torch.distributed as dist
+
+    from harness import requirement
+
+    @requirement("COLL-BARRIER-01", "A barrier returns on every rank.", source="torch.distributed.barrier")
+    def test_passes(world):
+        world.run(lambda rank: dist.barrier())
+
+    def test_fails(world):
+        def body(rank):
+            print("printed by", rank.index)
+            dist.barrier()
+            assert rank.index == 0
+        world.run(body)
+
+    def test_hangs(world):
+        def body(rank):
+            if rank.index == 0:
+                dist.barrier()
+        world.run(body)
+
+    def test_crashes(world):
+        def body(rank):
+            if rank.index == 1:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            dist.barrier()
+        world.run(body)
+
+    def test_leaves(world):
+        def body(rank):
+            if rank.index == 1:
+                os._exit(3)
+            dist.barrier()
+        world.run(body)
+
+    @pytest.mark.world(2, backend="no_such_backend")
+    def test_unsupported(world):
+        world.run(lambda rank: None)
+
+    @pytest.mark.skip(reason="not now")
+    def test_skipped(world):
+        world.run(lambda rank: None)
+"""
+
+OTHER = """
+    def test_of_no_stack():
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def session(make_folder: Callable[[dict[str, str]], Folder]) -> Session:
+    folder = make_folder({"suites/collectives/test_it.py": TESTS, "tests/test_other.py": OTHER})
+    return folder.run("--concord-results", "out")
+
+
+@pytest.mark.parametrize(
+    ("test", "verdict", "headline"),
+    [
+        ("test_passes", "passed", ""),
+        ("test_fails", "failed", "rank 1 of 2 failed first: AssertionError: assert 1 == 0"),
+        ("test_hangs", "hung", "deadlock: rank 0 waits in barrier()"),
+        ("test_crashes", "crashed", "rank 1 of 2 failed first: killed by SIGSEGV"),
+        ("test_leaves", "crashed", "rank 1 of 2 failed first: exited with code 3 before it had a result"),
+        ("test_unsupported", "unsupported", ""),
+        ("test_skipped", "not-run", ""),
+    ],
+)
+def test_verdict(session: Session, test: str, verdict: str, headline: str) -> None:
+    """Each test has one verdict, a headline if it is a bad one, and the stack of its folder."""
+    found = session.results.tests[f"suites/collectives/test_it.py::{test}[2ranks]"]
+    assert (found.verdict, found.stack) == (verdict, "collectives")
+    assert found.headline.startswith(headline)
+    assert bool(found.headline) == bool(headline)
+
+
+def test_reason_of_a_skip(session: Session) -> None:
+    """A test that did not run says why."""
+    tests = session.results.tests
+    assert tests["suites/collectives/test_it.py::test_skipped[2ranks]"].reason == "not now"
+    assert "no_such_backend" in tests["suites/collectives/test_it.py::test_unsupported[2ranks]"].reason
+
+
+def test_evidence_of_ranks(session: Session) -> None:
+    """A bad verdict carries what each rank said: how it ended, its traceback, output and collectives."""
+    ranks = session.results.tests["suites/collectives/test_it.py::test_fails[2ranks]"].ranks
+    assert [(r.rank, r.kind, r.first) for r in ranks] == [(0, "returned", False), (1, "raised", True)]
+    assert "assert rank.index == 0" in ranks[1].text
+    assert [r.output for r in ranks] == ["printed by 0\n", "printed by 1\n"]
+    assert all("barrier" in r.collectives[-1] for r in ranks)
+
+
+def test_one_record_a_line(session: Session) -> None:
+    """The file is JSON lines: the run, what was collected, a line for each test as it ended, the end."""
+    (path,) = session.folder.glob("out/*/results.jsonl")
+    kinds = [json.loads(line)["record"] for line in path.read_text().splitlines()]
+    assert kinds == ["run", "collected", *["test"] * 8, "end"]
+
+
+def test_run_is_described(session: Session) -> None:
+    """The first line has the arguments and the versions; the last one the exit status."""
+    run = session.results
+    assert run.header.arguments == ["--concord-results", "out"]
+    assert "python" in run.header.environment
+    assert (run.complete, run.exit_status) == (True, 1)
+
+
+def test_table_by_stack(session: Session) -> None:
+    """The terminal shows how many tests of each stack came to each verdict, and what crashed or hung."""
+    _, _, table = session.out.partition("verdicts by stack")
+    lines = [line.split() for line in table.split("\n")[1:4]]
+    assert lines[0] == ["stack", *VERDICTS]
+    assert lines[1] == ["collectives", "1", "1", "2", "1", "1", ".", "1"]
+    assert lines[2] == ["(other)", "1", *["."] * 6]
+    pytest.LineMatcher(table.split("\n")).fnmatch_lines(
+        [
+            "HUNG suites/collectives/test_it.py::test_hangs[[]2ranks]: deadlock: *",
+            "CRASHED suites/collectives/test_it.py::test_crashes[[]2ranks]: rank 1 of 2 *",
+            "results: out/*/results.jsonl",
+        ]
+    )
+
+
+def test_controller_that_is_killed(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """If the controller is killed, what ended before is there, the rest is not-run, and no rank outlives it."""
+    tests = """
+        import os
+        import signal
+
+        def test_before(world):
+            world.run(lambda rank: None)
+
+        def test_kills_the_controller(world):
+            controller = os.getpid()
+            def body(rank):
+                if rank.index == 1:
+                    os.kill(controller, signal.SIGKILL)
+                signal.pause()
+            world.run(body)
+
+        def test_never_reached(world):
+            world.run(lambda rank: None)
+    """
+    session = make_folder({"test_it.py": tests}).run("--concord-results", "out")
+    assert session.code == -signal.SIGKILL
+    run = session.results
+    assert not run.complete
+    assert [t.verdict for t in run.tests.values()] == ["passed", "not-run", "not-run"]
+
+
+def test_no_file_unless_asked(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """Without the option and the ini setting nothing is written."""
+    folder = make_folder({"test_it.py": "def test_nothing(): pass\n"})
+    folder.run("-p", "no:cacheprovider")
+    assert not list(folder.path.rglob("*.jsonl"))
+
+
+def test_ini_setting(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """The ini setting names a folder under the root directory, wherever pytest was started."""
+    folder = make_folder({"test_it.py": "def test_nothing(): pass\n", "below/readme.txt": ""})
+    folder.write("pytest.ini", "[pytest]\nconcord_results = kept\n")
+    Folder.run(_inside(folder, "below"), "..", "-p", "no:cacheprovider")
+    assert len(list(folder.path.glob("kept/*/results.jsonl"))) == 1
+
+
+def _inside(folder: Folder, name: str) -> Folder:
+    inner = object.__new__(Folder)
+    inner.path = Path(folder.path, name)
+    return inner
