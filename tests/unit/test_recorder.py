@@ -1,0 +1,88 @@
+"""Our own record of collectives: what is noted of a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from harness.worlds import recorder
+from harness.worlds.recorder import caller, describe
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((torch.zeros(4),), "float32[4]"),
+        ((torch.zeros((), dtype=torch.bool),), "bool[]"),
+        (([torch.zeros(4), torch.zeros(2)],), "float32[4] x2"),
+        (([[torch.zeros(2, 3)], [torch.zeros(4)]],), "float32[2, 3]"),
+        ((torch.zeros(2), torch.zeros(3, dtype=torch.int64)), "float32[2] x2"),
+        (([], torch.zeros(1)), "float32[1]"),
+        (("text", 3, None), ""),
+        ((), ""),
+        (None, ""),
+        (torch.zeros(0, 2), "float32[0, 2]"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_describe(arguments: Any, expected: str) -> None:
+    """A call is described by its first tensor, and how many there are beside it."""
+    assert describe(arguments) == expected
+
+
+def test_describe_list_in_itself() -> None:
+    """A list that holds itself comes to an end."""
+    endless: list[Any] = []
+    endless.append(endless)
+    assert describe((endless,)) == ""
+
+
+def test_caller() -> None:
+    """The caller is the innermost line outside torch and outside the recorder."""
+    names: dict[str, Any] = {"caller": caller}
+    exec(compile("def all_reduce(): return caller()", "/site/torch/distributed/distributed_c10d.py", "exec"), names)
+    assert names["all_reduce"]().rsplit(":", 1)[0] == __file__
+
+
+class FakeGroup:
+    group_name = "0"
+
+    def allreduce(self, tensors: Any) -> str:
+        return "work"
+
+
+class FakeBox:
+    def __init__(self) -> None:
+        self.issued_: list[tuple[str, ...]] = []
+
+    def issued(self, *texts: str) -> None:
+        self.issued_.append(texts)
+
+
+class FullBox:
+    def issued(self, *texts: str) -> None:
+        raise ValueError("no room")
+
+
+def test_recorded_call() -> None:
+    """A recorded method notes the call and does what it did before."""
+    box = FakeBox()
+    method = recorder._recorded(FakeGroup.allreduce, "all_reduce", box)  # type: ignore[arg-type]
+    assert method(FakeGroup(), [torch.zeros(3)]) == "work"
+    assert [texts[:3] for texts in box.issued_] == [("all_reduce", "float32[3]", "0")]
+
+
+def test_record_that_fails() -> None:
+    """A record that can't be made is no reason for the collective to fail."""
+    method = recorder._recorded(FakeGroup.allreduce, "all_reduce", FullBox())  # type: ignore[arg-type]
+    assert method(FakeGroup(), [torch.zeros(3)]) == "work"
+
+
+def test_keyword_arguments() -> None:
+    """Tensors that are given by name are seen as well."""
+    box = FakeBox()
+    method = recorder._recorded(FakeGroup.allreduce, "all_reduce", box)  # type: ignore[arg-type]
+    method(FakeGroup(), tensors=[torch.zeros(3)])
+    assert box.issued_[0][1] == "float32[3]"
