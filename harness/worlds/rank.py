@@ -241,7 +241,7 @@ class _RankProcess:
     def answer(self, message: Any) -> None:
         self.send(wire.dumps(message))
 
-    def send(self, frame: list[bytes | memoryview]) -> None:
+    def send(self, frame: list[bytes]) -> None:
         try:
             wire.send_parts(self.control, frame)
         except wire.WireError:

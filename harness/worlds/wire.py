@@ -38,7 +38,7 @@ class WireError(ConnectionError):
 class _Pickler(cloudpickle.Pickler):
     """cloudpickle, with the bytes of tensor storages left out of the pickle stream."""
 
-    def __init__(self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], None]) -> None:
+    def __init__(self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._storages: dict[int, Any] = {}  # storage identity -> the object that pickle memoises for it
 
@@ -95,20 +95,24 @@ def _rebuild_tensor(storage: Any, *rest: Any) -> Any:
     return torch._utils._rebuild_tensor_v3(_load_typed(storage, torch.uint8), *rest)
 
 
-def dumps(obj: Any) -> list[bytes | memoryview]:
+def dumps(obj: Any) -> list[bytes]:
     """Pickle ``obj`` into the parts of one frame, ready for :func:`send_parts`.
 
     Errors: whatever pickling raises, unchanged; the caller knows what it tried to send.
     """
-    buffers: list[memoryview] = []
+    buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
-    _Pickler(file, lambda b: buffers.append(b.raw())).dump(obj)
+    _Pickler(file, buffers.append).dump(obj)
     body = file.getvalue()
-    head = _HEADER.pack(_MAGIC, len(buffers), len(body)) + b"".join(_LENGTH.pack(b.nbytes) for b in buffers)
-    return [head, body, *buffers]
+    # Copies, on purpose: a view of a view that ends up in a reference cycle, as the locals of a frame that an exception
+    # holds do, crashes CPython 3.11's garbage collector.
+    raw = [bytes(b.raw()) for b in buffers]
+    buffers.clear()
+    head = _HEADER.pack(_MAGIC, len(raw), len(body)) + b"".join(_LENGTH.pack(len(b)) for b in raw)
+    return [head, body, *raw]
 
 
-def send_parts(sock: socket.socket, parts: list[bytes | memoryview]) -> None:
+def send_parts(sock: socket.socket, parts: list[bytes]) -> None:
     """Write the parts of a frame to a socket.  A peer that has gone raises :class:`WireError`."""
     try:
         if sum(len(p) for p in parts) < 65536:

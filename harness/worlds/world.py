@@ -103,7 +103,7 @@ class World:
         self._job = 0
         self._looks: dict[int, int] = {}
         self.runs = 0
-        """How many functions ran on the ranks."""
+        """How many functions the ranks were given to run."""
         self.started = 0
         """How many times ranks were started."""
 
@@ -145,13 +145,13 @@ class World:
         try:
             for process in self._processes:
                 self._send(process, frame)
+            self.runs += 1
             self._wait(run, "returned")
         except RanksFailed:
             raise
         except BaseException as e:
             self._interrupted(run, e)
             raise
-        self.runs += 1
         return [run.results[i] for i in range(self.size)]
 
     def start(self) -> None:
@@ -263,7 +263,7 @@ class World:
 
     # waiting
 
-    def _send(self, process: RankProcess, frame: list[bytes | memoryview]) -> None:
+    def _send(self, process: RankProcess, frame: list[bytes]) -> None:
         try:
             process.send(frame)
         except wire.WireError:
@@ -614,7 +614,7 @@ class _Watch:
         return dataclasses.replace(view, state=state)
 
 
-def _frame_of(job: int, fn: Any, args: Any, kwargs: Any, name: str) -> list[bytes | memoryview]:
+def _frame_of(job: int, fn: Any, args: Any, kwargs: Any, name: str) -> list[bytes]:
     """The frame that tells a rank to run something.  Errors: TypeError that says what cannot travel, and why."""
     if not callable(fn):
         raise TypeError(f"world.run needs a function that takes a rank, not {fn!r}")

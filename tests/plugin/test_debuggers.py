@@ -49,23 +49,14 @@ def test_pdb_is_in_the_controller(make_folder: Callable[[dict[str, str]], Folder
     assert session.orphans == ()
 
 
-def test_rank_pdb_after_a_failure(make_folder: Callable[[dict[str, str]], Folder]) -> None:
-    """--rank-pdb opens a debugger in this rank where it failed; after it, the failure is reported as ever."""
-    running = make_folder({"test_it.py": TESTS}).start("--rank-pdb", "1", "-k", "not breakpoint", terminal=True)
+def test_rank_pdb(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """--rank-pdb opens a debugger in this rank alone: where it fails, and at each breakpoint(); q and c leave it."""
+    running = make_folder({"test_it.py": TESTS}).start("--rank-pdb", "1", terminal=True)
     shown = running.until("(rank 1) ")
     assert "assert mine < 41" in shown
     running.type("p mine, rank")
     assert "(41, <rank 1 of 2 on cpu, gloo>)" in running.until("(rank 1) ")
     running.type("q")
-    session = running.end()
-    assert session.counts == {"failed": 1, "passed": 1}
-    assert "E   rank 1 of 2 failed first: AssertionError: assert 41 < 41" in session.out
-    assert session.orphans == ()
-
-
-def test_breakpoint_in_a_rank(make_folder: Callable[[dict[str, str]], Folder]) -> None:
-    """breakpoint() stops the rank that --rank-pdb names, as often as it is met, and only this one; c lets it go on."""
-    running = make_folder({"test_it.py": TESTS}).start("--rank-pdb", "1", "-k", "not fails", terminal=True)
     running.until("(rank 1) ")
     running.type("p mine")
     assert "51" in running.until("(rank 1) ")
@@ -75,7 +66,8 @@ def test_breakpoint_in_a_rank(make_folder: Callable[[dict[str, str]], Folder]) -
     assert "52" in running.until("(rank 1) ")
     running.type("c")
     session = running.end()
-    assert session.counts == {"passed": 2}
+    assert session.counts == {"failed": 1, "passed": 2}
+    assert "E   rank 1 of 2 failed first: AssertionError: assert 41 < 41" in session.out
     assert session.orphans == ()
 
 

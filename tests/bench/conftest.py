@@ -1,0 +1,69 @@
+"""Side-by-side benchmarks: each takes our figure and another's in turns, and the summary shows their ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two things that were measured in turns, in seconds."""
+
+    what: str
+    ours: float
+    theirs: float
+    against: str
+    wanted: str
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.theirs
+
+
+_found = pytest.StashKey[list[Comparison]]()
+
+
+@pytest.fixture
+def compare(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., Comparison]:
+    """Measure our ``run`` with pytest-benchmark, and ``other`` (returns seconds) before each of its rounds."""
+
+    def measure(
+        what: str,
+        run: Callable[[], Any],
+        other: Callable[[], float],
+        *,
+        against: str,
+        wanted: str,
+        rounds: int,
+        after: Callable[[], None] = lambda: None,
+        ours: Callable[[], float] | None = None,
+    ) -> Comparison:
+        theirs: list[float] = []
+
+        def setup() -> None:
+            after()
+            theirs.append(other())
+
+        benchmark.pedantic(run, setup=setup, rounds=rounds, warmup_rounds=min(3, rounds - 1))
+        after()
+        found = Comparison(what, ours() if ours else benchmark.stats.stats.median, median(theirs), against, wanted)
+        benchmark.extra_info.update(ratio=found.ratio, against=against, theirs=found.theirs)
+        request.config.stash.setdefault(_found, []).append(found)
+        return found
+
+    return measure
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    rows = config.stash.get(_found, [])
+    if rows:
+        terminalreporter.section("side by side", sep="-")
+        width = max(len(r.what) for r in rows)
+        for r in rows:
+            figures = f"{r.ours * 1000:9.1f} ms  {r.theirs * 1000:9.1f} ms  {r.ratio:7.3f}"
+            terminalreporter.write_line(f"{r.what:<{width}}  {figures}  of {r.against} (wanted: {r.wanted})")

@@ -1,0 +1,157 @@
+"""What a world costs, beside the floor under it and the harnesses beside it.
+
+Run with ``pytest tests/bench --benchmark-enable``; nothing here fails for being slow.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Pool, Rank, World, WorldSpec
+from harness.worlds.launch import PRELOAD, RANK_ENVIRONMENT
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.slow
+
+
+class Bare:
+    """The program that shows the floor."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "bare.py"), ",".join(PRELOAD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            cwd=HERE.parents[1],
+            env={**RANK_ENVIRONMENT, **os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
+        )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+
+    def __call__(self, command: str) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+@pytest.fixture
+def bare(benchmark: Any) -> Iterator[Bare]:
+    if not benchmark.enabled:
+        pytest.skip("a benchmark: runs with --benchmark-enable")
+    found = Bare()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    found = Pool()
+    found.launcher().wait_ready()  # type: ignore[attr-defined]
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_fresh_world(size: int, compare: Callable[..., Any], bare: Bare, pool: Pool) -> None:
+    """Start to ready of a fresh gloo world, beside a bare fork and gloo rendezvous."""
+    worlds: list[World] = []
+
+    def close() -> None:
+        while worlds:
+            pool.release(worlds.pop())
+
+    compare(
+        f"fresh world of {size}, start to ready",
+        lambda: worlds.append(pool.acquire(WorldSpec(size))),
+        lambda: bare(f"start {size}"),
+        against="a bare fork and rendezvous",
+        wanted="2 at most",
+        rounds=40,
+        after=close,
+    )
+
+
+def all_reduce(rank: Rank) -> None:
+    dist.all_reduce(torch.ones(4))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_run_in_a_live_world(size: int, compare: Callable[..., Any], bare: Bare, pool: Pool) -> None:
+    """One run with one all_reduce, beside a bare pipe round trip and the same all_reduce."""
+    world = pool.acquire(WorldSpec(size))
+    bare(f"live {size}")
+    compare(
+        f"run with an all_reduce on {size} ranks",
+        lambda: world.run(all_reduce),
+        lambda: bare("round"),
+        against="a bare pipe round trip with it",
+        wanted="1.5 at most",
+        rounds=300,
+    )
+    pool.release(world)
+
+
+def seconds_per_test(name: str, size: int, tmp_path: Path) -> list[float]:
+    """Run a file of trivial tests in a pytest session of its own; returns what each test took, set-up included."""
+    report = tmp_path / f"{name}-{time.monotonic_ns()}.xml"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        + ["-o", "python_files=*.py", "-o", "concord_results=", str(HERE / "trivial" / f"{name}.py")],
+        cwd=HERE.parents[1],
+        env={**os.environ, "BENCH_RANKS": str(size)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [float(case.get("time", "0")) for case in ET.parse(report).iter("testcase")]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("other", ["multiprocess", "spawn", "continuous"])
+def test_trivial_test(other: str, size: int, compare: Callable[..., Any], benchmark: Any, tmp_path: Path) -> None:
+    """The same trivial test, fresh ranks for each of ours, beside PyTorch's harnesses; the median of a session's tests
+    without its first, except for the one that keeps its ranks, where all count, start-up included."""
+    if not benchmark.enabled:
+        pytest.skip("a benchmark: runs with --benchmark-enable")
+    figures: list[float] = []
+
+    def theirs() -> float:
+        each = seconds_per_test(other, size, tmp_path)
+        return sum(each) / len(each) if other == "continuous" else median(each[1:])
+
+    names = {
+        "multiprocess": ("MultiProcessTestCase", "0.02 at most"),
+        "spawn": ("torch.multiprocessing.spawn", "less than 1"),
+        "continuous": ("MultiProcContinuousTest, 6 tests and their start-up", "less than 1"),
+    }
+    compare(
+        f"a trivial test on {size} ranks",
+        lambda: figures.extend(seconds_per_test("concord", size, tmp_path)[1:]),
+        theirs,
+        against=names[other][0],
+        wanted=names[other][1],
+        rounds=1,
+        ours=lambda: median(figures),
+    )

@@ -1,0 +1,91 @@
+"""What every test here must leave behind: nothing."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Pool, Rank, World
+
+
+def _files() -> set[str]:
+    """Shared memory, and what torch, multiprocessing or we would leave among temporary files."""
+    names = os.listdir(tempfile.gettempdir())
+    ours = {n for n in names if n.startswith(("concord", "torch", "pymp", "tmp")) and not n.startswith("concord-leases")}
+    return {*os.listdir("/dev/shm"), *ours}
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def children(pid: int) -> list[int]:
+    """A process's children."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended (a zombie that nobody has collected yet has)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def all_gone(pids: list[int], within: float = 10.0) -> bool:
+    """Whether processes have ended, or do within some seconds."""
+    deadline = time.monotonic() + within
+    while not all(gone(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test no rank, nothing that a rank started, no file and no descriptor is left."""
+    plugin = request.config.pluginmanager.get_plugin("concord-worlds")
+    if "world" not in request.fixturenames:
+        yield
+        return
+    launcher = plugin.pool.launcher()
+    launcher.wait_ready()
+    files, descriptors = _files(), _descriptors()
+    yield
+    plugin.pool.forget_begun()
+    assert all_gone(children(launcher.server_pid)), "processes were left"
+    assert _files() - files == set()
+    assert _descriptors() <= descriptors
+
+
+@pytest.fixture
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """The session's own pool, for a test that takes worlds from it by hand."""
+    plugin = request.config.pluginmanager.get_plugin("concord-worlds")
+    yield plugin.pool
+    for world in list(plugin.pool._warm.values()):
+        world.kill()
+    plugin.pool._warm.clear()
+
+
+def add_up(rank: Rank) -> float:
+    """A function that needs every rank: the sum of 1 + index over the world."""
+    tensor = torch.tensor([1.0 + rank.index])
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+@pytest.fixture
+def works(world: World) -> Iterator[None]:
+    """After what the test did to its world, the next run on it is as good as ever."""
+    yield
+    expected = world.size * (world.size + 1) / 2
+    assert world.run(add_up) == [expected] * world.size

@@ -1,0 +1,230 @@
+"""Deadlocks are proven and explained within 3 s; a rank that is merely slow is never called deadlocked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, RanksFailed, World
+
+pytestmark = [pytest.mark.usefixtures("works")]
+
+
+def deadlock(world: World, body: Callable[..., object]) -> RanksFailed:
+    began = time.monotonic()
+    with pytest.raises(RanksFailed) as caught:
+        world.run(body)
+    assert time.monotonic() - began < 3
+    assert caught.value.verdict == "hung"
+    return caught.value
+
+
+@pytest.mark.world(2, 3)
+def test_different_operations(world: World) -> None:
+    """Two operations on one group at the same place: both are named, with sequence number and source line."""
+
+    def body(rank: Rank) -> None:
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor)
+        if rank.index == 1:
+            dist.broadcast(tensor, 0)
+        else:
+            dist.all_reduce(tensor)
+
+    error = deadlock(world, body)
+    assert "collective 2 of the default group differs" in error.headline
+    assert "broadcast(float32[4])" in error.headline
+    assert "all_reduce(float32[4])" in error.headline
+    assert f"{__file__}:" in error.ends[1].standing
+    if world.size == 3:
+        assert error.culprits == (1,)
+
+
+@pytest.mark.world(3)
+def test_one_rank_returned(world: World) -> None:
+    """A rank that returns while others wait is the one that is named."""
+
+    def body(rank: Rank) -> None:
+        dist.barrier()
+        if rank.index != 1:
+            dist.all_reduce(torch.ones(4))
+
+    error = deadlock(world, body)
+    assert error.culprits == (1,)
+    assert "ranks 0, 2 wait in all_reduce(float32[4]), collective 2" in error.headline
+    assert "rank 1, which has returned" in error.headline
+
+
+@pytest.mark.world(2)
+def test_different_groups(world: World) -> None:
+    """Ranks that wait on different groups: each is said to wait for the other."""
+
+    def body(rank: Rank) -> None:
+        one, other = dist.new_group([0, 1]), dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(4), group=other if rank.index else one)
+
+    error = deadlock(world, body)
+    assert "waits in all_reduce(float32[4])" in error.headline
+    assert "[0, 1]" in error.headline
+
+
+@pytest.mark.world(2)
+def test_different_order(world: World) -> None:
+    """Two collectives on two groups in opposite order."""
+
+    def body(rank: Rank) -> None:
+        groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+        for group in groups[::-1] if rank.index else groups:
+            dist.all_reduce(torch.ones(4), group=group)
+
+    assert "waits in all_reduce" in deadlock(world, body).headline
+
+
+@pytest.mark.world(2)
+def test_receive_that_nobody_sends_to(world: World) -> None:
+    """Point to point: both ranks receive."""
+
+    def body(rank: Rank) -> None:
+        dist.recv(torch.ones(4), 1 - rank.index)
+
+    assert "recv" in deadlock(world, body).headline
+
+
+@pytest.mark.world(2)
+def test_waiting_for_asynchronous_work(world: World) -> None:
+    """A wait on a work handle in the user's own code counts as waiting."""
+
+    def body(rank: Rank) -> None:
+        if rank.index == 0:
+            work = dist.all_reduce(torch.ones(4), async_op=True)
+            work.wait()
+
+    error = deadlock(world, body)
+    assert error.culprits == (1,)
+    assert "rank 1, which has returned" in error.headline
+
+
+@pytest.mark.world(2)
+def test_inside_backward(world: World) -> None:
+    """A collective that C++ issued in backward: DDP on a rank whose peer does no backward."""
+
+    def body(rank: Rank) -> None:
+        module = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+        loss = module(torch.ones(2, 3)).sum()
+        if rank.index == 0:
+            loss.backward()
+
+    error = deadlock(world, body)
+    assert error.culprits == (1,)
+    assert "all_reduce(float32[12])" in error.headline
+
+
+@pytest.mark.world(2)
+def test_monitored_barrier_and_store(world: World) -> None:
+    """A wait in the store that only a peer can end, which has ended itself."""
+
+    def body(rank: Rank) -> None:
+        if rank.index == 0:
+            dist.monitored_barrier()
+
+    assert "monitored_barrier" in str(deadlock(world, body))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [(torch.ones(4), torch.ones(5)), (torch.ones(4), torch.ones(4, dtype=torch.float64))],
+    ids=["shape", "dtype"],
+)
+@pytest.mark.world(2)
+def test_different_tensors(world: World, tensors: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """gloo ends one rank by abort on a size mismatch; the report names the mismatch nevertheless."""
+
+    def body(rank: Rank) -> None:
+        dist.all_reduce(tensors[rank.index])
+
+    with pytest.raises(RanksFailed, match="collective 1 of the default group differs") as caught:
+        world.run(body)
+    assert caught.value.verdict in ("crashed", "failed")
+
+
+# what is no deadlock
+
+
+@pytest.mark.world(2, 3)
+def test_late_rank_is_waited_for(world: World) -> None:
+    """A rank that sleeps for longer than a proof takes and joins then is slow, not deadlocked."""
+
+    def body(rank: Rank) -> None:
+        if rank.index == 1:
+            time.sleep(2)
+        dist.all_reduce(torch.ones(4))
+
+    assert world.run(body) == [None] * world.size
+
+
+@pytest.mark.world(2)
+def test_computing_rank_is_waited_for(world: World) -> None:
+    """A rank that computes, in Python or in one long call into C, is slow."""
+
+    def body(rank: Rank) -> None:
+        if rank.index == 1:
+            until = time.monotonic() + 1
+            while time.monotonic() < until:
+                pass
+            a = torch.ones(1500, 1500, dtype=torch.float64)
+            while time.monotonic() < until + 1:
+                a @ a
+        dist.all_reduce(torch.ones(4))
+
+    assert world.run(body) == [None, None]
+
+
+@pytest.mark.world(2)
+def test_late_thread_is_waited_for(world: World) -> None:
+    """A collective that another thread of a rank will issue after a while ends the wait."""
+
+    def body(rank: Rank) -> None:
+        tensor = torch.ones(4)
+        if rank.index == 1:
+            later = threading.Timer(2, lambda: dist.all_reduce(tensor))
+            later.start()
+            dist.recv(torch.ones(1), 0)
+            later.join()
+        else:
+            dist.all_reduce(tensor)
+            dist.send(torch.ones(1), 1)
+
+    assert world.run(body) == [None, None]
+
+
+@pytest.mark.world(2)
+def test_wait_with_its_own_timeout_is_left_to_it(world: World) -> None:
+    """A group with a timeout shorter than the run's gives up by itself, and the program goes on."""
+
+    def body(rank: Rank) -> str:
+        from datetime import timedelta
+
+        group = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+        if rank.index == 0:
+            with pytest.raises(RuntimeError, match="(?i)timed? ?out"):
+                dist.all_reduce(torch.ones(4), group=group)
+        return "went on"
+
+    assert world.run(body) == ["went on", "went on"]
+
+
+@pytest.mark.world(2)
+def test_watch_can_be_switched_off(world: World) -> None:
+    """With watch=False a deadlock takes the run's own timeout."""
+
+    def body(rank: Rank) -> None:
+        if rank.index == 0:
+            dist.barrier()
+
+    with pytest.raises(RanksFailed, match="not finished after 2 s"):
+        world.run(body, watch=False, timeout=2)

@@ -1,0 +1,190 @@
+"""What a test leaves in its ranks is ended or reported; a warm world is only used again if it is clean."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Pool, Rank, RanksFailed, World, WorldSpec
+from tests.worlds.conftest import add_up, all_gone
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(1000)"]
+
+
+@pytest.mark.world(2)
+def test_children_of_ranks_end_with_them(world: World) -> None:
+    """A process that a rank started and left, in a session of its own too, is gone when the world is."""
+
+    def body(rank: Rank) -> list[int]:
+        plain = subprocess.Popen(SLEEPER)
+        apart = subprocess.Popen(SLEEPER, start_new_session=True)
+        orphan = subprocess.check_output(["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"], text=True)
+        return [plain.pid, apart.pid, int(orphan)]
+
+    pids = [pid for found in world.run(body) for pid in found]
+    world.close()
+    assert all_gone(pids)
+
+
+@pytest.mark.world(2)
+def test_forked_child_does_not_keep_a_dead_rank_alive(world: World) -> None:
+    """A rank whose forked child holds all its descriptors is known to be dead all the same."""
+
+    def body(rank: Rank) -> None:
+        if rank.index == 1:
+            if os.fork() == 0:
+                time.sleep(1000)
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    with pytest.raises(RanksFailed, match="rank 1 of 2 failed first: killed by SIGKILL"):
+        world.run(body)
+
+
+@pytest.mark.world(2)
+def test_threads_do_not_keep_a_rank_alive(world: World) -> None:
+    """A thread that never ends, daemon or not, does not delay a rank's end."""
+
+    def body(rank: Rank) -> None:
+        threading.Thread(target=threading.Event().wait).start()
+
+    world.run(body)
+    pids = world.pids
+    world.close()
+    assert all_gone(pids)
+
+
+@pytest.mark.world(2)
+def test_a_great_deal_of_output(world: World) -> None:
+    """100 MB of output neither blocks the rank nor fills the controller: the first and the last of it are kept."""
+
+    def body(rank: Rank) -> None:
+        line = b"x" * 99 + b"\n"
+        os.write(1, b"the beginning\n")
+        for _ in range(1000):
+            data = line * 1000
+            while data:
+                data = data[os.write(1, data) :]
+        os.write(1, b"the end\n")
+        raise RuntimeError("done")
+
+    with pytest.raises(RanksFailed) as caught:
+        world.run(body)
+    output = caught.value.ends[1].output
+    assert output.startswith("the beginning\n")
+    assert output.endswith("the end\n")
+    assert "bytes left out" in output
+    assert len(output) < 1_000_000
+
+
+LEFT = {
+    "thread": lambda: threading.Thread(target=threading.Event().wait, daemon=True, name="forgotten").start(),
+    "process": lambda: subprocess.Popen(SLEEPER),
+    "group": lambda: dist.new_group([0, 1]),
+    "descriptor": lambda: os.dup(0),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("thread", "thread 'forgotten'"),
+        ("process", "child process"),
+        ("group", "process groups"),
+        ("descriptor", "open file descriptors more"),
+    ],
+)
+def test_unclean_warm_world_is_retired(kind: str, sentence: str, pool: Pool) -> None:
+    """A warm world in which a test left something is not used again, and the rank and the thing are named."""
+    leave = LEFT[kind]
+    spec = WorldSpec(2, warm=True)
+    world = pool.acquire(spec)
+    world.run(lambda rank: leave() and None)
+    pids = world.pids
+    left = pool.release(world)
+    assert [s for s in left if s.startswith("rank 1 has") and sentence in s]
+    assert pool.acquire(spec).pids != pids
+    assert all_gone(pids)
+
+
+def test_clean_warm_world_is_kept(pool: Pool) -> None:
+    """A warm world that was left as it was found serves the next test, with its state put back."""
+    spec = WorldSpec(2, warm=True)
+    world = pool.acquire(spec)
+    pids = world.pids
+
+    def body(rank: Rank) -> None:
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(3)
+        torch.manual_seed(99)
+        os.environ["LEFT"] = "1"
+        os.chdir("/")
+
+    def look(rank: Rank) -> tuple[object, ...]:
+        drawn = torch.rand(1).item()
+        return torch.get_default_dtype(), torch.is_grad_enabled(), "LEFT" in os.environ, os.getcwd(), drawn
+
+    before = world.run(look)
+    world.run(body)
+    assert pool.release(world) == []
+    again = pool.acquire(spec)
+    assert again.pids == pids
+    assert again.run(look) == before
+    assert again.run(add_up) == [3.0, 3.0]
+
+
+def test_dead_rank_of_a_warm_world_is_noticed(pool: Pool) -> None:
+    """A warm world with a dead rank is retired."""
+    world = pool.acquire(WorldSpec(2, warm=True))
+    os.kill(world.pids[0], signal.SIGKILL)
+    assert any("SIGKILL" in sentence for sentence in pool.release(world))
+
+
+def test_pool_keeps_no_more_than_it_may(pool: Pool) -> None:
+    """Warm worlds beyond the pool's limit are closed, the oldest first."""
+    small = Pool(most_warm=1)
+    try:
+        first, second = small.acquire(WorldSpec(1, warm=True)), small.acquire(WorldSpec(2, warm=True))
+        pids = first.pids
+        small.release(first)
+        small.release(second)
+        assert all_gone(pids)
+        assert second.live
+    finally:
+        small.close()
+
+
+def test_server_that_dies_is_replaced(pool: Pool) -> None:
+    """When the server is killed its ranks go with it, the failure says so, and the next world has a new one."""
+    world = pool.acquire(WorldSpec(2))
+    pids = world.pids
+    server = pool.launcher().server_pid  # type: ignore[attr-defined]
+    os.kill(server, signal.SIGKILL)
+    assert all_gone([*pids, server])
+    with pytest.raises(RanksFailed, match="SIGKILL"):
+        world.run(add_up)
+    again = pool.acquire(WorldSpec(2))
+    assert again.run(add_up) == [3.0, 3.0]
+    pool.release(again)
+
+
+def test_nothing_is_left_on_disk(pool: Pool) -> None:
+    """A world uses no file: what it needs has no name in any file system."""
+    world = pool.acquire(WorldSpec(2))
+
+    def files(rank: Rank) -> list[str]:
+        links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists()]
+        return [link for link in links if link.startswith("/") and not link.startswith(("/dev/", "/memfd:", "/proc/"))]
+
+    assert world.run(files) == [[], []]
+    pool.release(world)

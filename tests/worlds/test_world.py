@@ -1,0 +1,189 @@
+"""What a world is good for: functions, arguments, results, ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import Pool, Rank, RanksFailed, World, WorldSpec, spmd
+from tests.worlds.conftest import add_up
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A class that only this test module has."""
+
+    left: int
+    right: torch.Tensor
+
+
+@pytest.mark.world(1, 2, 3, 4, 5)
+def test_results_are_in_rank_order(world: World) -> None:
+    """N results, each its rank's."""
+    assert world.run(lambda rank: (rank.index, rank.size)) == [(i, world.size) for i in range(world.size)]
+
+
+@pytest.mark.world(2)
+def test_closures_arguments_and_keywords(world: World) -> None:
+    """A function may close over values, and take arguments by position and by name."""
+    offset = 10
+
+    def body(rank: Rank, factor: int, *, plus: int) -> int:
+        return offset + rank.index * factor + plus
+
+    assert world.run(body, 3, plus=1) == [11, 14]
+
+
+@pytest.mark.world(2)
+def test_tensors_travel(world: World) -> None:
+    """Tensors arrive with dtype, strides, requires_grad and shared storage, and come back."""
+    base = torch.arange(12.0).reshape(3, 4)
+    sent = {"column": base[:, 1], "row": base[1], "half": torch.ones(3, dtype=torch.bfloat16, requires_grad=True)}
+
+    def body(rank: Rank, got: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], bool, tuple[int, ...]]:
+        shared = got["column"].untyped_storage().data_ptr() == got["row"].untyped_storage().data_ptr()
+        return got, shared, got["column"].stride()
+
+    for back, shared, stride in world.run(body, sent):
+        assert shared
+        assert stride == (4,)
+        assert back["column"].tolist() == base[:, 1].tolist()
+        assert back["half"].dtype == torch.bfloat16
+        assert back["half"].requires_grad
+
+
+@pytest.mark.world(2)
+def test_large_tensors_travel(world: World) -> None:
+    """64 MiB in and out."""
+    big = torch.arange(8 << 20, dtype=torch.float64)
+    for back in world.run(lambda rank, t: t + rank.index, big):
+        assert (back[-1] - big[-1]).item() in (0.0, 1.0)
+
+
+@pytest.mark.world(2)
+def test_classes_of_the_test_travel_both_ways(world: World) -> None:
+    """An instance of a class defined in the test module comes back as that class."""
+    left = world.run(lambda rank, pair: Pair(pair.left + rank.index, pair.right), Pair(1, torch.ones(2)))
+    assert [pair.left for pair in left] == [1, 2]
+    assert isinstance(left[0], Pair)
+
+
+@pytest.mark.world(2)
+def test_state_stays_between_runs(world: World) -> None:
+    """Runs on one world are in the same processes."""
+    first = world.run(lambda rank: os.getpid())
+    assert world.run(lambda rank: os.getpid()) == first == world.pids
+
+
+@pytest.mark.world(2, env={"SET_BY_THE_MARK": "yes"})
+def test_environment(world: World) -> None:
+    """Ranks have the mark's environment and what torchrun would set."""
+
+    def body(rank: Rank) -> tuple[str, ...]:
+        return tuple(os.environ[k] for k in ("SET_BY_THE_MARK", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"))
+
+    assert world.run(body) == [("yes", str(i), str(i), "2", "127.0.0.1") for i in range(2)]
+
+
+def test_callers_environment_reaches_fresh_ranks(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the controller's environment is when a world starts, its ranks have."""
+    monkeypatch.setenv("SET_BY_THE_CALLER", "late")
+    world = pool.acquire(WorldSpec(1))
+    assert world.run(lambda rank: os.environ["SET_BY_THE_CALLER"]) == ["late"]
+    pool.release(world)
+
+
+@spmd(4)
+def test_meshes_and_subgroups(rank: Rank) -> None:
+    """A rank makes meshes over the world, and subgroups that it may not be a member of."""
+    mesh = rank.mesh(2, 2, names=("dp", "tp"))
+    assert mesh["tp"].get_group().size() == 2
+    assert rank.mesh(2, 2, names=("dp", "tp")) is mesh
+    assert rank.mesh().size() == 4
+    group = rank.subgroup([1, 3])
+    assert (group is None) == (rank.index in (0, 2))
+    if group is not None:
+        tensor = torch.tensor([rank.index])
+        dist.all_reduce(tensor, group=group)
+        assert tensor.item() == 4
+    assert rank.group.size() == 4
+    assert rank.device == torch.device("cpu")
+
+
+@spmd(2)
+def test_ranks_are_seeded_alike(rank: Rank) -> None:
+    """Random numbers are the same on all ranks and in every world."""
+    drawn = [torch.rand(1).item()]
+    seen: list[object] = [None] * rank.size
+    dist.all_gather_object(seen, drawn)
+    assert seen == [[0.49625658988952637]] * rank.size
+
+
+@pytest.mark.world(2)
+@given(numbers=st.lists(st.integers(-5, 5), min_size=1, max_size=4))
+def test_one_draw_for_all_ranks(world: World, numbers: list[int]) -> None:
+    """Hypothesis draws once; every rank sees the same example, in one world for all of them."""
+    assert world.run(lambda rank, given: given, numbers) == [numbers] * 2
+    assert world.started == 1
+
+
+def test_used_port_is_no_obstacle(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A world's port is one that the kernel has just given it, whatever MASTER_PORT says and whoever has that."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        world = pool.acquire(WorldSpec(2))
+        assert world.run(add_up) == [3.0, 3.0]
+        pool.release(world)
+
+
+def test_used_port_in_the_users_own_rendezvous(pool: Pool) -> None:
+    """A rank that wants a port that is taken fails with its own error; the other, which waits for it, is stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        def body(rank: Rank) -> None:
+            dist.TCPStore("127.0.0.1", port, 2, is_master=rank.index == 0)
+
+        world = pool.acquire(WorldSpec(2))
+        with pytest.raises(RanksFailed) as caught:
+            world.run(body, timeout=5)
+        assert caught.value.culprits == (0,)
+        assert "EADDRINUSE" in str(caught.value)
+
+
+def test_start_that_fails_is_told(pool: Pool) -> None:
+    """A world whose ranks can't join says which and why."""
+    with pytest.raises(RanksFailed, match="joining the process group") as caught:
+        pool.acquire(WorldSpec(2, backend="no_such_backend"))
+    assert "no_such_backend" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, "at least 1 rank"),
+        ({"size": True}, "at least 1 rank"),
+        ({"size": 2, "timeout": 0}, "seconds above 0"),
+        ({"size": 2, "env": (("A", 1),)}, "must be strings"),
+    ],
+)
+def test_bad_specification(options: dict[str, object], message: str) -> None:
+    """A world that can't be is refused with one sentence."""
+    with pytest.raises((ValueError, TypeError), match=message):
+        WorldSpec(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.world(1)
+def test_not_a_function(world: World) -> None:
+    """What can't be called is refused before it travels."""
+    with pytest.raises(TypeError, match="needs a function that takes a rank"):
+        world.run("all_reduce")  # type: ignore[arg-type]
+    world.run(lambda rank: None)
