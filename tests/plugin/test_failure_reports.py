@@ -63,7 +63,7 @@ CHECKS = """
         assert value % 2 == 1 and value > 9
 """
 
-STYLES = ("auto", "short", "long", "native", "line", "no")
+STYLES = ("short", "long", "native", "line", "no")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def sessions(make_folder: Callable[[dict[str, str]], Folder]) -> dict[str, Sessi
     """A session for each style of traceback, two at a time, and one with ``-s``."""
     found: dict[str, Session] = {}
     arguments = {style: ["-k", "test_fails", f"--tb={style}"] for style in STYLES}
-    arguments["auto"] = []
+    arguments["short"] = ["--tb=short"]
     arguments["long"] += ["--showlocals"]
     arguments["line"] = ["-k", "test_fails or test_passes", "-s", "--tb=line"]
     names = list(arguments)
@@ -91,7 +91,7 @@ def test_no_session_leaves_a_process(sessions: dict[str, Session]) -> None:
 
 def test_failure_begins_with_what_happened(sessions: dict[str, Session]) -> None:
     """A failure shows the line of the test, who failed first with what, and who else did what."""
-    pytest.LineMatcher(sessions["auto"].section("test_fails[2ranks]").split("\n")[1:]).fnmatch_lines(
+    pytest.LineMatcher(sessions["short"].section("test_fails[2ranks]").split("\n")[1:]).fnmatch_lines(
         [
             "test_it.py:*: in test_fails",
             "    world.run(body)",
@@ -111,7 +111,7 @@ def test_failure_begins_with_what_happened(sessions: dict[str, Session]) -> None
     )
 
 
-@pytest.mark.parametrize("style", ["auto", "short", "long", "native"])
+@pytest.mark.parametrize("style", ["short", "long", "native"])
 def test_no_line_of_the_harness_is_shown(sessions: dict[str, Session], style: str) -> None:
     """A user's failure is shown in the user's code alone."""
     assert "harness/" not in sessions[style].section("test_fails[2ranks]")
@@ -119,27 +119,27 @@ def test_no_line_of_the_harness_is_shown(sessions: dict[str, Session], style: st
 
 def test_assertion_shows_values(sessions: dict[str, Session]) -> None:
     """A failed assert on a rank is explained as pytest explains it: with the values, and what differs."""
-    shown = sessions["auto"].section("test_fails[2ranks]")
+    shown = sessions["short"].section("test_fails[2ranks]")
     assert "assert {'index': 1} == {'index': 0}" in shown
     assert "Differing items:" in shown
 
 
 def test_assertion_in_conftest_shows_values(sessions: dict[str, Session]) -> None:
     """So is one in a function that comes from a conftest."""
-    shown = sessions["auto"].section("test_fails_in_conftest[2ranks]")
+    shown = sessions["short"].section("test_fails_in_conftest[2ranks]")
     assert "assert [1, 2, 1] == [1, 2, 0]" in shown
     assert "At index 2 diff: 1 != 0" in shown
 
 
 def test_assertion_in_registered_module_shows_values(sessions: dict[str, Session]) -> None:
     """So is one in a module that the test registered for assertion rewriting."""
-    shown = sessions["auto"].section("test_fails_in_module[2ranks]")
+    shown = sessions["short"].section("test_fails_in_module[2ranks]")
     assert "assert ((5 % 2) == 1 and 5 > 9)" in shown
 
 
 def test_each_rank_s_output_is_shown_with_the_failure(sessions: dict[str, Session]) -> None:
     """What the ranks of a failed test printed, to either stream, is shown per rank."""
-    shown = sessions["auto"].section("test_fails[2ranks]")
+    shown = sessions["short"].section("test_fails[2ranks]")
     for rank in (0, 1):
         _, _, mine = shown.partition(f"Captured stdout call (rank {rank})")
         assert f"about to compare {rank}\nto stderr {rank}" in mine
@@ -147,7 +147,7 @@ def test_each_rank_s_output_is_shown_with_the_failure(sessions: dict[str, Sessio
 
 def test_output_of_a_passed_test_is_captured(sessions: dict[str, Session]) -> None:
     """What the ranks of a passed test printed is not shown."""
-    assert "all is well" not in sessions["auto"].out
+    assert "all is well" not in sessions["short"].out
 
 
 def test_output_comes_at_once_without_capturing(sessions: dict[str, Session]) -> None:

@@ -25,7 +25,7 @@ CONFTEST = """
 def test_costs_nothing_without_worlds(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """In a session without worlds nothing heavy is imported, and nothing is said."""
     files = {"test_it.py": "def test_nothing(): pass\n", "conftest.py": CONFTEST.format(plugins="")}
-    session = make_folder(files).run("-p", "no:hypothesispytest")
+    session = make_folder(files).run()
     assert session.counts == {"passed": 1}
     assert "imported:\n" in session.out + "\n"
     assert "verdicts by stack" not in session.out

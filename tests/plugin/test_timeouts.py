@@ -17,7 +17,7 @@ TESTS = """
     def test_before_it(world):
         assert world.run(lambda rank: rank.index) == [0, 1]
 
-    @pytest.mark.timeout(2)
+    @pytest.mark.timeout(2, func_only=True)
     def test_takes_too_long(world):
         def body(rank):
             print("before it slept")

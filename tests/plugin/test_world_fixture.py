@@ -21,6 +21,7 @@ TESTS = """
         return rank.index, rank.size, rank.backend, rank.device.type
 
     def test_default(world):
+        assert world.spec.timeout == 33
         assert world.run(about) == [(0, 2, "gloo", "cpu"), (1, 2, "gloo", "cpu")]
 
     @pytest.mark.world(3, 1)
@@ -114,7 +115,7 @@ NOTES_WHAT_IS_STARTED = """
 @pytest.fixture(scope="module")
 def session(make_folder: Callable[[dict[str, str]], Folder]) -> Session:
     folder = make_folder({"test_it.py": TESTS, "conftest.py": NOTES_WHAT_IS_STARTED})
-    return folder.run("-ra", "--concord-results", "out")
+    return folder.run("-ra", "--world-timeout", "33", "--concord-results", "out")
 
 
 def of(session: Session, test: str) -> TestResult:
@@ -144,7 +145,7 @@ def test_counts(session: Session) -> None:
     ],
 )
 def test_a_test_gets_the_world_that_its_mark_says(session: Session, test: str) -> None:
-    """Sizes are parameters with an id; without a mark there are two ranks; backend, device, env and warm are obeyed."""
+    """Sizes are parameters with an id; without a mark there are two ranks; the mark is obeyed."""
     assert of(session, test).verdict == "passed"
 
 
@@ -217,7 +218,7 @@ def test_expected_failure(session: Session) -> None:
     assert (found.verdict, found.reason) == ("waived", "known")
 
 
-def test_exclusive_and_warm_worlds_are_listed_with_their_tests(session: Session) -> None:
-    """Every result names its world, also that of a test which could not have it."""
+def test_world_is_in_the_result(session: Session) -> None:
+    """A result names the world of its test, also that of a test which could not have it."""
     assert of(session, "test_default[2ranks]").world == "2 ranks (gloo on cpu)"
     assert of(session, "test_unknown_backend[5ranks]").world == "5 ranks (no_such_backend on cpu)"
