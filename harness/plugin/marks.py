@@ -147,7 +147,7 @@ def _spmd(body: Callable[..., Any]) -> Callable[..., None]:
     keyword = inspect.Parameter("world", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters[own] = keyword
     test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    del test.__wrapped__  # type: ignore[attr-defined]
+    del test.__wrapped__
     return test
 
 

@@ -142,30 +142,41 @@ def test_table_by_stack(session: Session) -> None:
     )
 
 
+ENDS_THE_CONTROLLER = """
+    import os
+    import signal
+
+    def test_before(world):
+        world.run(lambda rank: None)
+
+    def test_ends_the_controller(world):
+        controller = os.getpid()
+        def body(rank):
+            if rank.index == 1:
+                os.kill(controller, signal.{signal})
+            signal.pause()
+        world.run(body)
+
+    def test_never_reached(world):
+        world.run(lambda rank: None)
+"""
+
+
 def test_controller_that_is_killed(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """If the controller is killed, what ended before is there, the rest is not-run, and no rank outlives it."""
-    tests = """
-        import os
-        import signal
-
-        def test_before(world):
-            world.run(lambda rank: None)
-
-        def test_kills_the_controller(world):
-            controller = os.getpid()
-            def body(rank):
-                if rank.index == 1:
-                    os.kill(controller, signal.SIGKILL)
-                signal.pause()
-            world.run(body)
-
-        def test_never_reached(world):
-            world.run(lambda rank: None)
-    """
-    session = make_folder({"test_it.py": tests}).run("--concord-results", "out")
+    session = make_folder({"test_it.py": ENDS_THE_CONTROLLER.format(signal="SIGKILL")}).run("--concord-results", "out")
     assert session.code == -signal.SIGKILL
     run = session.results
     assert not run.complete
+    assert [t.verdict for t in run.tests.values()] == ["passed", "not-run", "not-run"]
+
+
+def test_session_that_is_interrupted(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """Ctrl-C ends the ranks at once and the session in order, with pytest's code for it as the run's exit status."""
+    session = make_folder({"test_it.py": ENDS_THE_CONTROLLER.format(signal="SIGINT")}).run("--concord-results", "out")
+    assert session.code == pytest.ExitCode.INTERRUPTED
+    run = session.results
+    assert (run.complete, run.exit_status) == (True, pytest.ExitCode.INTERRUPTED)
     assert [t.verdict for t in run.tests.values()] == ["passed", "not-run", "not-run"]
 
 
