@@ -81,7 +81,9 @@ def inventory(kind: str | None = None) -> Inventory:
             raise DeviceError(f"no {kind} device: torch {torch.__version__} sees no accelerator on this machine")
         return host_inventory()
     if kind is not None and kind != accelerator.type:
-        raise DeviceError(f"no {kind} device: the accelerator that torch {torch.__version__} sees is {accelerator.type}")
+        raise DeviceError(
+            f"no {kind} device: the accelerator that torch {torch.__version__} sees is {accelerator.type}"
+        )
     return accelerators(accelerator.type, torch.accelerator.device_count(), os.environ)
 
 
@@ -129,7 +131,9 @@ class Leases:
         self._directory = directory or lease_directory()
 
     @contextlib.contextmanager
-    def hold(self, count: int, timeout: float | None = None, waiting: Callable[[], None] = lambda: None) -> Iterator[tuple[str, ...]]:
+    def hold(
+        self, count: int, timeout: float | None = None, waiting: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[str, ...]]:
         """Hold ``count`` devices; yields their names in this process's numbering.
 
         Waits for as long as others hold them, at most ``timeout`` seconds; ``waiting`` is called once if it has to.

@@ -39,9 +39,7 @@ def assert_same(expected: torch.Tensor, actual: torch.Tensor, what: str) -> None
     """
     __tracebackhide__ = True
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
-        raise Mismatch(
-            f"{what}: expected {_kind(expected)}, found {_kind(actual)}"
-        )
+        raise Mismatch(f"{what}: expected {_kind(expected)}, found {_kind(actual)}")
     a, b = (t.detach().cpu().resolve_conj().resolve_neg().contiguous() for t in (expected, actual))
     same = (_bits(a) == _bits(b)).reshape(a.numel(), -1).all(dim=1) if a.numel() else torch.ones(0, dtype=torch.bool)
     if a.dtype.is_floating_point or a.dtype.is_complex:

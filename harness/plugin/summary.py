@@ -13,7 +13,14 @@ import pytest
 from harness import results
 from harness.results import BAD, VERDICTS, Collected, RankEvidence, RunEnd, TestResult, stack_of
 
-_COLUMN = {"failed": "red", "crashed": "red", "hung": "red", "passed": "green", "unsupported": "yellow", "waived": "yellow"}
+_COLUMN = {
+    "failed": "red",
+    "crashed": "red",
+    "hung": "red",
+    "passed": "green",
+    "unsupported": "yellow",
+    "waived": "yellow",
+}
 
 
 def verdict_of(outcomes: Mapping[str, str], properties: Mapping[str, str], reason: str, lost: bool) -> str:
@@ -129,7 +136,9 @@ class Summary:
             return
         terminalreporter.section("verdicts by stack", sep="-")
         width = max(len("stack"), *map(len, counts))
-        terminalreporter.write_line("  ".join([f"{'stack':<{width}}", *(f"{v:>{len(v)}}" for v in VERDICTS)]), bold=True)
+        terminalreporter.write_line(
+            "  ".join([f"{'stack':<{width}}", *(f"{v:>{len(v)}}" for v in VERDICTS)]), bold=True
+        )
         for stack, row in counts.items():
             terminalreporter.write(f"{stack:<{width}}")
             for verdict in VERDICTS:

@@ -52,7 +52,7 @@ class BlackBox:
 
     @staticmethod
     def create(name: str) -> int:
-        """Make an anonymous file for a page; it has no name in any file system and goes when the last user closes it."""
+        """Make an anonymous file for a page: no file system has a name for it, and it goes with its last user."""
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
         os.ftruncate(fd, SIZE)
         return fd
@@ -89,6 +89,11 @@ class BlackBox:
     def count(self) -> int:
         """How many collectives the rank has issued from Python."""
         return int(_COUNT.unpack_from(self._map, _COUNT_AT)[0])
+
+    @property
+    def whole(self) -> bool:
+        """Whether the ring still has all of them."""
+        return self.count <= _SLOTS
 
     def recent(self, most: int = 8) -> list[Issued]:
         """The last collectives, oldest first.  An entry that the rank was just writing is left out."""

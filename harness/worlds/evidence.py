@@ -98,7 +98,10 @@ def _formatted(error: BaseException, tb: TracebackType | None, style: str, show_
     error = error.with_traceback(tb)
     try:
         shown = ExceptionInfo.from_exception(error).getrepr(
-            showlocals=show_locals, style=style, funcargs=False, truncate_locals=True  # type: ignore[arg-type]
+            showlocals=show_locals,
+            style=style,
+            funcargs=False,
+            truncate_locals=True,  # type: ignore[arg-type]
         )
         out = io.StringIO()
         shown.toterminal(TerminalWriter(out))

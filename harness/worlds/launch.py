@@ -178,7 +178,7 @@ class RankProcess:
                 self.output_closed = True
                 break
             taken += data
-        self.output.add(taken)
+        self.output.add(bytes(taken))
         return bytes(taken)
 
     # evidence
@@ -342,7 +342,8 @@ class LocalLauncher:
                     "LOCAL_WORLD_SIZE": str(setup.size),
                     "MASTER_ADDR": address[0],
                     "MASTER_PORT": str(address[1]),
-                    "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 has the store already: nobody may bind its port again
+                    # Rank 0 has the store already: nobody may bind its port again.
+                    "TORCHELASTIC_USE_AGENT_STORE": "True",
                     **setup.env,
                 }
                 setup = dataclasses.replace(setup, env=env, store=address)

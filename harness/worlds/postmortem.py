@@ -139,7 +139,7 @@ class RanksFailed(Exception):
     @property
     def place(self) -> tuple[str, int] | None:
         """File and line where the first rank failed, or where one of those that could not go on stood."""
-        for end in ([self.first] if self.first is not None else self.ends):
+        for end in [self.first] if self.first is not None else self.ends:
             frames = (end.report or {}).get("frames") or end.frames
             found = user_frame([tuple(f) for f in frames]) or (frames[-1] if frames else None)
             if found is not None:
@@ -165,8 +165,8 @@ class RanksFailed(Exception):
         lines = [self.headline, f"  in {self.function} on {self.world}"]
         if self.first is not None and self.explanation is not None:
             lines.append(f"  {self.explanation.headline}")
-        for end in sorted(self.ends, key=lambda e: (e is not self.first, not e.failed, e.index)):
-            lines.append(f"  rank {end.index}: {self._role(end)}{end.what}")
+        ends = sorted(self.ends, key=lambda e: (e is not self.first, not e.failed, e.index))
+        lines += [f"  rank {end.index}: {self._role(end)}{end.what}" for end in ends]
         return "\n".join(lines)
 
     def sections(self) -> list[tuple[str, str]]:
@@ -271,8 +271,9 @@ def compare_issued(issued: Mapping[int, Sequence[Issued]]) -> str:
                 kinds.setdefault(f"{call.op}({call.tensors})", []).append(rank)
             if len(kinds) > 1 and not {c.op for c in calls} <= _MAY_DIFFER:
                 sides = ", ".join(
-                    f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))} issued {k} at {ranks[r[0]][number - 1].where}"
-                    for k, r in kinds.items()
+                    f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))} issued {call} "
+                    f"at {ranks[who[0]][number - 1].where}"
+                    for call, who in kinds.items()
                 )
                 label = "the default group" if group == "0" else f"group {group!r}"
                 return f"collective {number} of {label} differs: {sides}"
@@ -282,9 +283,7 @@ def compare_issued(issued: Mapping[int, Sequence[Issued]]) -> str:
 _MAY_DIFFER = {"send", "recv", "recv(any source)", "scatter", "gather", "all_to_all", "all_to_all_single", "all_gather"}
 
 
-def describe_collectives(
-    records: Sequence[Record] | None, issued: Sequence[Issued], most: int = 6
-) -> tuple[str, ...]:
+def describe_collectives(records: Sequence[Record] | None, issued: Sequence[Issued], most: int = 6) -> tuple[str, ...]:
     """The last collectives, from the Flight Recorder where there is one, with the source line where we noted it."""
     if not records:
         return tuple(f"{i.op}({i.tensors}) on group {i.group} at {i.where}" for i in issued[-most:])

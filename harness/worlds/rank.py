@@ -205,9 +205,7 @@ class _RankProcess:
         store = dist.TCPStore(
             host, port, setup.size, setup.index == 0, timeout=timeout, wait_for_workers=False, **options
         )
-        dist.init_process_group(
-            setup.backend, store=store, rank=setup.index, world_size=setup.size, timeout=timeout
-        )
+        dist.init_process_group(setup.backend, store=store, rank=setup.index, world_size=setup.size, timeout=timeout)
         return Rank(setup, store)
 
     def run(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -216,7 +214,8 @@ class _RankProcess:
         except BaseException as e:
             if self.setup.debug_rank == self.rank.index and not isinstance(e, SystemExit | bdb.BdbQuit):
                 with contextlib.suppress(BaseException):
-                    self.debug(lambda pdb: pdb.interaction(None, e.__traceback__.tb_next or e.__traceback__))  # type: ignore[union-attr]
+                    where = e.__traceback__.tb_next if e.__traceback__ is not None else None
+                    self.debug(lambda pdb: pdb.interaction(None, where))
             report = self.describe(e)
             e.__traceback__ = None
             self.flush()
@@ -295,7 +294,9 @@ class _RankProcess:
         """What ``breakpoint()`` does: something on the rank that is being debugged, and nothing on the others."""
         index = self.rank.index
         if self.setup.debug_rank is None:
-            raise RuntimeError(f"breakpoint() on rank {index}, which has no terminal: run pytest with --rank-pdb {index}")
+            raise RuntimeError(
+                f"breakpoint() on rank {index}, which has no terminal: run pytest with --rank-pdb {index}"
+            )
         if self.setup.debug_rank != index:
             return
         stdin, stdout = self.borrow_terminal()
@@ -315,7 +316,7 @@ def _open_terminal(pid: int, fd: int, flags: int) -> Any:
 
 
 def _debugger(index: int, stdin: Any, stdout: Any, leave: Any = None) -> Any:
-    import pdb
+    import pdb  # noqa: T100: --rank-pdb is what it is for
 
     class RankPdb(pdb.Pdb):
         left = False

@@ -38,7 +38,9 @@ def take() -> Residue:
     import torch.distributed as dist
 
     threads = frozenset(
-        f"thread {t.name!r}" for t in threading.enumerate() if t.name != THREAD_NAME and t is not threading.main_thread()
+        f"thread {t.name!r}"
+        for t in threading.enumerate()
+        if t.name != THREAD_NAME and t is not threading.main_thread()
     )
     return Residue(
         threads=threads,

@@ -164,14 +164,15 @@ class Explanation:
     headline: str
     culprits: tuple[int, ...] = ()
     """Ranks that did not do what the others did; empty when it can't be told."""
+    certain: bool = False
+    """Whether the records of collectives show it: no data that is on its way can change it."""
 
 
 def explain(views: Sequence[View]) -> Explanation:
     """Name the mismatch behind a deadlock, from what each rank has issued on each group."""
     findings = [f for f in (_explain_group(views, *group) for group in _groups(views)) if f is not None]
     if findings:
-        rank, finding = min(findings, key=lambda f: f[0])
-        return finding
+        return min(findings, key=lambda f: f[0])[1]
     stopped = [v.index for v in views if v.stopped]
     if stopped:
         return Explanation(f"{_ranks(stopped)} stopped by a signal, the others wait", tuple(stopped))
@@ -214,7 +215,7 @@ def _explain_group(
             sides = sorted(kinds.values(), key=lambda ranks: (-len(ranks), ranks))
             what = ", ".join(f"{_ranks(side)} {_has(side)} {have[side[0]]}" for side in sides)
             odd = tuple(i for side in sides[1:] for i in side) if len(sides[0]) > len(sides[1]) else ()
-            return (0, seq), Explanation(f"collective {seq} of {label} differs: {what}", odd)
+            return (0, seq), Explanation(f"collective {seq} of {label} differs: {what}", odd, True)
         missing = [i for i in members if i not in have and i in by_index]
         if missing and have:
             waiting = [i for i, r in have.items() if not r.done]
@@ -222,7 +223,7 @@ def _explain_group(
             where = location(by_index[waiting[0]])
             absent = ", ".join(f"rank {i}, which {_absence(by_index[i])}" for i in missing)
             text = f"{_ranks(waiting)} {_waits(waiting)} in {record}, collective {seq} of {label}{where}, for {absent}"
-            return (1, seq), Explanation(text, tuple(missing))
+            return (1, seq), Explanation(text, tuple(missing), all(by_index[i].state in ENDED for i in missing))
     return None
 
 

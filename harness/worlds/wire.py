@@ -19,7 +19,8 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -29,6 +30,31 @@ _HEADER = struct.Struct("!4sIQ")
 _LENGTH = struct.Struct("!Q")
 _MOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # nobody sends more than the machine can hold
 _MOST_BUFFERS = 1 << 20
+
+
+def _remember_submodules() -> None:
+    """Make cloudpickle find once, not for every pickle, which submodules a function refers to.
+
+    It walks all of sys.modules for that: 0.65 ms with torch imported, more than all the rest of a run on ranks.
+    """
+    original = cloudpickle.cloudpickle._find_imported_submodules
+    found: dict[Any, list[Any]] = {}
+
+    def find(code: Any, dependencies: Iterable[Any]) -> list[Any]:
+        dependencies = list(dependencies)
+        modules = tuple(d.__name__ for d in dependencies if isinstance(d, ModuleType))
+        key = code, modules, len(sys.modules)
+        if key not in found:
+            if len(found) > 1000:
+                found.clear()
+            found[key] = original(code, dependencies)
+        return found[key]
+
+    cloudpickle.cloudpickle._find_imported_submodules = find
+
+
+if hasattr(cloudpickle.cloudpickle, "_find_imported_submodules"):
+    _remember_submodules()
 
 
 class WireError(ConnectionError):

@@ -17,9 +17,7 @@ def train_on_rank(rank: Rank) -> list[Step]:
     parts = tp_extension.parts(rank.size)
     shared = max(parts) + 1
     batches = [batch(ROWS_PER_PART * shared, step).part(parts[rank.index], shared) for step in range(STEPS)]
-    return train(
-        module, batches, scale=shared, gradients=tp_extension.gradients, parameters=tp_extension.parameters
-    )
+    return train(module, batches, scale=shared, gradients=tp_extension.gradients, parameters=tp_extension.parameters)
 
 
 @requirement(

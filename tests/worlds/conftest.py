@@ -16,9 +16,9 @@ from harness import Pool, Rank, World
 
 
 def _files() -> set[str]:
-    """Shared memory, and what torch, multiprocessing or we would leave among temporary files."""
+    """Shared memory, and what we would leave among temporary files."""
     names = os.listdir(tempfile.gettempdir())
-    ours = {n for n in names if n.startswith(("concord", "torch", "pymp", "tmp")) and not n.startswith("concord-leases")}
+    ours = {n for n in names if n.startswith("concord") and not n.startswith("concord-leases")}
     return {*os.listdir("/dev/shm"), *ours}
 
 

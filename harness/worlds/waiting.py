@@ -1,0 +1,341 @@
+"""One function in flight on all ranks: what is heard of it until every rank has answered, or can't any more."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.worlds import looking, postmortem, wire
+from harness.worlds.launch import Launcher, Output, RankProcess
+from harness.worlds.postmortem import End, RanksFailed
+from harness.worlds.watchdog import Explanation
+
+if TYPE_CHECKING:
+    from harness.worlds.terminal import Terminal
+
+_BUSY_GRACE = 5.0  # how long ranks that still compute may go on after another has failed
+_DUMP_WAIT = 0.05  # for a stack that a signal handler writes
+EXIT = "exit"
+"""The answer of a rank that was told to close: it ends with code 0."""
+
+
+class Ranks:
+    """The processes of one world, and what listens to them."""
+
+    def __init__(self, processes: Sequence[RankProcess], launcher: Launcher, terminal: Terminal | None) -> None:
+        self.processes = list(processes)
+        self.launcher = launcher
+        self.terminal = terminal
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(launcher.fileno(), selectors.EVENT_READ, launcher)
+        for process in self.processes:
+            self.selector.register(process.control, selectors.EVENT_READ, process)
+            self.selector.register(process.output_fd, selectors.EVENT_READ, (process, "output"))
+
+    def send(self, frame: list[bytes]) -> None:
+        """Write a frame to every rank.  One that has gone, or does not read, is seen by the wait."""
+        for process in self.processes:
+            if process.exit is None:
+                try:
+                    process.send(frame)
+                except wire.WireError:
+                    pass
+
+    def drain(self) -> None:
+        """Take all that was printed."""
+        for process in self.processes:
+            self.drain_one(process)
+
+    def drain_one(self, process: RankProcess) -> None:
+        """Take what one rank has printed."""
+        data = process.drain_output()
+        if data and self.terminal is not None:
+            self.terminal.live(process.index, data)
+
+    def show_output(self) -> None:
+        """Hand what the ranks printed to whoever shows it, and begin anew."""
+        for process in self.processes:
+            if process.output.total:
+                if self.terminal is not None:
+                    self.terminal.finished(process.index, process.output)
+                process.output = Output()
+
+    def discard(self, within: float = 5.0) -> None:
+        """Kill what is left of the ranks, wait for their ends, give back their descriptors."""
+        self.selector.close()
+        for process in self.processes:
+            self.launcher.kill(process)
+        deadline = time.monotonic() + within
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.launcher.fileno(), selectors.EVENT_READ)
+            while any(p.exit is None for p in self.processes) and time.monotonic() < deadline:
+                selector.select(0.1)
+                self.launcher.poll()
+        for process in self.processes:
+            process.close()
+
+
+class Waiting:
+    """Waits for one answer of every rank.
+
+    ``job``: the number that answers carry; ``answer``: their kind; ``proof``: whether a proven deadlock ends the wait.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        *,
+        job: int,
+        function: str,
+        world: str,
+        answer: str,
+        timeout: float,
+        proof: bool,
+        on_host: bool,
+    ) -> None:
+        self._ranks = ranks
+        self._job = job
+        self._function = function
+        self._world = world
+        self._answer = answer
+        self._timeout = timeout
+        self._proof = proof
+        started = time.monotonic()
+        self._deadline = started + timeout
+        self._watch = looking.Watch(ranks.processes, started=started, run_timeout=timeout, on_host=on_host)
+        self._results: dict[int, Any] = {}
+        self._ends: dict[int, End] = {}
+
+    def results(self) -> list[Any]:
+        """Wait; returns the answers in rank order.
+
+        Errors: :class:`RanksFailed`; anything else that ends the wait (Ctrl-C, a test's timeout) has the evidence as
+        a note.  The ranks are to be discarded then.
+        """
+        __tracebackhide__ = True
+        try:
+            self._pump()
+        except RanksFailed:
+            raise
+        except BaseException as e:
+            self._interrupted(e)
+            raise
+        return [self._results.get(p.index) for p in self._ranks.processes]
+
+    # listening
+
+    def _pump(self) -> None:
+        __tracebackhide__ = True
+        ranks, watch = self._ranks, self._watch
+        failed_since: float | None = None
+        self._exits()  # who has ended since the last time
+        while len(self._ends) < len(ranks.processes):
+            now = time.monotonic()
+            if failed_since is None and self._failed:
+                failed_since = now
+                watch.hurry(now)
+            if now >= self._deadline:
+                self._fail(None, self._too_late())
+            if failed_since is not None and now >= failed_since + _BUSY_GRACE:
+                self._fail(None, "")
+            for key, _ in ranks.selector.select(max(0.0, min(self._deadline, watch.next_look) - now)):
+                self._event(key.data)
+            if time.monotonic() >= watch.next_look:
+                ended = {i: _ENDED.get(e.kind, "died") for i, e in self._ends.items()}
+                explanation = watch.look(time.monotonic(), ended)
+                if explanation is not None and self._proof:
+                    self._fail(explanation, "")
+        ranks.drain()
+        if self._failed:
+            self._fail(None, "")
+        ranks.show_output()
+
+    @property
+    def _failed(self) -> bool:
+        return any(e.failed for e in self._ends.values())
+
+    def _event(self, source: Any) -> None:
+        """Handle one readable thing."""
+        if isinstance(source, tuple):
+            process = source[0]
+            self._ranks.drain_one(process)
+            if process.output_closed:
+                self._ranks.selector.unregister(process.output_fd)  # every holder of the pipe has gone
+        elif isinstance(source, RankProcess):
+            self._message(source)
+        else:
+            self._exits()
+
+    def _exits(self) -> None:
+        self._ranks.launcher.poll()
+        for process in self._ranks.processes:
+            if process.exit is not None and process.index not in self._ends:
+                self._last_words(process)
+                self._ends.setdefault(process.index, self._ended(process))
+
+    def _ended(self, process: RankProcess) -> End:
+        ended = process.exit
+        assert ended is not None
+        if self._answer == EXIT and ended.clean:
+            return End(process.index, "returned", ended.time_ns)
+        return End(process.index, "died" if ended.signal is not None else "exited", ended.time_ns, exit=ended)
+
+    def _last_words(self, process: RankProcess) -> None:
+        """Read what a rank had sent before it ended."""
+        try:
+            while (frame := process.reader.read()) is not None:
+                self._note(process, wire.loads(frame))
+        except Exception:
+            return
+
+    def _message(self, process: RankProcess) -> None:
+        try:
+            frame = process.reader.read()
+        except wire.WireError:
+            self._ranks.selector.unregister(process.control)  # its exit comes from the launcher
+            return
+        if frame is None:
+            return
+        try:
+            message = wire.loads(frame)
+        except Exception as e:
+            report = {"type": type(e).__name__, "message": str(e), "text": str(e)}
+            report["context"] = "its result can't be read here"
+            self._ends[process.index] = End(process.index, "raised", time.monotonic_ns(), report=report)
+            return
+        if message[0] == "debug":
+            self._lend_terminal(process)
+        else:
+            self._note(process, message)
+
+    def _note(self, process: RankProcess, message: tuple[str, int, Any]) -> None:
+        kind, job, payload = message
+        if kind == "raised" and job in (self._job, -1):
+            ending = "skipped" if payload["skip"] else "raised"
+            self._ends[process.index] = End(process.index, ending, payload["time_ns"], report=payload)
+        elif kind == self._answer and job == self._job:
+            when, value = payload if kind == "returned" else (time.monotonic_ns(), payload)
+            self._results[process.index] = value
+            self._ends[process.index] = End(process.index, "returned", when)
+
+    def _lend_terminal(self, process: RankProcess) -> None:
+        """Give our terminal to a rank's debugger until it says that it has done with it; the clock stands still."""
+        began = time.monotonic()
+        terminal = self._ranks.terminal
+        if terminal is None:
+            self._fail(None, f"rank {process.index} asks for a debugger, but there is no terminal to lend")
+            return
+        with terminal.lent() as (stdin, stdout):
+            process.send(wire.dumps((os.getpid(), stdin, stdout)))
+            process.control.setblocking(True)
+            try:
+                while (message := wire.receive(process.control, process.reader))[0] != "debugged":
+                    self._note(process, message)
+            except wire.WireError:
+                pass  # it died in the debugger: its exit comes from the launcher
+            finally:
+                process.control.setblocking(False)
+        self._deadline += time.monotonic() - began
+        self._watch.next_look += time.monotonic() - began
+
+    # failing
+
+    def _too_late(self) -> str:
+        if self._answer != EXIT:
+            return f"not finished after {self._timeout:g} s"
+        late = [p for p in self._ranks.processes if p.exit is None]
+        where = "its exit handlers" if late and late[0].box.phase == "atexit" else "leaving the process group"
+        names = ", ".join(str(p.index) for p in late)
+        return f"rank {names} did not end within {self._timeout:g} s: stuck in {where}"
+
+    def _fail(self, explanation: Explanation | None, reason: str) -> None:
+        """Collect what every rank can still say, and raise."""
+        __tracebackhide__ = True
+        ends = self._collect()
+        failed = any(e.failed for e in ends)
+        boxes = {p.index: p.box for p in self._ranks.processes}
+        if explanation is None and failed and all(box.whole for box in boxes.values()):
+            difference = postmortem.compare_issued({i: box.recent(box.count) for i, box in boxes.items()})
+            explanation = Explanation(difference) if difference else None
+        if explanation is None and not failed:
+            doing = "; ".join(f"rank {e.index} was {e.standing}" for e in ends if e.kind == "stopped")
+            reason = f"{reason or 'no rank can go on'}: {doing}"
+        error = RanksFailed(self._world, self._function, ends, explanation, reason)
+        error.__context__ = cause = cause_of(error)
+        raise error from cause
+
+    def _collect(self) -> list[End]:
+        """How each rank has ended, or where it stands, with all that is known of it."""
+        processes = self._ranks.processes
+        views = looking.views_of(processes, {})
+        self._ranks.launcher.poll()
+        silent = [p for p in processes if p.exit is None and not views[p.index].answered]
+        for process in silent:
+            process.ask_stack()
+        if silent:
+            time.sleep(_DUMP_WAIT)
+        self._ranks.drain()
+        ends = []
+        for process in processes:
+            view = views[process.index]
+            end = self._ends.get(process.index)
+            if end is None and process.exit is not None:
+                end = self._ended(process)
+            crash = process.crash_text()
+            stack = doing = ""
+            if crash and (process.exit is not None or process in silent):
+                stack = postmortem.crash_stack(crash)
+            if end is None:
+                if view.frames:
+                    stack = postmortem.stack_text(view.frames, view.called)
+                doing = looking.standing(process, view)
+                end = End(process.index, "stopped", time.monotonic_ns())
+            ends.append(
+                End(
+                    end.index,
+                    end.kind,
+                    end.time_ns,
+                    report=end.report,
+                    exit=process.exit,
+                    standing=doing,
+                    stack=stack,
+                    frames=view.frames,
+                    collectives=postmortem.describe_collectives(view.records, process.box.recent(64)),
+                    output=process.output.text(),
+                )
+            )
+        return ends
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Something else ended the wait: put on it what the ranks were doing."""
+        try:
+            why = f"interrupted by {type(error).__name__}"
+            error.add_note(RanksFailed(self._world, self._function, self._collect(), None, why).render())
+        except Exception:
+            return  # the interruption itself matters more than its evidence
+
+
+_ENDED = {"returned": "returned", "raised": "raised", "skipped": "raised"}
+
+
+def cause_of(error: RanksFailed) -> BaseException:
+    """The first rank's exception with the place where it was raised, so that tools which group failures by place
+    (Hypothesis, when it shrinks) tell one defect from another."""
+    what = error.first.what if error.first is not None else error.headline.split(":")[0]
+    file, line = error.place or ("", 0)
+    if not file or not 0 < line < 1_000_000:
+        return RankError(what)
+    try:  # a file name may be anything
+        exec(compile("\n" * (line - 1) + "raise error", file, "exec"), {"error": RankError(what)})
+    except RankError as e:
+        return e
+    except ValueError:
+        pass
+    return RankError(what)
+
+
+class RankError(Exception):
+    """What the first rank to fail raised, as seen from the controller: the cause of a :class:`RanksFailed`."""
