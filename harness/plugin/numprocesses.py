@@ -57,7 +57,5 @@ def replace_converter(parser: pytest.Parser) -> None:
     for group in [parser._anonymous, *parser._groups]:
         for option in group.options:
             if "--numprocesses" in option.names():
-                option._attrs["type"] = parse
-                arguments = getattr(option, "attrs", None)
-                if callable(arguments):
-                    option.attrs()["type"] = parse
+                attributes: dict[str, Any] = option._attrs  # type: ignore[attr-defined]
+                attributes["type"] = parse

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -53,17 +53,22 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
     Fresh ranks for every test, where the device allows it; see :meth:`harness.worlds.world.World.run`.
     """
-    plugin: Worlds = request.config.pluginmanager.get_plugin("concord-worlds")
-    with plugin.world_for(request.node, request.param) as found:
+    with plugin_of(request.config).world_for(request.node, request.param) as found:
         yield found
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    plugin: Worlds = item.config.pluginmanager.get_plugin("concord-worlds")
-    plugin.start_ahead(item, nextitem)
+    plugin_of(item.config).start_ahead(item, nextitem)
 
 
 pytest_runtest_teardown = pytest.hookimpl(tryfirst=True)(pytest_runtest_teardown)
+
+
+def plugin_of(config: pytest.Config) -> Worlds:
+    """What the plug-in knows of worlds in this process."""
+    found = config.pluginmanager.get_plugin("concord-worlds")
+    assert isinstance(found, Worlds)
+    return found
 
 
 class Worlds:
@@ -217,7 +222,7 @@ class Worlds:
             pytest.fail("no rank ran anything: the test has a world and never called world.run", pytrace=False)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         """Give a report the evidence of its ranks instead of the harness's own stack."""
         report = yield
         error = ranks_failed(call.excinfo.value) if call.excinfo is not None else None
@@ -280,16 +285,16 @@ def _ship_test_code() -> None:
 
 def _fit_hypothesis(item: pytest.Item) -> None:
     """A world outlives the examples of a property on purpose, and an example may take as long as ranks need."""
-    function = getattr(item, "obj", None)
+    function: Any = getattr(item, "obj", None)
     function = getattr(function, "__func__", function)
     if not getattr(function, "is_hypothesis_test", False):
         return
     from hypothesis import HealthCheck, Phase, settings
 
-    before = getattr(function, "_hypothesis_internal_use_settings", settings.default)
+    before: Any = getattr(function, "_hypothesis_internal_use_settings", settings.default)
     checks = {*before.suppress_health_check, HealthCheck.function_scoped_fixture, HealthCheck.differing_executors}
     deadline = None if before.deadline == settings.get_profile("default").deadline else before.deadline
-    function._hypothesis_internal_use_settings = settings(  # type: ignore[union-attr]
+    function._hypothesis_internal_use_settings = settings(
         parent=before,
         suppress_health_check=list(checks),
         deadline=deadline,
@@ -314,7 +319,7 @@ def ranks_failed(error: BaseException | None) -> RanksFailed | None:
     if postmortem is None or error is None:
         return None
     if isinstance(error, postmortem.RanksFailed):
-        return error  # type: ignore[return-value]
+        return cast("RanksFailed", error)
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             found = ranks_failed(inner)

@@ -30,12 +30,13 @@ class GraphCounter:
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor], **options: Any) -> Compiled:
         self.graphs += 1
-        return self._backend(graph, inputs, **options)  # type: ignore[no-any-return]
+        return self._backend(graph, inputs, **options)
 
 
 def apply(module: nn.Module, rank: Rank, *, backend: Any = "aot_eager", **options: Any) -> nn.Module:
     """Replicate a module over the world and compile it; ``options`` go to ``torch.compile``."""
-    return torch.compile(replicate.apply(module, rank), backend=backend, **options)  # type: ignore[no-any-return]
+    compiled: nn.Module = torch.compile(replicate.apply(module, rank), backend=backend, **options)  # type: ignore[assignment]
+    return compiled
 
 
 def parts(size: int) -> list[int]:

@@ -27,7 +27,8 @@ def apply(module: nn.Module, rank: Rank, *, groups: bool = True, **options: Any)
         for child in module.children():
             if any(True for _ in child.parameters()):
                 replicate(child, **options)
-    return replicate(module, **options)  # type: ignore[no-any-return]
+    replicate(module, **options)
+    return module
 
 
 def parts(size: int) -> list[int]:

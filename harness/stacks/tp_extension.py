@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from harness.oracles.baseline import Tensors
 from harness.stacks.replicate_fsdp import whole
@@ -28,7 +28,9 @@ def apply(module: nn.Module, rank: Rank, *, plan: Mapping[str, str] = PLAN, **op
     """
     data, tensor = mesh_shape(rank.size)
     mesh = rank.mesh(data, tensor, names=("dp", "tp"))
-    styles = {name: ColwiseParallel() if how == "columns" else RowwiseParallel() for name, how in plan.items()}
+    styles: dict[str, ParallelStyle] = {
+        name: ColwiseParallel() if how == "columns" else RowwiseParallel() for name, how in plan.items()
+    }
     module = parallelize_module(module.to(rank.device), mesh["tp"], styles)
     # With one data-parallel rank FSDP1 does not shard at all, and can't keep original DTensor parameters then.
     options.setdefault("use_orig_params", data > 1)

@@ -99,9 +99,9 @@ def _formatted(error: BaseException, tb: TracebackType | None, style: str, show_
     try:
         shown = ExceptionInfo.from_exception(error).getrepr(
             showlocals=show_locals,
-            style=style,
+            style=style,  # type: ignore[arg-type]
             funcargs=False,
-            truncate_locals=True,  # type: ignore[arg-type]
+            truncate_locals=True,
         )
         out = io.StringIO()
         shown.toterminal(TerminalWriter(out))

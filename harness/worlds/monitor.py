@@ -121,7 +121,7 @@ def flight_record() -> dict[str, Any]:
             continue
         try:
             entries = json.loads(dump()).get("entries", [])
-        except Exception:  # noqa: S112: half an answer is better evidence than none
+        except Exception:  # noqa: S112  half an answer is better evidence than none
             continue
         records = records or []
         for entry in entries[-_MOST_RECORDS:]:

@@ -67,7 +67,7 @@ class Rank:
     The first argument of every function given to :meth:`World.run <harness.worlds.world.World.run>`.
     """
 
-    def __init__(self, setup: RankSetup, store: dist.Store) -> None:
+    def __init__(self, setup: RankSetup, store: dist.Store) -> None:  # type: ignore[name-defined]
         import torch
 
         self.index: int = setup.index
@@ -77,7 +77,7 @@ class Rank:
         self.backend: str = setup.backend
         self.device: torch.device = torch.device(setup.device)
         """The device that this rank owns."""
-        self.store: dist.Store = store
+        self.store: dist.Store = store  # type: ignore[name-defined]
         """The store of the rendezvous.  Use a :class:`torch.distributed.PrefixStore` on it for keys of your own."""
         self._meshes: dict[tuple[tuple[int, ...], tuple[str, ...] | None], DeviceMesh] = {}
 
@@ -202,7 +202,7 @@ class _RankProcess:
         host, port = setup.store
         options: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener}
         timeout = timedelta(seconds=setup.timeout)
-        store = dist.TCPStore(
+        store = dist.TCPStore(  # type: ignore[attr-defined]  # torch does not export it for mypy
             host, port, setup.size, setup.index == 0, timeout=timeout, wait_for_workers=False, **options
         )
         dist.init_process_group(setup.backend, store=store, rank=setup.index, world_size=setup.size, timeout=timeout)
@@ -316,7 +316,7 @@ def _open_terminal(pid: int, fd: int, flags: int) -> Any:
 
 
 def _debugger(index: int, stdin: Any, stdout: Any, leave: Any = None) -> Any:
-    import pdb  # noqa: T100: --rank-pdb is what it is for
+    import pdb  # noqa: T100  --rank-pdb is what it is for
 
     class RankPdb(pdb.Pdb):
         left = False

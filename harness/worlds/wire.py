@@ -61,7 +61,7 @@ class WireError(ConnectionError):
     """The peer has gone, or sent something that is not a frame."""
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """cloudpickle, with the bytes of tensor storages left out of the pickle stream."""
 
     def __init__(self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
@@ -90,7 +90,7 @@ def _storage_bytes(storage: Any) -> memoryview:
     if size == 0:
         return memoryview(b"")
     array = (ctypes.c_char * size).from_address(storage.data_ptr())
-    array._keep_alive = storage  # type: ignore[attr-defined]
+    array._keep_alive = storage
     return memoryview(array).cast("B")
 
 
@@ -99,14 +99,14 @@ def _load_untyped(data: Any) -> Any:
 
     view = memoryview(data)
     if view.nbytes == 0:
-        return torch.UntypedStorage(0)
+        return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
     return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
 
 
 def _load_typed(untyped: Any, dtype: Any) -> Any:
     import torch
 
-    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
 def _tensor_rebuilder() -> Any:
@@ -118,7 +118,7 @@ def _rebuild_tensor(storage: Any, *rest: Any) -> Any:
     and takes back only one with a type."""
     import torch
 
-    return torch._utils._rebuild_tensor_v3(_load_typed(storage, torch.uint8), *rest)
+    return torch._utils._rebuild_tensor_v3(_load_typed(storage, torch.uint8), *rest)  # type: ignore[no-untyped-call]
 
 
 def dumps(obj: Any) -> list[bytes]:
