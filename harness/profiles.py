@@ -22,6 +22,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from harness.results import BAD
+from harness.toml_lines import Where, lines_of
 
 UNREPORTED = "unreported"
 """The link of a defect that has been reported nowhere."""
@@ -37,7 +38,9 @@ class Mistake:
 
     file: str
     line: int
+    """From 1; 0: it is about the file as such."""
     key: str
+    """With its table; empty: it is about no key."""
     what: str
 
     def __str__(self) -> str:
@@ -125,26 +128,28 @@ def pattern(glob: str) -> re.Pattern[str]:
 # reading
 
 
-def read(path: Path, shown: str = "") -> Profile:
-    """Read a profile.  ``shown``: what to call the file in messages.  Errors: :class:`ProfileError`."""
-    file = shown or str(path)
+def read(path: Path, file: str = "") -> Profile:
+    """Read a profile; ``file`` is what messages call it.  Errors: :class:`ProfileError`."""
+    return parse(text_of(path, file), file or str(path))
+
+
+def text_of(path: Path, file: str = "") -> str:
+    """The text of a profile.  Errors: :class:`ProfileError`."""
+    file = file or str(path)
     try:
-        if not path.is_file():
-            raise ProfileError([Mistake(file, 0, "", "there is no such file" if not path.exists() else "not a file")])
+        if path.exists() and not path.is_file():
+            raise ProfileError([Mistake(file, 0, "", "not a file")])
         with path.open("rb") as stream:
             data = stream.read(_LARGEST_FILE + 1)
-    except (OSError, ValueError) as e:
-        if isinstance(e, ProfileError):
-            raise
-        raise ProfileError([Mistake(file, 0, "", str(getattr(e, "strerror", None) or e))]) from None
+    except OSError as e:
+        raise ProfileError([Mistake(file, 0, "", e.strerror or str(e))]) from None
     if len(data) > _LARGEST_FILE:
         raise ProfileError([Mistake(file, 0, "", f"larger than {_LARGEST_FILE >> 20} MiB: not a profile")])
     try:
-        text = data.decode()
+        return data.decode()
     except UnicodeDecodeError as e:
         line = data.count(b"\n", 0, e.start) + 1
         raise ProfileError([Mistake(file, line, "", f"not UTF-8: byte 0x{data[e.start]:02x}")]) from None
-    return parse(text, file)
 
 
 def parse(text: str, file: str) -> Profile:
@@ -152,7 +157,7 @@ def parse(text: str, file: str) -> Profile:
     text = text.replace("\r\n", "\n")
     try:
         document = tomllib.loads(text)
-        places = places_of(text)
+        lines = lines_of(text)
     except RecursionError:
         raise ProfileError([Mistake(file, 1, "", "not TOML that can be read: nested too deeply")]) from None
     except ValueError as e:
@@ -160,9 +165,9 @@ def parse(text: str, file: str) -> Profile:
         line = int(found[1]) if found and found[1] else text.count("\n") + 1 if found else 1
         what = str(e)[: found.start()] if found else str(e)
         raise ProfileError([Mistake(file, line, "", f"not TOML: {what}")]) from None
-    reader = _Reader(file, places)
+    reader = _Reader(file, lines)
     waivers = [
-        (where[1], reader.waiver(kind, where, table))
+        (reader.line(where), reader.waiver(kind, where, table))
         for kind in _LISTS
         for where, table in reader.tables(document, kind)
     ]
@@ -173,31 +178,30 @@ def parse(text: str, file: str) -> Profile:
     return Profile(**head, waivers=tuple(waiver for _, waiver in waivers if waiver), file=file)
 
 
-_Where = tuple[Any, ...]
 _LISTS = ("waiver", "intermittent")
 
 
 class _Reader:
     """Checks tables against their keys, and gathers mistakes."""
 
-    def __init__(self, file: str, places: Mapping[_Where, int]) -> None:
+    def __init__(self, file: str, lines: Mapping[Where, int]) -> None:
         self.file = file
-        self.places = places
+        self.lines = lines
         self.mistakes: list[Mistake] = []
 
-    def line(self, where: _Where) -> int:
+    def line(self, where: Where) -> int:
         """The line of a value, or of the closest thing around it that has one."""
-        while where and where not in self.places:
+        while where and where not in self.lines:
             where = where[:-1]
-        return self.places.get(where, 1)
+        return self.lines.get(where, 1)
 
-    def wrong(self, where: _Where, what: str) -> None:
+    def wrong(self, where: Where, what: str) -> None:
         names = [_shown_key(part) for part in where if isinstance(part, str)]
         table = [f"[[{names.pop(0)}]]"] if names and names[0] in _LISTS else []
         key = " ".join([*table, *([".".join(names)] if names else [])])
         self.mistakes.append(Mistake(self.file, self.line(where), key, what))
 
-    def tables(self, document: Mapping[str, Any], name: str) -> Iterator[tuple[_Where, Mapping[str, Any]]]:
+    def tables(self, document: Mapping[str, Any], name: str) -> Iterator[tuple[Where, Mapping[str, Any]]]:
         """The tables of ``[[name]]``, and where each begins."""
         found = document.get(name, [])
         if isinstance(found, list) and all(isinstance(table, dict) for table in found):
@@ -207,7 +211,7 @@ class _Reader:
             self.wrong((name,), f"begin each with [[{name}]], in two brackets")
 
     def table(
-        self, table: Mapping[str, Any], keys: Mapping[str, _Key], where: _Where, others: Sequence[str] = ()
+        self, table: Mapping[str, Any], keys: Mapping[str, _Key], where: Where, others: Sequence[str] = ()
     ) -> dict[str, Any]:
         """The values of a table, converted; mistakes are noted."""
         values: dict[str, Any] = {}
@@ -230,7 +234,7 @@ class _Reader:
                 self.wrong((*where, name), f"is missing; write {name} = {key.example}")
         return values
 
-    def waiver(self, kind: str, where: _Where, table: Mapping[str, Any]) -> Waiver | None:
+    def waiver(self, kind: str, where: Where, table: Mapping[str, Any]) -> Waiver | None:
         before = len(self.mistakes)
         values = self.table(table, _WAIVER if kind == "waiver" else _INTERMITTENT, where)
         if len(self.mistakes) > before:
@@ -308,9 +312,11 @@ def _list_of(convert: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
         if not value:
             raise ValueError("is empty")
         items = tuple(convert(item) for item in value)
-        for i, item in enumerate(items):
-            if item in items[:i]:
+        seen = set()
+        for item in items:
+            if item in seen:
                 raise ValueError(f"{_shown(item)} is there twice")
+            seen.add(item)
         return items
 
     return converted
@@ -397,77 +403,3 @@ _INTERMITTENT = {**_WAIVER, "verdicts": _Key(_now_and_then, '["passed", "failed"
 
 KEYS: Mapping[str, tuple[str, ...]] = {"": tuple(_HEAD), "waiver": tuple(_WAIVER), "intermittent": tuple(_INTERMITTENT)}
 """Every key that a profile can have, by table."""
-
-
-# where things are in the text
-
-_TOKEN = re.compile(
-    r'"""(?:[^\\]|\\.)*?"{3,5}' + r"|'''.*?'{3,5}" + r'|"(?:[^"\\\n]|\\.)*"' + r"|'[^'\n]*'|#[^\n]*|[\[\]{}=\n]",
-    re.DOTALL,
-)
-
-
-def places_of(text: str) -> dict[_Where, int]:
-    """The line of each key and table of a TOML text that is known to be well-formed.
-
-    Keys of the answer are paths, with the index of a table after the name of its list: ``("waiver", 0, "reason")``.
-    """
-    lines: dict[_Where, int] = {}
-    counts: dict[_Where, int] = {}
-    prefix: _Where = ()
-
-    def resolved(names: Sequence[str]) -> _Where:
-        where: _Where = ()
-        for name in names:
-            where = (*where, name)
-            if where in counts:
-                where = (*where, counts[where])
-        return where
-
-    for line, statement, is_key in _statements(text):
-        if is_key:
-            where = prefix
-            for name in _names(statement + " = 0")[0]:
-                where = (*where, name)
-                lines.setdefault(where, line)
-            continue
-        names, is_list = _names(statement)
-        where = resolved(names[:-1]) + (names[-1],)
-        if is_list:
-            counts[where] = counts.get(where, -1) + 1
-            lines.setdefault(where, line)
-            where = (*where, counts[where])
-        prefix = where
-        lines.setdefault(where, line)
-    return lines
-
-
-def _statements(text: str) -> Iterator[tuple[int, str, bool]]:
-    """Line, text, and whether it is that of a key: of each header and each key of a TOML text."""
-    start, line, depth, equals = 0, 1, 0, -1
-    for token in _TOKEN.finditer(text + "\n"):
-        kind = token[0]
-        if kind in ("[", "{"):
-            depth += 1
-        elif kind in ("]", "}"):
-            depth -= 1
-        elif kind == "=" and depth == 0 and equals < 0:
-            equals = token.start()
-        elif kind == "\n" and depth == 0:
-            statement = text[start : token.start()]
-            if equals >= 0:
-                yield line, text[start:equals].strip(), True
-            elif statement.strip() and not statement.lstrip().startswith("#"):
-                yield line, statement.strip(), False
-            line += statement.count("\n") + 1
-            start, equals = token.end(), -1
-
-
-def _names(statement: str) -> tuple[list[str], bool]:
-    """The names in a header or before the sign of equality, and whether it begins a table of a list."""
-    names: list[str] = []
-    found: Any = tomllib.loads(statement)
-    while isinstance(found, dict) and found:
-        ((name, found),) = found.items()
-        names.append(name)
-    return names, isinstance(found, list)

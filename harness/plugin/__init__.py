@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.plugin import numprocesses, options, summary, worlds
+from harness.plugin import numprocesses, options, profiles, summary, waivers, worlds
 from harness.plugin.worlds import pytest_generate_tests, pytest_runtest_teardown, world
 
 __all__ = ["pytest_generate_tests", "pytest_runtest_teardown", "world"]
@@ -29,6 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "requirement(requirement): a requirement that the test proves.")
     options.check(config)
-    config.pluginmanager.register(worlds.Worlds(config), "concord-worlds")
+    found = profiles.Profiles(config)
+    config.pluginmanager.register(found, "concord-profiles")
+    config.pluginmanager.register(worlds.Worlds(config, found), "concord-worlds")
+    config.pluginmanager.register(waivers.Waivers(config, found), "concord-waivers")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(summary.Summary(config), "concord-summary")

@@ -11,22 +11,31 @@ def add(parser: pytest.Parser) -> None:
     group.addoption(
         "--world-backend",
         metavar="NAME",
-        help="Backend of the process groups. Default: what torch uses for the device.",
+        help="Backend of the process groups. Default: the profile's, or what torch uses for the device.",
     )
     group.addoption(
         "--world-device",
         metavar="TYPE",
-        help="Type of device that ranks run on, as torch names it. Default: the accelerator, or cpu if there is none.",
+        help="Type of device that ranks run on, as torch names it. "
+        "Default: the profile's, or the accelerator, or cpu if there is none.",
     )
     group.addoption(
-        "--world-timeout", type=float, metavar="S", help="Seconds for one run on ranks. Default: 60 or the test's mark."
+        "--world-timeout",
+        type=float,
+        metavar="S",
+        help="Seconds for one run on ranks. Default: the test's mark, the profile's, or 60.",
     )
     group.addoption(
         "--ranks-per-device",
         type=int,
-        default=1,
         metavar="N",
-        help="How many ranks share an accelerator. Default: 1.",
+        help="How many ranks share an accelerator. Default: what the profile says, or 1.",
+    )
+    group.addoption(
+        "--profile",
+        metavar="NAME",
+        help="Profile of the backend: a name in fixtures/profiles, a path to a .toml file, or none. "
+        "Default: the one in fixtures/profiles that is about what the run uses.",
     )
     group.addoption(
         "--rank-pdb",
@@ -48,8 +57,9 @@ def check(config: pytest.Config) -> None:
     if rank is not None and (rank < 0 or config.getoption("numprocesses", None) or hasattr(config, "workerinput")):
         why = "a rank's number is 0 or more" if rank < 0 else "a worker of pytest-xdist has no terminal; add -n 0"
         raise pytest.UsageError(f"--rank-pdb {rank}: {why}")
-    if config.getoption("ranks_per_device") < 1:
-        raise pytest.UsageError(f"--ranks-per-device {config.getoption('ranks_per_device')}: at least 1")
+    per_device = config.getoption("ranks_per_device")
+    if per_device is not None and per_device < 1:
+        raise pytest.UsageError(f"--ranks-per-device {per_device}: at least 1")
     timeout = config.getoption("world_timeout")
     if timeout is not None and not timeout > 0:
         raise pytest.UsageError(f"--world-timeout {timeout:g}: a number of seconds above 0")

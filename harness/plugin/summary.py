@@ -125,9 +125,9 @@ class Summary:
 
     # the end
 
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.writer is not None:
-            self.writer.write(RunEnd(time.time(), int(exitstatus)))
+            self.writer.write(RunEnd(time.time(), int(session.exitstatus)))
             self.writer.close()
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

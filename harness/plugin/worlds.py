@@ -11,9 +11,11 @@ import pytest
 
 from harness.plugin import numprocesses
 from harness.plugin.marks import WorldRequest, read_marks
+from harness.plugin.profiles import Profiles, backend_for
 
 if TYPE_CHECKING:
     from harness.devices import Inventory
+    from harness.profiles import Profile
     from harness.worlds.pool import Pool
     from harness.worlds.postmortem import RanksFailed
     from harness.worlds.world import World, WorldSpec
@@ -74,8 +76,9 @@ def plugin_of(config: pytest.Config) -> Worlds:
 class Worlds:
     """What the plug-in knows of worlds in one pytest process."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, profiles: Profiles) -> None:
         self.config = config
+        self.profiles = profiles
         self._pool: Pool | None = None
         self._inventories: dict[str | None, Inventory] = {}
 
@@ -112,18 +115,22 @@ class Worlds:
 
         option = self.config.getoption
         mark = asked.mark
-        inventory = self.inventory(mark.device or option("world_device"))
+        profile = self.profiles.chosen()
+        inventory = self.inventory(mark.device or option("world_device") or (profile.device if profile else None))
         kind = inventory.kind
-        backend = mark.backend or option("world_backend") or _backend_for(kind)
+        by_profile = profile.backend if profile is not None and profile.device == kind else None
+        backend = mark.backend or option("world_backend") or by_profile or backend_for(kind)
+        claims = self.claims(backend, kind)
+        warm = mark.warm if mark.warm is not None else claims.warm if claims is not None else None
         style = option("tbstyle", "auto")
         spec = WorldSpec(
             size=asked.size,
             backend=backend,
             device=kind,
-            warm=mark.warm if mark.warm is not None else not inventory.on_host,
-            timeout=mark.timeout or option("world_timeout") or 60.0,
-            env=mark.env,
-            imports=mark.imports,
+            warm=warm if warm is not None else not inventory.on_host,
+            timeout=mark.timeout or option("world_timeout") or (claims and claims.timeout) or 60.0,
+            env=tuple(sorted({**dict(claims.env if claims else ()), **dict(mark.env)}.items())),
+            imports=(*(claims.imports if claims else ()), *mark.imports),
             record=mark.record,
             exclusive=mark.exclusive,
             debug_rank=option("rank_pdb"),
@@ -132,6 +139,17 @@ class Worlds:
             verbosity=max(0, option("verbose", 0)),
         )
         return spec, inventory
+
+    def claims(self, backend: str, kind: str) -> Profile | None:
+        """The run's profile, if it is about worlds of this backend on this type of device."""
+        profile = self.profiles.chosen()
+        return profile if profile is not None and profile.is_about(backend, kind) else None
+
+    def ranks_per_device(self, spec: WorldSpec) -> int:
+        """How many ranks of a world share an accelerator."""
+        claims = self.claims(spec.backend, spec.device)
+        asked: int | None = self.config.getoption("ranks_per_device")
+        return asked or (claims.ranks_per_device if claims is not None else 1)
 
     def inventory(self, kind: str | None) -> Inventory:
         """The devices of a kind, looked up once."""
@@ -147,7 +165,11 @@ class Worlds:
 
         if not spec.imports and not dist.is_backend_available(spec.backend):
             return f"torch has no backend {spec.backend!r} here"
-        need = inventory.demand(spec.size, self.config.getoption("ranks_per_device"))
+        claims = self.claims(spec.backend, spec.device)
+        if claims is not None and claims.world_sizes and spec.size not in claims.world_sizes:
+            claimed = ", ".join(map(str, claims.world_sizes))
+            return f"profile {claims.name} claims worlds of {claimed} ranks, not of {spec.size}"
+        need = inventory.demand(spec.size, self.ranks_per_device(spec))
         have = len(inventory.devices)
         if need > have:
             return f"a world of {spec.size} ranks needs {need} {inventory.kind} devices, and there are {have}"
@@ -166,7 +188,7 @@ class Worlds:
         why = self.unsupported(spec, inventory)
         if why:
             pytest.skip(f"unsupported: {why}")
-        per_device = self.config.getoption("ranks_per_device")
+        per_device = self.ranks_per_device(spec)
         count = len(inventory.devices) if spec.exclusive else inventory.demand(spec.size, per_device)
         with Leases(inventory).hold(count) as leased:
             devices = () if inventory.on_host else tuple(leased[i // per_device] for i in range(spec.size))
@@ -245,25 +267,21 @@ class Worlds:
             self._pool = None
 
     def pytest_report_header(self) -> str | None:
-        if not numprocesses.asked_for_gpus and not self.config.getoption("world_device"):
+        profile = self.profiles.explicit
+        option = self.config.getoption("world_device")
+        kind = option or (profile.device if profile is not None else None)
+        if not numprocesses.asked_for_gpus and not kind:
             return None  # looking for devices imports torch, and this may be a session that has nothing to do with it
         from harness.devices import DeviceError
 
         try:
-            inventory = self.inventory(self.config.getoption("world_device"))
+            inventory = self.inventory(kind)
         except DeviceError as e:
-            raise pytest.UsageError(f"--world-device: {e}") from e
+            raise pytest.UsageError(f"{'--world-device' if option else '--profile'}: {e}") from e
         count = len(inventory.devices)
         if inventory.on_host:
             return f"concord: no accelerator in use: ranks on cpu, {count} worlds side by side (one for each core)"
         return f"concord: {count} {inventory.kind} devices: {', '.join(inventory.keys)}"
-
-
-def _backend_for(kind: str) -> str:
-    """The backend that torch itself would take for a device."""
-    import torch.distributed as dist
-
-    return dist.Backend.default_device_backend_map.get(kind) or dist.get_default_backend_for_device(kind)
 
 
 def _ship_test_code() -> None:
@@ -276,7 +294,7 @@ def _ship_test_code() -> None:
     import cloudpickle
     from _pytest.assertion.rewrite import AssertionRewritingHook
 
-    from harness.worlds.world import is_test_code
+    from harness.worlds.shipping import is_test_code
 
     for module in list(sys.modules.values()):
         if isinstance(getattr(module, "__loader__", None), AssertionRewritingHook) and is_test_code(module):

@@ -1,0 +1,224 @@
+"""Waivers at work: a known defect does not turn a run red; one that is gone, or has had its time, does."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.plugin.profiles import Profiles
+from harness.profiles import Profile, Waiver, pattern
+from harness.results import BAD
+
+_SHOWN = 5
+_NARROWING = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "stepwise")
+"""Options of pytest that leave tests out."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What decides which waivers count, besides the test."""
+
+    today: datetime.date
+    torch: str
+
+    @classmethod
+    def now(cls) -> Conditions:
+        """As they are; the date is that of UTC, so that workers and machines agree."""
+        return cls(datetime.datetime.now(datetime.UTC).date(), _torch_version())
+
+    def concerning(self, profile: Profile, nodeid: str) -> list[Waiver]:
+        """The waivers for a test under this torch, expired ones as well."""
+        return [w for w in profile.waivers if w.matches(nodeid) and w.is_about_torch(self.torch)]
+
+    def covering(self, profile: Profile, nodeid: str, verdict: str) -> Waiver | None:
+        """The waiver that makes a test's bad verdict one to live with."""
+        for waiver in self.concerning(profile, nodeid):
+            if verdict in waiver.verdicts and not waiver.has_expired(self.today):
+                return waiver
+        return None
+
+
+def _torch_version() -> str:
+    """As its installation says it, without importing it."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        import torch
+
+        return str(torch.__version__)
+
+
+@dataclass(frozen=True)
+class Review:
+    """What became of a profile's waivers in a run: lines for its summary."""
+
+    waived: tuple[str, ...]
+    notes: tuple[str, ...]
+    """Why waivers did not help."""
+    stale: tuple[str, ...]
+    """Each is a reason for the run to fail."""
+
+
+def review(
+    profile: Profile,
+    verdicts: Mapping[str, str],
+    waived: Mapping[str, tuple[str, str]],
+    conditions: Conditions,
+    *,
+    whole: bool,
+    all_names: bool = False,
+) -> Review:
+    """Look at a run's waivers when it is over.
+
+    ``verdicts``: node id to verdict; ``waived``: node id to the place of the waiver that was used, and to what the
+    test came to; ``whole``: whether every suite was collected, so that a glob without a test is a mistake.
+    """
+    used: dict[str, list[str]] = {}
+    for nodeid, (place, verdict) in waived.items():
+        if verdicts.get(nodeid) == "waived":
+            used.setdefault(place, []).append(f"{nodeid} {verdict}")
+    concerned: dict[Waiver, list[str]] = {}
+    for nodeid in verdicts:
+        for waiver in conditions.concerning(profile, nodeid):
+            concerned.setdefault(waiver, []).append(nodeid)
+    accepted = {
+        nodeid
+        for waiver, nodeids in concerned.items()
+        if waiver.intermittent and not waiver.has_expired(conditions.today)
+        for nodeid in nodeids
+    }
+    lines: list[str] = []
+    notes: list[str] = []
+    stale: list[str] = []
+    for waiver in profile.waivers:
+        nodeids = concerned.get(waiver, [])
+        if waiver.place in used:
+            now = "intermittent, " if waiver.intermittent else ""
+            lines.append(f"{waiver.place}: {waiver.reason} ({now}{waiver.link}, until {waiver.expires})")
+            lines.append(f"    {listed(used[waiver.place], all_names)}")
+        bad = [f"{n} {verdicts[n]}" for n in nodeids if verdicts[n] in BAD]
+        if bad and waiver.has_expired(conditions.today):
+            why = f"expired on {waiver.expires}: {listed(bad, all_names)}; look again at: {waiver.reason}"
+            notes.append(f"{waiver.place}: {why} ({waiver.link})")
+        elif bad:
+            notes.append(f"{waiver.place}: covers only {', '.join(waiver.verdicts)}: {listed(bad, all_names)}")
+        passed = [n for n in nodeids if verdicts[n] == "passed" and n not in accepted]
+        if passed and not waiver.intermittent:
+            stale.append(
+                f"{waiver.place}: stale: passed: {listed(passed, all_names)}; take it out, or make it narrower"
+            )
+        if whole and waiver.is_about_torch(conditions.torch):
+            unmatched = [glob for glob in waiver.tests if not _matches_any(glob, verdicts)]
+            stale += [f"{waiver.place}: stale: there is no test {glob!r}" for glob in unmatched]
+    return Review(tuple(lines), tuple(notes), tuple(stale))
+
+
+def _matches_any(glob: str, nodeids: Iterable[str]) -> bool:
+    match = pattern(glob).match
+    return any(match(nodeid) for nodeid in nodeids)
+
+
+def listed(names: list[str], all_names: bool) -> str:
+    """Names in a line: the first ones, and how many there are beyond."""
+    shown = names if all_names else names[:_SHOWN]
+    more = [f"and {len(names) - len(shown)} more"] if len(shown) < len(names) else []
+    return ", ".join([*shown, *more])
+
+
+def collects_all_suites(config: pytest.Config) -> bool:
+    """Whether the command line asks for every test under ``suites/``, and for no choice among them."""
+    if any(config.getoption(option, None) for option in _NARROWING):
+        return False
+    suites = (config.rootpath / "suites").resolve()
+    paths = [config.invocation_params.dir / Path(argument) for argument in config.args]
+    return suites.is_dir() and any(suites.is_relative_to(path.resolve()) for path in paths)
+
+
+class Waivers:
+    """Waives reports where tests run, and reviews the waivers where their verdicts are known."""
+
+    def __init__(self, config: pytest.Config, profiles: Profiles) -> None:
+        self._config = config
+        self._profiles = profiles
+        self._conditions = Conditions.now()
+        self._waived: dict[str, tuple[str, str]] = {}
+        self._used_by_workers: Profile | None = None
+        self._left_out = False
+        self._review: Review | None = None
+
+    # where tests run
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        """Make a report that a waiver covers one of an expected failure."""
+        report = yield
+        profile = self._profiles.chosen_for(item.nodeid)
+        if profile is None or not report.failed or call.excinfo is None:
+            return report
+        properties = dict(item.user_properties)
+        verdict = str(properties.get("concord.verdict", "failed"))
+        waiver = self._conditions.covering(profile, item.nodeid, verdict)
+        if waiver is not None:
+            report.outcome = "skipped"
+            report.wasxfail = f"{waiver.reason} ({waiver.link})"
+            for key, value in (("concord.waived", waiver.place), ("concord.verdict", verdict)):
+                item.user_properties.append((key, value))
+                report.user_properties.append((key, value))
+        return report
+
+    def pytest_deselected(self) -> None:
+        self._left_out = True
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._left_out |= report.failed
+
+    # where their verdicts are known
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        properties = dict(report.user_properties)
+        if "concord.waived" in properties:
+            verdict = str(properties.get("concord.verdict", "failed"))
+            self._waived[report.nodeid] = (str(properties["concord.waived"]), verdict)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        output = getattr(node, "workeroutput", {})
+        self._left_out |= output.get("concord_left_out", True)
+        for profile in self._profiles.candidates:
+            if profile.file == output.get("concord_profile"):
+                self._used_by_workers = profile
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        profile = self._profiles.settled or self._used_by_workers
+        if hasattr(self._config, "workeroutput"):
+            self._config.workeroutput["concord_profile"] = profile.file if profile else ""
+            self._config.workeroutput["concord_left_out"] = self._left_out
+            return
+        summary: Any = self._config.pluginmanager.get_plugin("concord-summary")
+        if profile is None or self._config.option.collectonly:
+            return
+        verdicts = {nodeid: result.verdict for nodeid, result in summary.results.items()}
+        whole = not self._left_out and collects_all_suites(self._config)
+        every_name = self._config.option.verbose > 0
+        self._review = review(profile, verdicts, self._waived, self._conditions, whole=whole, all_names=every_name)
+        if self._review.stale and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        found = self._review
+        if found is None or not (found.waived or found.notes or found.stale):
+            return
+        terminalreporter.section("waivers", sep="-")
+        for line in found.waived:
+            terminalreporter.write_line(line, yellow=not line.startswith(" "))
+        for line in (*found.notes, *found.stale):
+            terminalreporter.write_line(line, red=True)
+        if found.stale:
+            terminalreporter.stats.setdefault("stale", []).extend(found.stale)  # so that the last line counts them
