@@ -65,6 +65,13 @@ class Review:
     """Each is a reason for the run to fail."""
 
 
+@dataclass(frozen=True)
+class _Stale:
+    """What pytest's last line counts; other plug-ins expect an object that can have attributes."""
+
+    line: str
+
+
 def review(
     profile: Profile,
     verdicts: Mapping[str, str],
@@ -101,7 +108,7 @@ def review(
         if waiver.place in used:
             now = "intermittent, " if waiver.intermittent else ""
             lines.append(f"{waiver.place}: {waiver.reason} ({now}{waiver.link}, until {waiver.expires})")
-            lines.append(f"    {listed(used[waiver.place], all_names)}")
+            lines.append(f"    {listed(sorted(used[waiver.place]), all_names)}")
         bad = [f"{n} {verdicts[n]}" for n in nodeids if verdicts[n] in BAD]
         if bad and waiver.has_expired(conditions.today):
             why = f"expired on {waiver.expires}: {listed(bad, all_names)}; look again at: {waiver.reason}"
@@ -221,4 +228,4 @@ class Waivers:
         for line in (*found.notes, *found.stale):
             terminalreporter.write_line(line, red=True)
         if found.stale:
-            terminalreporter.stats.setdefault("stale", []).extend(found.stale)  # so that the last line counts them
+            terminalreporter.stats.setdefault("stale", []).extend(map(_Stale, found.stale))  # the last line counts them
