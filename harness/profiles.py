@@ -44,9 +44,8 @@ class Mistake:
     what: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.file}:{self.line}: {self.key}: {self.what}" if self.key else f"{self.file}:{self.line}: {self.what}"
-        )
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {self.key}: {self.what}" if self.key else f"{place}: {self.what}"
 
 
 class ProfileError(ValueError):

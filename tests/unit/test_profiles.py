@@ -1,0 +1,447 @@
+"""Profiles: what is read from a good file, and what is said of a bad one."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from harness.plugin.waivers import Conditions, listed, review
+from harness.profiles import KEYS, Mistake, Profile, ProfileError, Waiver, parse, read
+from harness.toml_lines import lines_of
+
+ROOT = Path(__file__).parents[2]
+
+HEAD = 'name = "cpu-gloo"\nbackend = "gloo"\ndevice = "cpu"\n'
+WAIVER = """[[waiver]]
+tests = ["suites/*"]
+reason = "wrong sums"
+link = "https://example.com/1"
+expires = 2027-06-30
+"""
+NOW_AND_THEN = WAIVER.replace("waiver", "intermittent") + 'verdicts = ["passed", "hung"]\n'
+
+
+def mistakes(text: str) -> list[str]:
+    """What is said of a bad file, a line each."""
+    with pytest.raises(ProfileError) as caught:
+        parse(text, "p.toml")
+    return str(caught.value).split("\n")
+
+
+def mistakes_if_any(text: str) -> tuple[Mistake, ...]:
+    """What is wrong with a file that may be a good one."""
+    try:
+        parse(text, "p.toml")
+    except ProfileError as e:
+        return e.mistakes
+    return ()
+
+
+def mistake(text: str) -> str:
+    """What is said of a file with one mistake."""
+    (found,) = mistakes(text)
+    return found
+
+
+class TestGoodFiles:
+    @pytest.mark.parametrize("path", sorted((ROOT / "fixtures/profiles").glob("*.toml")), ids=lambda path: path.stem)
+    def test_shipped(self, path: Path) -> None:
+        """Every shipped profile can be read, and is called as its file is."""
+        assert read(path).name == path.stem
+
+    def test_head(self) -> None:
+        """Three keys are enough; the rest has defaults."""
+        assert parse(HEAD, "p.toml") == Profile("cpu-gloo", "gloo", "cpu", file="p.toml")
+
+    def test_every_key(self) -> None:
+        """Every key of the head arrives."""
+        text = HEAD + (
+            'about = "gloo ✓"\nworld_sizes = [1, 4]\nranks_per_device = 8\nwarm = true\ntimeout = 5\n'
+            'imports = ["a.b"]\n[env]\nB = "2"\nA = ""\n'
+        )
+        found = parse(text, "p.toml")
+        assert (found.about, found.world_sizes, found.ranks_per_device) == ("gloo ✓", (1, 4), 8)
+        assert (found.warm, found.timeout, found.imports) == (True, 5.0, ("a.b",))
+        assert found.env == (("A", ""), ("B", "2"))
+
+    def test_waivers(self) -> None:
+        """Waivers arrive in the order of the file, each with its place."""
+        first, second = parse(HEAD + NOW_AND_THEN + WAIVER + 'torch = ">=2.11"\n', "p.toml").waivers
+        assert first == Waiver(
+            ("suites/*",),
+            "wrong sums",
+            "https://example.com/1",
+            datetime.date(2027, 6, 30),
+            ("passed", "hung"),
+            intermittent=True,
+            place="p.toml:4",
+        )
+        assert (second.place, second.torch, second.intermittent) == ("p.toml:10", ">=2.11", False)
+        assert second.verdicts == ("failed", "crashed", "hung")
+
+    def test_windows_lines(self) -> None:
+        """Lines may end as they do on Windows."""
+        assert parse((HEAD + WAIVER).replace("\n", "\r\n"), "p.toml").waivers[0].place == "p.toml:4"
+
+    def test_every_key_is_documented(self) -> None:
+        """docs/profiles.md names every key."""
+        text = (ROOT / "docs/profiles.md").read_text()
+        assert [key for keys in KEYS.values() for key in keys if f"`{key}`" not in text] == []
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            ("nam = 1", "nam: no such key; did you mean name?"),
+            ("WORLD_SIZES = [1]", "WORLD_SIZES: no such key; did you mean world_sizes?"),
+            ("waivers = []", "waivers: no such key; did you mean waiver?"),
+            ("x = 1", "x: no such key; known are name, backend, device, about, world_sizes, ranks_per_device, warm, "),
+            ("about = 3", "about: a text in quotes, not 3"),
+            ('about = " "', "about: is empty"),
+            ('about = "a\\u001b[31m"', "about: a text on one line, without '\\x1b'"),
+            ('about = "a\\nb"', "about: a text on one line, without '\\n'"),
+            ('about = "\\u202e"', "about: a text on one line, without '\\u202e'"),
+            ("world_sizes = 2", "world_sizes: a list in brackets, not 2"),
+            ("world_sizes = []", "world_sizes: is empty"),
+            ("world_sizes = [1, 0]", "world_sizes: a whole number from 1, not 0"),
+            ("world_sizes = [2, 2]", "world_sizes: 2 is there twice"),
+            ("world_sizes = [true]", "world_sizes: a whole number from 1, not True"),
+            ("world_sizes = [1.0]", "world_sizes: a whole number from 1, not 1.0"),
+            ("ranks_per_device = -1", "ranks_per_device: a whole number from 1, not -1"),
+            (f"ranks_per_device = 0x{'f' * 9000}", "ranks_per_device: a whole number from 1, not what is there"),
+            ('warm = "true"', "warm: true or false, without quotes, not 'true'"),
+            ("timeout = 0", "timeout: a number of seconds above 0, at most 86400, not 0"),
+            ("timeout = nan", "timeout: a number of seconds above 0, at most 86400, not nan"),
+            ("timeout = inf", "timeout: a number of seconds above 0, at most 86400, not inf"),
+            ("timeout = true", "timeout: a number of seconds above 0, at most 86400, not True"),
+            ('imports = "os"', "imports: a list in brackets, not 'os'"),
+            ('imports = ["os; x"]', "imports: the name of a module, not 'os; x'"),
+            ("env = 3", "env: a table of names and values, begun with [env], not 3"),
+            ("env.A = 3", "env.A: a text in quotes, not 3"),
+            ('env."A=B" = "x"', "env.'A=B': not the name of an environment variable"),
+            ('env."" = "x"', "env.'': not the name of an environment variable"),
+            ('env.A = "a\\u0000"', "env.A: a text in quotes, not 'a\\x00'"),
+            ("waiver = 3", "[[waiver]]: begin each with [[waiver]], in two brackets"),
+            ("waiver = [3]", "[[waiver]]: begin each with [[waiver]], in two brackets"),
+            ("[waiver]", "[[waiver]]: begin each with [[waiver]], in two brackets"),
+            ('"\\u001b" = 1', "'\\x1b': no such key; known are "),
+            (f"{'k' * 500} = 1", "'kkkkkkkkkkkk...kkkkkkkkkkkkk': no such key; known are "),
+        ],
+        ids=lambda text: ascii(text)[:40],
+    )
+    def test_head(self, line: str, expected: str) -> None:
+        """A mistake in the head is told with file, line and key, and with the nearest right word."""
+        assert mistake(f"{HEAD}# a comment\n{line}\n").startswith(f"p.toml:5: {expected}")
+
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            ("tests = 3", "tests: a list in brackets, not 3"),
+            ("tests = []", "tests: is empty"),
+            ('tests = [""]', "tests: is empty"),
+            ('tests = ["a", "a"]', "tests: 'a' is there twice"),
+            ('reason = ""', "reason: is empty"),
+            ('link = "see the tracker"', "link: a URL, or \"unreported\", not 'see the tracker'"),
+            ('link = "javascript:alert(1)"', "link: a URL, or \"unreported\", not 'javascript:alert(1)'"),
+            ('link = "https://"', "link: a URL, or \"unreported\", not 'https://'"),
+            ('expires = "2027-06-30"', "expires: a date without quotes and without a time, as in 2027-06-30, not '20"),
+            ("expires = 2027-06-30T10:00:00", "expires: a date without quotes and without a time, as in 2027-06-30"),
+            ("expires = false", "expires: a date without quotes and without a time, as in 2027-06-30, not False"),
+            ('verdicts = "failed"', "verdicts: a list in brackets, not 'failed'"),
+            ('verdicts = ["fialed"]', "verdicts: 'fialed' is not a verdict that it can cover; did you mean failed?"),
+            ('verdicts = ["passed"]', "verdicts: 'passed' is not a verdict that it can cover; "),
+            ("verdicts = [[]]", "verdicts: [] is not a verdict that it can cover; write some of failed, crashed, hung"),
+            ('torch = "2.11"', "torch: a condition on versions, as in \">=2.11,<2.14\", not '2.11'"),
+            ("torch = 2.11", "torch: a text in quotes, not 2.11"),
+            ('reasons = "x"', "reasons: no such key; did you mean reason?"),
+            ("world_sizes = [1]", "world_sizes: no such key; known are tests, reason, link, expires, verdicts, torch"),
+        ],
+        ids=lambda text: ascii(text)[:40],
+    )
+    def test_waiver(self, line: str, expected: str) -> None:
+        """A mistake in a waiver is told with its own line."""
+        key = line.split(" ")[0]
+        kept = [other for other in WAIVER.splitlines() if not other.startswith(f"{key} ")]
+        text = "\n".join([HEAD.rstrip(), *WAIVER.splitlines(), *kept, line])
+        assert mistake(text).startswith(f"p.toml:{text.count(chr(10)) + 1}: [[waiver]] {expected}")
+
+    @pytest.mark.parametrize("key", ["tests", "reason", "link", "expires"])
+    def test_incomplete_waiver(self, key: str) -> None:
+        """What a waiver must have and has not is told with the line where it begins, and with an example."""
+        kept = "\n".join(line for line in WAIVER.splitlines() if not line.startswith(key))
+        assert mistake(f"{HEAD}{WAIVER}{kept}").startswith(f"p.toml:9: [[waiver]] {key}: is missing; write {key} = ")
+
+    @pytest.mark.parametrize(
+        ("verdicts", "expected"),
+        [
+            ('["hung"]', "without passed: a test that never passes has a [[waiver]]"),
+            ('["passed"]', "passed alone: name what it comes to now and then (failed, crashed, hung)"),
+        ],
+    )
+    def test_intermittent(self, verdicts: str, expected: str) -> None:
+        """A known intermittent names passed, and something else."""
+        text = HEAD + WAIVER.replace("waiver", "intermittent") + f"verdicts = {verdicts}"
+        assert mistake(text) == f"p.toml:9: [[intermittent]] verdicts: {expected}"
+
+    def test_all_at_once(self) -> None:
+        """All mistakes are told at once, in the order of the file."""
+        found = mistakes(f"warm = 3\n{WAIVER}{WAIVER.replace('reason', 'reson')}\n[env]\nA = 1\n")
+        assert [line.split(": ")[0] for line in found] == [f"p.toml:{i}" for i in (1, 1, 1, 1, 9, 14)]
+
+    def test_misspelt_is_not_missing(self) -> None:
+        """A key that is only misspelt is not reported as missing as well."""
+        assert mistake(HEAD.replace("backend", "bakend")) == "p.toml:2: bakend: no such key; did you mean backend?"
+
+    def test_nothing(self) -> None:
+        """An empty file lacks three keys."""
+        assert mistakes("") == [
+            'p.toml:1: name: is missing; write name = "cpu-gloo"',
+            'p.toml:1: backend: is missing; write backend = "gloo"',
+            'p.toml:1: device: is missing; write device = "cpu"',
+        ]
+
+
+class TestFilesThatAreNone:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("a = 1\nb = \n", "p.toml:2: not TOML: Invalid value"),
+            ("a = 1\na = 2\n", "p.toml:2: not TOML: Cannot overwrite a value"),
+            ('a = """\n\n', "p.toml:3: not TOML: "),
+            ("[[waiver]\n", "p.toml:1: not TOML: "),
+            ("a = " + "[" * 5000, "p.toml:1: not TOML that can be read: nested too deeply"),
+            (f"a = {'9' * 5000}", "p.toml:1: not TOML: Exceeds the limit"),
+            ("a = 2027-13-45", "p.toml:1: not TOML: "),
+            ("\0", "p.toml:1: not TOML: "),
+        ],
+        ids=lambda text: ascii(text)[:30],
+    )
+    def test_not_toml(self, text: str, expected: str) -> None:
+        """What is no TOML is told with its line."""
+        assert mistake(text).startswith(expected)
+
+    @pytest.mark.parametrize(
+        ("data", "expected"),
+        [
+            (b'name = "a"\nx = "\xff"\n', ":2: not UTF-8: byte 0xff"),
+            (b"\xef\xbb\xbfname = 1", ":1: not TOML: "),
+            (b"#" * ((4 << 20) + 1), ": larger than 4 MiB: not a profile"),
+        ],
+        ids=["latin", "bom", "large"],
+    )
+    def test_bytes(self, tmp_path: Path, data: bytes, expected: str) -> None:
+        """A file of something else is refused."""
+        path = tmp_path / "p.toml"
+        path.write_bytes(data)
+        with pytest.raises(ProfileError) as caught:
+            read(path)
+        assert str(caught.value).startswith(f"{path}{expected}")
+
+    def test_no_file(self, tmp_path: Path) -> None:
+        """A path where there is no file is told without a line."""
+        for path, why in ((tmp_path / "x.toml", "No such file or directory"), (tmp_path, "not a file")):
+            with pytest.raises(ProfileError) as caught:
+                read(path, "shown.toml")
+            assert str(caught.value) == f"shown.toml: {why}"
+
+    @given(st.text(max_size=60) | st.binary(max_size=60).map(lambda data: data.decode("latin-1")))
+    @example('waiver = [{tests = ["a"]}]')
+    @example("waiver.a = 1")
+    @example("[waiver.x]\n[[intermittent.y]]")
+    @example("[[waiver]]\n[waiver.reason]\n[[waiver.link]]\n[[waiver.link.a]]\n")
+    def test_garbage(self, text: str) -> None:
+        """Whatever is in a file, it is a ProfileError with lines that are there, on lines of their own."""
+        for broken in (text, HEAD + text, HEAD + WAIVER + text):
+            found = mistakes_if_any(broken)
+            assert all(1 <= m.line <= broken.count("\n") + 1 for m in found)
+            assert all("\n" not in str(m) for m in found)
+
+    @given(st.randoms(use_true_random=False))
+    def test_damaged(self, chance: random.Random) -> None:
+        """A good file with a few bytes changed is read or refused."""
+        text = list(HEAD + WAIVER + NOW_AND_THEN)
+        for _ in range(chance.randint(1, 4)):
+            text[chance.randrange(len(text))] = chance.choice("\"'[]{}=\n\\#.,0a")
+        found = mistakes_if_any("".join(text))
+        assert list(found) == sorted(found, key=lambda m: m.line)
+
+    def test_mistake(self) -> None:
+        """A mistake about a file as such has no line."""
+        assert [str(Mistake("f", 0, "", "w")), str(Mistake("f", 2, "k", "w"))] == ["f: w", "f:2: k: w"]
+
+
+class TestLinesOf:
+    def test_everything(self) -> None:
+        """Strings and lists over several lines, dotted and quoted keys, comments, tables in tables."""
+        text = '''# [[waiver]]
+a.b = """
+[[waiver]]
+x = 1 \\""" # """
+c = [ # ]
+  "]",
+  { d = "}" }]
+[[waiver]]  # = [
+"r = s" = \'\'\'
+[[waiver]]\'\'\'\'
+  [waiver.e]
+  f = 1
+[[waiver]]
+g = "#"
+[ "h" . i ]
+j = 1'''
+        assert lines_of(text) == {
+            ("a",): 2,
+            ("a", "b"): 2,
+            ("c",): 5,
+            ("waiver",): 8,
+            ("waiver", 0): 8,
+            ("waiver", 0, "r = s"): 9,
+            ("waiver", 0, "e"): 11,
+            ("waiver", 0, "e", "f"): 12,
+            ("waiver", 1): 13,
+            ("waiver", 1, "g"): 14,
+            ("h", "i"): 15,
+            ("h", "i", "j"): 16,
+        }
+
+
+TODAY = datetime.date(2027, 1, 1)
+NOW = Conditions(TODAY, "2.13.0+cpu")
+
+
+def waiver(*tests: str, line: int = 1, expires: datetime.date = TODAY, **other: object) -> Waiver:
+    return Waiver(tests or ("*",), "wrong", "unreported", expires, place=f"p:{line}", **other)  # type: ignore[arg-type]
+
+
+def profile(*waivers: Waiver) -> Profile:
+    return Profile("p", "gloo", "cpu", waivers=waivers)
+
+
+class TestWaiver:
+    @pytest.mark.parametrize(
+        ("glob", "nodeid", "expected"),
+        [
+            ("a.py::t", "a.py::t", True),
+            ("a.py::t", "a.py::t[1]", False),
+            ("a.py::t[*]", "a.py::t[1-[x]]", True),
+            ("a.py::t[12]", "a.py::t1", False),
+            ("a.py::t[12]", "a.py::t[12]", True),
+            ("a.py::t[[]*", "a.py::t[1]", False),
+            ("*::t*", "x/y/a.py::t[1]", True),
+            ("*::T*", "x/y/a.py::t[1]", False),
+            ("a.py::t[?rank]", "a.py::t[2rank]", True),
+            ("a.py::t[!a]", "a.py::t[!a]", True),
+            ("(", "(", True),
+            ("*", "a\nb", True),
+        ],
+    )
+    def test_globs(self, glob: str, nodeid: str, expected: bool) -> None:
+        """A glob is about the whole of an id; brackets mean themselves."""
+        assert waiver(glob).matches(nodeid) == expected
+
+    @pytest.mark.parametrize(
+        ("condition", "version", "expected"),
+        [
+            ("", "2.13.0", True),
+            (">=2.11,<2.14", "2.13.0+cpu", True),
+            (">=2.11,<2.14", "2.14.0", False),
+            (">=2.11", "2.14.0.dev20261101+cu130", True),
+            (">=2.11,<2.14", "2.14.0a0+git1234", False),
+            (">=2.11", "what a vendor calls it", True),
+        ],
+    )
+    def test_torch(self, condition: str, version: str, expected: bool) -> None:
+        """Nightly and local builds count as the versions that they are."""
+        assert waiver(torch=condition).is_about_torch(version) == expected
+
+    @pytest.mark.parametrize(("days", "expected"), [(0, False), (-1, True)])
+    def test_expiry(self, days: int, expected: bool) -> None:
+        """A waiver counts to the end of its day."""
+        assert waiver(expires=TODAY + datetime.timedelta(days)).has_expired(TODAY) == expected
+
+
+class TestCovering:
+    def test_first_that_covers(self) -> None:
+        """Of several waivers, the first that is about the test, the verdict, torch and today counts."""
+        candidates = (
+            waiver("other"),
+            waiver(verdicts=("hung",), line=2),
+            waiver(expires=TODAY - datetime.timedelta(1), line=3),
+            waiver(torch="<2.13", line=4),
+            waiver(line=5),
+            waiver(line=6),
+        )
+        found = NOW.covering(profile(*candidates), "t", "failed")
+        assert found is not None
+        assert found.place == "p:5"
+
+    def test_none(self) -> None:
+        """A test that no waiver is about has none."""
+        assert NOW.covering(profile(waiver("x")), "t", "failed") is None
+
+
+class TestReview:
+    def test_waived(self) -> None:
+        """Waived tests are grouped by waiver."""
+        used = {"b": ("p:1", "hung"), "a": ("p:1", "failed")}
+        found = review(profile(waiver()), {"a": "waived", "b": "waived"}, used, NOW, whole=True)
+        assert found.waived == ("p:1: wrong (unreported, until 2027-01-01)", "    a failed, b hung")
+        assert (found.notes, found.stale) == ((), ())
+
+    def test_stale(self) -> None:
+        """A waiver whose test passes is stale."""
+        found = review(profile(waiver()), {"a": "passed", "b": "waived"}, {"b": ("p:1", "failed")}, NOW, whole=False)
+        assert found.stale == ("p:1: stale: passed: a; take it out, or make it narrower",)
+
+    def test_stale_and_expired(self) -> None:
+        """A waiver whose time is over and whose test passes is stale too."""
+        old = waiver(expires=TODAY - datetime.timedelta(1))
+        assert len(review(profile(old), {"a": "passed"}, {}, NOW, whole=False).stale) == 1
+
+    @pytest.mark.parametrize("verdict", ["unsupported", "not-run"])
+    def test_not_run(self, verdict: str) -> None:
+        """A test that did not run says nothing of its waiver."""
+        found = review(profile(waiver()), {"a": verdict}, {}, NOW, whole=True)
+        assert (found.waived, found.notes, found.stale) == ((), (), ())
+
+    def test_intermittent(self) -> None:
+        """A test that may pass makes no waiver stale by passing."""
+        both = profile(waiver(), waiver(intermittent=True, verdicts=("passed", "hung"), line=2))
+        assert review(both, {"a": "passed"}, {}, NOW, whole=True).stale == ()
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_no_such_test(self, whole: bool) -> None:
+        """A glob that is about no test is stale if every suite was collected."""
+        found = review(profile(waiver("a", "x[1]")), {"a": "waived"}, {}, NOW, whole=whole)
+        assert found.stale == (("p:1: stale: there is no test 'x[1]'",) if whole else ())
+
+    def test_other_torch(self) -> None:
+        """A waiver for another torch is neither used nor stale."""
+        found = review(profile(waiver("a", "x", torch="<2.13")), {"a": "passed"}, {}, NOW, whole=True)
+        assert found.stale == ()
+
+    def test_expired(self) -> None:
+        """What an expired waiver no longer covers is told with it."""
+        old = waiver(expires=TODAY - datetime.timedelta(1))
+        found = review(profile(old), {"a": "failed"}, {}, NOW, whole=True)
+        assert found.notes == ("p:1: expired on 2026-12-31: a failed; look again at: wrong (unreported)",)
+
+    def test_other_verdict(self) -> None:
+        """A test that ends in a way that its waiver does not cover is told with it."""
+        found = review(profile(waiver(verdicts=("failed",))), {"a": "hung"}, {}, NOW, whole=True)
+        assert found.notes == ("p:1: covers only failed: a hung",)
+
+
+@pytest.mark.parametrize(
+    ("count", "everything", "expected"),
+    [(2, False, "0, 1"), (7, False, "0, 1, 2, 3, 4, and 2 more"), (7, True, "0, 1, 2, 3, 4, 5, 6")],
+)
+def test_listed(count: int, everything: bool, expected: str) -> None:
+    """A list of names is cut unless all are asked for."""
+    assert listed([str(i) for i in range(count)], everything) == expected
