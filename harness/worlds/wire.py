@@ -138,6 +138,12 @@ def dumps(obj: Any) -> list[bytes]:
     return [head, body, *raw]
 
 
+def plain(obj: Any) -> list[bytes]:
+    """Like :func:`dumps`, quicker, for an object of plain values that needs none of its care."""
+    body = pickle.dumps(obj, protocol=5)
+    return [_HEADER.pack(_MAGIC, 0, len(body)), body]
+
+
 def send_parts(sock: socket.socket, parts: list[bytes]) -> None:
     """Write the parts of a frame to a socket.  A peer that has gone raises :class:`WireError`."""
     try:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from harness.worlds import wire
 from harness.worlds.launch import Launcher, RankProcess, environment_of
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import RankSetup
+from harness.worlds.shipping import frame_of
 from harness.worlds.waiting import EXIT, Ranks, Waiting
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ class World:
         """
         __tracebackhide__ = True
         name = getattr(fn, "__qualname__", repr(fn))
-        frame = _frame_of(self._job + 1, fn, args, kwargs, name)
+        frame = frame_of(self._job + 1, fn, args, kwargs, name)
         self.start()
         self.runs += 1
         return self._ask(frame, name, "returned", timeout or self.spec.timeout, proof=watch)
@@ -233,29 +232,3 @@ class World:
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
             ranks.discard()
-
-
-def _frame_of(job: int, fn: Any, args: Any, kwargs: Any, name: str) -> list[bytes]:
-    """The frame that tells a rank to run something.  Errors: TypeError that says what cannot travel, and why."""
-    if not callable(fn):
-        raise TypeError(f"world.run needs a function that takes a rank, not {fn!r}")
-    module = sys.modules.get(getattr(fn, "__module__", None) or "")
-    if module is not None and is_test_code(module):
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        return wire.dumps(("run", job, (fn, args, kwargs)))
-    except Exception as e:
-        raise TypeError(f"{name}, or an argument of it, can't be sent to the ranks: {type(e).__name__}: {e}") from e
-
-
-def is_test_code(module: Any) -> bool:
-    """Whether a module is one that a rank may not be able to import: not installed, and not part of the harness."""
-    file = getattr(module, "__file__", None)
-    if not file:
-        return False
-    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if os.path.abspath(file).startswith(
-        (os.path.join(ours, "harness") + os.sep, os.path.join(ours, "reports") + os.sep)
-    ):
-        return False
-    return "site-packages" not in file and not file.startswith(os.path.dirname(os.__file__) + os.sep)
