@@ -228,4 +228,4 @@ class Waivers:
         for line in (*found.notes, *found.stale):
             terminalreporter.write_line(line, red=True)
         if found.stale:
-            terminalreporter.stats.setdefault("stale", []).extend(map(_Stale, found.stale))  # the last line counts them
+            terminalreporter._add_stats("stale", [_Stale(line) for line in found.stale])  # the last line counts them
