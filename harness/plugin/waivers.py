@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.metadata
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
@@ -153,11 +154,14 @@ class Waivers:
     def __init__(self, config: pytest.Config, profiles: Profiles) -> None:
         self._config = config
         self._profiles = profiles
-        self._conditions = Conditions.now()
         self._waived: dict[str, tuple[str, str]] = {}
         self._used_by_workers: Profile | None = None
         self._left_out = False
         self._review: Review | None = None
+
+    @functools.cached_property
+    def _conditions(self) -> Conditions:
+        return Conditions.now()
 
     # where tests run
 
