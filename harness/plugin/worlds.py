@@ -252,6 +252,9 @@ class Worlds:
             if call.excinfo.value is error:
                 report.longrepr = shown(error, call.excinfo, item.config)
             _attach(item, report, error)
+        elif call.excinfo is not None and request_of(item) is not None and _timed_out(call.excinfo.value):
+            note(item, "verdict", "hung")
+            report.user_properties.append(("concord.verdict", "hung"))
         return report
 
     def pytest_sessionfinish(self) -> None:
@@ -396,6 +399,11 @@ def _attach(item: pytest.Item, report: Any, error: RanksFailed) -> None:
         note(item, key, value)
         report.user_properties.append((f"concord.{key}", value))
     report.concord_ranks = evidence_of(error)
+
+
+def _timed_out(error: BaseException) -> bool:
+    """Whether pytest-timeout ended a test, by its signal."""
+    return type(error).__name__ == "Failed" and str(error).startswith("Timeout (")
 
 
 def evidence_of(error: RanksFailed) -> list[dict[str, Any]]:

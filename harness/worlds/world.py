@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _CHECK_WAIT = 10.0
 _CLOSE_WAIT = 5.0
+_JOIN_WAIT = 60.0
 _DEBUGGING = 86400.0  # seconds that a group waits for a rank in which somebody is looking around
 
 
@@ -167,7 +168,8 @@ class World:
             self.begin()
         if not self._joined:
             self._joined = True
-            self._wait(0, None, "joining the process group", "ready", self.spec.timeout, True)
+            timeout = max(self.spec.timeout, _JOIN_WAIT)  # a short timeout is meant for what runs, not for this
+            self._wait(0, None, "joining the process group", "ready", timeout, True)
 
     def begin(self) -> None:
         """Start the ranks without waiting for them: :meth:`start` does that."""
@@ -181,7 +183,7 @@ class World:
                 backend=spec.backend,
                 device=self._devices[i % len(self._devices)],
                 store=("", 0),
-                timeout=spec.timeout + 30 if spec.debug_rank is None else _DEBUGGING,
+                timeout=max(spec.timeout, _JOIN_WAIT) + 30 if spec.debug_rank is None else _DEBUGGING,
                 env=dict(spec.env),
                 sys_path=list(sys.path),
                 cwd=os.getcwd(),

@@ -38,6 +38,7 @@ def test_method_signal(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     assert "rank 1: stopped by the harness while running, in body at " in shown
     assert "time.sleep(600)" in shown
     assert "before it slept" in shown
+    assert session.results.tests["test_it.py::test_takes_too_long[2ranks]"].verdict == "hung"
     assert session.results.tests["test_it.py::test_after_it[2ranks]"].verdict == "passed"
 
 
