@@ -116,7 +116,9 @@ class Writer:
         except UnicodeEncodeError:  # half a surrogate pair, as in the name of a file that is not UTF-8
             text = json.dumps(msgspec.to_builtins(record), ensure_ascii=False)
             line = text.encode(errors="replace")
-        os.write(self._fd, line + b"\n")
+        rest = memoryview(line + b"\n")
+        while rest:  # a nearly full disk takes a part, and says so only the next time
+            rest = rest[os.write(self._fd, rest) :]
 
     def close(self) -> None:
         os.close(self._fd)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 
 from harness.worlds.launch import Launcher, LocalLauncher
@@ -28,7 +30,7 @@ class Pool:
         self._most_warm = most_warm
         self._launcher: Launcher | None = None
         self._warm: dict[tuple[WorldSpec, tuple[str, ...]], World] = {}
-        self._begun: dict[tuple[WorldSpec, tuple[str, ...]], World] = {}
+        self._begun: dict[tuple[WorldSpec, tuple[str, ...]], tuple[World, object]] = {}
         self.retired: list[tuple[WorldSpec, tuple[str, ...]]] = []
         """Warm worlds that were not kept, and why."""
 
@@ -51,7 +53,7 @@ class Pool:
         Errors: :class:`~harness.worlds.postmortem.RanksFailed` if its ranks do not come up.
         """
         key = spec, tuple(devices)
-        world = self._warm.pop(key, None) or self._begun.pop(key, None)
+        world = self._warm.pop(key, None) or self._take_begun(key)
         if world is None:
             world = World(spec, self.launcher, devices=devices, terminal=self._terminal)
         world.runs = 0
@@ -68,7 +70,16 @@ class Pool:
         if not spec.warm and key not in self._begun:
             world = World(spec, self.launcher, devices=devices, terminal=self._terminal)
             world.begin()
-            self._begun[key] = world
+            self._begun[key] = world, _surroundings()
+
+    def _take_begun(self, key: tuple[WorldSpec, tuple[str, ...]]) -> World | None:
+        """The world that was started ahead for this, unless what its ranks inherit has changed since."""
+        world, surroundings = self._begun.pop(key, (None, None))
+        self.forget_begun()
+        if world is not None and surroundings != _surroundings():
+            world.kill()
+            return None
+        return world
 
     def release(self, world: World, devices: Sequence[str] = ()) -> list[str]:
         """Take a world back.  Returns what was found in it that another test could have noticed.
@@ -92,7 +103,7 @@ class Pool:
     def forget_begun(self) -> None:
         """Drop worlds that were started ahead and that nobody came for."""
         while self._begun:
-            self._begun.popitem()[1].kill()
+            self._begun.popitem()[1][0].kill()
 
     def close(self) -> None:
         """End every world and stop what they were started from."""
@@ -103,3 +114,9 @@ class Pool:
         if self._launcher is not None:
             self._launcher.close()
             self._launcher = None
+
+
+def _surroundings() -> object:
+    """What ranks take over from the controller when they start."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    return environment, os.getcwd(), list(sys.path)

@@ -10,6 +10,9 @@ from contextlib import AbstractContextManager
 from harness.worlds.launch import Output
 
 
+_LONGEST = 8192  # bytes of a line that are held until its end comes
+
+
 class Terminal:
     """Shows output line by line as it comes (``pytest -s``), or at the end of each run, where pytest captures it.
 
@@ -26,6 +29,8 @@ class Terminal:
         if not self._immediately:
             return
         *lines, rest = (self._partial.get(index, b"") + data).split(b"\n")
+        if len(rest) > _LONGEST:
+            lines, rest = [*lines, rest], b""
         self._partial[index] = rest
         for line in lines:
             _show(prefixed(index, line.decode(errors="replace")), flush=True)

@@ -187,3 +187,32 @@ def test_not_a_function(world: World) -> None:
     with pytest.raises(TypeError, match="needs a function that takes a rank"):
         world.run("all_reduce")  # type: ignore[arg-type]
     world.run(lambda rank: None)
+
+
+def test_world_started_ahead_is_used(pool: Pool) -> None:
+    """A world that was begun ahead of its use is the one that is handed out."""
+    spec = WorldSpec(2)
+    pool.begin(spec)
+    begun = pool._begun[spec, ()][0]
+    world = pool.acquire(spec)
+    assert world is begun
+    assert world.run(add_up) == [3.0, 3.0]
+    pool.release(world)
+
+
+def test_world_started_ahead_in_other_surroundings_is_not(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that were started before the environment changed are not handed out."""
+    spec = WorldSpec(1)
+    pool.begin(spec)
+    monkeypatch.setenv("SET_BY_THE_CALLER", "later still")
+    world = pool.acquire(spec)
+    assert world.run(lambda rank: os.environ["SET_BY_THE_CALLER"]) == ["later still"]
+    pool.release(world)
+
+
+def test_world_started_ahead_for_nothing_is_dropped(pool: Pool) -> None:
+    """A world that nobody came for does not stay when another is asked for."""
+    pool.begin(WorldSpec(3))
+    world = pool.acquire(WorldSpec(1))
+    assert pool._begun == {}
+    pool.release(world)
