@@ -17,7 +17,6 @@ import resource
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -233,7 +232,7 @@ class _RankProcess:
             return
         self.flush()
         try:
-            answer = ("returned", self.job, (time.monotonic_ns(), value))
+            answer = ("returned", self.job, value)
             frame = wire.plain(answer) if value is None else wire.dumps(answer)
         except BaseException as e:
             report = self.describe(e, f"its result, a {type(value).__qualname__}, can't be sent to the controller")

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 
 from harness.worlds.launch import Output
 
-
 _LONGEST = 8192  # bytes of a line that are held until its end comes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import select
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.worlds import looking, postmortem, wire
 from harness.worlds.launch import Launcher, Output, RankProcess
 from harness.worlds.postmortem import End, RanksFailed
-from harness.worlds.watchdog import Explanation
+from harness.worlds.watchdog import FIRST_LOOK, Explanation
 
 if TYPE_CHECKING:
     from harness.worlds.terminal import Terminal
@@ -121,11 +122,12 @@ class Waiting:
         self._answer = answer
         self._timeout = timeout
         self._proof = proof
-        started = time.monotonic()
-        self._deadline = started + timeout
-        self._watch = looking.Watch(ranks.processes, started=started, run_timeout=timeout, on_host=on_host)
+        self._on_host = on_host
+        self._started = time.monotonic()
+        self._deadline = self._started + timeout
         self._results: dict[int, Any] = {}
         self._ends: dict[int, End] = {}
+        self._failed = False
 
     def results(self) -> list[Any]:
         """Wait; returns the answers in rank order.
@@ -147,24 +149,24 @@ class Waiting:
 
     def _pump(self) -> None:
         __tracebackhide__ = True
-        ranks, watch = self._ranks, self._watch
-        failed_since: float | None = None
+        ranks = self._ranks
+        grace_ends = math.inf
         self._exits()  # what is known by now; news comes while we wait
         while len(self._ends) < len(ranks.processes):
             now = time.monotonic()
-            if failed_since is None and self._failed:
-                failed_since = now
-                watch.hurry(now)
+            if self._failed and grace_ends == math.inf:
+                grace_ends = now + _BUSY_GRACE
+                self._watch.hurry(now)
             if now >= self._deadline:
                 self._fail(None, self._too_late())
-            if failed_since is not None and now >= failed_since + _BUSY_GRACE:
+            if now >= grace_ends:
                 self._fail(None, "")
-            for source in ranks.ready(max(0.0, min(self._deadline, watch.next_look) - now)):
+            for source in ranks.ready(max(0.0, min(self._deadline, self._next_look, grace_ends) - now)):
                 self._event(source)
-            if time.monotonic() >= watch.next_look:
+            if time.monotonic() >= self._next_look:
                 ended = {i: _ENDED.get(e.kind, "died") for i, e in self._ends.items()}
-                explanation = watch.look(time.monotonic(), ended)
-                if explanation is not None and self._proof:
+                explanation = self._watch.look(time.monotonic(), ended)
+                if explanation is not None:
                     self._fail(explanation, "")
         for source in ranks.ready(0):  # what was printed just before the answers
             self._event(source)
@@ -172,9 +174,22 @@ class Waiting:
             self._fail(None, "")
         ranks.show_output()
 
+    @functools.cached_property
+    def _watch(self) -> looking.Watch:  # made when it is first needed: most runs end before
+        return looking.Watch(
+            self._ranks.processes, started=self._started, run_timeout=self._timeout, on_host=self._on_host
+        )
+
     @property
-    def _failed(self) -> bool:
-        return any(e.failed for e in self._ends.values())
+    def _next_look(self) -> float:
+        """When to look at the ranks, on the monotonic clock."""
+        if not self._proof:
+            return math.inf
+        return self._watch.next_look if "_watch" in self.__dict__ else self._started + FIRST_LOOK
+
+    def _end(self, end: End) -> None:
+        self._ends[end.index] = end
+        self._failed = self._failed or end.failed
 
     def _event(self, source: Any) -> None:
         """Handle one readable thing."""
@@ -193,7 +208,8 @@ class Waiting:
         for process in self._ranks.processes:
             if process.exit is not None and process.index not in self._ends:
                 self._last_words(process)
-                self._ends.setdefault(process.index, self._ended(process))
+                if process.index not in self._ends:
+                    self._end(self._ended(process))
 
     def _ended(self, process: RankProcess) -> End:
         ended = process.exit
@@ -223,7 +239,7 @@ class Waiting:
         except Exception as e:
             report = {"type": type(e).__name__, "message": str(e), "text": str(e)}
             report["context"] = "its result can't be read here"
-            self._ends[process.index] = End(process.index, "raised", time.monotonic_ns(), report=report)
+            self._end(End(process.index, "raised", time.monotonic_ns(), report=report))
             return
         if message[0] == "debug":
             self._lend_terminal(process)
@@ -234,11 +250,10 @@ class Waiting:
         kind, job, payload = message
         if kind == "raised" and job in (self._job, -1):
             ending = "skipped" if payload["skip"] else "raised"
-            self._ends[process.index] = End(process.index, ending, payload["time_ns"], report=payload)
+            self._end(End(process.index, ending, payload["time_ns"], report=payload))
         elif kind == self._answer and job == self._job:
-            when, value = payload if kind == "returned" else (time.monotonic_ns(), payload)
-            self._results[process.index] = value
-            self._ends[process.index] = End(process.index, "returned", when)
+            self._results[process.index] = payload
+            self._ends[process.index] = _returned(process.index)
 
     def _lend_terminal(self, process: RankProcess) -> None:
         """Give our terminal to a rank's debugger until it says that it has done with it; the clock stands still."""
@@ -258,7 +273,9 @@ class Waiting:
             finally:
                 process.control.setblocking(False)
         self._deadline += time.monotonic() - began
-        self._watch.next_look += time.monotonic() - began
+        self._started += time.monotonic() - began
+        if "_watch" in self.__dict__:
+            self._watch.next_look += time.monotonic() - began
 
     # failing
 
@@ -335,6 +352,12 @@ class Waiting:
             error.add_note(RanksFailed(self._world, self._function, self._collect(), None, why).render())
         except Exception:
             return  # the interruption itself matters more than its evidence
+
+
+@functools.cache
+def _returned(index: int) -> End:
+    """The end of a rank that did what it was asked; one for each, since every run needs it and it says no more."""
+    return End(index, "returned")
 
 
 _ENDED = {"returned": "returned", "raised": "raised", "skipped": "raised"}

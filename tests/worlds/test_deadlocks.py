@@ -228,3 +228,16 @@ def test_watch_can_be_switched_off(world: World) -> None:
 
     with pytest.raises(RanksFailed, match="not finished after 2 s"):
         world.run(body, watch=False, timeout=2)
+
+
+@pytest.mark.world(2)
+def test_failure_ends_an_unwatched_run_too(world: World) -> None:
+    """With watch=False as well, what waits for a rank that has failed gets some seconds, and not the whole time."""
+
+    def body(rank: Rank) -> None:
+        if rank.index == 1:
+            raise ValueError("the reason")
+        dist.barrier()
+
+    with pytest.raises(RanksFailed, match="ValueError: the reason"):
+        world.run(body, watch=False, timeout=100)
