@@ -1,0 +1,199 @@
+"""Collectives that are wrong in one narrow way, put into the ranks while cases run there."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+from harness import Rank, World
+
+INPUT = {
+    "all_reduce": "tensor",
+    "reduce": "tensor",
+    "broadcast": "tensor",
+    "all_gather": "tensor",
+    "all_gather_into_tensor": "input_tensor",
+    "gather": "tensor",
+    "scatter": "scatter_list",
+    "reduce_scatter": "input_list",
+    "reduce_scatter_tensor": "input",
+    "all_to_all": "input_tensor_list",
+    "all_to_all_single": "input",
+}
+OUTPUT = {
+    "all_reduce": "tensor",
+    "reduce": "tensor",
+    "broadcast": "tensor",
+    "all_gather": "tensor_list",
+    "all_gather_into_tensor": "output_tensor",
+    "gather": "gather_list",
+    "scatter": "tensor",
+    "reduce_scatter": "output",
+    "reduce_scatter_tensor": "output",
+    "all_to_all": "output_tensor_list",
+    "all_to_all_single": "output",
+}
+"""Names of the arguments that a collective reads, and that it writes."""
+
+FUNCTIONAL = ("all_reduce", "broadcast", "all_gather_tensor", "reduce_scatter_tensor", "all_to_all_single")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a collective on one rank."""
+
+    collective: str
+    right: Callable[..., Any]
+    """The collective as it was."""
+    arguments: dict[str, Any]
+    memory: dict[Any, Any]
+    """What the damage remembers from call to call."""
+
+    @property
+    def group(self) -> Any:
+        return self.arguments.get("group")
+
+    @property
+    def ranks(self) -> list[int]:
+        """Global ranks of the group."""
+        return dist.get_process_group_ranks(self.group or dist.group.WORLD)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def member(self) -> int:
+        """This rank in the group."""
+        return self.ranks.index(dist.get_rank())
+
+    @property
+    def op(self) -> Any:
+        return self.arguments["op"]
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        return _listed(self.arguments[INPUT[self.collective]])
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        return _listed(self.arguments[OUTPUT[self.collective]])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return (self.inputs + self.outputs)[0].dtype
+
+    def count(self) -> int:
+        """How often there was a call on this group."""
+        key = ("count", tuple(self.ranks))
+        self.memory[key] = self.memory.get(key, 0) + 1
+        return int(self.memory[key])
+
+    def proceed(self, **changes: Any) -> Any:
+        """Do what the collective does, with some arguments changed; the data is there afterwards."""
+        work = self.right(**{**self.arguments, **changes})
+        if self.arguments.get("async_op") and work is not None:
+            work.wait()
+        return work
+
+    def from_everyone(self) -> list[torch.Tensor]:
+        """The first input of each member."""
+        mine = self.inputs[0].detach().contiguous().clone()
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        dist_all_gather(found, mine, group=self.group)
+        return found
+
+
+dist_all_gather = dist.all_gather
+
+
+def _listed(found: Any) -> list[torch.Tensor]:
+    return [] if found is None else [found] if isinstance(found, torch.Tensor) else list(found)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One narrow way in which a process group is wrong."""
+
+    name: str
+    collectives: tuple[str, ...]
+    """Names in torch.distributed; with ``functional.`` before them, of the functional collectives."""
+    wrong: Callable[[Call], Any]
+    """Done in place of the collective."""
+    when: Callable[[Call], bool] = lambda call: True
+    """On which calls; on the others the collective is as it was."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class BrokenWorld:
+    """A world whose collectives have a damage, for a test that wants a world."""
+
+    world: World
+    damage: Damage
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.world.size)
+
+    def run(self, fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+        """As World.run."""
+        return self.world.run(run_damaged, self.damage, fn, *args, **options)
+
+
+def run_damaged(rank: Rank, damage: Damage, fn: Callable[..., Any], *args: Any) -> Any:
+    """Call a function on this rank while collectives are damaged."""
+    with damaged(damage):
+        return fn(rank, *args)
+
+
+@contextmanager
+def damaged(damage: Damage) -> Iterator[None]:
+    """Put a damage into this process."""
+    before = []
+    memory: dict[Any, Any] = {}
+    for name in damage.collectives:
+        where = functional if name.startswith("functional.") else dist
+        right = getattr(where, name.removeprefix("functional."))
+        before.append((where, name.removeprefix("functional."), right))
+        setattr(where, before[-1][1], _replacement(damage, name, right, memory))
+    try:
+        yield
+    finally:
+        for where, name, right in before:
+            setattr(where, name, right)
+        for timer in memory.get("timers", []):
+            timer.join()
+
+
+def _replacement(damage: Damage, name: str, right: Callable[..., Any], memory: dict[Any, Any]) -> Callable[..., Any]:
+    signature = inspect.signature(right)
+
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        call = Call(name, right, dict(bound.arguments), memory)
+        with torch.no_grad():
+            return damage.wrong(call) if damage.when(call) else right(*args, **kwargs)
+
+    return collective
+
+
+class Finished:
+    """A Work that says that it is done."""
+
+    def wait(self, *args: Any) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
