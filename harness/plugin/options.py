@@ -48,6 +48,11 @@ def add(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="Folder for the results of the run. Default: the ini setting concord_results; none if that is empty.",
     )
+    group.addoption(
+        "--thorough",
+        action="store_true",
+        help="Sweep what suites sample by default: every count, size, dtype, layout and group, many repeats.",
+    )
     parser.addini("concord_results", "Folder for the results of runs, relative to the root directory.", default="")
 
 

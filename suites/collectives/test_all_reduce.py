@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from harness import Rank, World, requirement
-from harness.oracles.exact import assert_same
-
-DTYPES = (
-    torch.uint8,
-    torch.int8,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-)
-
-
-def contribution(rank: int, dtype: torch.dtype) -> torch.Tensor:
-    """float[7]: whole numbers, different for each rank and element, whose sums over a world every dtype can hold."""
-    return torch.arange(7).mul(3).add(rank + 1).remainder(11).to(dtype)
-
-
-def reduce_all(rank: Rank, dtype: torch.dtype) -> torch.Tensor:
-    tensor = contribution(rank.index, dtype).to(rank.device)
-    dist.all_reduce(tensor)
-    return tensor
+from harness import World, requirement
+from harness.oracles.collectives import Case
+from harness.stacks.collectives import assert_right
+from suites.collectives.cases import OPS, dtypes_of, repeated, shaped, swept
 
 
 @requirement(
     "COLL-ALLREDUCE-01",
-    "After all_reduce with SUM every rank holds the sum of all ranks' tensors, bitwise the same on all.",
+    "After all_reduce every rank holds the reduction of all ranks' tensors, whatever the op, dtype and count.",
     source="torch.distributed.all_reduce",
 )
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.world(1, 2, 3, 4, 5)
+def test_every_rank_has_the_reduction(world: World, op: str, thorough: bool) -> None:
+    """Every dtype at many counts, against an exact fold, bit for bit."""
+    assert_right(world, swept(Case("all_reduce", op), dtypes_of(op), thorough))
+
+
+@requirement(
+    "COLL-ALLREDUCE-02",
+    "all_reduce reduces tensors of any shape, empty and zero-dimensional ones among them, twice as well as once.",
+    source="torch.distributed.all_reduce",
+)
 @pytest.mark.world(1, 2, 3, 4)
-def test_sum_of_all_ranks(world: World, dtype: torch.dtype) -> None:
-    """The sum of small whole numbers is exact in every dtype and any order."""
-    expected = sum(contribution(i, torch.int64) for i in range(world.size)).to(dtype)
-    for index, tensor in enumerate(world.run(reduce_all, dtype)):
-        assert_same(expected, tensor, f"rank {index}: all_reduce")
+def test_shapes(world: World) -> None:
+    """Shapes from none to three dimensions, two calls with different data each."""
+    assert_right(world, shaped(Case("all_reduce", repeats=2)))
+
+
+@requirement(
+    "COLL-ALLREDUCE-03",
+    "all_reduce of large tensors is right every time.",
+    source="torch.distributed.all_reduce",
+)
+@pytest.mark.world(2, 3)
+def test_large_and_repeated(world: World, thorough: bool) -> None:
+    """Sizes past protocol switches, other data in every call."""
+    assert_right(world, repeated(Case("all_reduce"), thorough))

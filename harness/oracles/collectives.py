@@ -1,0 +1,354 @@
+"""The exact model of collectives: what every rank puts in, and what every rank must hold afterwards, bit for bit.
+
+Pure functions of a :class:`Case`; no process is started and no group is needed.  ``member`` is a rank in the case's
+group, from 0, and ``call`` counts the calls of a repeated case, so that no call can pass on the data of another.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+REDUCTIONS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+"""Names in torch.distributed.ReduceOp."""
+
+PREMULTIPLIER = 2.0
+"""What PREMUL_SUM multiplies every contribution with."""
+
+REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
+IN_PLACE = frozenset({"all_reduce", "reduce", "broadcast"})
+ROOTED = frozenset({"reduce", "broadcast", "gather", "scatter"})
+COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+)
+LAYOUTS = ("contiguous", "offset", "column", "transposed", "expanded", "conjugate", "negative")
+"""How a tensor lies in memory; see :func:`lay`."""
+
+FORMS = ("sync", "async", "functional", "coalesced")
+
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+COMPLEX = (torch.complex64, torch.complex128)
+
+_SIGNED_SPAN = {
+    torch.int8: 25,
+    torch.int16: 6_000,
+    torch.int32: 1 << 28,
+    torch.int64: 1 << 60,
+    torch.float16: 400,
+    torch.bfloat16: 50,
+    torch.float32: 1 << 21,
+    torch.float64: 1 << 50,
+    torch.complex64: 1 << 21,
+    torch.complex128: 1 << 50,
+}
+"""Whole numbers up to here, from five ranks, add up to a number that the dtype represents."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One collective with everything that its answer may depend on."""
+
+    collective: str
+    op: str = "SUM"
+    dtype: torch.dtype = torch.float32
+    shape: tuple[int, ...] = (7,)
+    """Of what one rank gives to one other; of all_to_all the rows of uneven splits are 0, 1 and 2 instead."""
+    layout: str = "contiguous"
+    """Of inputs, and of tensors that are both."""
+    out_layout: str = "contiguous"
+    group: tuple[int, ...] | None = None
+    """Global ranks, as given to new_group, which takes them in ascending order; None for the default group."""
+    root: int = 0
+    """A rank in the group."""
+    root_as: str = "global"
+    """Whether the root is named by its ``global`` rank or by its rank in the ``group``."""
+    form: str = "sync"
+    repeats: int = 1
+    uneven: bool = False
+    stacked: bool = False
+    """all_gather_into_tensor, reduce_scatter_tensor: a leading dimension of the group's size, not a longer one."""
+    requires_grad: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("collective", self.collective, COLLECTIVES),
+            ("op", self.op, REDUCTIONS),
+            ("layout", self.layout, LAYOUTS),
+            ("out_layout", self.out_layout, LAYOUTS[:4]),
+            ("form", self.form, FORMS),
+            ("root_as", self.root_as, ("global", "group")),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}={value!r}: one of {', '.join(known)}")
+        if self.layout == "expanded" and self.collective in IN_PLACE:
+            raise ValueError(f"{self.collective} writes into its input, which can't be expanded")
+
+    def __str__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        words = [f"{self.collective}({kind}{list(self.shape)}"]
+        words += [f", {self.op}"] if self.collective in REDUCING else []
+        words += [f", root {self.root} ({self.root_as})"] if self.collective in ROOTED else []
+        words += [f", group {list(self.group)}"] if self.group is not None else []
+        words += [f", input {self.layout}"] if self.layout != "contiguous" else []
+        words += [f", output {self.out_layout}"] if self.out_layout != "contiguous" else []
+        words += [", uneven"] if self.uneven else []
+        words += [", stacked"] if self.stacked else []
+        words += [f", {self.form}"] if self.form != "sync" else []
+        return "".join(words) + ")"
+
+    def ranks(self, world: int) -> list[int]:
+        """Global ranks of the group, in the group's order: new_group sorts what it is given."""
+        return list(range(world)) if self.group is None else sorted(self.group)
+
+
+# values
+
+
+def _hash(count: int, *key: object) -> torch.Tensor:
+    """int64[count]: numbers of 64 pseudo-random bits; the same key gives the same numbers everywhere."""
+    seed = zlib.crc32(repr(key).encode())
+    x = (torch.arange(count, dtype=torch.int64) + (seed << 20)) * -7046029254386353131
+    x = (x ^ ((x >> 29) & 0x7FFFFFFFF)) * -4658895280553007687
+    return x ^ ((x >> 32) & 0xFFFFFFFF)
+
+
+def _patterns(count: int, dtype: torch.dtype, *key: object) -> torch.Tensor:
+    """dtype[count]: bit patterns, different for neighbours, none of them a NaN or an infinity."""
+    if dtype == torch.bool:
+        return (_hash(count, *key) >> 9) & 1 == 1
+    if dtype.is_complex:
+        part = torch.float32 if dtype == torch.complex64 else torch.float64
+        return _patterns(2 * count, part, *key).view(dtype)
+    bits = 8 * dtype.itemsize
+    offset = zlib.crc32(repr(key).encode())
+    x = (torch.arange(count, dtype=torch.int64) + offset) * 0x9E3779B1
+    if bits == 64:
+        x = x * -7046029254386353131
+    if dtype.is_floating_point:
+        x = x & ~(1 << (bits - 2))
+    whole = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
+    x = x & ((1 << bits) - 1) if bits < 64 else x
+    return x.to(whole).view(dtype)
+
+
+def _contribution(count: int, dtype: torch.dtype, op: str, size: int, *key: object) -> torch.Tensor:
+    """dtype[count]: values for which ``op`` over ``size`` ranks is exact in any order."""
+    x = _hash(count, op, *key)
+    if dtype == torch.bool or op in ("BAND", "BOR", "BXOR"):
+        if op == "BAND" and dtype != torch.bool:  # sparse zeros, or nothing would be left of five ranks
+            x = x | _hash(count, "more", *key)
+        return (x >> 11) & 1 == 1 if dtype == torch.bool else x.to(dtype)
+    if op in ("MIN", "MAX"):
+        return _extremes(x, dtype)
+    if op == "PRODUCT":
+        most = 2 if dtype == torch.int8 else 3
+        magnitude = 1 + (x & 0xFFFF) % most
+        return (magnitude if dtype == torch.uint8 else magnitude * (1 - 2 * ((x >> 20) & 1))).to(dtype)
+    if dtype == torch.uint8:
+        return ((x & 0xFFFF) % (20 if op == "PREMUL_SUM" else 50)).to(dtype)
+    span = _SIGNED_SPAN[dtype] * 5 // max(size, 5)
+    if op == "PREMUL_SUM":
+        span //= 2
+    if op == "AVG":  # multiples of the size: the average is then a whole number
+        span = max(1, span // size)
+    numbers = ((x & (2**62 - 1)) % (2 * span + 1) - span) * (size if op == "AVG" else 1)
+    if dtype.is_complex:
+        other = (_hash(count, "imaginary", op, *key) & (2**62 - 1)) % (2 * span + 1) - span
+        return torch.complex(numbers.double(), other.mul(size if op == "AVG" else 1).double()).to(dtype)
+    return numbers.to(dtype)
+
+
+def _extremes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Signed values of every magnitude, with -1 and the extremes of the dtype among them; no zero."""
+    if dtype.is_floating_point:
+        most = torch.finfo(dtype).max
+        values = (((x & 0xFFFF) % 127 + 1) * (1 - 2 * ((x >> 20) & 1))).to(dtype)
+        special = torch.tensor([-1.0, most, -most, torch.finfo(dtype).tiny], dtype=dtype)
+    else:
+        info = torch.iinfo(dtype)
+        values = x.to(dtype)
+        special = torch.tensor([-1 if info.min else 1, info.max, info.min, 1], dtype=torch.int64).to(dtype)
+    return torch.where((x >> 30) % 7 == 0, special[(x >> 40) & 3], values)
+
+
+def reduce_exactly(op: str, tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Fold tensors of one dtype and shape with a reduction.
+
+    Booleans are one-bit numbers that saturate: SUM and MAX are *or*, PRODUCT and MIN are *and*.
+    Errors: AssertionError if the answer is not representable in the dtype: the model's own mistake.
+    """
+    first, dtype = tensors[0], tensors[0].dtype
+    if dtype == torch.bool:
+        op = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}.get(op, op)
+    pair = {
+        "MIN": torch.minimum,
+        "MAX": torch.maximum,
+        "BAND": torch.bitwise_and,
+        "BOR": torch.bitwise_or,
+        "BXOR": torch.bitwise_xor,
+    }.get(op)
+    if pair is not None:
+        for tensor in tensors[1:]:
+            first = pair(first, tensor)
+        return first.clone()
+    wide = torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else torch.int64
+    stack = torch.stack([t.to(wide) for t in tensors])
+    total = stack.prod(0) if op == "PRODUCT" else stack.sum(0)
+    if op == "AVG":
+        total = total / len(tensors) if wide != torch.int64 else total // len(tensors)
+    elif op == "PREMUL_SUM":
+        total = total * PREMULTIPLIER if wide != torch.int64 else total * int(PREMULTIPLIER)
+    answer = total.to(dtype)
+    assert torch.equal(answer.to(wide), total), f"{op} of these values can't be represented in {dtype}"
+    return answer
+
+
+# what goes in, and what comes out
+
+
+def rows(case: Case, sender: int, receiver: int, call: int) -> int:
+    """How many rows one rank sends to another when splits are uneven: 0, 1 or 2."""
+    return (sender + 2 * receiver + call) % 3
+
+
+def piece(case: Case, size: int, member: int, slot: int, call: int) -> torch.Tensor:
+    """What ``member`` has for receiver ``slot``: dtype[shape], contiguous."""
+    shape = case.shape
+    if case.uneven:
+        shape = (rows(case, member, slot, call), *case.shape[1:])
+    return _value(case, shape, size, member, slot, call)
+
+
+def _value(case: Case, shape: tuple[int, ...], size: int, member: int, slot: int, call: int) -> torch.Tensor:
+    expanded = case.layout == "expanded" and len(shape) > 0 and shape[0] > 0
+    drawn = (1, *shape[1:]) if expanded else shape
+    count = 1
+    for extent in drawn:
+        count *= extent
+    key = (member, slot, call, case.collective)
+    if case.collective in REDUCING:
+        value = _contribution(count, case.dtype, case.op, size, *key)
+    else:
+        value = _patterns(count, case.dtype, *key)
+    return value.reshape(drawn).expand(shape).contiguous()
+
+
+def inputs(case: Case, size: int, member: int, call: int = 0) -> list[torch.Tensor]:
+    """What a member passes in, in order; [] for a rank that passes nothing (scatter, not the root)."""
+    kind = case.collective
+    if kind in ("all_to_all", "reduce_scatter"):
+        return [piece(case, size, member, slot, call) for slot in range(size)]
+    if kind in ("all_to_all_single", "reduce_scatter_tensor"):
+        if case.layout == "expanded":
+            return [_value(case, (size * case.shape[0], *case.shape[1:]), size, member, 0, call)]
+        return [_join([piece(case, size, member, slot, call) for slot in range(size)], case.stacked)]
+    if kind == "scatter":
+        return [piece(case, size, member, slot, call) for slot in range(size)] if member == case.root else []
+    return [piece(case, size, member, 0, call)]
+
+
+def _join(pieces: list[torch.Tensor], stacked: bool) -> torch.Tensor:
+    return torch.stack(pieces) if stacked else torch.cat(pieces)
+
+
+def _for_receiver(case: Case, size: int, sender: int, receiver: int, call: int) -> torch.Tensor:
+    """The part of a sender's input that is a receiver's."""
+    found = inputs(case, size, sender, call)
+    if len(found) > 1:
+        return found[receiver]
+    whole = found[0]
+    if case.uneven:
+        start = sum(rows(case, sender, slot, call) for slot in range(receiver))
+        return whole[start : start + rows(case, sender, receiver, call)]
+    if case.stacked:
+        return whole[receiver]
+    return whole[receiver * case.shape[0] : (receiver + 1) * case.shape[0]] if size > 1 else whole
+
+
+def outputs(case: Case, size: int, member: int, call: int = 0) -> list[torch.Tensor]:
+    """What a member must hold afterwards, in order; [] where nothing is promised (reduce and gather, not the root)."""
+    kind = case.collective
+    if kind in ("reduce", "gather") and member != case.root:
+        return []
+    everyone = range(size)
+    if kind in ("all_reduce", "reduce"):
+        return [reduce_exactly(case.op, [inputs(case, size, m, call)[0] for m in everyone])]
+    if kind == "broadcast":
+        return inputs(case, size, case.root, call)
+    if kind in ("all_gather", "gather"):
+        return [inputs(case, size, m, call)[0] for m in everyone]
+    if kind == "all_gather_into_tensor":
+        return [_join([inputs(case, size, m, call)[0] for m in everyone], case.stacked)]
+    if kind == "scatter":
+        return [inputs(case, size, case.root, call)[member]]
+    received = [_for_receiver(case, size, m, member, call) for m in everyone]
+    if kind in ("reduce_scatter", "reduce_scatter_tensor"):
+        return [reduce_exactly(case.op, received)]
+    return received if kind == "all_to_all" else [torch.cat(received)]
+
+
+# memory
+
+
+def poison(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """dtype[shape]: values that no case gives, for outputs and for the elements between strides."""
+    count = 1
+    for extent in shape:
+        count *= extent
+    return _patterns(count, dtype, "poison").reshape(shape)
+
+
+def lay(value: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor of the same value in a given layout, and the whole buffer that it is a view of.
+
+    ``offset``: contiguous, in the middle of a buffer.  ``column``: every third element.  ``transposed``: dense, with
+    strides in reverse order.  ``expanded``: stride 0 in the first dimension; the value must be the same along it.
+    ``conjugate``, ``negative``: a lazy view of the opposite value (complex only, and real only).
+    """
+    shape, dtype = value.shape, value.dtype
+    if layout == "offset":
+        buffer = poison((value.numel() + 8,), dtype)
+        view = buffer[3 : 3 + value.numel()].view(shape)
+    elif layout == "column":
+        buffer = poison((*shape, 3), dtype)
+        view = buffer[..., 1]
+    elif layout == "transposed":
+        buffer = poison(tuple(reversed(shape)), dtype)
+        view = buffer.permute(*reversed(range(len(shape))))
+    elif layout == "expanded" and shape and shape[0] > 0:
+        buffer = value[:1].clone()
+        return buffer.expand(shape), buffer
+    elif layout == "conjugate":
+        buffer = value.conj().resolve_conj().clone()
+        return buffer.conj(), buffer
+    elif layout == "negative":
+        part = value.neg()
+        both = torch.complex(torch.zeros_like(part), part)
+        return both.conj().imag, torch.view_as_real(both)
+    else:
+        buffer = value.clone()
+        view = buffer
+    view.copy_(value)
+    return view, buffer
+
+
+def gaps(view: torch.Tensor, buffer: torch.Tensor) -> Any:
+    """The elements of a buffer that a view of it does not show: a copy of the buffer with those it shows blanked."""
+    copy = buffer.detach().clone()
+    blank = copy.as_strided(view.shape, view.stride(), view.storage_offset())
+    blank.copy_(torch.zeros_like(blank))
+    return copy

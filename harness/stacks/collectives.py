@@ -1,0 +1,221 @@
+"""The ``collectives`` stack: cases of the exact model, executed on ranks and compared there, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed import _make_nccl_premul_sum as premul_sum
+from torch.distributed.distributed_c10d import _coalescing_manager as coalescing_manager
+
+from harness.oracles import collectives as model
+from harness.oracles.collectives import IN_PLACE, REDUCING, Case
+from harness.oracles.exact import Mismatch, assert_same
+from harness.worlds.rank import Rank
+from harness.worlds.world import World
+
+__all__ = ["assert_right", "coalescing_manager", "functional", "premul_sum", "reduction", "refusals", "run_cases"]
+
+_MOST_SHOWN = 12
+
+Laid = tuple[torch.Tensor, torch.Tensor]
+"""A tensor as it is passed, and the buffer that it is a view of."""
+
+
+def reduction(op: str) -> Any:
+    """The reduce op of a name in :data:`~harness.oracles.collectives.REDUCTIONS`."""
+    return premul_sum(model.PREMULTIPLIER) if op == "PREMUL_SUM" else getattr(dist.ReduceOp, op)
+
+
+def run_cases(rank: Rank, cases: Sequence[Case]) -> list[str]:
+    """Execute every case on this rank; return what is wrong, a paragraph for each case and call; [] if nothing.
+
+    Every rank of the world must be given the same cases.  Groups are made when a case first names them and
+    destroyed at the end.  A Python error counts as a failure of its case.
+    """
+    groups: dict[tuple[int, ...] | None, Any] = {None: None}
+    wrong = []
+    for case in cases:
+        if case.group not in groups:
+            groups[case.group] = dist.new_group(list(case.group or ()))
+        ranks = case.ranks(rank.size)
+        if rank.index not in ranks:
+            continue
+        member, size = ranks.index(rank.index), len(ranks)
+        for call in range(case.repeats):
+            try:
+                problem = _execute(case, size, member, call, ranks, groups[case.group], rank.device)
+            except Exception as e:
+                problem = f"raised {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+            if problem:
+                wrong.append(f"{case}, call {call + 1}, rank {rank.index}: {problem}")
+    for group in groups.values():
+        if group is not None and group is not dist.GroupMember.NON_GROUP_MEMBER:
+            dist.destroy_process_group(group)
+    return wrong
+
+
+def assert_right(world: World, cases: Sequence[Case]) -> None:
+    """Run cases on the ranks of a world; require that every rank finds every answer right, and all they say otherwise.
+
+    Errors: AssertionError with what each rank found; :class:`~harness.RanksFailed` if ranks hang or die.
+    """
+    __tracebackhide__ = True
+    wrong = [problem for found in world.run(run_cases, list(cases)) for problem in found]
+    if wrong:
+        more = f"\n... and {len(wrong) - _MOST_SHOWN} more" if len(wrong) > _MOST_SHOWN else ""
+        raise AssertionError(
+            f"{len(wrong)} wrong answers in {len(cases)} cases:\n" + "\n".join(wrong[:_MOST_SHOWN]) + more
+        )
+
+
+def refusals(rank: Rank, cases: Sequence[Case]) -> list[tuple[str, str]]:
+    """Execute cases on the default group; return for each how it ended on this rank.
+
+    ``("refused", error)`` for a Python error, ``("right", "")``, or ``("wrong", what)``.
+    """
+    found = []
+    for case in cases:
+        try:
+            problem = _execute(case, rank.size, rank.index, 0, range(rank.size), None, rank.device)
+        except Exception as e:
+            found.append(("refused", f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"))
+        else:
+            found.append(("wrong" if problem else "right", problem))
+    return found
+
+
+def _execute(
+    case: Case, size: int, member: int, call: int, ranks: Sequence[int], group: Any, device: torch.device
+) -> str:
+    """One call of a case on one rank; what is wrong afterwards, or nothing."""
+    expected = model.outputs(case, size, member, call)
+    given = [_lay(value, case.layout, device) for value in model.inputs(case, size, member, call)]
+    if case.collective in IN_PLACE:
+        received = given if expected else []
+    else:
+        received = [_lay(model.poison(tuple(e.shape), case.dtype), case.out_layout, device) for e in expected]
+    if case.requires_grad:
+        for view, _ in [*given, *received]:
+            view.requires_grad_()
+    untouched = (
+        [] if case.collective in IN_PLACE and case.form != "functional" else [b.detach().clone() for _, b in given]
+    )
+    between = [model.gaps(*laid) for laid in received]
+    with torch.no_grad():
+        results = _call(case, size, call, [v for v, _ in given], [v for v, _ in received], ranks, group)
+    if len(results) != len(expected):
+        return f"{len(results)} tensors came back, {len(expected)} were expected"
+    problems = []
+    for number, (right, found) in enumerate(zip(expected, results, strict=True)):
+        problems += _differs(right, found, f"output {number}" if len(expected) > 1 else "output")
+    for number, (before, (_, buffer)) in enumerate(zip(untouched, given, strict=bool(untouched))):
+        problems += _differs(before, buffer, f"input {number}, which must stay as it was")
+    if case.form != "functional":
+        for before, laid in zip(between, received, strict=True):
+            problems += _differs(before, model.gaps(*laid), "memory outside of the output, which must stay as it was")
+    if case.requires_grad and not all(v.requires_grad for v, _ in [*given, *received]):
+        problems.append("requires_grad was lost")
+    return "; ".join(problems)
+
+
+def _lay(value: torch.Tensor, layout: str, device: torch.device) -> Laid:
+    return model.lay(value.to(device), layout)
+
+
+def _differs(expected: torch.Tensor, found: torch.Tensor, what: str) -> list[str]:
+    try:
+        assert_same(expected, found, what)
+    except Mismatch as e:
+        return [str(e)]
+    return []
+
+
+def _call(
+    case: Case,
+    size: int,
+    call: int,
+    ins: list[torch.Tensor],
+    outs: list[torch.Tensor],
+    ranks: Sequence[int],
+    group: Any,
+) -> list[torch.Tensor]:
+    """Issue the collective and wait for it; the tensors that hold its result."""
+    if case.form == "functional":
+        return _call_functional(case, call, ins, ranks, group)
+    options: dict[str, Any] = {"group": group}
+    if case.form == "async":
+        options["async_op"] = True
+    if case.collective in REDUCING:
+        options["op"] = reduction(case.op)
+    if case.form == "coalesced":
+        del options["group"]
+        with coalescing_manager(group, device=(ins + outs)[0].device, async_ops=True) as manager:
+            _issue(case, call, ins, outs, options, ranks)
+        manager.wait()
+        return outs
+    work = _issue(case, call, ins, outs, options, ranks)
+    if case.form == "async":
+        work.wait()
+    return outs
+
+
+def _issue(
+    case: Case,
+    call: int,
+    ins: list[torch.Tensor],
+    outs: list[torch.Tensor],
+    options: dict[str, Any],
+    ranks: Sequence[int],
+) -> Any:
+    kind = case.collective
+    if kind in model.ROOTED:
+        name = "src" if kind in ("broadcast", "scatter") else "dst"
+        options |= {name: ranks[case.root]} if case.root_as == "global" else {f"group_{name}": case.root}
+    collective: Callable[..., Any] = getattr(dist, kind)
+    if kind in IN_PLACE:
+        return collective(ins[0], **options)
+    if kind == "all_gather":
+        return collective(outs, ins[0], **options)
+    if kind == "gather":
+        return collective(ins[0], outs or None, **options)
+    if kind == "scatter":
+        return collective(outs[0], ins or None, **options)
+    if kind == "reduce_scatter":
+        return collective(outs[0], ins, **options)
+    if kind == "all_to_all":
+        return collective(outs, ins, **options)
+    if kind == "all_to_all_single" and case.uneven:
+        return collective(outs[0], ins[0], *_splits(case, call, ranks), **options)
+    return collective(outs[0], ins[0], **options)
+
+
+def _splits(case: Case, call: int, ranks: Sequence[int]) -> tuple[list[int], list[int]]:
+    member, everyone = list(ranks).index(dist.get_rank()), range(len(ranks))
+    received = [model.rows(case, sender, member, call) for sender in everyone]
+    return received, [model.rows(case, member, receiver, call) for receiver in everyone]
+
+
+def _call_functional(
+    case: Case, call: int, ins: list[torch.Tensor], ranks: Sequence[int], group: Any
+) -> list[torch.Tensor]:
+    group = dist.group.WORLD if group is None else group
+    kind, tensor, op = case.collective, ins[0], case.op.lower()
+    if kind == "all_reduce":
+        out = functional.all_reduce(tensor, op, group)
+    elif kind == "broadcast":
+        out = functional.broadcast(tensor, ranks[case.root], group)
+    elif kind == "all_gather_into_tensor":
+        out = functional.all_gather_tensor(tensor, 0, group)
+    elif kind == "reduce_scatter_tensor":
+        out = functional.reduce_scatter_tensor(tensor, op, 0, group)
+    elif kind == "all_to_all_single":
+        out = functional.all_to_all_single(
+            tensor, *(_splits(case, call, ranks) if case.uneven else (None, None)), group
+        )
+    else:
+        raise ValueError(f"{kind} has no functional form")
+    return [functional.wait_tensor(out)]

@@ -1,0 +1,74 @@
+"""all_gather and all_gather_into_tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement, spmd
+from harness.oracles.collectives import Case
+from harness.oracles.exact import assert_same
+from harness.stacks.collectives import assert_right
+from suites.collectives.cases import DTYPES, repeated, shaped, swept
+
+
+@requirement(
+    "COLL-ALLGATHER-01",
+    "After all_gather every rank holds every rank's tensor, in the group's order, whatever the dtype and count.",
+    source="torch.distributed.all_gather",
+)
+@pytest.mark.world(1, 2, 3, 4, 5)
+def test_into_a_list(world: World, thorough: bool) -> None:
+    """Every dtype at many counts."""
+    assert_right(world, swept(Case("all_gather"), DTYPES, thorough))
+
+
+@requirement(
+    "COLL-ALLGATHER-02",
+    "all_gather_into_tensor joins all ranks' tensors along dimension 0, in the group's order.",
+    source="torch.distributed.all_gather_into_tensor",
+)
+@pytest.mark.world(1, 2, 3, 4, 5)
+def test_into_a_tensor(world: World, thorough: bool) -> None:
+    """Every dtype at many counts."""
+    assert_right(world, swept(Case("all_gather_into_tensor"), DTYPES, thorough))
+
+
+@requirement(
+    "COLL-ALLGATHER-05",
+    "all_gather_into_tensor stacks all ranks' tensors if the output has a dimension more than the input.",
+    source="torch.distributed.all_gather_into_tensor: 'a stack of all the input tensors along the primary dimension'",
+)
+@pytest.mark.world(1, 2, 3)
+def test_stacked(world: World) -> None:
+    """An output of shape [world size, *shape]."""
+    assert_right(world, [Case("all_gather_into_tensor", stacked=True)])
+
+
+@requirement(
+    "COLL-ALLGATHER-03",
+    "all_gather and all_gather_into_tensor take tensors of any shape and size, and are right every time.",
+    source="torch.distributed.all_gather",
+)
+@pytest.mark.world(2, 3)
+def test_shapes_and_sizes(world: World, thorough: bool) -> None:
+    """Shapes from none to three dimensions; large tensors, repeated."""
+    joined = Case("all_gather_into_tensor")
+    cases = [*shaped(Case("all_gather", repeats=2)), *repeated(Case("all_gather"), thorough)]
+    assert_right(world, [*cases, *shaped(joined, [(1,), (3, 5), (2, 0, 3)]), *repeated(joined, thorough)])
+
+
+@requirement(
+    "COLL-ALLGATHER-04",
+    "all_gather takes tensors of different sizes from different ranks.",
+    source="torch.distributed.all_gather: 'Uneven sized tensors are supported'",
+)
+@spmd(2, 3)
+def test_uneven(rank: Rank) -> None:
+    """Rank r gives r + 1 elements."""
+    expected = [torch.arange(i + 1.0) + 10 * i for i in range(rank.size)]
+    found = [torch.full_like(e, -1) for e in expected]
+    dist.all_gather(found, expected[rank.index].clone())
+    for sender, (right, tensor) in enumerate(zip(expected, found, strict=True)):
+        assert_same(right, tensor, f"from rank {sender}")

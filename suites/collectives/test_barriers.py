@@ -1,0 +1,120 @@
+"""barrier and monitored_barrier: they must block."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from harness import Rank, World, requirement, spmd
+
+
+def arrivals(rank: Rank, barrier: str, rounds: int = 5) -> list[int]:
+    """Arrive, pass, and count who has arrived: how many arrivals each round's barrier let us see."""
+    store = dist.PrefixStore(f"arrivals-{barrier}", rank.store)
+    seen = []
+    for _ in range(rounds):
+        store.add("arrived", 1)
+        work = dist.barrier(async_op=True) if barrier == "async" else getattr(dist, barrier)()
+        if work is not None:
+            work.wait()
+        seen.append(store.add("arrived", 0))
+        store.add("counted", 1)
+        dist.all_reduce(_one())
+    return seen
+
+
+def _one() -> object:
+    import torch
+
+    return torch.ones(1)
+
+
+@requirement(
+    "COLL-BARRIER-01",
+    "No rank leaves a barrier before all ranks have entered it.",
+    source="torch.distributed.barrier, monitored_barrier",
+)
+@pytest.mark.parametrize("barrier", ["barrier", "async", "monitored_barrier"])
+@pytest.mark.world(1, 2, 3, 4)
+def test_nobody_leaves_early(world: World, barrier: str) -> None:
+    """Each rank notes its arrival in the store before, and counts arrivals after; five rounds."""
+    for seen in world.run(arrivals, barrier):
+        assert seen == [world.size * (i + 1) for i in range(5)]
+
+
+@requirement(
+    "COLL-BARRIER-02",
+    "A barrier holds ranks for as long as one is missing.",
+    source="torch.distributed.barrier",
+)
+@spmd(2, 3)
+def test_waits_for_the_last(rank: Rank) -> None:
+    """Rank 0 enters only when it has seen that the others are waiting and not done."""
+    store = dist.PrefixStore("late", rank.store)
+    if rank.index > 0:
+        work = dist.barrier(async_op=True)
+        done = work.is_completed()
+        store.set(f"waiting-{rank.index}", "done" if done else "waiting")
+        work.wait()
+        return
+    for peer in range(1, rank.size):
+        assert store.get(f"waiting-{peer}") == b"waiting"
+    dist.barrier()
+
+
+@requirement(
+    "COLL-BARRIER-03",
+    "monitored_barrier raises on rank 0 an error that names the first missing rank.",
+    source="torch.distributed.monitored_barrier",
+)
+@pytest.mark.parametrize("missing", [1, 2])
+@pytest.mark.world(3)
+def test_missing_rank_is_named(world: World, missing: int) -> None:
+    """One rank does not come."""
+
+    def body(rank: Rank) -> None:
+        if rank.index == 0:
+            with pytest.raises(RuntimeError, match=rf"\bRank {missing} failed to pass monitoredBarrier"):
+                dist.monitored_barrier(timeout=timedelta(seconds=0.3))
+
+        elif rank.index != missing:
+            try:
+                dist.monitored_barrier(timeout=timedelta(seconds=2))
+            except RuntimeError:
+                pass  # rank 0 gave up before it was this rank's turn
+
+    world.run(body, watch=False, timeout=20)
+
+
+@requirement(
+    "COLL-BARRIER-04",
+    "monitored_barrier with wait_all_ranks names every missing rank.",
+    source="torch.distributed.monitored_barrier: wait_all_ranks",
+)
+@pytest.mark.world(3)
+def test_all_missing_ranks_are_named(world: World) -> None:
+    """Nobody comes but rank 0."""
+
+    def body(rank: Rank) -> None:
+        if rank.index == 0:
+            with pytest.raises(RuntimeError, match="Ranks 1, 2 failed to pass monitoredBarrier"):
+                dist.monitored_barrier(timeout=timedelta(seconds=0.3), wait_all_ranks=True)
+
+    world.run(body, watch=False, timeout=20)
+
+
+@requirement(
+    "COLL-BARRIER-05", "A barrier of a subgroup waits for its members alone.", source="torch.distributed.barrier"
+)
+@spmd(3)
+def test_subgroup(rank: Rank) -> None:
+    """Rank 0 stays away until the others have told it that they are through."""
+    store = dist.PrefixStore("subgroup", rank.store)
+    group = dist.new_group([1, 2])
+    if rank.index > 0:
+        dist.barrier(group)
+        store.set(f"through-{rank.index}", "")
+    else:
+        store.wait(["through-1", "through-2"])

@@ -1,0 +1,43 @@
+"""broadcast."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness import World, requirement
+from harness.oracles.collectives import Case
+from harness.stacks.collectives import assert_right
+from suites.collectives.cases import DTYPES, for_every_root, repeated, shaped, swept
+
+
+@requirement(
+    "COLL-BROADCAST-01",
+    "After broadcast every rank holds the source's tensor, whatever the dtype and count.",
+    source="torch.distributed.broadcast",
+)
+@pytest.mark.world(1, 2, 3, 4, 5)
+def test_every_rank_has_the_source_tensor(world: World, thorough: bool) -> None:
+    """Every dtype at many counts, any bits; the last rank is the source."""
+    assert_right(world, swept(Case("broadcast", root=world.size - 1), DTYPES, thorough))
+
+
+@requirement(
+    "COLL-BROADCAST-02",
+    "Any rank can be the source of broadcast, named by its global rank or by its rank in the group.",
+    source="torch.distributed.broadcast",
+)
+@pytest.mark.world(1, 2, 3, 4)
+def test_every_source(world: World) -> None:
+    """Each rank in turn is the source, two calls with different data each."""
+    assert_right(world, for_every_root(Case("broadcast", repeats=2), world.size))
+
+
+@requirement(
+    "COLL-BROADCAST-03",
+    "broadcast takes tensors of any shape and size, and is right every time.",
+    source="torch.distributed.broadcast",
+)
+@pytest.mark.world(2, 3)
+def test_shapes_and_sizes(world: World, thorough: bool) -> None:
+    """Shapes from none to three dimensions; large tensors, repeated."""
+    assert_right(world, [*shaped(Case("broadcast", root=1)), *repeated(Case("broadcast", root=1), thorough)])

@@ -1,0 +1,249 @@
+"""Asynchronous, coalesced and functional forms give what the synchronous form gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement, spmd
+from harness.oracles.collectives import Case, inputs, outputs
+from harness.oracles.exact import assert_same
+from harness.stacks.collectives import assert_right, coalescing_manager, functional
+from suites.collectives.cases import DTYPES, every_collective, shaped, swept
+
+FUNCTIONAL = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+
+
+@requirement(
+    "COLL-ASYNC-01",
+    "With async_op a collective returns work; after wait() the result is there.",
+    source="torch.distributed: Synchronous and asynchronous collective operations",
+)
+@pytest.mark.world(1, 2, 3, 4)
+def test_asynchronous(world: World) -> None:
+    """Every collective, read at once after wait(), over poisoned outputs; small and large."""
+    assert_right(world, every_collective(form="async", repeats=3))
+    assert_right(world, every_collective(form="async", shape=((1 << 18) + 1,)))
+
+
+@requirement(
+    "COLL-ASYNC-03",
+    "Work that has been waited for is completed.",
+    source="torch.distributed.Work.is_completed",
+)
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "reduce_scatter_tensor"])
+@pytest.mark.world(2)
+def test_completed_after_wait(world: World, collective: str) -> None:
+    """is_completed() of work, right after wait()."""
+
+    def body(rank: Rank) -> None:
+        tensor, parts = torch.ones(4), [torch.ones(4) for _ in range(rank.size)]
+        arguments = {
+            "all_reduce": (tensor,),
+            "all_gather": (parts, tensor),
+            "reduce_scatter": (tensor, parts),
+            "reduce_scatter_tensor": (tensor, torch.ones(4 * rank.size)),
+        }
+        work = getattr(dist, collective)(*arguments[collective], async_op=True)
+        work.wait()
+        assert work.is_completed()
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-ASYNC-02",
+    "Several works may be in flight, and be waited for in any order.",
+    source="torch.distributed.Work.wait",
+)
+@spmd(1, 2, 3)
+def test_many_in_flight(rank: Rank) -> None:
+    """Eight reductions, waited for in reverse."""
+    case = Case("all_reduce", shape=(1000,))
+    tensors = [inputs(case, rank.size, rank.index, call)[0].to(rank.device) for call in range(8)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    for call, tensor in enumerate(tensors):
+        assert_same(outputs(case, rank.size, rank.index, call)[0], tensor, f"call {call}")
+
+
+@requirement(
+    "COLL-PAIR-01",
+    "Any collective works after any other.",
+    source="torch.distributed; pytorch/xla#3506",
+)
+@pytest.mark.world(2, 3)
+def test_pairs(world: World) -> None:
+    """Every ordered pair of collectives, back to back on one group."""
+    every = every_collective(shape=(3,), root=1)
+    assert_right(world, [case for first in every for second in every for case in (first, second)])
+
+
+@requirement(
+    "COLL-COALESCED-01",
+    "Collectives issued under a coalescing manager give what they give alone, once it has been waited for.",
+    source="torch.distributed: _coalescing_manager",
+)
+@spmd(1, 2, 3)
+def test_coalesced(rank: Rank) -> None:
+    """Several tensors of several sizes, for each collective that can be coalesced."""
+    for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
+        cases = [Case(name, shape=(count,)) for count in (1, 4, 33)]
+        given = [inputs(case, rank.size, rank.index)[0].to(rank.device) for case in cases]
+        expected = [outputs(case, rank.size, rank.index)[0] for case in cases]
+        found = given if name == "all_reduce" else [torch.full_like(e, -1).to(rank.device) for e in expected]
+        with coalescing_manager(async_ops=True) as manager:
+            for tensor, out in zip(given, found, strict=True):
+                getattr(dist, name)(*((tensor,) if name == "all_reduce" else (out, tensor)))
+        manager.wait()
+        for case, right, tensor in zip(cases, expected, found, strict=True):
+            assert_same(right, tensor, str(case))
+
+
+@requirement(
+    "COLL-COALESCED-02",
+    "all_reduce_coalesced reduces each tensor of a list as all_reduce would.",
+    source="torch.distributed.all_reduce_coalesced",
+)
+@spmd(1, 2, 3)
+def test_all_reduce_coalesced(rank: Rank) -> None:
+    """Three tensors of one dtype and several sizes."""
+    cases = [Case("all_reduce", shape=(count,)) for count in (1, 4, 33)]
+    tensors = [inputs(case, rank.size, rank.index)[0] for case in cases]
+    dist.all_reduce_coalesced(tensors)
+    for case, tensor in zip(cases, tensors, strict=True):
+        assert_same(outputs(case, rank.size, rank.index)[0], tensor, str(case))
+
+
+@requirement(
+    "COLL-COALESCED-03",
+    "all_gather_coalesced gathers each tensor of a list as all_gather would.",
+    source="torch.distributed.all_gather_coalesced",
+)
+@spmd(1, 2, 3)
+def test_all_gather_coalesced(rank: Rank) -> None:
+    """Three tensors of several sizes."""
+    cases = [Case("all_gather", shape=(count,)) for count in (1, 4, 33)]
+    tensors = [inputs(case, rank.size, rank.index)[0] for case in cases]
+    found = [[torch.full_like(tensor, -1) for tensor in tensors] for _ in range(rank.size)]
+    dist.all_gather_coalesced(found, tensors)
+    for number, case in enumerate(cases):
+        for sender, right in enumerate(outputs(case, rank.size, rank.index)):
+            assert_same(right, found[sender][number], f"{case} from rank {sender}")
+
+
+@requirement(
+    "COLL-FUNC-01",
+    "A functional collective returns what the plain one would leave in its output, and leaves its input as it was.",
+    source="torch.distributed._functional_collectives",
+)
+@pytest.mark.parametrize("collective", FUNCTIONAL)
+@pytest.mark.world(1, 2, 3, 4)
+def test_functional(world: World, collective: str, thorough: bool) -> None:
+    """Every dtype at many counts, on the default group."""
+    base = Case(collective, form="functional")
+    dtypes = [dtype for dtype in DTYPES if not (dtype.is_complex and collective == "all_to_all_single")]
+    assert_right(world, [*swept(base, dtypes, thorough), *shaped(base, [(1,), (3, 5), (2, 3, 4)])])
+
+
+@requirement(
+    "COLL-FUNC-08",
+    "The functional all_to_all_single takes complex tensors, as the plain one does.",
+    source="torch.distributed._functional_collectives.all_to_all_single",
+)
+@pytest.mark.world(2)
+def test_functional_complex_exchange(world: World) -> None:
+    """complex64, equal parts."""
+    assert_right(world, [Case("all_to_all_single", form="functional", dtype=torch.complex64)])
+
+
+@requirement(
+    "COLL-FUNC-02",
+    "A functional collective takes views of any strides.",
+    source="torch.distributed._functional_collectives",
+)
+@pytest.mark.parametrize("layout", ["offset", "column", "transposed", "expanded"])
+@pytest.mark.parametrize("collective", [name for name in FUNCTIONAL if name not in ("all_reduce", "broadcast")])
+@pytest.mark.world(2, 3)
+def test_functional_layouts(world: World, collective: str, layout: str) -> None:
+    """Input as a view of a larger buffer."""
+    assert_right(world, [Case(collective, form="functional", layout=layout, shape=(4, 3), repeats=2)])
+
+
+@requirement(
+    "COLL-FUNC-03",
+    "all_reduce and broadcast in functional form take views of any strides.",
+    source="torch.distributed._functional_collectives.all_reduce",
+)
+@pytest.mark.parametrize("layout", ["offset", "column", "transposed"])
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast"])
+@pytest.mark.world(2, 3)
+def test_functional_in_place_layouts(world: World, collective: str, layout: str) -> None:
+    """Input as a view of a larger buffer."""
+    assert_right(world, [Case(collective, form="functional", layout=layout, shape=(4, 3), repeats=2)])
+
+
+@requirement(
+    "COLL-FUNC-04",
+    "all_to_all_single exchanges parts of different sizes in its functional form.",
+    source="torch.distributed._functional_collectives.all_to_all_single",
+)
+@pytest.mark.world(1, 2, 3)
+def test_functional_uneven(world: World) -> None:
+    """0, 1 and 2 rows."""
+    assert_right(world, shaped(Case("all_to_all_single", form="functional", uneven=True, repeats=3), [(1,), (1, 3)]))
+
+
+@requirement(
+    "COLL-FUNC-05",
+    "A functional collective gathers or scatters along any dimension.",
+    source="torch.distributed._functional_collectives.all_gather_tensor, reduce_scatter_tensor",
+)
+@spmd(1, 2, 3)
+def test_functional_dimensions(rank: Rank) -> None:
+    """Dimension 1 of a matrix, there and back."""
+    parts = [torch.arange(6.0).reshape(2, 3) + 100 * i for i in range(rank.size)]
+    whole = functional.wait_tensor(functional.all_gather_tensor(parts[rank.index], 1, rank.group))
+    assert_same(torch.cat(parts, dim=1), whole, "gathered")
+    back = functional.wait_tensor(functional.reduce_scatter_tensor(whole, "sum", 1, rank.group))
+    assert_same(parts[rank.index] * rank.size, back, "reduced and scattered")
+
+
+@requirement(
+    "COLL-FUNC-06",
+    "An unwaited functional result waits by itself when it is first used.",
+    source="torch.distributed._functional_collectives.AsyncCollectiveTensor",
+)
+@spmd(1, 2, 3)
+def test_functional_waits_when_used(rank: Rank) -> None:
+    """A large sum, used at once."""
+    ones = torch.ones(1 << 18)
+    total = functional.all_reduce(ones * (rank.index + 1), "sum", rank.group) + 1
+    assert_same(ones * (rank.size * (rank.size + 1) / 2 + 1), total, "sum")
+
+
+@requirement(
+    "COLL-FUNC-07",
+    "The gradient of a functional collective is the transposed collective of the gradients.",
+    source="torch.distributed._functional_collectives: all_gather_tensor_autograd and its like",
+)
+@spmd(1, 2, 3)
+def test_functional_gradients(rank: Rank) -> None:
+    """all_gather, reduce_scatter and all_to_all_single, each against the formula."""
+    size, me = rank.size, rank.index
+    weights = [torch.arange(3.0 * size) + 10 * i for i in range(size)]
+    x = torch.arange(3.0).requires_grad_()
+    (functional.all_gather_tensor_autograd(x, 0, rank.group) * weights[me]).sum().backward()
+    assert x.grad is not None
+    assert_same(sum(w[3 * me : 3 * me + 3] for w in weights), x.grad, "all_gather")
+    short = [torch.arange(3.0) + 10 * i for i in range(size)]
+    y = torch.arange(3.0 * size).requires_grad_()
+    (functional.reduce_scatter_tensor_autograd(y, "sum", 0, rank.group) * short[me]).sum().backward()
+    assert y.grad is not None
+    assert_same(torch.cat(short), y.grad, "reduce_scatter")
+    z = torch.arange(3.0 * size).requires_grad_()
+    (functional.all_to_all_single_autograd(z, [3] * size, [3] * size, rank.group) * weights[me]).sum().backward()
+    assert z.grad is not None
+    assert_same(torch.cat([w[3 * me : 3 * me + 3] for w in weights]), z.grad, "all_to_all_single")

@@ -1,0 +1,217 @@
+"""Subgroups and meshes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import DeviceMesh
+
+from harness import Rank, World, requirement, spmd
+from harness.oracles.collectives import Case
+from harness.oracles.exact import assert_same
+from harness.stacks.collectives import assert_right
+from suites.collectives.cases import DTYPES, every_collective, groups_of
+
+
+@requirement(
+    "COLL-GROUP-01",
+    "A collective on a subgroup works among its members alone, whether or not rank 0 is one of them.",
+    source="torch.distributed.new_group",
+)
+@pytest.mark.world(2, 3, 4, 5)
+def test_every_collective_in_subgroups(world: World) -> None:
+    """Reversed, single, without rank 0, with gaps, overlapping; the last member is the root; twice each."""
+    cases = []
+    for group in groups_of(world.size):
+        for named in ("global", "group"):
+            cases += every_collective(group=group, root=len(group) - 1, root_as=named, repeats=2)
+    assert_right(world, cases)
+
+
+@requirement(
+    "COLL-GROUP-02",
+    "Any collective can be the first on a fresh group.",
+    source="torch.distributed.new_group",
+)
+@pytest.mark.world(3)
+def test_first_on_a_fresh_group(world: World) -> None:
+    """A new group without rank 0 for every collective."""
+    for case in every_collective(group=(1, 2), root=1):
+        assert_right(world, [case])
+
+
+@requirement(
+    "COLL-GROUP-03",
+    "Ranks of a group are in ascending order, whatever the order they are given in.",
+    source="torch.distributed.new_group",
+)
+@spmd(3)
+def test_order_of_ranks(rank: Rank) -> None:
+    """Global ranks, ranks in the group, and the way back."""
+    group = dist.new_group([2, 1])
+    if rank.index == 0:
+        assert group is dist.GroupMember.NON_GROUP_MEMBER
+        assert dist.get_rank(group) == -1
+        return
+    assert dist.get_process_group_ranks(group) == [1, 2]
+    assert dist.get_world_size(group) == 2
+    assert dist.get_rank(group) == rank.index - 1
+    assert [dist.get_global_rank(group, i) for i in range(2)] == [1, 2]
+    assert [dist.get_group_rank(group, i) for i in (1, 2)] == [0, 1]
+
+
+@requirement(
+    "COLL-GROUP-04",
+    "With use_local_synchronization only members call new_group.",
+    source="torch.distributed.new_group: use_local_synchronization",
+)
+@spmd(3)
+def test_local_synchronization(rank: Rank) -> None:
+    """Rank 0 knows nothing of the group of the others."""
+    if rank.index > 0:
+        group = dist.new_group([1, 2], use_local_synchronization=True)
+        tensor = torch.tensor([float(rank.index)])
+        dist.all_reduce(tensor, group=group)
+        assert tensor.item() == 3
+
+
+@requirement(
+    "COLL-GROUP-05",
+    "new_subgroups divides the world into groups of equal size, in order.",
+    source="torch.distributed.new_subgroups, new_subgroups_by_enumeration",
+)
+@spmd(4)
+def test_new_subgroups(rank: Rank) -> None:
+    """Two groups of two; the same by enumeration, with gaps."""
+    mine, groups = dist.new_subgroups(2)
+    assert len(groups) == 2
+    assert dist.get_process_group_ranks(mine) == [rank.index // 2 * 2, rank.index // 2 * 2 + 1]
+    mine, groups = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+    tensor = torch.tensor([float(10**rank.index)])
+    dist.all_reduce(tensor, group=mine)
+    assert tensor.item() == (101 if rank.index % 2 == 0 else 1010)
+
+
+@requirement(
+    "COLL-GROUP-06",
+    "A collective on a group that the caller is not a member of raises an error.",
+    source="torch.distributed.new_group; pytorch/pytorch#67600",
+)
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "all_gather", "barrier"])
+@pytest.mark.world(3)
+def test_not_a_member(world: World, collective: str) -> None:
+    """Rank 0 calls with the group of the others."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group([1, 2])
+        if rank.index > 0:
+            return
+        tensor = torch.ones(2)
+        arguments = {"broadcast": (tensor, 1), "all_gather": ([tensor, tensor], tensor), "barrier": ()}
+        with pytest.raises((RuntimeError, ValueError)):
+            getattr(dist, collective)(*arguments.get(collective, (tensor,)), group=group)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GROUP-07",
+    "The gradient of broadcast goes to the source rank, in subgroups too.",
+    source="torch.distributed.nn.functional.broadcast; pytorch/pytorch#130515",
+)
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (0, 1), (1, 2)], ids=["world", "with-rank-0", "without-rank-0"])
+@pytest.mark.world(3)
+def test_broadcast_gradient(world: World, ranks: tuple[int, ...]) -> None:
+    """The first member is the source; its gradient is the sum of all members' gradients."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(list(ranks))
+        if rank.index in ranks:
+            x = torch.ones(3, requires_grad=True)
+            (differentiable.broadcast(x, ranks[0], group=group) * (rank.index + 1)).sum().backward()
+            assert x.grad is not None
+            if rank.index == ranks[0]:
+                assert_same(torch.full((3,), sum(i + 1.0 for i in ranks)), x.grad, "gradient of the source")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-MESH-01",
+    "Each dimension of a mesh has a group of the ranks that differ in that dimension alone.",
+    source="torch.distributed.device_mesh.DeviceMesh.get_group",
+)
+@pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4), (1, 2, 2)], ids=str)
+@pytest.mark.world(4)
+def test_mesh_groups(world: World, shape: tuple[int, ...]) -> None:
+    """A sum over each dimension, against the mesh of ranks."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(*shape)
+        ranks = torch.arange(4).reshape(shape)
+        for dimension in range(len(shape)):
+            tensor = torch.tensor([10**rank.index])
+            dist.all_reduce(tensor, group=mesh.get_group(dimension))
+            position = (ranks == rank.index).nonzero()[0].tolist()
+            position[dimension] = slice(None)
+            assert tensor.item() == sum(10**i for i in ranks[tuple(position)].reshape(-1).tolist())
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-MESH-02",
+    "A rank's local rank in a mesh is its coordinate, whatever the order of ranks in the mesh.",
+    source="torch.distributed.device_mesh.DeviceMesh.get_local_rank, get_coordinate",
+)
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)], ids=["ascending", "permuted"])
+@pytest.mark.world(3)
+def test_mesh_order(world: World, order: tuple[int, ...]) -> None:
+    """A mesh of the whole world in one dimension."""
+
+    def body(rank: Rank) -> None:
+        mesh = DeviceMesh(rank.device.type, list(order))
+        assert list(mesh.get_coordinate() or ()) == [order.index(rank.index)]
+        assert mesh.get_local_rank() == order.index(rank.index)
+
+    world.run(body)
+
+
+@st.composite
+def drawn_cases(draw: st.DrawFn, size: int) -> list[Case]:
+    """Up to eight cases over collectives, dtypes, shapes, groups, roots and repeats."""
+    group = draw(st.none() | st.lists(st.integers(0, size - 1), min_size=1, max_size=size, unique=True).map(tuple))
+    members = size if group is None else len(group)
+    found = []
+    for base in draw(st.lists(st.sampled_from(every_collective()), min_size=1, max_size=8)):
+        dtypes = [dtype for dtype in DTYPES if base.collective != "gather" or not dtype.is_complex]
+        found.append(
+            Case(
+                base.collective,
+                dtype=draw(st.sampled_from(dtypes)),
+                shape=tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))),
+                group=group,
+                root=draw(st.integers(0, members - 1)),
+                root_as=draw(st.sampled_from(["global", "group"])),
+                form=draw(st.sampled_from(["sync", "async"])),
+                repeats=draw(st.integers(1, 3)),
+            )
+        )
+    return found
+
+
+@requirement(
+    "COLL-MIX-01",
+    "Any sequence of collectives gives the right answers on any group.",
+    source="torch.distributed",
+)
+@pytest.mark.world(2, 3, 4)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_any_sequence(world: World, data: st.DataObject) -> None:
+    """Drawn collectives, dtypes, shapes, groups, roots, forms and repeats."""
+    assert_right(world, data.draw(drawn_cases(world.size)))

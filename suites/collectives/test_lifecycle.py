@@ -1,0 +1,131 @@
+"""Timeouts, destroying groups and starting again."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement, spmd
+
+SECONDS = 0.5
+
+
+def late(rank: Rank, what: str) -> float:
+    """Wait for a peer that never comes; how many seconds until the error."""
+    options = {} if what == "wait" else {"timeout": timedelta(seconds=SECONDS)}
+    group = dist.new_group(**options)
+    if rank.index == 0:
+        return SECONDS
+    before = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"(?i)timed out"):
+        _await(what, group)
+    return time.monotonic() - before
+
+
+def _await(what: str, group: dist.ProcessGroup) -> None:
+    if what == "wait":
+        dist.all_reduce(torch.ones(2), group=group, async_op=True).wait(timedelta(seconds=SECONDS))
+    elif what == "recv":
+        dist.recv(torch.ones(2), 0, group=group)
+    elif what == "barrier":
+        dist.barrier(group)
+    elif what == "broadcast":
+        dist.broadcast(torch.ones(2), 0, group=group)
+    else:
+        dist.all_reduce(torch.ones(2), group=group)
+
+
+@requirement(
+    "COLL-TIMEOUT-01",
+    "A rank whose peer does not come gets an error after the group's timeout, at the very first collective too.",
+    source="torch.distributed.new_group: timeout; torch.distributed.Work.wait: timeout",
+)
+@pytest.mark.parametrize("what", ["all_reduce", "broadcast", "barrier", "recv", "wait"])
+@pytest.mark.world(2)
+def test_timeout_is_honoured(world: World, what: str) -> None:
+    """Not before it, and not long after it."""
+    for seconds in world.run(late, what, watch=False, timeout=30):
+        assert 0.9 * SECONDS <= seconds < SECONDS + 5
+
+
+@requirement(
+    "COLL-LIFE-01",
+    "A destroyed group cannot be used.",
+    source="torch.distributed.destroy_process_group; pytorch/pytorch#107298",
+)
+@spmd(2)
+def test_destroyed_group(rank: Rank) -> None:
+    """An error in Python on every rank."""
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(1), group=group)
+    dist.barrier()
+    dist.destroy_process_group(group)
+    with pytest.raises((RuntimeError, ValueError)):
+        dist.all_reduce(torch.ones(1), group=group)
+
+
+@requirement(
+    "COLL-LIFE-02",
+    "Without a default group a collective raises an error; after init_process_group it works again.",
+    source="torch.distributed.destroy_process_group, init_process_group",
+)
+@pytest.mark.world(1, 2, 3)
+def test_destroy_and_start_again(world: World) -> None:
+    """Five cycles, each on fresh keys of the store; then the same number of groups as before."""
+
+    def body(rank: Rank) -> None:
+        dist.barrier()
+        dist.destroy_process_group()
+        for cycle in range(5):
+            assert not dist.is_initialized()
+            with pytest.raises((RuntimeError, ValueError)):
+                dist.all_reduce(torch.ones(1))
+            store = dist.PrefixStore(f"cycle-{cycle}", rank.store)
+            dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=rank.size)
+            assert (dist.get_rank(), dist.get_world_size()) == (rank.index, rank.size)
+            tensor = torch.tensor([float(rank.index + cycle)])
+            dist.all_reduce(tensor)
+            assert tensor.item() == sum(i + cycle for i in range(rank.size))
+            dist.barrier()
+            if cycle < 4:
+                dist.destroy_process_group()
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-LIFE-03",
+    "A process can start again with another rank and another world size.",
+    source="torch.distributed.init_process_group",
+)
+@spmd(3)
+def test_start_again_smaller(rank: Rank) -> None:
+    """Ranks 1 and 2 become ranks 1 and 0 of a world of two; then all three are back."""
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank.index > 0:
+        store = dist.PrefixStore("smaller", rank.store)
+        dist.init_process_group(rank.backend, store=store, rank=2 - rank.index, world_size=2)
+        tensor = torch.tensor([float(rank.index)])
+        dist.broadcast(tensor, 0)
+        assert tensor.item() == 2
+        dist.barrier()
+        dist.destroy_process_group()
+    store = dist.PrefixStore("back", rank.store)
+    dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=rank.size)
+    dist.barrier()
+
+
+@requirement(
+    "COLL-LIFE-04", "A second init_process_group raises an error.", source="torch.distributed.init_process_group"
+)
+@spmd(1, 2)
+def test_started_twice(rank: Rank) -> None:
+    """ValueError, and the group that there is stays usable."""
+    with pytest.raises(ValueError, match="twice"):
+        dist.init_process_group(rank.backend, store=rank.store, rank=rank.index, world_size=rank.size)
+    dist.barrier()

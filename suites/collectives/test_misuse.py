@@ -1,0 +1,117 @@
+"""Misuse gives an error in Python, on the rank that misuses, and not a dead peer."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement, spmd
+from harness.oracles.collectives import COMPLEX, Case
+from harness.stacks.collectives import assert_right, refusals
+from suites.collectives.cases import DTYPES, OPS, OPTIONAL, dtypes_of, every_collective
+
+SHORT = timedelta(seconds=1)
+
+
+@requirement(
+    "COLL-REFUSE-01",
+    "What a backend does not offer it refuses with the same kind of error on every rank, and the group stays usable.",
+    source="torch.distributed: Backends",
+)
+@pytest.mark.world(2, 3)
+def test_refusals_are_clean(world: World) -> None:
+    """Dtypes few backends have, reductions without a meaning, PREMUL_SUM: right or refused, alike on all ranks."""
+    cases = [case for dtype in OPTIONAL for case in every_collective(dtype=dtype)]
+    for op in (*OPS, "PREMUL_SUM"):
+        known = dtypes_of(op) if op != "PREMUL_SUM" else ()
+        others = [dtype for dtype in DTYPES if dtype not in known and not (dtype in COMPLEX and op in ("MIN", "MAX"))]
+        cases += [Case("all_reduce", op, dtype) for dtype in others if _has_a_model(op, dtype)]
+    for case, *ends in zip(cases, *world.run(refusals, cases), strict=True):
+        kinds = {kind for kind, _ in ends}
+        assert kinds in ({"right"}, {"refused"}), f"{case}: {ends}"
+    assert_right(world, every_collective())
+
+
+def _has_a_model(op: str, dtype: torch.dtype) -> bool:
+    if dtype == torch.bool:
+        return op not in ("AVG", "PREMUL_SUM")
+    return not (dtype.is_floating_point or dtype.is_complex) or op not in ("BAND", "BOR", "BXOR")
+
+
+@requirement(
+    "COLL-MISUSE-01",
+    "Arguments of a wrong kind raise TypeError or ValueError before anything is sent.",
+    source="torch.distributed.distributed_c10d",
+)
+@spmd(2)
+def test_wrong_arguments(rank: Rank) -> None:
+    """No tensor, a list for a tensor, a missing list, a root out of range; then a healthy collective."""
+    tensor, two = torch.ones(2), [torch.ones(2), torch.ones(2)]
+    wrong = [
+        lambda: dist.all_reduce(None),
+        lambda: dist.all_reduce(two),
+        lambda: dist.broadcast(tensor, src=2),
+        lambda: dist.reduce(tensor, dst=-1),
+        lambda: dist.all_gather(tensor, tensor),
+        lambda: dist.scatter(tensor, None, src=rank.index),
+        lambda: dist.gather(tensor, None, dst=rank.index),
+        lambda: dist.all_gather(two[:1], tensor),
+        lambda: dist.reduce_scatter(tensor, two[:1]),
+        lambda: dist.all_gather([tensor, torch.ones(2, dtype=torch.int32)], tensor),
+    ]
+    for misuse in wrong:
+        with pytest.raises((TypeError, ValueError, RuntimeError)):
+            misuse()
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [2, 2]
+
+
+@requirement(
+    "COLL-MISUSE-03",
+    "all_to_all_single without splits refuses a dimension 0 that the world size does not divide.",
+    source="torch.distributed.all_to_all_single: 'dim 0 of output and input tensor must divide equally'",
+)
+@spmd(2)
+def test_indivisible_exchange(rank: Rank) -> None:
+    """Three rows on two ranks."""
+    with pytest.raises((ValueError, RuntimeError)):
+        dist.all_to_all_single(torch.ones(3), torch.ones(3))
+
+
+@requirement(
+    "COLL-MISUSE-02",
+    "Ranks that give tensors of different size or dtype to one collective get an error.",
+    source="torch.distributed: all ranks must pass tensors of the same size and dtype; NVIDIA/nccl#1394",
+)
+@pytest.mark.parametrize(
+    "what", ["all_reduce-dtype", "all_reduce-size", "broadcast-size", "recv-larger", "recv-smaller"]
+)
+@pytest.mark.world(2)
+def test_mismatch_raises(world: World, what: str) -> None:
+    """At least one rank raises, in Python and in time; none takes wrong data for good."""
+
+    def body(rank: Rank) -> str:
+        group = dist.new_group(timeout=SHORT)
+        second = rank.index == 1
+        dtype = torch.int32 if second and what == "all_reduce-dtype" else torch.float32
+        sizes = {"all_reduce-size": 5, "broadcast-size": 5, "recv-larger": 5, "recv-smaller": 3}
+        tensor = torch.ones(sizes.get(what, 4) if second else 4, dtype=dtype)
+        try:
+            if what.startswith("all_reduce"):
+                dist.all_reduce(tensor, group=group)
+            elif what.startswith("broadcast"):
+                dist.broadcast(tensor, 0, group=group)
+            elif second:
+                dist.recv(tensor, 0, group=group)
+            else:
+                dist.send(tensor, 1, group=group)
+        except (RuntimeError, ValueError) as e:
+            return f"{type(e).__name__}: {e}"
+        return ""
+
+    ends = world.run(body, watch=False, timeout=20)
+    assert any(ends), "every rank took it for a success"
+    assert "Timed out" not in "".join(ends), f"a mismatch was only noticed by a timeout: {ends}"

@@ -1,0 +1,161 @@
+"""send, recv, isend, irecv and batches of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, requirement, spmd
+from harness.oracles.collectives import Case, inputs, poison
+from harness.oracles.exact import assert_same
+from suites.collectives.cases import DTYPES, OPTIONAL
+
+
+def message(sender: int, dtype: torch.dtype = torch.float32, count: int = 7, call: int = 0) -> torch.Tensor:
+    """What a rank sends: dtype[count], any bits, different for each sender and call."""
+    return inputs(Case("all_gather", dtype=dtype, shape=(count,)), 1, sender, call)[0]
+
+
+@requirement(
+    "COLL-P2P-01",
+    "recv gets what the peer's send gave, whatever the dtype and count, and returns the sender's rank.",
+    source="torch.distributed.send, recv",
+)
+@spmd(2, 3)
+def test_send_recv(rank: Rank) -> None:
+    """Rank 0 sends to each other rank, every dtype, counts from 0."""
+    for dtype in (*DTYPES, *OPTIONAL):
+        for count in (0, 1, 2, 7, 64, 65):
+            sent = message(0, dtype, count)
+            if rank.index == 0:
+                given = sent.clone()
+                for peer in range(1, rank.size):
+                    dist.send(given, peer)
+                assert_same(sent, given, "what was sent")
+            else:
+                found = poison((count,), dtype)
+                assert dist.recv(found, 0) == 0
+                assert_same(sent, found, f"{dtype} of {count}")
+
+
+@requirement(
+    "COLL-P2P-02",
+    "recv without a source takes a message from any rank, and returns whose it was.",
+    source="torch.distributed.recv: src=None",
+)
+@spmd(2, 3, 4)
+def test_any_source(rank: Rank) -> None:
+    """Each of the other ranks sends one message to rank 0."""
+    if rank.index > 0:
+        dist.send(message(rank.index), 0)
+        return
+    seen = set()
+    for _ in range(rank.size - 1):
+        found = poison((7,), torch.float32)
+        sender = dist.recv(found)
+        assert_same(message(sender), found, f"from rank {sender}")
+        seen.add(sender)
+    assert seen == set(range(1, rank.size))
+
+
+@requirement(
+    "COLL-P2P-03", "A message is received under the tag it was sent with.", source="torch.distributed.isend: tag"
+)
+@spmd(2)
+def test_tags_in_reverse(rank: Rank) -> None:
+    """Four tags, received in the reverse order."""
+    if rank.index == 0:
+        for work in [dist.isend(message(0, call=tag), 1, tag=tag) for tag in range(4)]:
+            work.wait()
+        return
+    found = {tag: poison((7,), torch.float32) for tag in reversed(range(4))}
+    for work in [dist.irecv(tensor, 0, tag=tag) for tag, tensor in found.items()]:
+        work.wait()
+    for tag, tensor in found.items():
+        assert_same(message(0, call=tag), tensor, f"tag {tag}")
+
+
+@requirement(
+    "COLL-P2P-04", "Messages with equal tags arrive in the order they were sent.", source="torch.distributed.send"
+)
+@spmd(2)
+def test_order(rank: Rank) -> None:
+    """Thirty messages, small and large in turn."""
+    for call in range(30):
+        count = (1, 5000)[call % 2]
+        if rank.index == 0:
+            dist.send(message(0, count=count, call=call), 1)
+        else:
+            found = poison((count,), torch.float32)
+            dist.recv(found, 0)
+            assert_same(message(0, count=count, call=call), found, f"message {call}")
+
+
+@requirement(
+    "COLL-P2P-05",
+    "batch_isend_irecv exchanges in all directions at once.",
+    source="torch.distributed.batch_isend_irecv, P2POp",
+)
+@pytest.mark.parametrize("count", [1, 7, 1 << 18])
+@spmd(2, 3, 4)
+def test_ring(rank: Rank, count: int) -> None:
+    """Each rank sends to the next and receives from the one before; three rounds."""
+    after, before = (rank.index + 1) % rank.size, (rank.index - 1) % rank.size
+    for call in range(3):
+        found = poison((count,), torch.float32)
+        sent = message(rank.index, count=count, call=call)
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, found, before)])
+        for work in works:
+            work.wait()
+        assert_same(message(before, count=count, call=call), found, f"round {call}")
+        assert_same(message(rank.index, count=count, call=call), sent, "what was sent")
+
+
+@requirement(
+    "COLL-P2P-06",
+    "In a subgroup a peer is named by its global rank, or as group_dst and group_src by its rank in the group.",
+    source="torch.distributed.send: dst, group_dst",
+)
+@spmd(3)
+def test_in_a_subgroup(rank: Rank) -> None:
+    """The group of ranks 1 and 2, both ways to name a peer."""
+    group = dist.new_group([1, 2])
+    if rank.index == 1:
+        dist.send(message(1), 2, group=group)
+        dist.send(message(1, call=1), group_dst=1, group=group)
+    elif rank.index == 2:
+        for call, names in enumerate(({"src": 1}, {"group_src": 0})):
+            found = poison((7,), torch.float32)
+            assert dist.recv(found, group=group, **names) == 1
+            assert_same(message(1, call=call), found, str(names))
+
+
+@requirement(
+    "COLL-P2P-07",
+    "A strided tensor is sent by its elements, or refused with an error.",
+    source="torch.distributed.send",
+)
+@spmd(2)
+def test_strided(rank: Rank) -> None:
+    """Nothing goes on the wire where the sender refuses."""
+    if rank.index == 0:
+        with pytest.raises(ValueError, match="contiguous"):
+            dist.send(torch.arange(6.0).reshape(3, 2)[:, 0], 1)
+        dist.send(message(0), 1)
+    else:
+        with pytest.raises(ValueError, match="contiguous"):
+            dist.recv(torch.zeros(3, 2)[:, 0], 0)
+        found = poison((7,), torch.float32)
+        dist.recv(found, 0)
+        assert_same(message(0), found, "the next message")
+
+
+@requirement("COLL-P2P-08", "A rank cannot send to itself.", source="torch.distributed.send: dst")
+@spmd(1, 2)
+def test_to_itself(rank: Rank) -> None:
+    """An error in Python."""
+    with pytest.raises(ValueError, match="Invalid destination rank"):
+        dist.send(torch.ones(1), rank.index)
+    with pytest.raises(ValueError, match="Invalid source rank|Invalid tensor"):
+        dist.recv(torch.ones(1), rank.index)

@@ -1,0 +1,59 @@
+"""reduce_scatter and reduce_scatter_tensor."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness import World, requirement
+from harness.oracles.collectives import Case
+from harness.stacks.collectives import assert_right
+from suites.collectives.cases import OPS, dtypes_of, repeated, shaped, swept
+
+
+@requirement(
+    "COLL-REDUCESCATTER-01",
+    "After reduce_scatter rank i holds the reduction of the i-th tensors of all ranks' lists.",
+    source="torch.distributed.reduce_scatter",
+)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.world(1, 2, 3, 5)
+def test_of_lists(world: World, op: str, thorough: bool) -> None:
+    """Every dtype at many counts."""
+    assert_right(world, swept(Case("reduce_scatter", op), dtypes_of(op), thorough))
+
+
+@requirement(
+    "COLL-REDUCESCATTER-02",
+    "After reduce_scatter_tensor rank i holds the i-th part of the reduction of all ranks' tensors.",
+    source="torch.distributed.reduce_scatter_tensor",
+)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.world(1, 2, 3, 4, 5)
+def test_of_tensors(world: World, op: str, thorough: bool) -> None:
+    """Every dtype at many counts, joined along dimension 0."""
+    assert_right(world, swept(Case("reduce_scatter_tensor", op), dtypes_of(op), thorough))
+
+
+@requirement(
+    "COLL-REDUCESCATTER-03",
+    "reduce_scatter and reduce_scatter_tensor take tensors of any shape and size, and are right every time.",
+    source="torch.distributed.reduce_scatter_tensor",
+)
+@pytest.mark.world(2, 3)
+def test_shapes_and_sizes(world: World, thorough: bool) -> None:
+    """Shapes from none to three dimensions, joined along dimension 0; large tensors, repeated."""
+    joined = Case("reduce_scatter_tensor", repeats=2)
+    cases = [*shaped(Case("reduce_scatter", repeats=2)), *shaped(joined, [(1,), (3, 5), (2, 0, 3)])]
+    assert_right(world, [*cases, *repeated(Case("reduce_scatter"), thorough), *repeated(joined, thorough)])
+
+
+@requirement(
+    "COLL-REDUCESCATTER-04",
+    "reduce_scatter_tensor takes an input that has a dimension more than the output.",
+    source="torch.distributed.reduce_scatter_tensor: 'a stack of the output tensors along the primary dimension'",
+)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5)], ids=["scalar", "one", "matrix"])
+@pytest.mark.world(1, 2, 3)
+def test_stacked(world: World, shape: tuple[int, ...]) -> None:
+    """An input of shape [world size, *shape]."""
+    assert_right(world, [Case("reduce_scatter_tensor", stacked=True, shape=shape)])
