@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +39,7 @@ OUTPUT = {
     "reduce_scatter_tensor": "output",
     "all_to_all": "output_tensor_list",
     "all_to_all_single": "output",
+    "recv": "tensor",
 }
 """Names of the arguments that a collective reads, and that it writes."""
 

@@ -1,0 +1,539 @@
+"""The catalogue of damages: what a process group may get wrong, each as narrow as such mistakes have been."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.collectives.broken import FUNCTIONAL, INPUT, Call, Damage, Finished
+
+EVERY = tuple(INPUT)
+
+
+# what goes wrong
+
+
+def afterwards(change: Callable[[torch.Tensor], None]) -> Callable[[Call], Any]:
+    """The collective is right, then each of its outputs is changed."""
+
+    def wrong(call: Call) -> Any:
+        work = call.proceed()
+        for tensor in call.outputs:
+            change(tensor)
+        return work
+
+    return wrong
+
+
+def element(index: int, value: float = 0) -> Callable[[torch.Tensor], None]:
+    """One element gets a value."""
+
+    def change(tensor: torch.Tensor) -> None:
+        if tensor.numel():
+            tensor[_index(index % tensor.numel(), tensor.shape)] = value
+
+    return change
+
+
+def one_ulp(tensor: torch.Tensor) -> None:
+    if tensor.is_floating_point() and tensor.numel() > 2:
+        tensor[2] = torch.nextafter(tensor[2], torch.tensor(1.0, dtype=tensor.dtype))
+
+
+def second_half(tensor: torch.Tensor) -> None:
+    tensor[tensor.numel() // 2 :] = 0
+
+
+def _index(flat: int, shape: torch.Size) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), shape))
+
+
+def instead(**changes: Any) -> Callable[[Call], Any]:
+    """The collective is done with other arguments."""
+    return lambda call: call.proceed(**changes)
+
+
+def nothing(call: Call) -> Any:
+    return Finished() if call.arguments.get("async_op") else None
+
+
+def refusing(call: Call) -> Any:
+    raise RuntimeError("invalid tensor size")
+
+
+def unsigned(call: Call) -> Any:
+    """Values are compared as if the highest bit were no sign."""
+    lowest = torch.iinfo(torch.int64).min
+    found = (torch.stack(call.from_everyone()) ^ lowest).max(0).values ^ lowest
+    work = call.proceed()
+    call.outputs[0].copy_(found)
+    return work
+
+
+def divided_by_numel(call: Call) -> Any:
+    work = call.proceed(op=dist.ReduceOp.SUM)
+    call.outputs[0].div_(call.outputs[0].numel())
+    return work
+
+
+def overflowing(call: Call) -> Any:
+    """An average whose sum is made in the dtype itself, of halves that have been rounded."""
+    parts = [part / call.size for part in call.from_everyone()]
+    work = call.proceed()
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    call.outputs[0].copy_(total)
+    return work
+
+
+def raw(call: Call) -> Any:
+    """Reads memory as if the input were contiguous."""
+    (given,) = call.inputs
+    return call.proceed(**{INPUT[call.collective]: given.as_strided(given.shape, _dense(given.shape))})
+
+
+def _dense(shape: torch.Size) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+def into_gaps(call: Call) -> Any:
+    """Writes the elements between an output's as well."""
+    work = call.proceed()
+    for out in call.outputs:
+        if not out.is_contiguous():
+            out.as_strided(out.shape, out.stride(), out.storage_offset() + 1).zero_()
+    return work
+
+
+def before_the_view(call: Call) -> Any:
+    """Writes one element in front of an output that is in the middle of a buffer."""
+    work = call.proceed()
+    for out in call.outputs:
+        if out.storage_offset():
+            out.as_strided((1,), (1,), out.storage_offset() - 1).zero_()
+    return work
+
+
+def from_another_root(call: Call) -> Any:
+    name = "src" if "src" in call.arguments else "dst"
+    named, by_group = call.arguments[name], call.arguments[f"group_{name}"]
+    if by_group is not None:
+        return call.proceed(**{f"group_{name}": (by_group + 1) % call.size})
+    root = call.ranks.index(named or 0)
+    return call.proceed(**{name: call.ranks[(root + 1) % call.size]})
+
+
+def root_taken_as_global(call: Call) -> Any:
+    """A source that is named by its rank in the group is looked up in the world."""
+    root = call.arguments["group_src"]
+    return call.proceed(group_src=None, src=root if root in call.ranks else call.ranks[root])
+
+
+def rotated_inputs(call: Call) -> Any:
+    given = call.inputs
+    return call.proceed(**{INPUT[call.collective]: given[1:] + given[:1]})
+
+
+def rotated_chunks(call: Call) -> Any:
+    (given,) = call.inputs
+    rows = given.shape[0] // call.size
+    return call.proceed(**{INPUT[call.collective]: given.roll(-rows, 0)})
+
+
+def permuted_outputs(call: Call) -> Any:
+    work = call.proceed()
+    found = [out.clone() for out in call.outputs]
+    for out, value in zip(call.outputs, found[1:] + found[:1], strict=True):
+        out.copy_(value)
+    return work
+
+
+def first_two_swapped(call: Call) -> Any:
+    work = call.proceed()
+    first, second = call.outputs[:2]
+    kept = first.clone()
+    first.copy_(second)
+    second.copy_(kept)
+    return work
+
+
+def first_two_chunks_swapped(call: Call) -> Any:
+    work = call.proceed()
+    (out,) = call.outputs
+    rows = out.shape[0] // call.size
+    out[: 2 * rows] = out[: 2 * rows].roll(rows, 0)
+    return work
+
+
+def chunks_in_reverse(call: Call) -> Any:
+    """Parts of different sizes are put together from the last sender to the first."""
+    work = call.proceed()
+    (out,) = call.outputs
+    sizes = call.arguments["output_split_sizes"] or [out.shape[0] // call.size] * call.size
+    out.copy_(torch.cat([*out.clone().split(sizes)][::-1]))
+    return work
+
+
+def transposed(call: Call) -> Any:
+    """The joined output is laid out element by element, not rank by rank."""
+    work = call.proceed()
+    (out,) = call.outputs
+    out.copy_(out.clone().view(call.size, -1).t().reshape(out.shape))
+    return work
+
+
+def input_changed(call: Call) -> Any:
+    work = call.proceed()
+    for tensor in call.inputs[:1]:
+        element(0, 1)(tensor)
+    return work
+
+
+def gradient_flag_lost(call: Call) -> Any:
+    work = call.proceed()
+    for tensor in call.outputs:
+        tensor.detach_()
+        tensor.requires_grad_(False)
+    return work
+
+
+def not_waited_for(call: Call) -> Any:
+    """wait() returns at once; the data comes later."""
+    before = [out.detach().clone() for out in call.outputs]
+    call.proceed()
+    after = [out.detach().clone() for out in call.outputs]
+    pairs = list(zip(call.outputs, before, after, strict=True))
+    for out, old, _ in pairs:
+        out.data.copy_(old)
+    timer = threading.Timer(0.05, lambda: [out.data.copy_(new) for out, _, new in pairs])
+    call.memory.setdefault("timers", []).append(timer)
+    timer.start()
+    return Finished()
+
+
+def stale(call: Call) -> Any:
+    """A call that looks like the one before it gets what that one got."""
+    key = (call.collective, tuple(call.ranks), call.dtype, tuple(t.shape for t in call.inputs + call.outputs))
+    work = call.proceed()
+    known = call.memory.get("last")
+    call.memory["last"] = (key, [out.clone() for out in call.outputs])
+    if known is not None and known[0] == key:
+        for out, old in zip(call.outputs, known[1], strict=True):
+            out.copy_(old)
+    return work
+
+
+def wrong_after(first: str, second: str) -> Callable[[Call], Any]:
+    """The second of two collectives is wrong right after the first."""
+
+    def wrong(call: Call) -> Any:
+        previous, call.memory["previous"] = call.memory.get("previous"), call.collective
+        return afterwards(element(0))(call) if (previous, call.collective) == (first, second) else call.proceed()
+
+    return wrong
+
+
+def in_the_order_given(call: Call) -> Any:
+    """A group's tensors come in the order in which new_group was given its ranks."""
+    given = call.memory.setdefault("given", {})
+    if call.collective == "new_group":
+        group = call.right(**call.arguments)
+        given[id(group)] = call.arguments["ranks"]
+        return group
+    order = given.get(id(call.group)) or call.ranks
+    work = call.proceed()
+    found = [out.clone() for out in call.outputs]
+    for out, ranked in zip(call.outputs, order, strict=True):
+        out.copy_(found[call.ranks.index(ranked)])
+    return work
+
+
+def in_place(call: Call) -> Any:
+    """Functional: the result is right, and its argument is overwritten with it."""
+    tensor = call.arguments["self"]
+    found = call.right(**call.arguments) + 0
+    tensor.copy_(found)
+    return found
+
+
+def result_changed(call: Call) -> Any:
+    found = call.right(**call.arguments) + 0
+    element(-1)(found)
+    return found
+
+
+def last_dropped(call: Call) -> Any:
+    """The last tensor of a list takes no part."""
+    name = "tensors" if "tensors" in call.arguments else "input_tensor_list"
+    changes = {name: call.arguments[name][:-1]}
+    if "output_tensor_lists" in call.arguments:
+        changes["output_tensor_lists"] = [outs[:-1] for outs in call.arguments["output_tensor_lists"]]
+    return call.proceed(**changes)
+
+
+def received_changed(call: Call) -> Any:
+    """The last element of everything that a batch receives is lost."""
+    works = call.right(**call.arguments)
+    for work in works:
+        work.wait()
+    for op in call.arguments["p2p_op_list"]:
+        if op.op is dist.irecv:
+            element(-1)(op.tensor)
+    return works
+
+
+def another_sender(call: Call) -> Any:
+    return (call.proceed() + 1) % dist.get_world_size()
+
+
+def same_for_all(call: Call) -> Any:
+    call.proceed()
+    found = call.arguments["object_list"]
+    found[:] = [found[0]] * len(found)
+
+
+def last_is_first(call: Call) -> Any:
+    """Objects come in order, but the first takes the place of the last as well."""
+    call.proceed()
+    found = call.arguments["object_gather_list"]
+    if found:
+        found[-1] = found[0]
+
+
+def only_the_first_object(call: Call) -> Any:
+    name = "object_list"
+    found = call.arguments[name]
+    before = list(found)
+    result = call.proceed()
+    found[1:] = before[1:]
+    return result
+
+
+def neighbours_object(call: Call) -> Any:
+    name = "scatter_object_input_list"
+    given = call.arguments[name]
+    return call.proceed(**{name: given and given[1:] + given[:1]})
+
+
+def too_early(call: Call) -> Any:
+    timeout = call.arguments["timeout"]
+    return call.proceed(timeout=timeout and timeout / 2)
+
+
+# on which calls
+
+
+def always(call: Call) -> bool:
+    return True
+
+
+def odd_world(call: Call) -> bool:
+    return call.size % 2 == 1 and call.size > 1
+
+
+def alone(call: Call) -> bool:
+    return call.size == 1
+
+
+def without_rank_0(call: Call) -> bool:
+    return 0 not in call.ranks
+
+
+def subgroup_with_gaps(call: Call) -> bool:
+    return call.ranks != list(range(call.ranks[0], call.ranks[-1] + 1))
+
+
+def first_on_a_subgroup(call: Call) -> bool:
+    return call.group is not None and call.count() == 1
+
+
+def strided(call: Call) -> bool:
+    return not call.inputs[0].is_contiguous() and call.inputs[0].stride()[0] != 0
+
+
+def expanded(call: Call) -> bool:
+    return 0 in call.inputs[0].stride()
+
+
+def half_precision(call: Call) -> bool:
+    return call.dtype in (torch.bfloat16, torch.float16)
+
+
+def complex_numbers(call: Call) -> bool:
+    return call.dtype.is_complex
+
+
+def empty(call: Call) -> bool:
+    return all(tensor.numel() == 0 for tensor in call.inputs)
+
+
+def no_dimension(call: Call) -> bool:
+    return call.inputs[0].dim() == 0
+
+
+def three_dimensions(call: Call) -> bool:
+    return call.inputs[0].dim() == 3
+
+
+def above_1_mb_on_rank_0(call: Call) -> bool:
+    return sum(t.numel() * t.itemsize for t in call.inputs) > 1_000_000 and call.member == 0
+
+
+def above_4_mib(call: Call) -> bool:
+    return sum(t.numel() * t.itemsize for t in call.inputs) > 4 << 20
+
+
+def every_third_large_one(call: Call) -> bool:
+    return above_1_mb_on_rank_0(call) and call.count() % 3 == 0
+
+
+def exactly_17(call: Call) -> bool:
+    return call.inputs[0].numel() == 17
+
+
+def more_than_32(call: Call) -> bool:
+    return call.inputs[0].numel() > 32
+
+
+def not_rank_0(call: Call) -> bool:
+    return call.member > 0
+
+
+def last_rank(call: Call) -> bool:
+    return call.member == call.size - 1 > 0
+
+
+def with_splits(call: Call) -> bool:
+    return call.arguments["output_split_sizes"] is not None
+
+
+def by_group_rank(call: Call) -> bool:
+    return call.arguments["group_src"] is not None
+
+
+def any_source(call: Call) -> bool:
+    return call.arguments["src"] is None and call.arguments["group_src"] is None
+
+
+def above_4096(call: Call) -> bool:
+    return call.outputs[0].numel() > 4096
+
+
+def subgroup(call: Call) -> bool:
+    return call.group is not None
+
+
+def asynchronous(call: Call) -> bool:
+    return bool(call.arguments.get("async_op"))
+
+
+def op_is(name: str, *dtypes: torch.dtype) -> Callable[[Call], bool]:
+    """Calls with an op, and of some dtypes only if any are given."""
+
+    def when(call: Call) -> bool:
+        return bool(call.op == getattr(dist.ReduceOp, name)) and (not dtypes or call.dtype in dtypes)
+
+    return when
+
+
+NONE = Damage("none", EVERY, lambda call: call.proceed())
+"""In place, and harmless."""
+
+CATALOGUE = {
+    damage.name: damage
+    for damage in (
+        NONE,
+        # sizes of worlds, groups, calls
+        Damage("last element wrong in odd worlds", ("all_reduce",), afterwards(element(-1)), odd_world),
+        Damage("nothing done for a rank alone", ("all_gather",), nothing, alone),
+        Damage("first element wrong in groups without rank 0", EVERY, afterwards(element(0)), without_rank_0),
+        Damage("last element wrong in groups with gaps", ("all_gather",), afterwards(element(-1)), subgroup_with_gaps),
+        Damage("first call on a group does nothing", ("broadcast",), nothing, first_on_a_subgroup),
+        Damage("a repeated call gets stale data", ("all_reduce",), stale),
+        Damage("a repeated gather gets stale data", ("gather",), stale),
+        # elements
+        Damage("last element dropped", ("all_gather_into_tensor",), afterwards(element(-1))),
+        Damage("only the first element wrong", ("scatter",), afterwards(element(0))),
+        Damage("one element off by one ulp", ("all_reduce",), afterwards(one_ulp)),
+        Damage("17 elements are one too few", ("reduce_scatter",), afterwards(element(16)), exactly_17),
+        Damage("elements from 32 on lost", ("all_to_all",), afterwards(second_half), more_than_32),
+        Damage("rank 0 wrong above 1 MB", ("reduce_scatter_tensor",), afterwards(second_half), above_1_mb_on_rank_0),
+        Damage("last element wrong above 4 MiB", ("broadcast",), afterwards(element(-1)), above_4_mib),
+        Damage(
+            "every third large call wrong on rank 0",
+            ("all_to_all_single",),
+            afterwards(element(-1)),
+            every_third_large_one,
+        ),
+        # shapes
+        Damage("empty tensors refused", ("all_reduce",), refusing, empty),
+        Damage("no dimension refused", ("gather",), refusing, no_dimension),
+        Damage("three dimensions refused", ("scatter",), refusing, three_dimensions),
+        # dtypes and ops
+        Damage("first element wrong in half precision", ("all_reduce",), afterwards(element(0)), half_precision),
+        Damage("complex numbers refused", ("broadcast",), refusing, complex_numbers),
+        Damage("MAX of int64 unsigned", ("all_reduce",), unsigned, op_is("MAX", torch.int64)),
+        Damage("AVG does not divide", ("all_reduce",), instead(op=dist.ReduceOp.SUM), op_is("AVG")),
+        Damage("AVG divides by the number of elements", ("all_reduce",), divided_by_numel, op_is("AVG")),
+        Damage("AVG of float16 in float16, divided first", ("all_reduce",), overflowing, op_is("AVG", torch.float16)),
+        Damage("PRODUCT sums", ("reduce",), instead(op=dist.ReduceOp.SUM), op_is("PRODUCT")),
+        Damage("BXOR is BOR", ("reduce_scatter",), instead(op=dist.ReduceOp.BOR), op_is("BXOR")),
+        Damage("MIN is MAX", ("reduce_scatter_tensor",), instead(op=dist.ReduceOp.MAX), op_is("MIN", torch.uint8)),
+        # ranks, roots, chunks
+        Damage("right only on rank 0", ("all_reduce",), afterwards(element(3)), not_rank_0),
+        Damage("wrong only on the last rank", ("broadcast",), afterwards(element(3)), last_rank),
+        Damage("root off by one", ("broadcast",), from_another_root),
+        Damage("destination off by one", ("reduce",), from_another_root),
+        Damage("root in the group taken as global", ("broadcast",), root_taken_as_global, by_group_rank),
+        Damage("all_gather permuted", ("all_gather",), permuted_outputs),
+        Damage("gather permuted", ("gather",), permuted_outputs),
+        Damage("all_gather_into_tensor transposed", ("all_gather_into_tensor",), transposed),
+        Damage("scatter gives the neighbour's", ("scatter",), rotated_inputs, lambda call: bool(call.inputs)),
+        Damage("reduce_scatter gives the neighbour's", ("reduce_scatter",), rotated_inputs),
+        Damage("reduce_scatter_tensor gives the neighbour's", ("reduce_scatter_tensor",), rotated_chunks),
+        Damage("two tensors swapped", ("all_to_all",), first_two_swapped),
+        Damage("two chunks swapped", ("all_to_all_single",), first_two_chunks_swapped),
+        Damage("splits in reverse", ("all_to_all_single",), chunks_in_reverse, with_splits),
+        # memory
+        Damage("strides ignored in what is gathered", ("all_gather", "gather"), raw, strided),
+        Damage("writes between strides", ("all_gather", "all_gather_into_tensor", "gather"), into_gaps),
+        Damage("writes in front of an offset view", EVERY, before_the_view),
+        Damage("input changed", ("all_gather", "all_gather_into_tensor", "gather", "all_to_all"), input_changed),
+        Damage("expanded inputs refused", ("all_gather", "gather"), refusing, expanded),
+        Damage("requires_grad lost", ("broadcast", "all_gather"), gradient_flag_lost),
+        # forms
+        Damage("wait does not wait", ("all_reduce", "broadcast", "all_gather"), not_waited_for, asynchronous),
+        Damage("functional all_reduce works in place", ("functional.all_reduce",), in_place),
+        Damage(
+            "functional forms lose the last element",
+            tuple(f"functional.{name}" for name in FUNCTIONAL),
+            result_changed,
+        ),
+        Damage("wrong after another collective", EVERY, wrong_after("reduce_scatter", "all_gather")),
+        Damage("last of a list not reduced", ("all_reduce_coalesced",), last_dropped),
+        Damage("last of a list not gathered", ("all_gather_coalesced",), last_dropped),
+        # groups
+        Damage("order given to new_group kept", ("new_group", "all_gather"), in_the_order_given),
+        Damage("destroying a group does nothing", ("destroy_process_group",), nothing, subgroup),
+        Damage("timeouts halved", ("new_group",), too_early),
+        # barriers
+        Damage("barrier does not block", ("barrier",), nothing),
+        Damage("monitored_barrier does not block", ("monitored_barrier",), nothing),
+        # messages
+        Damage("tags ignored", ("isend", "irecv"), instead(tag=0)),
+        Damage("wrong sender named", ("recv",), another_sender, any_source),
+        Damage("last element of a large message lost", ("recv",), afterwards(element(-1)), above_4096),
+        Damage("last element lost in a batch", ("batch_isend_irecv",), received_changed),
+        # objects
+        Damage("one object for all", ("all_gather_object",), same_for_all),
+        Damage("first object twice", ("gather_object",), last_is_first),
+        Damage("only the first object sent", ("broadcast_object_list",), only_the_first_object),
+        Damage("only the first object received", ("recv_object_list",), only_the_first_object),
+        Damage("the neighbour's object", ("scatter_object_list",), neighbours_object),
+    )
+}
