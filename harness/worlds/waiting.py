@@ -228,12 +228,14 @@ class Waiting:
 
     def _message(self, process: RankProcess) -> None:
         try:
-            frame = process.reader.read()
+            while (frame := process.reader.read()) is not None:
+                self._heard(process, frame)
+                if not process.reader.ahead:
+                    return
         except wire.WireError:
             self._ranks.ignore(process.control.fileno())  # its exit comes from the launcher
-            return
-        if frame is None:
-            return
+
+    def _heard(self, process: RankProcess, frame: tuple[bytes | bytearray, list[bytearray]]) -> None:
         try:
             message = wire.loads(frame)
         except Exception as e:

@@ -21,13 +21,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, overload
 
 import cloudpickle
 
 _MAGIC = b"cncd"
 _HEADER = struct.Struct("!4sIQ")
 _LENGTH = struct.Struct("!Q")
+_AT_ONCE = 65536
 _MOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # nobody sends more than the machine can hold
 _MOST_BUFFERS = 1 << 20
 
@@ -164,15 +165,18 @@ def send(sock: socket.socket, obj: Any) -> None:
 
 
 class FrameReader:
-    """Puts frames together from the bytes that have arrived so far; never blocks, never reads ahead of need."""
+    """Puts frames together from the bytes that have arrived so far; never waits for more than the socket does."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, greedy: bool = True) -> None:
         self._sock = sock
+        self._greedy = greedy  # whether it may read on, because nobody else reads this socket
         self._feed = self._frames()
         self._want: memoryview = next(self._feed)
         self._got = 0
-        self._done: bytearray | None = None
+        self._fresh = True  # between two frames
         self._frame: tuple[bytearray, list[bytearray]] | None = None
+        self.ahead: bytes | None = b""
+        """What was read beyond the last frame."""
 
     def _frames(self) -> Iterator[memoryview]:
         # Yields the next buffer to fill; when a frame is whole, leaves it in self._frame.
@@ -201,30 +205,65 @@ class FrameReader:
                     yield memoryview(buffer)
             self._frame = body, buffers
 
-    def read(self) -> tuple[bytearray, list[bytearray]] | None:
+    def read(self) -> tuple[bytes | bytearray, list[bytearray]] | None:
         """Take what the socket has; return a whole frame, or None if more must arrive first.
 
+        As long as :attr:`ahead` is not empty there may be another whole frame, of which the socket shows nothing.
         Errors: :class:`WireError` at end of stream or on bytes that are no frame.
         """
-        while self._frame is None:
-            try:
-                n = self._sock.recv_into(self._want[self._got :])
-            except (BlockingIOError, InterruptedError):
+        if self._greedy and self._fresh and not self.ahead:
+            self.ahead = self._receive(_AT_ONCE)
+            if self.ahead is None:
                 return None
-            except TimeoutError:
-                raise WireError("no answer in time") from None
-            except OSError as e:
-                raise WireError(f"the peer has gone ({e.strerror or e})") from e
-            if n == 0:
-                raise WireError("the peer closed the connection")
+        if self._fresh and self.ahead and len(self.ahead) >= _HEADER.size:
+            # A small frame that is there as a whole, as nearly all are: no need to put it together.
+            magic, count, size = _HEADER.unpack_from(self.ahead)
+            end = _HEADER.size + size
+            if magic == _MAGIC and count == 0 and len(self.ahead) >= end:
+                body, self.ahead = self.ahead[_HEADER.size : end], self.ahead[end:]
+                return body, []
+        while self._frame is None:
+            self._fresh = False
+            want = self._want[self._got :]
+            if self.ahead:
+                n = min(len(want), len(self.ahead))
+                want[:n] = self.ahead[:n]
+                self.ahead = self.ahead[n:]
+            else:
+                got = self._receive(want)
+                if got is None:
+                    return None
+                n = got
             self._got += n
             if self._got == len(self._want):
-                self._want, self._got = next(self._feed), 0
+                buffer = next(self._feed, None)
+                if buffer is None:
+                    raise WireError("what followed something that is not a frame can't be read")
+                self._want, self._got = buffer, 0
         frame, self._frame = self._frame, None
+        self._fresh = True
         return frame
 
+    @overload
+    def _receive(self, into: int) -> bytes | None: ...
+    @overload
+    def _receive(self, into: memoryview) -> int | None: ...
+    def _receive(self, into: int | memoryview) -> bytes | int | None:
+        """Read at most so many bytes, or into a buffer; None if nothing is there."""
+        try:
+            got = self._sock.recv(into) if isinstance(into, int) else self._sock.recv_into(into)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except TimeoutError:
+            raise WireError("no answer in time") from None
+        except OSError as e:
+            raise WireError(f"the peer has gone ({e.strerror or e})") from e
+        if not got:
+            raise WireError("the peer closed the connection")
+        return got
 
-def loads(frame: tuple[bytearray, list[bytearray]]) -> Any:
+
+def loads(frame: tuple[bytes | bytearray, list[bytearray]]) -> Any:
     """Unpickle a frame.  Errors: whatever unpickling raises, unchanged."""
     body, buffers = frame
     return pickle.loads(body, buffers=buffers)
@@ -240,9 +279,9 @@ def receive(sock: socket.socket, reader: FrameReader | None = None, timeout: flo
 
 def receive_frame(
     sock: socket.socket, reader: FrameReader | None = None, timeout: float | None = None
-) -> tuple[bytearray, list[bytearray]]:
+) -> tuple[bytes | bytearray, list[bytearray]]:
     """Like :func:`receive`, but leave the frame pickled."""
-    reader = reader or FrameReader(sock)
+    reader = reader or FrameReader(sock, greedy=False)
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
         if deadline is not None:

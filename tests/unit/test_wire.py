@@ -385,6 +385,21 @@ class TestGarbage:
                 with pytest.raises(WireError):
                     wire.receive(theirs, reader, timeout=30)
 
+    def test_frames_that_arrive_together(self) -> None:
+        """Frames that one read brings are given out one by one, and a part of one waits for its rest."""
+        sent = [1, "two", torch.arange(3), [4], torch.ones(100_000), 6]
+        data = b"".join(part for item in sent for part in wire.dumps(item))
+        with pair() as (ours, theirs):
+            reader = FrameReader(theirs)
+            writer = threading.Thread(target=ours.sendall, args=(data,))
+            writer.start()
+            found = [wire.receive(theirs, reader, timeout=30) for _ in sent]
+            writer.join()
+        assert [f.tolist() if isinstance(f, torch.Tensor) else f for f in found] == [
+            s.tolist() if isinstance(s, torch.Tensor) else s for s in sent
+        ]
+        assert reader.ahead == b""
+
     def test_closed_peer_reading(self) -> None:
         """Reading from a peer that has closed says that it has."""
         with pair() as (ours, theirs):
