@@ -128,7 +128,7 @@ def _lay(value: torch.Tensor, layout: str, device: torch.device) -> Laid:
 
 def _differs(expected: torch.Tensor, found: torch.Tensor, what: str) -> list[str]:
     try:
-        assert_same(expected, found, what)
+        assert_same(expected, found.detach().resolve_neg().clone(memory_format=torch.contiguous_format), what)
     except Mismatch as e:
         return [str(e)]
     return []
