@@ -146,15 +146,16 @@ class BrokenWorld:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", self.world.size)
 
-    def run(self, fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    def run(self, fn: Callable[..., Any], *args: Any, **keywords: Any) -> list[Any]:
         """As World.run."""
-        return self.world.run(run_damaged, self.damage, fn, *args, **options)
+        options = {name: keywords.pop(name) for name in ("timeout", "watch") if name in keywords}
+        return self.world.run(run_damaged, self.damage, fn, args, keywords, **options)
 
 
-def run_damaged(rank: Rank, damage: Damage, fn: Callable[..., Any], *args: Any) -> Any:
+def run_damaged(rank: Rank, damage: Damage, fn: Callable[..., Any], args: Any, keywords: Any) -> Any:
     """Call a function on this rank while collectives are damaged."""
     with damaged(damage):
-        return fn(rank, *args)
+        return fn(rank, *args, **keywords)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 from tests.collectives.broken import FUNCTIONAL, INPUT, Call, Damage, Finished
 
@@ -80,15 +81,14 @@ def divided_by_numel(call: Call) -> Any:
     return work
 
 
-def overflowing(call: Call) -> Any:
-    """An average whose sum is made in the dtype itself, of halves that have been rounded."""
-    parts = [part / call.size for part in call.from_everyone()]
-    work = call.proceed()
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    call.outputs[0].copy_(total)
-    return work
+def rounded_to(dtype: torch.dtype) -> Callable[[Call], Any]:
+    """Contributions go through another dtype."""
+
+    def wrong(call: Call) -> Any:
+        call.outputs[0].copy_(call.inputs[0].to(dtype))
+        return call.proceed()
+
+    return wrong
 
 
 def raw(call: Call) -> Any:
@@ -256,13 +256,13 @@ def in_the_order_given(call: Call) -> Any:
 def in_place(call: Call) -> Any:
     """Functional: the result is right, and its argument is overwritten with it."""
     tensor = call.arguments["self"]
-    found = call.right(**call.arguments) + 0
+    found = functional.wait_tensor(call.right(**call.arguments)).clone()
     tensor.copy_(found)
     return found
 
 
 def result_changed(call: Call) -> Any:
-    found = call.right(**call.arguments) + 0
+    found = functional.wait_tensor(call.right(**call.arguments)).clone()
     element(-1)(found)
     return found
 
@@ -284,7 +284,7 @@ def received_changed(call: Call) -> Any:
     for op in call.arguments["p2p_op_list"]:
         if op.op is dist.irecv:
             element(-1)(op.tensor)
-    return works
+    return [Finished()]
 
 
 def another_sender(call: Call) -> Any:
@@ -424,10 +424,6 @@ def above_4096(call: Call) -> bool:
     return call.outputs[0].numel() > 4096
 
 
-def subgroup(call: Call) -> bool:
-    return call.group is not None
-
-
 def asynchronous(call: Call) -> bool:
     return bool(call.arguments.get("async_op"))
 
@@ -455,7 +451,7 @@ CATALOGUE = {
         Damage("last element wrong in groups with gaps", ("all_gather",), afterwards(element(-1)), subgroup_with_gaps),
         Damage("first call on a group does nothing", ("broadcast",), nothing, first_on_a_subgroup),
         Damage("a repeated call gets stale data", ("all_reduce",), stale),
-        Damage("a repeated gather gets stale data", ("gather",), stale),
+        Damage("a repeated exchange gets stale data", ("all_to_all",), stale),
         # elements
         Damage("last element dropped", ("all_gather_into_tensor",), afterwards(element(-1))),
         Damage("only the first element wrong", ("scatter",), afterwards(element(0))),
@@ -472,15 +468,17 @@ CATALOGUE = {
         ),
         # shapes
         Damage("empty tensors refused", ("all_reduce",), refusing, empty),
-        Damage("no dimension refused", ("gather",), refusing, no_dimension),
-        Damage("three dimensions refused", ("scatter",), refusing, three_dimensions),
+        Damage("no dimension refused", ("all_to_all",), refusing, no_dimension),
+        Damage("three dimensions refused", ("all_reduce",), refusing, three_dimensions),
         # dtypes and ops
         Damage("first element wrong in half precision", ("all_reduce",), afterwards(element(0)), half_precision),
         Damage("complex numbers refused", ("broadcast",), refusing, complex_numbers),
         Damage("MAX of int64 unsigned", ("all_reduce",), unsigned, op_is("MAX", torch.int64)),
         Damage("AVG does not divide", ("all_reduce",), instead(op=dist.ReduceOp.SUM), op_is("AVG")),
         Damage("AVG divides by the number of elements", ("all_reduce",), divided_by_numel, op_is("AVG")),
-        Damage("AVG of float16 in float16, divided first", ("all_reduce",), overflowing, op_is("AVG", torch.float16)),
+        Damage("float32 summed as bfloat16", ("all_reduce",), rounded_to(torch.bfloat16), op_is("SUM", torch.float32)),
+        Damage("int64 summed as float64", ("all_reduce",), rounded_to(torch.float64), op_is("SUM", torch.int64)),
+        Damage("complex128 as complex64", ("all_reduce",), rounded_to(torch.complex64), op_is("SUM", torch.complex128)),
         Damage("PRODUCT sums", ("reduce",), instead(op=dist.ReduceOp.SUM), op_is("PRODUCT")),
         Damage("BXOR is BOR", ("reduce_scatter",), instead(op=dist.ReduceOp.BOR), op_is("BXOR")),
         Damage("MIN is MAX", ("reduce_scatter_tensor",), instead(op=dist.ReduceOp.MAX), op_is("MIN", torch.uint8)),
@@ -519,7 +517,7 @@ CATALOGUE = {
         Damage("last of a list not gathered", ("all_gather_coalesced",), last_dropped),
         # groups
         Damage("order given to new_group kept", ("new_group", "all_gather"), in_the_order_given),
-        Damage("destroying a group does nothing", ("destroy_process_group",), nothing, subgroup),
+        Damage("destroying a group does nothing", ("destroy_process_group",), nothing),
         Damage("timeouts halved", ("new_group",), too_early),
         # barriers
         Damage("barrier does not block", ("barrier",), nothing),
