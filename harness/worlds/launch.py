@@ -297,7 +297,7 @@ class LocalLauncher:
             "from harness.worlds.server import main\n"
             "main(fd, parent, modules)\n"
         )
-        argument = json.dumps([sys.path, theirs.fileno(), os.getpid(), list(preload)])
+        argument = json.dumps([import_path(), theirs.fileno(), os.getpid(), list(preload)])
         # Imports of numpy and torch start helper threads in BLAS unless told not to, and a process with threads
         # must not be forked.
         environment = {**self.environment, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -344,7 +344,9 @@ class LocalLauncher:
         self.wait_ready()
         listener = socket.create_server(("127.0.0.1", 0), backlog=max(64, 2 * len(setups)))
         address = listener.getsockname()[:2]
-        changed = {k: v for k, v in os.environ.items() if self.environment.get(k) != v}
+        wanted = {**RANK_ENVIRONMENT, **os.environ}
+        changed = {k: v for k, v in wanted.items() if self.environment.get(k) != v}
+        unset = tuple(k for k in self.environment if k not in wanted)
         processes: list[RankProcess] = []
         try:
             for setup in setups:
@@ -360,7 +362,7 @@ class LocalLauncher:
                     "TORCHELASTIC_USE_AGENT_STORE": "True",
                     **setup.env,
                 }
-                setup = dataclasses.replace(setup, env=env, store=address)
+                setup = dataclasses.replace(setup, env=env, unset=unset, store=address)
                 processes.append(self._spawn_one(setup, listener.fileno() if setup.index == 0 else None))
         except BaseException:
             for process in processes:
@@ -451,6 +453,19 @@ class LocalLauncher:
             self._server.kill()
             self._server.wait()
         os.close(self._log_fd)
+
+
+def import_path() -> list[str]:
+    """``sys.path`` without what is no string, which the import system passes over as well."""
+    return [entry for entry in sys.path if isinstance(entry, str)]
+
+
+def working_directory() -> str:
+    """The current directory; empty if it is there no more."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def environment_of(extra: Mapping[str, str]) -> dict[str, str]:

@@ -136,13 +136,18 @@ def _at_end(process: RankProcess) -> bool:
 
 
 _FUTEX = {"x86_64": (202, 3), "aarch64": (98, 3)}
+_SLEEPS = {  # nanosleep, clock_nanosleep; wait4, waitid
+    "x86_64": {35, 230, 61, 247},
+    "aarch64": {101, 115, 260, 95},
+}
 _UNTIMED = {"x86_64": {0, 45, 47}, "aarch64": {63, 207, 212}}  # read, recvfrom, recvmsg
 
 
 def _alarms(pid: int, snapshot: Mapping[str, Any]) -> dict[int, bool]:
-    """For every thread but the main one: whether it may wake up by itself, from the system call that it is in.
+    """For every thread: whether it may wake up by itself, from the system call that it is in.
 
-    Waiting for a lock without a time limit, or reading, is not an alarm; anything else, or not knowing, is.
+    Waiting for a lock without a time limit, or reading, is not an alarm; anything else, or not knowing, is.  Of the
+    main thread, whose frames tell more, only a sleep and a wait for a child are.
     """
     machine = platform.machine()
     number, timeout_at = _FUTEX.get(machine, (-1, 3))
@@ -153,11 +158,15 @@ def _alarms(pid: int, snapshot: Mapping[str, Any]) -> dict[int, bool]:
         if not isinstance(native, int):
             continue
         try:
-            with open(f"/proc/{pid}/task/{native}/syscall") as f:
+            # What Python 3.11 says of the main thread is its parent's, after a fork.
+            with open(f"/proc/{pid}/task/{pid if thread.get('main') else native}/syscall") as f:
                 call = f.read().split()
         except OSError:
             continue
         if len(call) > timeout_at + 1 and call[0].isdigit():
             untimed_futex = int(call[0]) == number and int(call[1 + timeout_at], 16) == 0
+            if thread.get("main"):
+                found[native] = int(call[0]) in _SLEEPS.get(machine, set())
+                continue
             found[native] = not (untimed_futex or int(call[0]) in _UNTIMED.get(machine, set()))
     return found

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from harness.worlds.launch import Launcher, LocalLauncher
+from harness.worlds.launch import Launcher, LocalLauncher, working_directory
 from harness.worlds.terminal import Terminal
 from harness.worlds.world import World, WorldSpec
 
@@ -119,4 +119,4 @@ class Pool:
 def _surroundings() -> object:
     """What ranks take over from the controller when they start."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-    return environment, os.getcwd(), list(sys.path)
+    return environment, working_directory(), list(sys.path)

@@ -17,6 +17,8 @@ _TRANSPORT = re.compile(
     r"|peer|socket|network error|abort|store.*(fail|clos)",
     re.IGNORECASE,
 )
+_GROUP_ERROR = re.compile(r"^torch\.distributed\.|\bgloo/transport/|\bProcessGroup[A-Z]+\b|\bNCCL error\b")
+"""What errors of process groups have in their type or message, wherever they come out."""
 _OURS = ("/harness/worlds/rank.py", "/harness/worlds/server.py")
 _OUTPUT_SHOWN = 4000
 
@@ -66,9 +68,12 @@ class End:
     @property
     def by_transport(self) -> bool:
         """Whether it failed inside a collective in a way that a peer's end would explain."""
-        if self.kind != "raised" or self.report is None or not self.report.get("in_collective"):
+        if self.kind != "raised" or self.report is None:
             return False
-        return bool(_TRANSPORT.search(str(self.report["message"])))
+        message = str(self.report["message"])
+        # A wait for asynchronous work has no frame in torch.distributed.
+        inside = self.report.get("in_collective") or _GROUP_ERROR.search(f"{self.report.get('type')}: {message}")
+        return bool(inside and _TRANSPORT.search(message))
 
 
 def first_to_fail(ends: Sequence[End]) -> End | None:

@@ -17,6 +17,7 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -48,6 +49,8 @@ class RankSetup:
     timeout: float
     """Of the default process group, in seconds."""
     env: dict[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    """Environment variables that the server has and the rank must not."""
     sys_path: list[str] = field(default_factory=list)
     cwd: str = "."
     imports: tuple[str, ...] = ()
@@ -136,6 +139,7 @@ class _RankProcess:
         self.reader = reader
         self.box = box
         self.job = 0
+        self.pid = os.getpid()
         self.known: tuple[bytes, Any] = (b"", None)
 
     def live(self, watch: socket.socket, listener: int | None) -> None:
@@ -183,6 +187,8 @@ class _RankProcess:
 
     def adopt_environment(self) -> None:
         setup = self.setup
+        for name in setup.unset:
+            os.environ.pop(name, None)
         os.environ.update(setup.env)
         sys.path[:] = setup.sys_path
         with contextlib.suppress(OSError):
@@ -208,6 +214,8 @@ class _RankProcess:
         device = torch.device(setup.device)
         if device.index is not None:
             torch.accelerator.set_device_index(device.index)
+        # torch has read the server's when it was imported.
+        dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch does not export it for mypy
         host, port = setup.store
         options: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener}
         timeout = timedelta(seconds=setup.timeout)
@@ -220,7 +228,9 @@ class _RankProcess:
     def run(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             value = fn(self.rank, *args, **kwargs)
+            self.end_if_forked(None)
         except BaseException as e:
+            self.end_if_forked(e)
             if self.setup.debug_rank == self.rank.index and not isinstance(e, SystemExit | bdb.BdbQuit):
                 with contextlib.suppress(BaseException):
                     where = e.__traceback__.tb_next if e.__traceback__ is not None else None
@@ -240,6 +250,20 @@ class _RankProcess:
             return
         self.send(frame)
 
+    def end_if_forked(self, error: BaseException | None) -> None:
+        """End a child that the function forked and that came back from it: it must not speak in the rank's name."""
+        if os.getpid() == self.pid:
+            return
+        code = 0
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        elif error is not None:
+            code = 1
+            with contextlib.suppress(BaseException):
+                traceback.print_exception(error)
+        self.flush()
+        os._exit(code & 0xFF)
+
     def describe(self, error: BaseException, context: str = "") -> dict[str, Any]:
         """An exception as plain data: the controller must not depend on the exception's own class."""
         setup = self.setup
@@ -253,7 +277,9 @@ class _RankProcess:
     def send(self, frame: list[bytes]) -> None:
         try:
             wire.send_parts(self.control, frame)
-        except wire.WireError:
+        except wire.WireError as e:
+            with contextlib.suppress(OSError):  # for the case that the function has closed our socket
+                os.write(2, f"rank {self.setup.index} has lost its connection to the harness: {e}\n".encode())
             os._exit(71)
 
     def flush(self) -> None:

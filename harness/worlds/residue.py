@@ -47,7 +47,7 @@ def take() -> Residue:
         children=frozenset(_children()),
         groups=len(dist.distributed_c10d._world.pg_map),
         files=len(os.listdir("/proc/self/fd")),
-        cwd=os.getcwd(),
+        cwd=_cwd(),
         environ=dict(os.environ),
         default_dtype=str(torch.get_default_dtype()),
         num_threads=torch.get_num_threads(),
@@ -71,7 +71,10 @@ def compare(before: Residue, *, restore: bool = False) -> list[str]:
     elif after.files > before.files:
         left.append(f"{after.files - before.files} open file descriptors more than before")
     if restore:
-        os.chdir(before.cwd)
+        try:
+            os.chdir(before.cwd)
+        except OSError:
+            left.append("no working directory any more")
         os.environ.clear()
         os.environ.update(before.environ)
         torch.set_default_dtype(getattr(torch, before.default_dtype.removeprefix("torch.")))
@@ -86,6 +89,13 @@ def compare(before: Residue, *, restore: bool = False) -> list[str]:
         if dynamo is not None:
             dynamo.reset()
     return left
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/"
 
 
 def _children() -> list[int]:

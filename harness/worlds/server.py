@@ -31,6 +31,9 @@ RANK_FDS = ("control", "monitor", "output", "box", "crash")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_PACKET = 65536
+_MOST_LEFT = 20  # left-overs that are named
+_ORPHANED = signal.SIGUSR2
+"""What the kernel sends when the thread that started the server ends, which need not be the controller's last."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -48,7 +51,7 @@ def _preload(modules: list[str]) -> list[str]:
     for name in modules:
         try:
             importlib.import_module(name)
-        except ImportError as e:
+        except Exception as e:
             missing.append(f"{name}: {e}")
     return missing
 
@@ -82,14 +85,15 @@ def _command_line(pid: int) -> str:
 
 
 class _Server:
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, parent: int) -> None:
         self.sock = sock
         self.pid = os.getpid()
+        self.parent = parent
         self.pids: dict[int, int] = {}  # pid -> token
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
-        for sig in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        for sig in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, _ORPHANED):
             signal.signal(sig, lambda *_: None)  # seen through the wake-up pipe, as SIGCHLD is
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
@@ -101,7 +105,7 @@ class _Server:
                 if fd == self.wake_r:
                     signals = os.read(self.wake_r, 4096)
                     self.reap()
-                    if signal.SIGTERM in signals or signal.SIGHUP in signals:
+                    if signal.SIGTERM in signals or signal.SIGHUP in signals or os.getppid() != self.parent:
                         return
                 elif not self.request():
                     return
@@ -140,7 +144,7 @@ class _Server:
     def become_rank(self, fds: list[int]) -> None:
         die_with_parent(self.pid)
         signal.set_wakeup_fd(-1)
-        for sig in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        for sig in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, _ORPHANED):
             signal.signal(sig, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.sock.close()
@@ -186,7 +190,7 @@ class _Server:
                 _kill(pid)
         if dead:
             _kill_group(dead)
-        return left
+        return left if len(left) <= _MOST_LEFT else [*left[:_MOST_LEFT], f"{len(left) - _MOST_LEFT} more processes"]
 
     def tell(self, message: dict[str, Any]) -> None:
         try:
@@ -223,12 +227,13 @@ def _kill_group(pid: int) -> None:
 
 def main(fd: int, parent: int, modules: list[str]) -> None:
     """Run the server on an inherited socket until the controller goes."""
-    die_with_parent(parent, signal.SIGTERM)
+    signal.signal(_ORPHANED, lambda *_: None if os.getppid() == parent else os._exit(0))
+    die_with_parent(parent, _ORPHANED)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     missing = _preload(modules)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.set_inheritable(fd, False)
-    server = _Server(socket.socket(fileno=fd))
+    server = _Server(socket.socket(fileno=fd), parent)
     # What has been imported is never garbage: keep it out of every rank's collections, and its pages shared.
     gc.collect()
     gc.freeze()

@@ -37,12 +37,16 @@ class Terminal:
     def finished(self, index: int, output: Output) -> None:
         """A run is over, and this is all that the rank printed in it."""
         if self._immediately:
-            rest = self._partial.pop(index, b"")
-            if rest:
-                _show(prefixed(index, rest.decode(errors="replace")), flush=True)
+            self.gone(index)
             return
         for line in output.text().rstrip("\n").split("\n"):
             _show(prefixed(index, line))
+
+    def gone(self, index: int) -> None:
+        """A rank will print no more: show what it left of a line, so that the next one's does not continue it."""
+        rest = self._partial.pop(index, b"")
+        if rest:
+            _show(prefixed(index, rest.decode(errors="replace")), flush=True)
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[tuple[int, int]]:

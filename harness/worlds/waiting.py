@@ -95,6 +95,8 @@ class Ranks:
                 self.launcher.poll()
         for process in self.processes:
             process.close()
+            if self.terminal is not None:
+                self.terminal.gone(process.index)
 
 
 class Waiting:
@@ -164,6 +166,7 @@ class Waiting:
             for source in ranks.ready(max(0.0, min(self._deadline, self._next_look, grace_ends) - now)):
                 self._event(source)
             if time.monotonic() >= self._next_look:
+                self._exits()  # another thread, with a world of its own, may have had the news
                 ended = {i: _ENDED.get(e.kind, "died") for i, e in self._ends.items()}
                 explanation = self._watch.look(time.monotonic(), ended)
                 if explanation is not None:

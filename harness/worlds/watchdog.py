@@ -5,7 +5,7 @@ blocked inside a collective with nothing left that could wake it.  What is neede
 
 - its main thread's innermost Python frame is in torch.distributed, in the autograd engine, or in a call that waits;
 - its main thread sleeps, in the kernel's eyes, and the whole process has used no CPU between two looks;
-- none of its other Python threads could act later (none sleeps on a timer);
+- it does not wait for a child or on a timer, and none of its other Python threads could act later (nor sleeps on one);
 - what it waits in has no timeout of its own that ends before the run's.
 
 A rank that computes, sleeps, or does anything else is *slow*, and while one rank is slow nothing is proven.  The
@@ -112,7 +112,7 @@ class View:
     timeout: float | None = None
     """Seconds that torch.distributed was told to wait at most, if a frame says so."""
     alarm: str = ""
-    """A thread that may act later by itself; empty if there is none."""
+    """A thread that may act later by itself; empty if none may."""
     records: tuple[Record, ...] | None = None
     """Of the Flight Recorder, oldest first; None where there is none."""
     groups: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -154,7 +154,13 @@ def deadlocked(views: Sequence[View], run_timeout: float) -> bool:
 
 def progress(views: Sequence[View]) -> object:
     """Something that differs between two looks whenever a rank got anywhere."""
-    return [(v.state, v.frames, v.stopped, len(v.records or ()), sum(r.done for r in v.records or ())) for v in views]
+    return [(v.state, v.frames, v.stopped, _count(v.records or ())) for v in views]
+
+
+def _count(records: Sequence[Record]) -> object:
+    # The recorder forgets old records: their number alone would stand still.
+    newest = {(r.group, r.p2p): r.seq for r in records}
+    return len(records), sum(r.done for r in records), newest
 
 
 @dataclass(frozen=True)
@@ -290,7 +296,8 @@ def view_of(
 ) -> View:
     """A live rank's view, from its monitor's answer.
 
-    ``alarm_of`` says of a thread (by kernel id) whether it may wake up by itself; one that it lacks may.
+    ``alarm_of`` says of a thread (by kernel id) whether it may wake up by itself; one that it lacks may, but for the
+    main one.
     """
     unknown = View(index, "running", answered=False, quiet=quiet, stopped=stopped)
     if not isinstance(snapshot, Mapping):
@@ -310,6 +317,8 @@ def _read_snapshot(snapshot: Mapping[str, Any], alarm_of: Mapping[int, bool]) ->
         if thread["main"]:
             frames, called = own, str(thread["called"])
             timeout = None if thread["timeout"] is None else float(thread["timeout"])
+            if alarm_of.get(thread["native"], False):
+                alarm = "the main thread"
         elif alarm_of.get(thread["native"], True):
             alarm = str(thread["name"]) or "a thread without a name"
     raw = snapshot.get("records")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.worlds import wire
-from harness.worlds.launch import Launcher, RankProcess, environment_of
+from harness.worlds.launch import Launcher, RankProcess, environment_of, import_path, working_directory
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import RankSetup
 from harness.worlds.shipping import frame_of
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 _CHECK_WAIT = 10.0
 _CLOSE_WAIT = 5.0
 _JOIN_WAIT = 60.0
-_DEBUGGING = 86400.0  # seconds that a group waits for a rank in which somebody is looking around
+_GROUP_WAIT = 86400.0  # seconds that a group waits for a rank: it is the run's timeout that ends a wait, however long
 
 
 @dataclass(frozen=True)
@@ -183,10 +181,10 @@ class World:
                 backend=spec.backend,
                 device=self._devices[i % len(self._devices)],
                 store=("", 0),
-                timeout=max(spec.timeout, _JOIN_WAIT) + 30 if spec.debug_rank is None else _DEBUGGING,
+                timeout=_GROUP_WAIT,
                 env=dict(spec.env),
-                sys_path=list(sys.path),
-                cwd=os.getcwd(),
+                sys_path=import_path(),
+                cwd=working_directory(),
                 imports=spec.imports,
                 record=spec.record,
                 traceback_style=spec.traceback_style,

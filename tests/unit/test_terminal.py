@@ -119,3 +119,12 @@ def test_lent() -> None:
     with Terminal(immediately=True, release=release).lent() as (stdin, stdout):
         states.append(f"{stdin} {stdout}")
     assert states == ["released", "0 1", "captured"]
+
+
+def test_rank_that_is_gone(live: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half a line of a rank that ended is shown, and the next rank of that number begins a line of its own."""
+    live.live(0, b"half")
+    live.gone(0)
+    live.gone(0)
+    live.live(0, b"whole\n")
+    assert capsys.readouterr().out == "[rank 0] half\n[rank 0] whole\n"

@@ -439,3 +439,20 @@ class TestViewOf:
         deadlocked(views, RUN_TIMEOUT)
         explain([*views, ended(2, "died")])
         assert progress(views) == progress(views)
+
+
+def test_progress_when_the_recorder_is_full() -> None:
+    """As many records as before, and as many of them done, are progress if they are newer ones."""
+    before = [view(0, *(done(record(seq)) for seq in range(1, 5)), record(5))]
+    after = [view(0, *(done(record(seq)) for seq in range(2, 6)), record(6))]
+    assert progress(before) != progress(after)
+
+
+def test_main_thread_that_sleeps() -> None:
+    """A main thread that the kernel has in a sleep wakes up by itself, wherever its frames are."""
+    thread = {"name": "MainThread", "native": 7, "main": True, "called": "", "timeout": None, "frames": [list(DIST)]}
+    answer = {"threads": [thread], "records": []}
+    asleep = view_of(0, answer, quiet=True, stopped=False, alarm_of={7: True})
+    waiting = view_of(0, answer, quiet=True, stopped=False, alarm_of={7: False})
+    assert not blocked(asleep, RUN_TIMEOUT)
+    assert blocked(waiting, RUN_TIMEOUT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -165,6 +166,21 @@ def test_late_rank_is_waited_for(world: World) -> None:
         dist.all_reduce(torch.ones(4))
 
     assert world.run(body) == [None] * world.size
+
+
+@pytest.mark.world(2)
+def test_sleep_inside_torch_distributed_is_waited_for(world: World) -> None:
+    """A rank that sleeps in code of torch.distributed, as its elastic agent does, is slow."""
+
+    def body(rank: Rank) -> None:
+        if rank.index == 1:
+            scope: dict[str, Any] = {"time": time}
+            code = compile("def wait(): time.sleep(2)", "/x/torch/distributed/elastic/agent.py", "exec")
+            exec(code, scope)
+            scope["wait"]()
+        dist.all_reduce(torch.ones(4))
+
+    assert world.run(body) == [None, None]
 
 
 @pytest.mark.world(2)

@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -254,3 +255,52 @@ def test_first_among_several(world: World) -> None:
     # The clock runs from where the exception leaves the function, and rank 0 can't raise before it was set free.
     assert "first" in error.ends[LAST].what
     assert "second" in error.ends[0].what
+
+
+@pytest.mark.world(2)
+def test_killed_while_another_waits_for_asynchronous_work(world: World) -> None:
+    """A wait that breaks outside torch.distributed's own code is a consequence all the same."""
+
+    def body(rank: Rank) -> None:
+        dist.all_reduce(torch.ones(4))
+        if is_last(rank):
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(4), async_op=True).wait()
+
+    error = failure(world, body)
+    assert error.first is error.ends[1]
+    assert error.ends[0].by_transport or error.ends[0].kind == "stopped"
+
+
+@pytest.mark.world(2)
+@pytest.mark.parametrize("how", ["returns", "raises", "exits"])
+def test_forked_child_that_comes_back_does_not_speak_for_the_rank(world: World, how: str) -> None:
+    """A child that leaves the function ends there, with the code that a program of its own would have."""
+
+    def body(rank: Rank) -> tuple[str, int]:
+        pid = os.fork()
+        if pid == 0:
+            if how == "raises":
+                raise ValueError("in the child")
+            if how == "exits":
+                sys.exit(3)
+            return "child", 0
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        dist.barrier()
+        return "parent", code
+
+    assert world.run(body) == [("parent", {"returns": 0, "raises": 1, "exits": 3}[how])] * 2
+
+
+@pytest.mark.world(2)
+def test_rank_that_closes_every_descriptor(world: World) -> None:
+    """It says why it ends."""
+
+    def body(rank: Rank) -> None:
+        if is_last(rank):
+            os.closerange(3, 256)
+
+    error = failure(world, body)
+    assert error.first is error.ends[1]
+    assert "lost its connection to the harness" in error.ends[1].output

@@ -188,3 +188,16 @@ def test_nothing_is_left_on_disk(pool: Pool) -> None:
 
     assert world.run(files) == [[], []]
     pool.release(world)
+
+
+@pytest.mark.world(1)
+def test_a_great_many_processes(world: World) -> None:
+    """However many a rank leaves, its end is told, and they are gone."""
+
+    def body(rank: Rank) -> list[int]:
+        command = ["tail", "-f", "/dev/null", "\u00e9" * 110]
+        return [subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True).pid for _ in range(120)]
+
+    (pids,) = world.run(body)
+    world.close()
+    assert all_gone(pids)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import Pool, Rank, RanksFailed, World, WorldSpec, spmd
+from harness.worlds.launch import LocalLauncher
 from tests.worlds.conftest import add_up
 
 
@@ -216,3 +220,67 @@ def test_world_started_ahead_for_nothing_is_dropped(pool: Pool) -> None:
     world = pool.acquire(WorldSpec(1))
     assert pool._begun == {}
     pool.release(world)
+
+
+def test_variables_that_the_caller_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has gone from the controller's environment since the server started is not in ranks either."""
+    monkeypatch.setenv("GONE_FROM_THE_CALLER", "here")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    own = Pool(launcher=lambda: LocalLauncher(["torch"]))
+    try:
+        own.launcher()
+        monkeypatch.delenv("GONE_FROM_THE_CALLER")
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        world = own.acquire(WorldSpec(1))
+        found = world.run(lambda rank: [os.environ.get(k) for k in ("GONE_FROM_THE_CALLER", "OMP_NUM_THREADS")])
+        assert found == [[None, "1"]]
+        own.release(world)
+    finally:
+        own.close()
+
+
+def test_debug_level_of_torch(pool: Pool) -> None:
+    """torch reads TORCH_DISTRIBUTED_DEBUG when it is imported; a world that sets it has it all the same."""
+    world = pool.acquire(WorldSpec(2, env=(("TORCH_DISTRIBUTED_DEBUG", "DETAIL"),)))
+    assert world.run(lambda rank: dist.get_debug_level().name) == ["DETAIL"] * 2  # type: ignore[attr-defined]
+    assert world.run(add_up) == [3.0, 3.0]
+    pool.release(world)
+
+
+def test_world_outlives_the_thread_that_made_it() -> None:
+    """The kernel's signal for a parent's death comes when its thread ends; the server knows the difference."""
+    own = Pool(launcher=lambda: LocalLauncher(["torch"]))
+    made: list[World] = []
+    try:
+        thread = threading.Thread(target=lambda: made.append(own.acquire(WorldSpec(2))))
+        thread.start()
+        thread.join()
+        assert made[0].run(add_up) == [3.0, 3.0]
+        own.release(made[0])
+    finally:
+        own.close()
+
+
+def test_import_path_with_what_is_no_string(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path object in sys.path, which Python passes over, is no obstacle."""
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/somewhere")])
+    own = Pool(launcher=lambda: LocalLauncher(["torch"]))
+    try:
+        world = own.acquire(WorldSpec(1))
+        assert world.run(lambda rank: "/somewhere" in map(str, sys.path)) == [False]
+        own.release(world)
+    finally:
+        own.close()
+
+
+def test_working_directory_that_is_gone(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a fresh world nor a look at a warm one depends on it."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    warm = pool.acquire(WorldSpec(1, warm=True))
+    folder.rmdir()
+    fresh = pool.acquire(WorldSpec(1))
+    assert fresh.run(add_up) == [1.0]
+    pool.release(fresh)
+    assert pool.release(warm) == ["rank 0 has no working directory any more"]
