@@ -1,4 +1,4 @@
-"""The catalogue of damages: what a process group may get wrong, each as narrow as such mistakes have been."""
+"""What a process group may do wrong, and on which calls: the words of the catalogue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from tests.collectives.broken import FUNCTIONAL, INPUT, Call, Damage, Finished
+from tests.collectives.broken import INPUT, Call, Finished
 
 EVERY = tuple(INPUT)
 
@@ -435,103 +435,3 @@ def op_is(name: str, *dtypes: torch.dtype) -> Callable[[Call], bool]:
         return bool(call.op == getattr(dist.ReduceOp, name)) and (not dtypes or call.dtype in dtypes)
 
     return when
-
-
-NONE = Damage("none", EVERY, lambda call: call.proceed())
-"""In place, and harmless."""
-
-CATALOGUE = {
-    damage.name: damage
-    for damage in (
-        NONE,
-        # sizes of worlds, groups, calls
-        Damage("last element wrong in odd worlds", ("all_reduce",), afterwards(element(-1)), odd_world),
-        Damage("nothing done for a rank alone", ("all_gather",), nothing, alone),
-        Damage("first element wrong in groups without rank 0", EVERY, afterwards(element(0)), without_rank_0),
-        Damage("last element wrong in groups with gaps", ("all_gather",), afterwards(element(-1)), subgroup_with_gaps),
-        Damage("first call on a group does nothing", ("broadcast",), nothing, first_on_a_subgroup),
-        Damage("a repeated call gets stale data", ("all_reduce",), stale),
-        Damage("a repeated exchange gets stale data", ("all_to_all",), stale),
-        # elements
-        Damage("last element dropped", ("all_gather_into_tensor",), afterwards(element(-1))),
-        Damage("only the first element wrong", ("scatter",), afterwards(element(0))),
-        Damage("one element off by one ulp", ("all_reduce",), afterwards(one_ulp)),
-        Damage("17 elements are one too few", ("reduce_scatter",), afterwards(element(16)), exactly_17),
-        Damage("elements from 32 on lost", ("all_to_all",), afterwards(second_half), more_than_32),
-        Damage("rank 0 wrong above 1 MB", ("reduce_scatter_tensor",), afterwards(second_half), above_1_mb_on_rank_0),
-        Damage("last element wrong above 4 MiB", ("broadcast",), afterwards(element(-1)), above_4_mib),
-        Damage(
-            "every third large call wrong on rank 0",
-            ("all_to_all_single",),
-            afterwards(element(-1)),
-            every_third_large_one,
-        ),
-        # shapes
-        Damage("empty tensors refused", ("all_reduce",), refusing, empty),
-        Damage("no dimension refused", ("all_to_all",), refusing, no_dimension),
-        Damage("three dimensions refused", ("all_reduce",), refusing, three_dimensions),
-        # dtypes and ops
-        Damage("first element wrong in half precision", ("all_reduce",), afterwards(element(0)), half_precision),
-        Damage("complex numbers refused", ("broadcast",), refusing, complex_numbers),
-        Damage("MAX of int64 unsigned", ("all_reduce",), unsigned, op_is("MAX", torch.int64)),
-        Damage("AVG does not divide", ("all_reduce",), instead(op=dist.ReduceOp.SUM), op_is("AVG")),
-        Damage("AVG divides by the number of elements", ("all_reduce",), divided_by_numel, op_is("AVG")),
-        Damage("float32 summed as bfloat16", ("all_reduce",), rounded_to(torch.bfloat16), op_is("SUM", torch.float32)),
-        Damage("int64 summed as float64", ("all_reduce",), rounded_to(torch.float64), op_is("SUM", torch.int64)),
-        Damage("complex128 as complex64", ("all_reduce",), rounded_to(torch.complex64), op_is("SUM", torch.complex128)),
-        Damage("PRODUCT sums", ("reduce",), instead(op=dist.ReduceOp.SUM), op_is("PRODUCT")),
-        Damage("BXOR is BOR", ("reduce_scatter",), instead(op=dist.ReduceOp.BOR), op_is("BXOR")),
-        Damage("MIN is MAX", ("reduce_scatter_tensor",), instead(op=dist.ReduceOp.MAX), op_is("MIN", torch.uint8)),
-        # ranks, roots, chunks
-        Damage("right only on rank 0", ("all_reduce",), afterwards(element(3)), not_rank_0),
-        Damage("wrong only on the last rank", ("broadcast",), afterwards(element(3)), last_rank),
-        Damage("root off by one", ("broadcast",), from_another_root),
-        Damage("destination off by one", ("reduce",), from_another_root),
-        Damage("root in the group taken as global", ("broadcast",), root_taken_as_global, by_group_rank),
-        Damage("all_gather permuted", ("all_gather",), permuted_outputs),
-        Damage("gather permuted", ("gather",), permuted_outputs),
-        Damage("all_gather_into_tensor transposed", ("all_gather_into_tensor",), transposed),
-        Damage("scatter gives the neighbour's", ("scatter",), rotated_inputs, lambda call: bool(call.inputs)),
-        Damage("reduce_scatter gives the neighbour's", ("reduce_scatter",), rotated_inputs),
-        Damage("reduce_scatter_tensor gives the neighbour's", ("reduce_scatter_tensor",), rotated_chunks),
-        Damage("two tensors swapped", ("all_to_all",), first_two_swapped),
-        Damage("two chunks swapped", ("all_to_all_single",), first_two_chunks_swapped),
-        Damage("splits in reverse", ("all_to_all_single",), chunks_in_reverse, with_splits),
-        # memory
-        Damage("strides ignored in what is gathered", ("all_gather", "gather"), raw, strided),
-        Damage("writes between strides", ("all_gather", "all_gather_into_tensor", "gather"), into_gaps),
-        Damage("writes in front of an offset view", EVERY, before_the_view),
-        Damage("input changed", ("all_gather", "all_gather_into_tensor", "gather", "all_to_all"), input_changed),
-        Damage("expanded inputs refused", ("all_gather", "gather"), refusing, expanded),
-        Damage("requires_grad lost", ("broadcast", "all_gather"), gradient_flag_lost),
-        # forms
-        Damage("wait does not wait", ("all_reduce", "broadcast", "all_gather"), not_waited_for, asynchronous),
-        Damage("functional all_reduce works in place", ("functional.all_reduce",), in_place),
-        Damage(
-            "functional forms lose the last element",
-            tuple(f"functional.{name}" for name in FUNCTIONAL),
-            result_changed,
-        ),
-        Damage("wrong after another collective", EVERY, wrong_after("reduce_scatter", "all_gather")),
-        Damage("last of a list not reduced", ("all_reduce_coalesced",), last_dropped),
-        Damage("last of a list not gathered", ("all_gather_coalesced",), last_dropped),
-        # groups
-        Damage("order given to new_group kept", ("new_group", "all_gather"), in_the_order_given),
-        Damage("destroying a group does nothing", ("destroy_process_group",), nothing),
-        Damage("timeouts halved", ("new_group",), too_early),
-        # barriers
-        Damage("barrier does not block", ("barrier",), nothing),
-        Damage("monitored_barrier does not block", ("monitored_barrier",), nothing),
-        # messages
-        Damage("tags ignored", ("isend", "irecv"), instead(tag=0)),
-        Damage("wrong sender named", ("recv",), another_sender, any_source),
-        Damage("last element of a large message lost", ("recv",), afterwards(element(-1)), above_4096),
-        Damage("last element lost in a batch", ("batch_isend_irecv",), received_changed),
-        # objects
-        Damage("one object for all", ("all_gather_object",), same_for_all),
-        Damage("first object twice", ("gather_object",), last_is_first),
-        Damage("only the first object sent", ("broadcast_object_list",), only_the_first_object),
-        Damage("only the first object received", ("recv_object_list",), only_the_first_object),
-        Damage("the neighbour's object", ("scatter_object_list",), neighbours_object),
-    )
-}

@@ -27,7 +27,7 @@ from suites.collectives import test_reduce as reduce
 from suites.collectives import test_reduce_scatter as reduce_scatter
 from suites.collectives.cases import every_collective
 from tests.collectives.broken import BrokenWorld
-from tests.collectives.damages import CATALOGUE, NONE
+from tests.collectives.catalogue import CATALOGUE, NONE
 
 HEADER = re.compile(r"^\w+\(.*\), call \d+, rank \d+: .*$", re.MULTILINE)
 ELEMENT = re.compile(r"^  \[[\d, ]*\] expected .*, found ", re.MULTILINE)
