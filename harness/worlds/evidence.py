@@ -10,9 +10,10 @@ import traceback
 from types import TracebackType
 from typing import Any
 
+from harness.worlds.places import DISTRIBUTED, TORCH
+
 _HERE = os.path.dirname(__file__) + os.sep
-_DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
-_AUTOGRAD_ENGINE = f"{os.sep}torch{os.sep}autograd{os.sep}graph.py"
+_AUTOGRAD_ENGINE = os.path.join(TORCH, "autograd", "graph.py")
 _MOST_TEXT = 100_000
 _SKIPS = {("builtins", "Skipped"), ("_pytest.outcomes", "Skipped"), ("unittest.case", "SkipTest")}
 """pytest gives its own the module ``builtins``, so that users see a short name."""
@@ -61,7 +62,7 @@ def describe_exception(
 
 def is_collective_frame(file: str) -> bool:
     """Whether a frame of this file is where a collective is issued or waited for."""
-    return _DISTRIBUTED in file or file.endswith(_AUTOGRAD_ENGINE)
+    return file.startswith(DISTRIBUTED) or file == _AUTOGRAD_ENGINE
 
 
 def _exit_code(code: object) -> int | str | None:

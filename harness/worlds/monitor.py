@@ -16,6 +16,8 @@ import threading
 import time
 from typing import Any
 
+from harness.worlds.places import DISTRIBUTED
+
 THREAD_NAME = "concord-monitor"
 _LENGTH = struct.Struct("!I")
 _MOST_FRAMES = 80
@@ -92,7 +94,7 @@ def _called(frame: Any) -> str:
 
 def _timeout_of(frame: Any) -> float | None:
     """Seconds that a frame of torch.distributed was told to wait at most (monitored_barrier and its like)."""
-    if f"{os.sep}torch{os.sep}distributed{os.sep}" not in frame.f_code.co_filename:
+    if not frame.f_code.co_filename.startswith(DISTRIBUTED):
         return None
     timeout = frame.f_locals.get("timeout")
     return timeout.total_seconds() if hasattr(timeout, "total_seconds") else None

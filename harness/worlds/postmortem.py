@@ -295,7 +295,7 @@ def describe_collectives(records: Sequence[Record] | None, issued: Sequence[Issu
     lines = []
     where = _places(records, issued)
     for i, record in enumerate(records[-most:], len(records) - len(records[-most:])):
-        state = "done" if record.done else "NOT DONE"
+        state = "ended" if record.done else "NOT DONE"
         number = f"{'p2p ' if record.p2p else ''}#{record.seq}"
         place = f" at {where[i]}" if i in where else ""
         lines.append(f"{record} {number} on group {record.group}: {state}{place}")

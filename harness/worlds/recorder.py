@@ -7,12 +7,12 @@ reducer, functional collectives) passes by; the Flight Recorder has that, as lon
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from harness.worlds.blackbox import BlackBox
+from harness.worlds.places import in_torch
 
 # How ProcessGroup's methods are called in torch.distributed's public API.
 _NAMES = {
@@ -41,8 +41,6 @@ _NAMES = {
     "monitored_barrier": "monitored_barrier",
 }
 
-_TORCH = f"{os.sep}torch{os.sep}"
-
 
 def describe(args: Any, depth: int = 0) -> str:
     """Data type and shape of the first tensor in a call's arguments, and how many there are: ``float32[4] x3``."""
@@ -66,7 +64,7 @@ def caller() -> str:
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if _TORCH not in name and name != __file__:
+        if not in_torch(name) and name != __file__:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

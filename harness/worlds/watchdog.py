@@ -23,6 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.worlds.places import DISTRIBUTED, TORCH, WORLDS, in_torch, in_worlds
+
 FIRST_LOOK = 0.25
 """Seconds after the start of a run, and between looks."""
 SETTLE = 0.75
@@ -32,14 +34,13 @@ SETTLE_AFTER_FAILURE = 0.2
 STOPPED_FOR = 1.5
 """Seconds after which a rank that someone has stopped (SIGSTOP) counts as one that will not come back."""
 
-_S = os.sep
-_WAITING_PATHS = (f"{_S}torch{_S}distributed{_S}", f"{_S}torch{_S}nn{_S}parallel{_S}distributed.py")
-_ENGINE = f"{_S}torch{_S}autograd{_S}graph.py"
-_TRANSPARENT = (
-    f"{_S}torch{_S}_ops.py",
-    f"{_S}torch{_S}utils{_S}_contextlib.py",
-    f"{_S}harness{_S}worlds{_S}recorder.py",
-)
+_WAITING_PATHS = (DISTRIBUTED, os.path.join(TORCH, "nn", "parallel", "distributed.py"))
+_ENGINE = os.path.join(TORCH, "autograd", "graph.py")
+_TRANSPARENT = {
+    os.path.join(TORCH, "_ops.py"),
+    os.path.join(TORCH, "utils", "_contextlib.py"),
+    os.path.join(WORLDS, "recorder.py"),
+}
 # An argument of a plain wait() may be a time limit.
 _WAITING_CALL = re.compile(r"\b(wait\s*\(\s*\)|(wait_tensor|wait_all|synchronize|barrier)\s*(\.default\s*)?\()")
 _SHAPE_MATTERS = {"all_reduce", "broadcast", "reduce", "all_gather", "allgather", "_allgather_base", "reduce_scatter"}
@@ -122,15 +123,15 @@ class View:
 def in_collective(view: View) -> bool:
     """Whether the main thread is inside a call that issues or waits for a collective."""
     frames = list(view.frames)
-    while frames and frames[-1][0].endswith(_TRANSPARENT):
+    while frames and frames[-1][0] in _TRANSPARENT:
         frames.pop()
     if not frames:
         return False
     file = frames[-1][0]
-    if any(path in file for path in _WAITING_PATHS):
+    if file.startswith(_WAITING_PATHS):
         return True
     pending = any(not r.done for r in view.records or ())
-    if file.endswith(_ENGINE):
+    if file == _ENGINE:
         return pending
     return pending and bool(_WAITING_CALL.search(view.called))
 
@@ -285,8 +286,7 @@ def location(view: View) -> str:
 def user_frame(frames: Sequence[tuple[str, int, str]]) -> tuple[str, int, str] | None:
     """The innermost frame outside torch and outside the harness's own rank loop."""
     for frame in reversed(frames):
-        ours = f"{_S}harness{_S}worlds{_S}" in frame[0] or frame[0] == "<string>"
-        if f"{_S}torch{_S}" not in frame[0] and not ours:
+        if not in_torch(frame[0]) and not in_worlds(frame[0]) and frame[0] != "<string>":
             return frame
     return None
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from harness.worlds.evidence import describe_exception, is_collective_frame
+from harness.worlds.places import TORCH
 
 KEYS = {"type", "message", "text", "context", "frames", "in_collective", "skip", "exit_code", "time_ns"}
 
@@ -257,7 +258,7 @@ def test_class_called_skipped() -> None:
 
 def test_in_collective() -> None:
     """An error that comes out of torch.distributed is marked as one."""
-    code = compile("def fail(): raise RuntimeError('closed')", "/site/torch/distributed/distributed_c10d.py", "exec")
+    code = compile("def fail(): raise RuntimeError('closed')", f"{TORCH}distributed/distributed_c10d.py", "exec")
     names: dict[str, Any] = {}
     exec(code, names)
     assert described(names["fail"])["in_collective"]
@@ -271,9 +272,9 @@ def test_not_in_collective() -> None:
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("/site/torch/distributed/fsdp/api.py", True),
-        ("/site/torch/autograd/graph.py", True),
-        ("/site/torch/autograd/function.py", False),
+        (f"{TORCH}distributed/fsdp/api.py", True),
+        (f"{TORCH}autograd/graph.py", True),
+        (f"{TORCH}autograd/function.py", False),
         ("/repo/distributed/x.py", False),
         ("", False),
     ],

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from harness.worlds import monitor
+from harness.worlds.places import TORCH
 
 
 def thread_called(name: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def test_deep_stack() -> None:
 
 def test_time_limit_in_torch_distributed() -> None:
     """A time limit that a frame of torch.distributed was given is told in seconds."""
-    names = function_in("/site/torch/distributed/x.py", "def barrier(timeout): return snapshot()")
+    names = function_in(f"{TORCH}distributed/x.py", "def barrier(timeout): return snapshot()")
     (main,) = [t for t in names["barrier"](timedelta(seconds=3))["threads"] if t["main"]]
     assert main["timeout"] == 3.0
 

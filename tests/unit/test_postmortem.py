@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from harness.worlds.blackbox import Issued
 from harness.worlds.launch import Exit
+from harness.worlds.places import TORCH
 from harness.worlds.postmortem import (
     End,
     RanksFailed,
@@ -234,7 +235,7 @@ class TestRanksFailed:
         frames = [
             ["/r/harness/worlds/rank.py", 1, "run"],
             ["/r/test_x.py", 3, "body"],
-            ["/s/torch/distributed/x.py", 9, "f"],
+            [f"{TORCH}distributed/x.py", 9, "f"],
         ]
         assert failure(raised(0, frames=frames)).place == ("/r/test_x.py", 3)
 
@@ -457,7 +458,7 @@ class TestDescribeCollectives:
             Record("0", 1, "send", p2p=True),
         ]
         assert describe_collectives(records, [issued(1, "all_reduce")]) == (
-            "all_reduce(float32[4]) #1 on group 0: done at x.py:1",
+            "all_reduce(float32[4]) #1 on group 0: ended at x.py:1",
             "send() p2p #1 on group 0: NOT DONE",
         )
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from harness.worlds import recorder
+from harness.worlds.places import TORCH
 from harness.worlds.recorder import caller, describe
 
 
@@ -42,7 +43,7 @@ def test_describe_list_in_itself() -> None:
 def test_caller() -> None:
     """The caller is the innermost line outside torch and outside the recorder."""
     names: dict[str, Any] = {"caller": caller}
-    exec(compile("def all_reduce(): return caller()", "/site/torch/distributed/distributed_c10d.py", "exec"), names)
+    exec(compile("def all_reduce(): return caller()", f"{TORCH}distributed/distributed_c10d.py", "exec"), names)
     assert names["all_reduce"]().rsplit(":", 1)[0] == __file__
 
 

@@ -12,16 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.worlds import watchdog
+from harness.worlds.places import TORCH, WORLDS
 from harness.worlds.watchdog import Record, View, blocked, deadlocked, explain, in_collective, progress, view_of
 
 RUN_TIMEOUT = 60.0
 TEST = ("/repo/tests/test_x.py", 12, "body")
-LOOP = ("/repo/harness/worlds/rank.py", 200, "run")
-DIST = ("/site/torch/distributed/distributed_c10d.py", 3000, "all_reduce")
-DDP = ("/site/torch/nn/parallel/distributed.py", 1600, "forward")
-ENGINE = ("/site/torch/autograd/graph.py", 820, "_engine_run_backward")
-RECORDER = ("/repo/harness/worlds/recorder.py", 92, "method")
-OPS = ("/site/torch/_ops.py", 1200, "__call__")
+LOOP = (f"{WORLDS}rank.py", 200, "run")
+DIST = (f"{TORCH}distributed/distributed_c10d.py", 3000, "all_reduce")
+DDP = (f"{TORCH}nn/parallel/distributed.py", 1600, "forward")
+ENGINE = (f"{TORCH}autograd/graph.py", 820, "_engine_run_backward")
+RECORDER = (f"{WORLDS}recorder.py", 92, "method")
+OPS = (f"{TORCH}_ops.py", 1200, "__call__")
 
 
 def record(seq: int = 1, op: str = "all_reduce", size: Sequence[int] = (4,), **other: Any) -> Record:
@@ -306,6 +307,12 @@ class TestWhere:
     def test_user_frame(self) -> None:
         """A rank stands where the user's code called into torch, not in torch nor in our loop."""
         assert watchdog.user_frame((LOOP, TEST, DIST, RECORDER)) == TEST
+
+    def test_project_in_a_folder_called_torch(self) -> None:
+        """A user's project may lie below a folder called torch, or torch/distributed: it is the user's all the same."""
+        mine = ("/home/me/torch/distributed/test_x.py", 3, "body")
+        assert watchdog.user_frame((LOOP, mine, DIST)) == mine
+        assert not in_collective(view(0, record(), frames=(LOOP, mine), called="select([], [], [])"))
 
     def test_no_user_frame(self) -> None:
         """A rank without a frame of the user's stands nowhere."""

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from harness import Rank, RanksFailed, World
+from harness.worlds.places import TORCH
 
 pytestmark = [pytest.mark.usefixtures("works")]
 
@@ -175,7 +176,7 @@ def test_sleep_inside_torch_distributed_is_waited_for(world: World) -> None:
     def body(rank: Rank) -> None:
         if rank.index == 1:
             scope: dict[str, Any] = {"time": time}
-            code = compile("def wait(): time.sleep(2)", "/x/torch/distributed/elastic/agent.py", "exec")
+            code = compile("def wait(): time.sleep(2)", f"{TORCH}distributed/elastic/agent.py", "exec")
             exec(code, scope)
             scope["wait"]()
         dist.all_reduce(torch.ones(4))

@@ -1,0 +1,32 @@
+"""Where code lies: PyTorch's, ours, everybody else's.
+
+By the folder that PyTorch is really in, and not by a name in a path: a user's project may lie below a folder that is
+called torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+
+def _folder_of(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    return os.path.join(os.path.dirname(spec.origin), "") if spec is not None and spec.origin else "\0"
+
+
+TORCH = _folder_of("torch")
+"""PyTorch's own folder, with a separator at its end."""
+DISTRIBUTED = os.path.join(TORCH, "distributed", "")
+WORLDS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+"""The folder of the code that runs ranks."""
+
+
+def in_torch(file: str) -> bool:
+    """Whether a source file is PyTorch's."""
+    return file.startswith(TORCH)
+
+
+def in_worlds(file: str) -> bool:
+    """Whether a source file is of the code that runs ranks."""
+    return file.startswith(WORLDS)
