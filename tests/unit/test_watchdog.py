@@ -310,7 +310,7 @@ class TestWhere:
 
     def test_project_in_a_folder_called_torch(self) -> None:
         """A user's project may lie below a folder called torch, or torch/distributed: it is the user's all the same."""
-        mine = ("/home/me/torch/distributed/test_x.py", 3, "body")
+        mine = ("/projects/torch/distributed/test_x.py", 3, "body")
         assert watchdog.user_frame((LOOP, mine, DIST)) == mine
         assert not in_collective(view(0, record(), frames=(LOOP, mine), called="select([], [], [])"))
 
