@@ -16,7 +16,7 @@ OPTIONAL = (torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_
 
 OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR")
 
-COUNTS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 66)
+COUNTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 66)
 LARGE = ((1 << 18) + 1, (1 << 20) + 3)
 """float32 elements: about 1 MiB and 4 MiB, past the sizes at which protocols switch."""
 LARGEST = (11 << 18, 16 << 20)
@@ -49,8 +49,9 @@ def shaped(base: Case, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Case]
 
 
 def repeated(base: Case, thorough: bool) -> list[Case]:
-    """Large tensors, again and again."""
+    """Large tensors, again and again; one of half precision."""
     found = [replace(base, shape=(count,), repeats=30 if thorough else 3) for count in LARGE]
+    found.append(replace(base, dtype=torch.float16, shape=(2 * LARGE[0],)))
     return found + ([replace(base, shape=(count,), repeats=3) for count in LARGEST] if thorough else [])
 
 
