@@ -396,6 +396,14 @@ def exactly_17(call: Call) -> bool:
     return call.inputs[0].numel() == 17
 
 
+def six_or_32(call: Call) -> bool:
+    return call.inputs[0].numel() in (6, 32)
+
+
+def large_float16(call: Call) -> bool:
+    return call.dtype == torch.float16 and call.inputs[0].numel() > 500_000
+
+
 def more_than_32(call: Call) -> bool:
     return call.inputs[0].numel() > 32
 
