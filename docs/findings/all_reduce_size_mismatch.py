@@ -1,0 +1,28 @@
+# all_reduce of different sizes aborts a process or hangs
+# unreported
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 all_reduce_size_mismatch.py     (exits with 1 where the defect is there)
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+try:
+    dist.all_reduce(torch.ones(4 + rank))  # std::terminate, or no end
+except (ValueError, RuntimeError):
+    pass
+report("an error", "an error")

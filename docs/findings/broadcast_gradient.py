@@ -1,0 +1,31 @@
+# the gradient of broadcast in a subgroup does not reach the source
+# https://github.com/pytorch/pytorch/issues/130515
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=3 broadcast_gradient.py     (exits with 1 where the defect is there)
+
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+group = dist.new_group([1, 2])
+gradient = None
+if rank > 0:
+    x = torch.ones(2, requires_grad=True)
+    (differentiable.broadcast(x, 1, group=group) * (rank + 1)).sum().backward()
+    gradient = x.grad.tolist() if rank == 1 else None
+report([5.0, 5.0] if rank == 1 else None, gradient)

@@ -1,0 +1,33 @@
+# a destroyed group can still be used
+# https://github.com/pytorch/pytorch/issues/107298
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 destroyed_group.py     (exits with 1 where the defect is there)
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+group = dist.new_group()
+dist.all_reduce(torch.ones(1), group=group)
+dist.barrier()
+dist.destroy_process_group(group)
+try:
+    dist.all_reduce(torch.ones(1), group=group)
+    observed = "no error"
+except (ValueError, RuntimeError):
+    observed = "an error"
+report("an error", observed)

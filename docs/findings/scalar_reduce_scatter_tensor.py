@@ -1,0 +1,28 @@
+# reduce_scatter_tensor into a tensor without dimensions is a segmentation fault
+# unreported
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 scalar_reduce_scatter_tensor.py     (exits with 1 where the defect is there)
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+out = torch.zeros(())
+dist.reduce_scatter_tensor(
+    out, torch.ones(size)
+)  # the fault: torchrun itself then ends with an exit code that is not 0
+report(float(size), out.item())

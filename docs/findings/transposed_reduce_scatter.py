@@ -1,0 +1,27 @@
+# reduce_scatter of transposed matrices puts elements in other places
+# unreported
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 transposed_reduce_scatter.py     (exits with 1 where the defect is there)
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+matrix = torch.arange(6.0).reshape(2, 3)
+out = torch.zeros(3, 2)
+dist.reduce_scatter(out, [matrix.t() for _ in range(size)])
+report((matrix.t() * size).tolist(), out.tolist())
