@@ -1,7 +1,8 @@
 # the gradient of broadcast in a subgroup does not reach the source
 # https://github.com/pytorch/pytorch/issues/130515
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=3 broadcast_gradient.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=3 broadcast_gradient.py
+# It exits with 1 where the defect is there.
 
 import sys
 

@@ -1,7 +1,8 @@
 # broadcast of 4 elements into 5 gives no error
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 broadcast_size_mismatch.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 broadcast_size_mismatch.py
+# It exits with 1 where the defect is there.
 
 import sys
 

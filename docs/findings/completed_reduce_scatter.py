@@ -1,7 +1,8 @@
 # work of reduce_scatter is not completed after wait()
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 completed_reduce_scatter.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 completed_reduce_scatter.py
+# It exits with 1 where the defect is there.
 
 import sys
 

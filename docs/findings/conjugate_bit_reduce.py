@@ -1,7 +1,8 @@
 # reduce of a lazily conjugated tensor is wrong, where all_reduce refuses it
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 conjugate_bit_reduce.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 conjugate_bit_reduce.py
+# It exits with 1 where the defect is there.
 
 import sys
 

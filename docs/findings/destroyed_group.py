@@ -1,7 +1,8 @@
 # a destroyed group can still be used
 # https://github.com/pytorch/pytorch/issues/107298
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 destroyed_group.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 destroyed_group.py
+# It exits with 1 where the defect is there.
 
 import sys
 

@@ -1,7 +1,8 @@
 # all_reduce of float32 on one rank and int32 on the other gives wrong numbers without an error
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 dtype_mismatch.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 dtype_mismatch.py
+# It exits with 1 where the defect is there.
 
 import sys
 

@@ -1,7 +1,8 @@
 # the functional all_to_all_single refuses complex tensors, the plain one takes them
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 functional_complex_exchange.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 functional_complex_exchange.py
+# It exits with 1 where the defect is there.
 
 import sys
 

@@ -1,7 +1,8 @@
 # gather refuses complex tensors, though all_gather and scatter take them
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 gather_complex.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 gather_complex.py
+# It exits with 1 where the defect is there.
 
 import sys
 

@@ -1,7 +1,8 @@
 # in a mesh whose ranks are not in ascending order the local rank is not the coordinate
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=3 mesh_order.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=3 mesh_order.py
+# It exits with 1 where the defect is there.
 
 import sys
 

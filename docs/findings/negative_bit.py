@@ -1,7 +1,8 @@
 # scatter sends a lazily negated tensor without its minus
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 negative_bit.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 negative_bit.py
+# It exits with 1 where the defect is there.
 
 import sys
 

@@ -1,7 +1,8 @@
 # a collective on a group without the caller does nothing, without an error
 # https://github.com/pytorch/pytorch/issues/67600
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=3 not_a_member.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=3 not_a_member.py
+# It exits with 1 where the defect is there.
 
 import sys
 

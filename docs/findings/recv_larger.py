@@ -1,7 +1,8 @@
 # recv of a shorter message leaves the rest of the tensor as it was, without an error
 # https://github.com/pytorch/pytorch/issues/113376
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 recv_larger.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 recv_larger.py
+# It exits with 1 where the defect is there.
 
 import sys
 

@@ -1,7 +1,8 @@
 # reduce_scatter_tensor into a tensor without dimensions is a segmentation fault
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 scalar_reduce_scatter_tensor.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 scalar_reduce_scatter_tensor.py
+# It exits with 1 where the defect is there.
 
 import sys
 

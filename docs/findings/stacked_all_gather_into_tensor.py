@@ -1,7 +1,8 @@
 # all_gather_into_tensor refuses the stacked output that its documentation allows
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 stacked_all_gather_into_tensor.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 stacked_all_gather_into_tensor.py
+# It exits with 1 where the defect is there.
 
 import sys
 

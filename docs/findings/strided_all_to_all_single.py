@@ -1,7 +1,8 @@
 # all_to_all_single into a column writes other elements
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 strided_all_to_all_single.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 strided_all_to_all_single.py
+# It exits with 1 where the defect is there.
 
 import sys
 

@@ -1,7 +1,8 @@
 # broadcast of a column writes other elements
 # https://github.com/pytorch/pytorch/issues/192920
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 strided_broadcast.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 strided_broadcast.py
+# It exits with 1 where the defect is there.
 
 import sys
 

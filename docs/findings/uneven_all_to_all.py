@@ -1,7 +1,8 @@
 # all_to_all refuses tensors of different sizes
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 uneven_all_to_all.py     (exits with 1 where the defect is there)
+# Run:  torchrun --standalone --nproc-per-node=2 uneven_all_to_all.py
+# It exits with 1 where the defect is there.
 
 import sys
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch.distributed import _make_nccl_premul_sum as premul_sum
+from torch.distributed import _make_nccl_premul_sum as premul_sum  # type: ignore[attr-defined]  # not in __all__
 from torch.distributed.distributed_c10d import _coalescing_manager as coalescing_manager
 
 from harness.oracles import collectives as model
@@ -218,4 +218,4 @@ def _call_functional(
         )
     else:
         raise ValueError(f"{kind} has no functional form")
-    return [functional.wait_tensor(out)]
+    return [functional.wait_tensor(out)]  # type: ignore[no-untyped-call]  # torch's

@@ -137,7 +137,7 @@ def test_all_gather_coalesced(rank: Rank) -> None:
 @requirement(
     "COLL-FUNC-01",
     "A functional collective returns what the plain one would leave in its output, and leaves its input as it was.",
-    source="torch.distributed._functional_collectives",
+    source="torch.distributed._functional_collectives: its functions",
 )
 @pytest.mark.parametrize("collective", FUNCTIONAL)
 @pytest.mark.world(1, 2, 3, 4)
@@ -151,7 +151,7 @@ def test_functional(world: World, collective: str, thorough: bool) -> None:
 @requirement(
     "COLL-FUNC-08",
     "The functional all_to_all_single takes complex tensors, as the plain one does.",
-    source="torch.distributed._functional_collectives.all_to_all_single",
+    source="torch.distributed._functional_collectives: all_to_all_single",
 )
 @pytest.mark.world(2)
 def test_functional_complex_exchange(world: World) -> None:
@@ -162,7 +162,7 @@ def test_functional_complex_exchange(world: World) -> None:
 @requirement(
     "COLL-FUNC-02",
     "A functional collective takes views of any strides.",
-    source="torch.distributed._functional_collectives",
+    source="torch.distributed._functional_collectives: its functions",
 )
 @pytest.mark.parametrize("layout", ["offset", "column", "transposed", "expanded"])
 @pytest.mark.parametrize("collective", [name for name in FUNCTIONAL if name not in ("all_reduce", "broadcast")])
@@ -175,7 +175,7 @@ def test_functional_layouts(world: World, collective: str, layout: str) -> None:
 @requirement(
     "COLL-FUNC-03",
     "all_reduce and broadcast in functional form take views of any strides.",
-    source="torch.distributed._functional_collectives.all_reduce",
+    source="torch.distributed._functional_collectives: all_reduce",
 )
 @pytest.mark.parametrize("layout", ["offset", "column", "transposed"])
 @pytest.mark.parametrize("collective", ["all_reduce", "broadcast"])
@@ -188,7 +188,7 @@ def test_functional_in_place_layouts(world: World, collective: str, layout: str)
 @requirement(
     "COLL-FUNC-04",
     "all_to_all_single exchanges parts of different sizes in its functional form.",
-    source="torch.distributed._functional_collectives.all_to_all_single",
+    source="torch.distributed._functional_collectives: all_to_all_single",
 )
 @pytest.mark.world(1, 2, 3)
 def test_functional_uneven(world: World) -> None:
@@ -214,7 +214,7 @@ def test_functional_dimensions(rank: Rank) -> None:
 @requirement(
     "COLL-FUNC-06",
     "An unwaited functional result waits by itself when it is first used.",
-    source="torch.distributed._functional_collectives.AsyncCollectiveTensor",
+    source="torch.distributed._functional_collectives: AsyncCollectiveTensor",
 )
 @spmd(1, 2, 3)
 def test_functional_waits_when_used(rank: Rank) -> None:
