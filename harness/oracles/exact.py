@@ -67,7 +67,10 @@ def assert_same_all(expected: Mapping[str, torch.Tensor], actual: Mapping[str, t
 
 
 def _bits(t: torch.Tensor) -> torch.Tensor:
-    return t.reshape(-1).view(torch.uint8) if t.dtype != torch.bool else t.reshape(-1).to(torch.uint8)
+    if t.dtype == torch.bool:
+        return t.reshape(-1).to(torch.uint8)
+    # A tensor of one element is contiguous whatever its stride, and view() minds the stride all the same.
+    return t.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _kind(t: torch.Tensor) -> str:
