@@ -213,9 +213,8 @@ def _call_functional(
     elif kind == "reduce_scatter_tensor":
         out = functional.reduce_scatter_tensor(tensor, op, 0, group)
     elif kind == "all_to_all_single":
-        out = functional.all_to_all_single(
-            tensor, *(_splits(case, call, ranks) if case.uneven else (None, None)), group
-        )
+        received, sent = _splits(case, call, ranks) if case.uneven else (None, None)
+        out = functional.all_to_all_single(tensor, received, sent, group)
     else:
         raise ValueError(f"{kind} has no functional form")
     return [functional.wait_tensor(out)]  # type: ignore[no-untyped-call]  # torch's
