@@ -26,7 +26,6 @@ PRIVATE_TORCH = {
     "harness/worlds/recorder.py": "collectives are noted where Python enters the C++ class",
     "harness/worlds/residue.py": "how many groups a test left, and whether Dynamo has caches to empty",
     "harness/worlds/launch.py": "names of modules that the server imports ahead, so that no rank has to",
-    "suites/collectives/test_forms.py": "functional collectives and their autograd forms have no public name",
 }
 """Where private names of torch are needed outside harness/stacks/, and what for."""
 
