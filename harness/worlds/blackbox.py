@@ -67,13 +67,22 @@ class BlackBox:
 
     def issued(self, op: str, tensors: str, group: str, where: str) -> None:
         """Note a collective.  Long texts are cut."""
-        self._count += 1
-        at = _RING_AT + (self._count - 1) % _SLOTS * _SLOT
+        self.write(self.entry(op, tensors, group, where))
+
+    @staticmethod
+    def entry(op: str, tensors: str, group: str, where: str) -> bytes:
+        """What :meth:`write` takes, for whoever writes the same again and again."""
         text = _entry(op, tensors[:80], group[:40], where[-120:])
         if len(text) > _SLOT - _ENTRY.size:
             text = _entry(op[:40], "", "", where[-60:])
         if len(text) > _SLOT - _ENTRY.size:  # hardly a letter of ASCII in it
             text = _entry(op[:20], "", "", where[-20:])
+        return text
+
+    def write(self, text: bytes) -> None:
+        """Note a collective from its :meth:`entry`."""
+        self._count += 1
+        at = _RING_AT + (self._count - 1) % _SLOTS * _SLOT
         self._map[at + _ENTRY.size : at + _ENTRY.size + len(text)] = text
         _ENTRY.pack_into(self._map, at, self._count, time.monotonic_ns(), len(text))
         _COUNT.pack_into(self._map, _COUNT_AT, self._count)

@@ -60,9 +60,6 @@ RANK_ENVIRONMENT = {
 """Defaults; what the caller has set wins."""
 
 
-_AT_ONCE = 65536
-
-
 class LaunchError(RuntimeError):
     """The machinery that starts ranks does not work; says what it printed."""
 
@@ -163,17 +160,6 @@ class RankProcess:
 
     def send(self, frame: list[bytes], timeout: float = 30.0) -> None:
         """Write a frame to the rank.  Errors: :class:`WireError` if it has gone, or does not read for ``timeout`` s."""
-        if sum(map(len, frame)) < _AT_ONCE:
-            frame = [b"".join(frame)]
-            try:
-                sent = self.control.send(frame[0])
-            except BlockingIOError:
-                sent = 0
-            except OSError as e:
-                raise wire.WireError(f"the peer has gone ({e.strerror or e})") from e
-            if sent == len(frame[0]):
-                return
-            frame = [frame[0][sent:]]
         self.control.settimeout(timeout)
         try:
             wire.send_parts(self.control, frame)

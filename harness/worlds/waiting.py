@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -55,14 +56,20 @@ class Ranks:
 
     def send(self, frame: list[bytes]) -> None:
         """Write a frame to every rank.  One that has gone, or does not read, is seen by the wait."""
-        if sum(map(len, frame)) < 65536:
-            frame = [b"".join(frame)]
+        whole = b"".join(frame) if sum(map(len, frame)) < 65536 else b""
         for process in self.processes:
-            if process.exit is None:
-                try:
+            if process.exit is not None:
+                continue
+            try:
+                # Ranks start as they get it, and the last one is waited for: nothing but the write goes before it.
+                sent = process.control.send(whole) if whole else 0
+                if not whole or sent < len(whole):
+                    process.send([whole[sent:]] if whole else frame)
+            except BlockingIOError:
+                with contextlib.suppress(wire.WireError):
                     process.send(frame)
-                except wire.WireError:
-                    pass
+            except (OSError, wire.WireError):
+                pass
 
     def drain(self) -> None:
         """Take all that was printed."""
@@ -111,7 +118,7 @@ class Waiting:
         *,
         job: int,
         function: str,
-        world: str,
+        world: object,
         answer: str,
         timeout: float,
         proof: bool,
@@ -120,7 +127,7 @@ class Waiting:
         self._ranks = ranks
         self._job = job
         self._function = function
-        self._world = world
+        self._world = world  # put into words when something is to be said of it
         self._answer = answer
         self._timeout = timeout
         self._proof = proof
@@ -304,7 +311,7 @@ class Waiting:
         if explanation is None and not failed:
             doing = "; ".join(f"rank {e.index} was {e.standing}" for e in ends if e.kind == "stopped")
             reason = f"{reason or 'no rank can go on'}: {doing}"
-        error = RanksFailed(self._world, self._function, ends, explanation, reason)
+        error = RanksFailed(str(self._world), self._function, ends, explanation, reason)
         error.__context__ = cause = cause_of(error)
         raise error from cause
 
@@ -354,7 +361,7 @@ class Waiting:
         """Something else ended the wait: put on it what the ranks were doing."""
         try:
             why = f"interrupted by {type(error).__name__}"
-            error.add_note(RanksFailed(self._world, self._function, self._collect(), None, why).render())
+            error.add_note(RanksFailed(str(self._world), self._function, self._collect(), None, why).render())
         except Exception:
             return  # the interruption itself matters more than its evidence
 

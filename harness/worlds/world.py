@@ -142,7 +142,7 @@ class World:
             self._ranks,
             job=job,
             function=function,
-            world=str(self.spec),
+            world=self.spec,
             answer=answer,
             timeout=timeout,
             proof=proof,

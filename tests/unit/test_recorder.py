@@ -56,14 +56,17 @@ class FakeGroup:
 
 class FakeBox:
     def __init__(self) -> None:
-        self.issued_: list[tuple[str, ...]] = []
+        self.written: list[tuple[str, ...]] = []
 
-    def issued(self, *texts: str) -> None:
-        self.issued_.append(texts)
+    def entry(self, *texts: str) -> tuple[str, ...]:
+        return texts
+
+    def write(self, entry: tuple[str, ...]) -> None:
+        self.written.append(entry)
 
 
-class FullBox:
-    def issued(self, *texts: str) -> None:
+class FullBox(FakeBox):
+    def write(self, entry: tuple[str, ...]) -> None:
         raise ValueError("no room")
 
 
@@ -72,7 +75,7 @@ def test_recorded_call() -> None:
     box = FakeBox()
     method = recorder._recorded(FakeGroup.allreduce, "all_reduce", box)  # type: ignore[arg-type]
     assert method(FakeGroup(), [torch.zeros(3)]) == "work"
-    assert [texts[:3] for texts in box.issued_] == [("all_reduce", "float32[3]", "0")]
+    assert [texts[:3] for texts in box.written] == [("all_reduce", "float32[3]", "0")]
 
 
 def test_record_that_fails() -> None:
@@ -86,4 +89,13 @@ def test_keyword_arguments() -> None:
     box = FakeBox()
     method = recorder._recorded(FakeGroup.allreduce, "all_reduce", box)  # type: ignore[arg-type]
     method(FakeGroup(), tensors=[torch.zeros(3)])
-    assert box.issued_[0][1] == "float32[3]"
+    assert box.written[0][1] == "float32[3]"
+
+
+def test_calls_that_differ() -> None:
+    """Calls from one line are told apart by what they are given; equal ones are noted each time."""
+    box = FakeBox()
+    method = recorder._recorded(FakeGroup.allreduce, "all_reduce", box)  # type: ignore[arg-type]
+    for tensor in (torch.zeros(3), torch.zeros(3), torch.zeros(4), torch.zeros(3, dtype=torch.int8)):
+        method(FakeGroup(), [tensor])
+    assert [texts[1] for texts in box.written] == ["float32[3]", "float32[3]", "float32[4]", "int8[3]"]
