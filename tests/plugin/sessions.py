@@ -27,7 +27,12 @@ from harness import results
 _MARK = "CONCORD_TEST_SESSION"
 _LONGEST = 90.0
 _FAREWELL = 10.0
-_OF_THE_OUTER_SESSION = ("PYTEST_", "COV_", "HYPOTHESIS_", "FORCE_COLOR", "PY_COLORS")
+_OF_THE_OUTER_SESSION = ("PYTEST_", "COV_", "HYPOTHESIS_", "FORCE_COLOR", "PY_COLORS", "CI", "GITHUB_ACTIONS")
+
+
+def interruptible() -> None:
+    """Take Ctrl-C as a program at a terminal does: one that a script starts in the background is made deaf to it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class Running:
                 [sys.executable, "-m", "pytest", *arguments],
                 cwd=folder,
                 env=environment,
+                preexec_fn=interruptible,
                 stdin=slave if terminal else subprocess.DEVNULL,
                 stdout=slave if terminal else out,
                 stderr=slave if terminal else err,

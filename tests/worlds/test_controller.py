@@ -43,7 +43,13 @@ except KeyboardInterrupt as e:
 def start(how: str) -> tuple[subprocess.Popen[str], list[int]]:
     """A controller with two ranks that are about to be busy; returns it, and the processes under it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, how], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", PROGRAM, how],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A program that a script starts in the background is made deaf to Ctrl-C; this one must hear it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     pids = json.loads(process.stdout.readline())
