@@ -99,8 +99,7 @@ def _recorded(original: Callable[..., Any], name: str, box: BlackBox) -> Callabl
             key = (place, self.group_name, getattr(first, "dtype", None), getattr(first, "shape", None))
             entry = entries.get(key) if key[2] is not None else None
             if entry is None:
-                where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
-                entry = box.entry(name, describe(args or tuple(kwargs.values())), str(key[1]), where)
+                entry = box.entry(name, describe(args or tuple(kwargs.values())), str(key[1]), caller())
                 if len(entries) < _MOST_ENTRIES:
                     entries[key] = entry
             box.write(entry)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from harness.oracles.collectives import COMPLEX, FLOATS, Case
+from harness.oracles.collectives import COLLECTIVES, COMPLEX, FLOATS, Case
 
 WHOLE = (torch.uint8, torch.int8, torch.int32, torch.int64)
 DTYPES = (torch.bool, *WHOLE, *FLOATS, *COMPLEX)
@@ -69,17 +69,4 @@ def groups_of(size: int) -> list[tuple[int, ...]]:
 
 def every_collective(**changes: object) -> list[Case]:
     """One case of each collective, its arguments changed alike; of ROOTED ones with the last but not the only root."""
-    names = (
-        "all_reduce",
-        "reduce",
-        "broadcast",
-        "all_gather",
-        "all_gather_into_tensor",
-        "gather",
-        "scatter",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "all_to_all",
-        "all_to_all_single",
-    )
-    return [replace(Case(name), **changes) for name in names]  # type: ignore[arg-type]
+    return [replace(Case(name), **changes) for name in COLLECTIVES]  # type: ignore[arg-type]

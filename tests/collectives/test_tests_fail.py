@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from harness import RanksFailed, World, WorldSpec
+from harness.oracles.collectives import COLLECTIVES
 from tests.collectives import defects as d
 
 pytestmark = pytest.mark.slow
@@ -35,22 +36,7 @@ PROPERTIES = {"COLL-MIX-01"}
 """Requirements whose test is a Hypothesis property; test_groups' other tests share its runner."""
 
 LEAN: dict[str, Any] = {"thorough": False}
-EVERY = {
-    name: d.wrong(d.second_call, output=1 if name == "gather" else 0)
-    for name in (
-        "all_reduce",
-        "reduce",
-        "broadcast",
-        "all_gather",
-        "all_gather_into_tensor",
-        "gather",
-        "scatter",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "all_to_all",
-        "all_to_all_single",
-    )
-}
+EVERY = {name: d.wrong(d.second_call, output=1 if name == "gather" else 0) for name in COLLECTIVES}
 
 
 def _no_grad(original: Any, rank: Any) -> Any:
