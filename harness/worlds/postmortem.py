@@ -129,10 +129,16 @@ class RanksFailed(Exception):
         if self.first is not None:
             others = [e.index for e in self.ends if e.failed and e is not self.first]
             more = f" (also failed: {', '.join(map(str, others))})" if others else ""
-            return f"rank {self.first.index} of {len(self.ends)} failed first: {self.first.what}{more}"
+            return f"rank {self.first.index} of {len(self.ends)} failed first: {self.first.what}{more}{self._because}"
         if self.reason:
             return self.reason
         return f"deadlock: {self.explanation.headline}" if self.explanation else "no rank can go on"
+
+    @property
+    def _because(self) -> str:
+        """What explains that a rank broke inside a collective, or was aborted there."""
+        broke = self.first is not None and (self.first.by_transport or self.first.kind == "died")
+        return f", and {self.explanation.headline}" if broke and self.explanation and self.explanation.mismatch else ""
 
     @property
     def culprits(self) -> tuple[int, ...]:
@@ -168,7 +174,7 @@ class RanksFailed(Exception):
     def summary(self) -> str:
         """The headline and a line for each rank."""
         lines = [self.headline, f"  in {self.function} on {self.world}"]
-        if self.first is not None and self.explanation is not None:
+        if self.first is not None and self.explanation is not None and not self._because:
             lines.append(f"  {self.explanation.headline}")
         ends = sorted(self.ends, key=lambda e: (e is not self.first, not e.failed, e.index))
         lines += [f"  rank {end.index}: {self._role(end)}{end.what}" for end in ends]
@@ -268,6 +274,8 @@ def compare_issued(issued: Mapping[int, Sequence[Issued]]) -> str:
     by_group: dict[str, dict[int, list[Issued]]] = {}
     for rank, calls in issued.items():
         for call in calls:
+            if call.op in _POINT_TO_POINT:
+                continue
             by_group.setdefault(call.group, {}).setdefault(rank, []).append(call)
     for group, ranks in by_group.items():
         for number, calls in enumerate(zip(*ranks.values(), strict=False), 1):
@@ -285,7 +293,8 @@ def compare_issued(issued: Mapping[int, Sequence[Issued]]) -> str:
     return ""
 
 
-_MAY_DIFFER = {"send", "recv", "recv(any source)", "scatter", "gather", "all_to_all", "all_to_all_single", "all_gather"}
+_POINT_TO_POINT = {"send", "recv", "recv(any source)"}
+_MAY_DIFFER = {"scatter", "gather", "all_to_all", "all_to_all_single", "all_gather"}
 
 
 def describe_collectives(records: Sequence[Record] | None, issued: Sequence[Issued], most: int = 6) -> tuple[str, ...]:

@@ -138,14 +138,16 @@ class Waiting:
         self._ends: dict[int, End] = {}
         self._failed = False
 
-    def results(self) -> list[Any]:
-        """Wait; returns the answers in rank order.
+    def results(self, frame: list[bytes] | None = None) -> list[Any]:
+        """Send every rank ``frame``, if there is one, and wait; returns the answers in rank order.
 
         Errors: :class:`RanksFailed`; anything else that ends the wait (Ctrl-C, a test's timeout) has the evidence as
         a note.  The ranks are to be discarded then.
         """
         __tracebackhide__ = True
         try:
+            if frame is not None:
+                self._ranks.send(frame)
             self._pump()
         except RanksFailed:
             raise
@@ -305,9 +307,10 @@ class Waiting:
         ends = self._collect()
         failed = any(e.failed for e in ends)
         boxes = {p.index: p.box for p in self._ranks.processes}
-        if explanation is None and failed and all(box.whole for box in boxes.values()):
+        # Ranks that are dead lost their Flight Recorder, so the watchdog may have seen no more than that they are gone.
+        if failed and not (explanation and explanation.mismatch) and all(box.whole for box in boxes.values()):
             difference = postmortem.compare_issued({i: box.recent(box.count) for i, box in boxes.items()})
-            explanation = Explanation(difference) if difference else None
+            explanation = Explanation(difference, mismatch=True) if difference else explanation
         if explanation is None and not failed:
             doing = "; ".join(f"rank {e.index} was {e.standing}" for e in ends if e.kind == "stopped")
             reason = f"{reason or 'no rank can go on'}: {doing}"

@@ -173,6 +173,8 @@ class Explanation:
     """Ranks that did not do what the others did; empty when it can't be told."""
     certain: bool = False
     """Whether the records of collectives show it: no data that is on its way can change it."""
+    mismatch: bool = False
+    """Whether ranks issued different collectives, and not just one rank none."""
 
 
 def explain(views: Sequence[View]) -> Explanation:
@@ -222,7 +224,7 @@ def _explain_group(
             sides = sorted(kinds.values(), key=lambda ranks: (-len(ranks), ranks))
             what = ", ".join(f"{_ranks(side)} {_has(side)} {have[side[0]]}" for side in sides)
             odd = tuple(i for side in sides[1:] for i in side) if len(sides[0]) > len(sides[1]) else ()
-            return (0, seq), Explanation(f"collective {seq} of {label} differs: {what}", odd, True)
+            return (0, seq), Explanation(f"collective {seq} of {label} differs: {what}", odd, True, mismatch=True)
         missing = [i for i in members if i not in have and i in by_index]
         if missing and have:
             waiting = [i for i, r in have.items() if not r.done]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -152,6 +154,24 @@ def test_different_tensors(world: World, tensors: tuple[torch.Tensor, torch.Tens
     with pytest.raises(RanksFailed, match="collective 1 of the default group differs") as caught:
         world.run(body)
     assert caught.value.verdict in ("crashed", "failed")
+
+
+@pytest.mark.world(3)
+def test_different_tensors_where_a_rank_died(world: World) -> None:
+    """A rank takes its Flight Recorder with it when it dies: our own record has the mismatch all the same."""
+
+    def body(rank: Rank) -> None:
+        if rank.index < 2:
+            dist.all_reduce(torch.ones(4 + rank.index), async_op=True)
+        if rank.index == 0:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.recv(torch.ones(1), 3 - rank.index)
+
+    with pytest.raises(RanksFailed) as caught:
+        world.run(body)
+    assert "rank 0 issued all_reduce(float32[4])" in caught.value.headline
+    assert "rank 1 issued all_reduce(float32[5])" in caught.value.headline
 
 
 # what is no deadlock
