@@ -221,6 +221,10 @@ class RankProcess:
             except OSError:
                 pass
 
+    def stack_is_there(self) -> bool:
+        """Whether the stack that :meth:`ask_stack` asked for has been written, or never will be."""
+        return self.exit is not None or not has_yet_to_handle(self.pid, STACK_SIGNAL)
+
     def crash_text(self) -> str:
         """What faulthandler has written since the last call."""
         data = os.pread(self.crash_fd, 1 << 20, self._crash_read)
@@ -460,6 +464,22 @@ def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"environment of a world: {key!r}={value!r}: names and values must be strings")
     return dict(extra)
+
+
+def has_yet_to_handle(pid: int, number: int) -> bool:
+    """Whether a signal that a process was sent waits for its main thread, or is being handled there.
+
+    False for one that has gone, and for one that has been stopped: it handles nothing.
+    """
+    try:
+        with open(f"/proc/{pid}/status") as f:
+            status = dict(line.split(":", 1) for line in f)
+        if status["State"].split()[0] in "TtZX":
+            return False
+        masks = [int(status[name], 16) for name in ("SigPnd", "ShdPnd", "SigBlk")]  # blocked while it is handled
+    except (OSError, ValueError, LookupError):
+        return False
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def kernel_state(pid: int) -> tuple[str, int, list[str]]:

@@ -15,6 +15,8 @@ from harness.worlds.launch import RankProcess, kernel_state
 from harness.worlds.watchdog import Explanation, View
 
 _SNAPSHOT_WAIT = 0.6
+_STARVED_WAIT = 5.0
+"""The same for a rank that the machine does not let run: its monitor would answer if it could."""
 _TICKS_WHEN_QUIET = 2  # per look; gloo's loop wakes up a hundred times a second
 _HURRIED_INTERVAL = 0.07
 
@@ -25,7 +27,8 @@ def views_of(processes: Sequence[RankProcess], state: Mapping[int, tuple[bool, b
     for process in asked:
         process.ask_snapshot()
     answers: dict[int, dict[str, Any]] = {}
-    deadline = time.monotonic() + _SNAPSHOT_WAIT
+    began = time.monotonic()
+    deadline, last = began + _SNAPSHOT_WAIT, began + _STARVED_WAIT
     with selectors.DefaultSelector() as selector:
         for process in asked:
             if not state.get(process.index, (False, False))[1]:
@@ -38,6 +41,8 @@ def views_of(processes: Sequence[RankProcess], state: Mapping[int, tuple[bool, b
                     selector.unregister(key.fileobj)
                 elif _at_end(key.data):
                     selector.unregister(key.fileobj)
+            if time.monotonic() >= deadline and any(_wants_to_run(k.data) for k in selector.get_map().values()):
+                deadline = min(deadline + 0.1, last)
     views = []
     for process in processes:
         quiet, stopped = state.get(process.index, (False, False))
@@ -123,6 +128,12 @@ class Watch:
         used = 0 if before is None else ticks - before
         calm = before is not None and used <= _TICKS_WHEN_QUIET and "R" not in states and "D" not in states
         return main == "S" and calm, False
+
+
+def _wants_to_run(process: RankProcess) -> bool:
+    """Whether a thread of a rank waits for a core, or has one."""
+    _, _, states = kernel_state(process.pid)
+    return "R" in states or "D" in states
 
 
 def _at_end(process: RankProcess) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.worlds.terminal import Terminal
 
 _BUSY_GRACE = 5.0  # how long ranks that still compute may go on after another has failed
-_DUMP_WAIT = 0.05  # for a stack that a signal handler writes
+_DUMP_WAIT = 5.0  # at most, for stacks that a signal handler writes; a machine with much to do takes its time
 EXIT = "exit"
 """The answer of a rank that was told to close: it ends with code 0."""
 
@@ -326,8 +326,9 @@ class Waiting:
         silent = [p for p in processes if p.exit is None and not views[p.index].answered]
         for process in silent:
             process.ask_stack()
-        if silent:
-            time.sleep(_DUMP_WAIT)
+        until = time.monotonic() + _DUMP_WAIT
+        while time.monotonic() < until and not all(p.stack_is_there() for p in silent):
+            time.sleep(0.005)
         self._ranks.drain()
         ends = []
         for process in processes:

@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from harness.worlds import wire
 from harness.worlds.blackbox import BlackBox
-from harness.worlds.launch import Exit, Output, RankProcess, environment_of, kernel_state
+from harness.worlds.launch import Exit, Output, RankProcess, environment_of, has_yet_to_handle, kernel_state
 
 
 class TestExit:
@@ -153,6 +153,79 @@ class TestKernelState:
             state = kernel_state(process.pid)
             process.kill()
         assert (state[0], state[2]) == ("T", ["T"])
+
+
+WITH_A_HANDLER = """
+import ctypes, os, signal, sys
+number = int(sys.argv[1])
+if sys.argv[2] == "blocked":
+    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)
+@HANDLER
+def handle(number):
+    print("handling", flush=True)
+    os.read(0, 1)
+ctypes.CDLL(None).signal(number, handle)
+print("ready", flush=True)
+while os.read(0, 1):
+    print("awake", flush=True)
+"""
+
+
+class TestSignalsThatWait:
+    """Whether a process has yet to handle a signal that it was sent."""
+
+    @staticmethod
+    @contextmanager
+    def process(how: str = "") -> Iterator[subprocess.Popen[str]]:
+        command = [sys.executable, "-c", WITH_A_HANDLER, str(int(signal.SIGUSR1)), how]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+            process.kill()
+
+    @staticmethod
+    def waits(process: subprocess.Popen[str]) -> bool:
+        return has_yet_to_handle(process.pid, signal.SIGUSR1)
+
+    def test_none_was_sent(self) -> None:
+        """A process that was sent nothing has nothing to handle."""
+        with self.process() as process:
+            assert not self.waits(process)
+
+    def test_while_it_is_handled(self) -> None:
+        """A handler that is at work has not yet done its work; once it returns it has."""
+        with self.process() as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.send_signal(signal.SIGUSR1)
+            assert process.stdout.readline() == "handling\n"
+            during = self.waits(process)
+            process.stdin.write("12")
+            process.stdin.flush()
+            assert process.stdout.readline() == "awake\n"
+            assert (during, self.waits(process)) == (True, False)
+
+    def test_blocked(self) -> None:
+        """A signal that a process does not take waits."""
+        with self.process("blocked") as process:
+            process.send_signal(signal.SIGUSR1)
+            assert self.waits(process)
+
+    def test_stopped(self) -> None:
+        """A process that was stopped handles nothing: there is nothing to wait for."""
+        with self.process() as process:
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            process.send_signal(signal.SIGUSR1)
+            assert not self.waits(process)
+
+    def test_gone(self) -> None:
+        """Nor does one that has gone."""
+        with self.process() as process:
+            pass
+        assert not self.waits(process)
 
 
 class TestEnvironment:
