@@ -25,8 +25,8 @@ import pytest
 from harness import results
 
 _MARK = "CONCORD_TEST_SESSION"
-_LONGEST = 90.0
-_FAREWELL = 10.0
+_LONGEST = 240.0
+_FAREWELL = 60.0
 _OF_THE_OUTER_SESSION = ("PYTEST_", "COV_", "HYPOTHESIS_", "FORCE_COLOR", "PY_COLORS", "CI", "GITHUB_ACTIONS")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -18,13 +17,17 @@ from tests.worlds.conftest import all_gone
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
-import json, sys, time
+import json, pathlib, sys, time
 from harness import Pool, WorldSpec
 
+folder = pathlib.Path(sys.argv[2])
+
 def sleep(rank):
+    (folder / str(rank.index)).touch()
     time.sleep(1000)
 
 def loop(rank):
+    (folder / str(rank.index)).touch()
     while True:
         pass
 
@@ -40,10 +43,13 @@ except KeyboardInterrupt as e:
 """
 
 
-def start(how: str) -> tuple[subprocess.Popen[str], list[int]]:
-    """A controller with two ranks that are about to be busy; returns it, and the processes under it."""
+def start(how: str, folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A controller with two ranks that are inside their function; returns it, and the processes under it.
+
+    ``folder``: an empty one, in which ranks say that they are.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, how],
+        [sys.executable, "-c", PROGRAM, how, str(folder)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -53,54 +59,44 @@ def start(how: str) -> tuple[subprocess.Popen[str], list[int]]:
     )
     assert process.stdout is not None
     pids = json.loads(process.stdout.readline())
-    assert all_running(pids[1:])
+    while {path.name for path in folder.iterdir()} != {"0", "1"}:  # pytest-timeout ends a wait for nothing
+        assert process.poll() is None
+        time.sleep(0.01)
     return process, pids
-
-
-def all_running(pids: list[int], within: float = 10.0) -> bool:
-    """Whether every rank is inside its function: it has left the read of its next order."""
-    deadline = time.monotonic() + within
-    for pid in pids:
-        while True:
-            call = Path(f"/proc/{pid}/syscall").read_text().split()[0]
-            reading = {"x86_64": "45", "aarch64": "207"}.get(platform.machine())
-            if call != reading:
-                break
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-    return True
 
 
 @pytest.mark.parametrize("how", ["sleep", "loop"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_signal_to_the_controller(number: signal.Signals, how: str) -> None:
+def test_signal_to_the_controller(number: signal.Signals, how: str, tmp_path: Path) -> None:
     """Server and ranks are gone soon after the controller, whatever they were doing."""
-    process, pids = start(how)
+    process, pids = start(how, tmp_path)
     os.kill(process.pid, number)
-    process.wait(20)
+    process.wait(60)
     assert all_gone(pids)
 
 
-def test_interrupted_controller_keeps_the_evidence() -> None:
+def test_interrupted_controller_keeps_the_evidence(tmp_path: Path) -> None:
     """Ctrl-C during a run: the exception carries where each rank was."""
-    process, pids = start("sleep")
+    process, pids = start("sleep", tmp_path)
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted by KeyboardInterrupt" in output
     assert "rank 1: stopped by the harness while running" in output
     assert all_gone(pids)
 
 
-def test_two_sessions_side_by_side() -> None:
+def test_two_sessions_side_by_side(tmp_path: Path) -> None:
     """A session that ends leaves the other's ranks alone."""
-    one, its = start("sleep")
-    other, others = start("sleep")
+    folders = tmp_path / "one", tmp_path / "other"
+    for folder in folders:
+        folder.mkdir()
+    one, its = start("sleep", folders[0])
+    other, others = start("sleep", folders[1])
     os.kill(one.pid, signal.SIGKILL)
-    one.wait(20)
+    one.wait(60)
     assert all_gone(its)
     assert not any(all_gone([pid], within=0) for pid in others)
     other.kill()
-    other.wait(20)
+    other.wait(60)
     assert all_gone(others)

@@ -1,4 +1,4 @@
-"""Deadlocks are proven and explained within 3 s; a rank that is merely slow is never called deadlocked."""
+"""Deadlocks are proven and explained; a rank that is merely slow is never called deadlocked."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ pytestmark = [pytest.mark.usefixtures("works")]
 
 
 def deadlock(world: World, body: Callable[..., object]) -> RanksFailed:
-    began = time.monotonic()
-    with pytest.raises(RanksFailed) as caught:
-        world.run(body)
-    assert time.monotonic() - began < 3
+    """The failure of a run that is proven to be a deadlock, and does not end because its time is over."""
+    with pytest.raises(RanksFailed, match="^deadlock: ") as caught:
+        world.run(body, timeout=200)
     assert caught.value.verdict == "hung"
     return caught.value
 
@@ -246,7 +245,8 @@ def test_wait_with_its_own_timeout_is_left_to_it(world: World) -> None:
     def body(rank: Rank) -> str:
         from datetime import timedelta
 
-        group = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+        dist.barrier()
+        group = dist.new_group([0, 1], timeout=timedelta(seconds=5))
         if rank.index == 0:
             with pytest.raises(RuntimeError, match="(?i)timed? ?out"):
                 dist.all_reduce(torch.ones(4), group=group)

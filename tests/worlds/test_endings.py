@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -294,12 +295,18 @@ def test_forked_child_that_comes_back_does_not_speak_for_the_rank(world: World, 
 
 
 @pytest.mark.world(2)
-def test_rank_that_closes_every_descriptor(world: World) -> None:
+def test_rank_that_closes_the_connection_to_the_harness(world: World) -> None:
     """It says why it ends."""
 
     def body(rank: Rank) -> None:
-        if is_last(rank):
-            os.closerange(3, 256)
+        for fd in range(3, 256) if is_last(rank) else ():
+            try:
+                with socket.socket(fileno=os.dup(fd)) as found:
+                    ours = found.family == socket.AF_UNIX
+            except OSError:
+                continue
+            if ours:  # gloo's own descriptors are left open: its thread would abort, sooner or later
+                os.close(fd)
 
     error = failure(world, body)
     assert error.first is error.ends[1]

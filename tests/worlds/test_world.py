@@ -158,7 +158,7 @@ def test_used_port_in_the_users_own_rendezvous(pool: Pool) -> None:
 
         world = pool.acquire(WorldSpec(2))
         with pytest.raises(RanksFailed) as caught:
-            world.run(body, timeout=5)
+            world.run(body)
         assert caught.value.culprits == (0,)
         assert "EADDRINUSE" in str(caught.value)
 
