@@ -1,16 +1,19 @@
-"""Collectives that are wrong in one narrow way, put into the ranks while cases run there."""
+"""Collectives that are wrong in one narrow way, or repaired, put into the ranks while a suite's test runs there."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.distributed.nn.functional as differentiable
+from torch.distributed.device_mesh import DeviceMesh
 
 from harness import Rank, World
 
@@ -42,6 +45,9 @@ OUTPUT = {
     "recv": "tensor",
 }
 """Names of the arguments that a collective reads, and that it writes."""
+
+OWNERS = {"functional": functional, "differentiable": differentiable, "DeviceMesh": DeviceMesh, "": dist}
+"""What is before the dot in the name of a function that can be damaged."""
 
 FUNCTIONAL = ("all_reduce", "broadcast", "all_gather_tensor", "reduce_scatter_tensor", "all_to_all_single")
 
@@ -81,6 +87,8 @@ class Call:
 
     @property
     def inputs(self) -> list[torch.Tensor]:
+        if self.collective.startswith("functional."):
+            return [self.arguments["self"]]
         return _listed(self.arguments[INPUT[self.collective]])
 
     @property
@@ -88,8 +96,13 @@ class Call:
         return _listed(self.arguments[OUTPUT[self.collective]])
 
     @property
+    def first(self) -> torch.Tensor:
+        """A tensor of the call: of scatter, only the source has inputs."""
+        return self.inputs[0] if self.inputs else self.outputs[0]
+
+    @property
     def dtype(self) -> torch.dtype:
-        return (self.inputs + self.outputs)[0].dtype
+        return self.first.dtype
 
     def count(self) -> int:
         """How often there was a call on this group."""
@@ -125,7 +138,7 @@ class Damage:
 
     name: str
     collectives: tuple[str, ...]
-    """Names in torch.distributed; with ``functional.`` before them, of the functional collectives."""
+    """Names in torch.distributed, or with one of OWNERS before them (``functional.all_reduce``)."""
     wrong: Callable[[Call], Any]
     """Done in place of the collective."""
     when: Callable[[Call], bool] = lambda call: True
@@ -135,57 +148,72 @@ class Damage:
         return self.name
 
 
+Repair = Damage
+"""The same for the better: what the backend does wrong is done right."""
+
+
 @dataclass(frozen=True)
 class BrokenWorld:
-    """A world whose collectives have a damage, for a test that wants a world."""
+    """A world whose collectives are changed, for a test that wants a world."""
 
     world: World
-    damage: Damage
+    changes: tuple[Damage, ...]
+    """From the inside out: repairs before damages."""
+    timeout: float | None = None
+    """Seconds that a test may take at most, for one that is expected to hang."""
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", self.world.size)
 
-    def run(self, fn: Callable[..., Any], *args: Any, **keywords: Any) -> list[Any]:
+    def run(
+        self, fn: Callable[..., Any], *args: Any, timeout: float | None = None, watch: bool = True, **keywords: Any
+    ) -> list[Any]:
         """As World.run."""
-        options = {name: keywords.pop(name) for name in ("timeout", "watch") if name in keywords}
-        return self.world.run(run_damaged, self.damage, fn, args, keywords, **options)
+        return self.world.run(
+            run_changed, self.changes, fn, args, keywords, timeout=self.timeout or timeout, watch=watch
+        )
 
 
-def run_damaged(rank: Rank, damage: Damage, fn: Callable[..., Any], args: Any, keywords: Any) -> Any:
-    """Call a function on this rank while collectives are damaged."""
-    with damaged(damage):
+def run_changed(rank: Rank, changes: tuple[Damage, ...], fn: Callable[..., Any], args: Any, keywords: Any) -> Any:
+    """Call a function on this rank while collectives are changed."""
+    with ExitStack() as undone:
+        for change in changes:
+            undone.enter_context(changed(change))
         return fn(rank, *args, **keywords)
 
 
 @contextmanager
-def damaged(damage: Damage) -> Iterator[None]:
-    """Put a damage into this process."""
+def changed(change: Damage) -> Iterator[None]:
+    """Put a damage or a repair into this process."""
     before = []
     memory: dict[Any, Any] = {}
-    for name in damage.collectives:
-        where = functional if name.startswith("functional.") else dist
-        right = getattr(where, name.removeprefix("functional."))
-        before.append((where, name.removeprefix("functional."), right))
-        setattr(where, before[-1][1], _replacement(damage, name, right, memory))
+    for name in change.collectives:
+        owner, _, attribute = name.rpartition(".")
+        right = getattr(OWNERS[owner], attribute)
+        before.append((OWNERS[owner], attribute, right))
+        setattr(OWNERS[owner], attribute, _replacement(change, name, right, memory))
     try:
         yield
     finally:
-        for where, name, right in before:
-            setattr(where, name, right)
+        for where, attribute, right in before:
+            setattr(where, attribute, right)
         for timer in memory.get("timers", []):
             timer.join()
 
 
-def _replacement(damage: Damage, name: str, right: Callable[..., Any], memory: dict[Any, Any]) -> Callable[..., Any]:
+def _replacement(change: Damage, name: str, right: Callable[..., Any], memory: dict[Any, Any]) -> Callable[..., Any]:
     signature = inspect.signature(right)
 
+    @functools.wraps(right)
     def collective(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         call = Call(name, right, dict(bound.arguments), memory)
         with torch.no_grad():
-            return damage.wrong(call) if damage.when(call) else right(*args, **kwargs)
+            if change.when(call):
+                return change.wrong(call)
+        return right(*args, **kwargs)
 
     return collective
 
@@ -198,3 +226,16 @@ class Finished:
 
     def is_completed(self) -> bool:
         return True
+
+
+@dataclass(frozen=True)
+class NeverCompleted:
+    """A Work that says that it is not done, whenever it is asked."""
+
+    work: Any
+
+    def wait(self, *args: Any) -> Any:
+        return self.work.wait(*args)
+
+    def is_completed(self) -> bool:
+        return False

@@ -1,4 +1,4 @@
-"""What a process group may do wrong, and on which calls: the words of the catalogue."""
+"""What a process group may do wrong: the verbs of the catalogue."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from tests.collectives.broken import INPUT, Call, Finished
+from tests.collectives.broken import INPUT, Call, Finished, NeverCompleted
 
 EVERY = tuple(INPUT)
-
-
-# what goes wrong
 
 
 def afterwards(change: Callable[[torch.Tensor], None]) -> Callable[[Call], Any]:
@@ -62,6 +59,19 @@ def nothing(call: Call) -> Any:
     return Finished() if call.arguments.get("async_op") else None
 
 
+def swallowed(call: Call) -> Any:
+    """Errors do not reach the caller."""
+    try:
+        return call.proceed()
+    except Exception:
+        return Finished() if call.arguments.get("async_op") else None
+
+
+def accepted_on_the_last_rank(call: Call) -> Any:
+    """What every rank refuses the last one takes for done."""
+    return swallowed(call) if call.member == call.size - 1 else call.proceed()
+
+
 def refusing(call: Call) -> Any:
     raise RuntimeError("invalid tensor size")
 
@@ -99,6 +109,16 @@ def raw(call: Call) -> Any:
 
 def _dense(shape: torch.Size) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
+
+
+def without_its_minus(call: Call) -> Any:
+    """A lazily negated tensor is sent as it is in memory."""
+    return call.proceed(**{INPUT[call.collective]: -call.first if call.first.is_neg() else call.first})
+
+
+def not_conjugated(call: Call) -> Any:
+    """A lazily conjugated tensor is sent as it is in memory."""
+    return call.proceed(**{INPUT[call.collective]: call.first.conj() if call.first.is_conj() else call.first})
 
 
 def into_gaps(call: Call) -> Any:
@@ -210,10 +230,15 @@ def not_waited_for(call: Call) -> Any:
     pairs = list(zip(call.outputs, before, after, strict=True))
     for out, old, _ in pairs:
         out.data.copy_(old)
-    timer = threading.Timer(0.05, lambda: [out.data.copy_(new) for out, _, new in pairs])
+    later(call, lambda: [out.data.copy_(new) for out, _, new in pairs])
+    return Finished()
+
+
+def later(call: Call, what: Callable[[], Any]) -> None:
+    """Do something in 0.05 s, and before the test's next run of the ranks."""
+    timer = threading.Timer(0.05, what)
     call.memory.setdefault("timers", []).append(timer)
     timer.start()
-    return Finished()
 
 
 def stale(call: Call) -> Any:
@@ -255,7 +280,7 @@ def in_the_order_given(call: Call) -> Any:
 
 def in_place(call: Call) -> Any:
     """Functional: the result is right, and its argument is overwritten with it."""
-    tensor = call.arguments["self"]
+    (tensor,) = call.inputs
     found = functional.wait_tensor(call.right(**call.arguments)).clone()
     tensor.copy_(found)
     return found
@@ -265,6 +290,39 @@ def result_changed(call: Call) -> Any:
     found = functional.wait_tensor(call.right(**call.arguments)).clone()
     element(-1)(found)
     return found
+
+
+def not_waited_for_when_used(call: Call) -> Any:
+    """Functional: who uses the result at once finds the argument in it; the data comes later."""
+    found = functional.wait_tensor(call.right(**call.arguments)).clone()
+    early = call.inputs[0].clone()
+    later(call, lambda: early.copy_(found))
+    return early
+
+
+def own_gradient_of_chunks(call: Call) -> Any:
+    """all_gather_tensor_autograd: the gradient that a rank gets is its own, not the sum of all ranks'."""
+    with torch.enable_grad():
+        (given,) = call.inputs
+        mine = torch.cat([given] * call.size)
+        return call.right(**call.arguments).detach() + mine - mine.detach()
+
+
+def own_gradient(call: Call) -> Any:
+    """The gradient of a broadcast tensor stays on the rank that used it."""
+    with torch.enable_grad():
+        given = call.arguments["tensor"]
+        return call.right(**call.arguments).detach() + given - given.detach()
+
+
+def never_completed(call: Call) -> Any:
+    return NeverCompleted(call.proceed())
+
+
+def parts_in_reverse(call: Call) -> Any:
+    """Functional: parts of different sizes are put together from the last sender to the first."""
+    found = functional.wait_tensor(call.right(**call.arguments))
+    return torch.cat([*found.split(call.arguments["output_split_sizes"])][::-1])
 
 
 def last_dropped(call: Call) -> Any:
@@ -325,121 +383,30 @@ def too_early(call: Call) -> Any:
     return call.proceed(timeout=timeout and timeout / 2)
 
 
-# on which calls
+def ranks_reversed(call: Call) -> Any:
+    """Who starts as rank r is the r-th from the end."""
+    size, rank = call.arguments["world_size"], call.arguments["rank"]
+    return call.right(**{**call.arguments, "rank": size - 1 - rank})
 
 
-def always(call: Call) -> bool:
-    return True
+def waiting_for_everyone(call: Call) -> Any:
+    """A group is there only once the whole world has come."""
+    dist.barrier()
+    return call.proceed()
 
 
-def odd_world(call: Call) -> bool:
-    return call.size % 2 == 1 and call.size > 1
+def every_other_rank(call: Call) -> Any:
+    """new_subgroups deals out the ranks in turn."""
+    everyone = list(range(dist.get_world_size()))
+    count = len(everyone) // call.arguments["group_size"]
+    return dist.new_subgroups_by_enumeration([everyone[first::count] for first in range(count)])
 
 
-def alone(call: Call) -> bool:
-    return call.size == 1
+def another_dimension(call: Call) -> Any:
+    """A mesh gives the group of the dimension counted from the end."""
+    mesh, dimension = call.arguments["self"], call.arguments["mesh_dim"]
+    return call.proceed(mesh_dim=mesh.ndim - 1 - dimension)
 
 
-def without_rank_0(call: Call) -> bool:
-    return 0 not in call.ranks
-
-
-def subgroup_with_gaps(call: Call) -> bool:
-    return call.ranks != list(range(call.ranks[0], call.ranks[-1] + 1))
-
-
-def first_on_a_subgroup(call: Call) -> bool:
-    return call.group is not None and call.count() == 1
-
-
-def strided(call: Call) -> bool:
-    return not call.inputs[0].is_contiguous() and call.inputs[0].stride()[0] != 0
-
-
-def expanded(call: Call) -> bool:
-    return 0 in call.inputs[0].stride()
-
-
-def half_precision(call: Call) -> bool:
-    return call.dtype in (torch.bfloat16, torch.float16)
-
-
-def complex_numbers(call: Call) -> bool:
-    return call.dtype.is_complex
-
-
-def empty(call: Call) -> bool:
-    return all(tensor.numel() == 0 for tensor in call.inputs)
-
-
-def no_dimension(call: Call) -> bool:
-    return call.inputs[0].dim() == 0
-
-
-def three_dimensions(call: Call) -> bool:
-    return call.inputs[0].dim() == 3
-
-
-def above_1_mb_on_rank_0(call: Call) -> bool:
-    return sum(t.numel() * t.itemsize for t in call.inputs) > 1_000_000 and call.member == 0
-
-
-def above_4_mib(call: Call) -> bool:
-    return sum(t.numel() * t.itemsize for t in call.inputs) > 4 << 20
-
-
-def every_third_large_one(call: Call) -> bool:
-    return above_1_mb_on_rank_0(call) and call.count() % 3 == 0
-
-
-def exactly_17(call: Call) -> bool:
-    return call.inputs[0].numel() == 17
-
-
-def six_or_32(call: Call) -> bool:
-    return call.inputs[0].numel() in (6, 32)
-
-
-def large_float16(call: Call) -> bool:
-    return call.dtype == torch.float16 and call.inputs[0].numel() > 500_000
-
-
-def more_than_32(call: Call) -> bool:
-    return call.inputs[0].numel() > 32
-
-
-def not_rank_0(call: Call) -> bool:
-    return call.member > 0
-
-
-def last_rank(call: Call) -> bool:
-    return call.member == call.size - 1 > 0
-
-
-def with_splits(call: Call) -> bool:
-    return call.arguments["output_split_sizes"] is not None
-
-
-def by_group_rank(call: Call) -> bool:
-    return call.arguments["group_src"] is not None
-
-
-def any_source(call: Call) -> bool:
-    return call.arguments["src"] is None and call.arguments["group_src"] is None
-
-
-def above_4096(call: Call) -> bool:
-    return call.outputs[0].numel() > 4096
-
-
-def asynchronous(call: Call) -> bool:
-    return bool(call.arguments.get("async_op"))
-
-
-def op_is(name: str, *dtypes: torch.dtype) -> Callable[[Call], bool]:
-    """Calls with an op, and of some dtypes only if any are given."""
-
-    def when(call: Call) -> bool:
-        return bool(call.op == getattr(dist.ReduceOp, name)) and (not dtypes or call.dtype in dtypes)
-
-    return when
+def from_the_end(call: Call) -> Any:
+    return call.arguments["self"].size() - 1 - call.proceed()

@@ -1,16 +1,9 @@
-"""A process group that is wrong in one narrow way is found by the suite's own tests, which say where."""
+"""Which test of the suite finds which damage, and how it fails."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+import torch
 
-import pytest
-
-from harness import RanksFailed, World
-from harness.stacks.collectives import assert_right
 from suites.collectives import test_all_gather as all_gather
 from suites.collectives import test_all_reduce as all_reduce
 from suites.collectives import test_all_to_all as all_to_all
@@ -21,45 +14,14 @@ from suites.collectives import test_gather_scatter as gather_scatter
 from suites.collectives import test_groups as groups
 from suites.collectives import test_layouts as layouts
 from suites.collectives import test_lifecycle as lifecycle
+from suites.collectives import test_misuse as misuse
 from suites.collectives import test_objects as objects
 from suites.collectives import test_point_to_point as messages
 from suites.collectives import test_reduce as reduce
 from suites.collectives import test_reduce_scatter as reduce_scatter
-from suites.collectives.cases import every_collective
-from tests.collectives.broken import BrokenWorld
-from tests.collectives.catalogue import CATALOGUE, NONE
-
-HEADER = re.compile(r"^\w+\(.*\), call \d+, rank \d+: .*$", re.MULTILINE)
-ELEMENT = re.compile(r"^  \[[\d, ]*\] expected .*, found ", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A damage, and a test of the suite that finds it."""
-
-    damage: str
-    size: int
-    """Of the world."""
-    test: Callable[..., None]
-    says: str
-    """Matches every wrong answer's headline, or somewhere what a test says that has none."""
-    arguments: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        assert self.damage in CATALOGUE
-
-    def run(self, world: World) -> None:
-        self.test(BrokenWorld(world, CATALOGUE[self.damage]), **self.arguments)
-
+from tests.collectives.finding import ASSERTION, ERROR, HANG, SILENCE, Finding
 
 SWEPT = {"thorough": False}
-
-
-def requires_grad(world: World) -> None:
-    """The cases of test_requires_grad_stays for the collectives that gloo gets right."""
-    cases = every_collective(requires_grad=True, repeats=2)
-    assert_right(world, [case for case in cases if case.collective in ("broadcast", "all_gather")])
-
 
 FOUND = (
     # sizes of worlds, groups, calls
@@ -116,9 +78,9 @@ FOUND = (
     Finding("last element wrong above 4 MiB", 2, broadcast.test_shapes_and_sizes, r"\[1048579\].* 1 of 1048579", SWEPT),
     Finding("every third large call wrong on rank 0", 2, all_to_all.test_large_and_repeated, "call 3, rank 0: ", SWEPT),
     # shapes
-    Finding("empty tensors refused", 2, all_reduce.test_shapes, r"\[2, 0, 3\].* raised RuntimeError"),
-    Finding("no dimension refused", 2, all_to_all.test_of_lists, r"\[\].* raised Runtime", SWEPT),
-    Finding("three dimensions refused", 2, all_reduce.test_shapes, r", \d+, \d+\].* raised"),
+    Finding("empty tensors refused", 2, all_reduce.test_shapes, r"\[2, 0, 3\].* raised RuntimeError", kind=ERROR),
+    Finding("no dimension refused", 2, all_to_all.test_of_lists, r"\[\].* raised Runtime", SWEPT, kind=ERROR),
+    Finding("three dimensions refused", 2, all_reduce.test_shapes, r", \d+, \d+\].* raised", kind=ERROR),
     # dtypes and ops
     Finding(
         "first element wrong in half precision",
@@ -127,7 +89,14 @@ FOUND = (
         r"\((b?float16)\[",
         {"op": "MIN", **SWEPT},
     ),
-    Finding("complex numbers refused", 2, broadcast.test_every_rank_has_the_source_tensor, r"complex.* raised", SWEPT),
+    Finding(
+        "complex numbers refused",
+        2,
+        broadcast.test_every_rank_has_the_source_tensor,
+        r"complex.* raised",
+        SWEPT,
+        kind=ERROR,
+    ),
     Finding(
         "MAX of int64 unsigned", 2, all_reduce.test_every_rank_has_the_reduction, r"int64\[", {"op": "MAX", **SWEPT}
     ),
@@ -228,8 +197,15 @@ FOUND = (
     ),
     Finding("input changed", 2, all_gather.test_into_a_list, "input 0, which must stay", SWEPT),
     Finding("input changed", 2, all_to_all.test_of_lists, "input 0, which must stay", SWEPT),
-    Finding("expanded inputs refused", 2, layouts.test_input, "raised", {"collective": "gather", "layout": "expanded"}),
-    Finding("requires_grad lost", 2, requires_grad, "requires_grad was lost"),
+    Finding(
+        "expanded inputs refused",
+        2,
+        layouts.test_input,
+        "raised",
+        {"collective": "gather", "layout": "expanded"},
+        kind=ERROR,
+    ),
+    Finding("requires_grad lost", 2, layouts.test_requires_grad_stays, "requires_grad was lost"),
     # forms
     Finding("wait does not wait", 2, forms.test_asynchronous, r"async\), call \d, rank \d: output"),
     Finding(
@@ -247,7 +223,7 @@ FOUND = (
             "functional",
             {"collective": name, **SWEPT},
         )
-        for name in forms.FUNCTIONAL
+        for name in ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
     ),
     Finding("wrong after another collective", 2, forms.test_pairs, r"^all_gather\("),
     Finding("last of a list not reduced", 2, forms.test_all_reduce_coalesced, r"all_reduce\(float32\[33\]"),
@@ -256,13 +232,22 @@ FOUND = (
     Finding(
         "order given to new_group kept", 3, groups.test_every_collective_in_subgroups, r"all_gather\(.*, group \[2, 1"
     ),
-    Finding("destroying a group does nothing", 2, lifecycle.test_destroy_and_start_again, "is_initialized"),
-    Finding("timeouts halved", 2, lifecycle.test_timeout_is_honoured, "assert", {"what": "all_reduce"}),
-    # barriers
-    Finding("barrier does not block", 2, barriers.test_waits_for_the_last, "done"),
-    Finding("barrier does not block", 3, barriers.test_nobody_leaves_early, "assert", {"barrier": "barrier"}),
     Finding(
-        "monitored_barrier does not block", 3, barriers.test_missing_rank_is_named, "DID NOT RAISE", {"missing": 2}
+        "destroying a group does nothing", 2, lifecycle.test_destroy_and_start_again, "is_initialized", kind=ASSERTION
+    ),
+    Finding("timeouts halved", 2, lifecycle.test_timeout_is_honoured, "assert", {"what": "all_reduce"}, kind=ASSERTION),
+    # barriers
+    Finding("barrier does not block", 2, barriers.test_waits_for_the_last, "done", kind=ASSERTION),
+    Finding(
+        "barrier does not block", 3, barriers.test_nobody_leaves_early, "assert", {"barrier": "barrier"}, kind=ASSERTION
+    ),
+    Finding(
+        "monitored_barrier does not block",
+        3,
+        barriers.test_missing_rank_is_named,
+        "DID NOT RAISE",
+        {"missing": 2},
+        kind=SILENCE,
     ),
     Finding(
         "monitored_barrier does not block",
@@ -270,6 +255,7 @@ FOUND = (
         barriers.test_nobody_leaves_early,
         "assert",
         {"barrier": "monitored_barrier"},
+        kind=ASSERTION,
     ),
     # messages
     Finding("tags ignored", 2, messages.test_tags_in_reverse, "tag 3: 7 of 7 elements"),
@@ -277,70 +263,189 @@ FOUND = (
     Finding("last element of a large message lost", 2, messages.test_order, r"message 1: 1 of 5000"),
     Finding("last element lost in a batch", 2, messages.test_ring, "round 0: 1 of 7", {"count": 7}),
     # objects
-    Finding("one object for all", 2, objects.test_all_gather_object, "found == "),
-    Finding("first object twice", 2, objects.test_gather_object, "found == "),
-    Finding("only the first object sent", 2, objects.test_broadcast_object_list, "found == "),
-    Finding("only the first object received", 2, objects.test_send_recv_object_list, "found == "),
-    Finding("the neighbour's object", 2, objects.test_scatter_object_list, "found == "),
+    Finding("one object for all", 2, objects.test_all_gather_object, "found == ", kind=ASSERTION),
+    Finding("first object twice", 2, objects.test_gather_object, "found == ", kind=ASSERTION),
+    Finding("only the first object sent", 2, objects.test_broadcast_object_list, "found == ", kind=ASSERTION),
+    Finding("only the first object received", 2, objects.test_send_recv_object_list, "found == ", kind=ASSERTION),
+    Finding("the neighbour's object", 2, objects.test_scatter_object_list, "found == ", kind=ASSERTION),
+    # what other damages leave out
+    Finding("last element wrong in a large float16 tensor", 2, reduce.test_shapes_and_sizes, r"float16.* 1 of", SWEPT),
+    Finding(
+        "last element wrong in a large float16 tensor",
+        2,
+        gather_scatter.test_gather_roots_and_shapes,
+        r"float16.* 1 of",
+        SWEPT,
+    ),
+    Finding(
+        "last element wrong in a large float16 tensor",
+        2,
+        gather_scatter.test_scatter_roots_and_shapes,
+        r"float16.* 1 of",
+        SWEPT,
+    ),
+    Finding(
+        "last element wrong in a large float16 tensor", 2, all_gather.test_shapes_and_sizes, r"float16.* 1 of", SWEPT
+    ),
+    Finding("complex exchange incomplete", 2, all_to_all.test_uneven_complex, "complex64.* uneven"),
+    Finding(
+        "minus of a lazily negated tensor lost",
+        2,
+        layouts.test_negative_bit,
+        "input negative",
+        {"collective": "all_gather"},
+    ),
+    Finding(
+        "lazily conjugated tensor not conjugated",
+        2,
+        layouts.test_conjugate_bit,
+        "'wrong', 'output 0: ",
+        {"collective": "all_gather"},
+        kind=ASSERTION,
+    ),
+    Finding(
+        "work is never completed",
+        2,
+        forms.test_completed_after_wait,
+        "is_completed",
+        {"collective": "all_reduce"},
+        kind=ASSERTION,
+    ),
+    Finding("coalesced sums are maxima", 2, forms.test_coalesced, r"all_reduce\(float32\[1\]"),
+    Finding(
+        "functional forms wrong with strides",
+        2,
+        forms.test_functional_layouts,
+        "input column",
+        {"collective": "all_gather_into_tensor", "layout": "column"},
+    ),
+    Finding(
+        "functional forms wrong with strides",
+        2,
+        forms.test_functional_in_place_layouts,
+        "input transposed",
+        {"collective": "all_reduce", "layout": "transposed"},
+    ),
+    Finding("functional splits in reverse", 2, forms.test_functional_uneven, "uneven"),
+    Finding(
+        "dimension to gather along ignored", 2, forms.test_functional_dimensions, r"gathered: expected float32\[2, 6\]"
+    ),
+    Finding("use does not wait", 2, forms.test_functional_waits_when_used, "sum: 262144 of 262144"),
+    Finding("own gradient only", 2, forms.test_functional_gradients, "all_gather: "),
+    Finding(
+        "functional complex exchange incomplete",
+        2,
+        forms.test_functional_complex_exchange,
+        "output: 1 of",
+        repair="functional complex exchange",
+    ),
+    Finding("last element dropped", 2, all_gather.test_stacked, "output: 1 of", repair="stacks of tensors"),
+    Finding(
+        "reduce_scatter_tensor gives the neighbour's",
+        2,
+        reduce_scatter.test_stacked,
+        "stacked",
+        {"shape": (3, 5)},
+        repair="stacks of tensors",
+    ),
+    Finding("last element dropped", 2, all_gather.test_uneven, "from rank 1: 1 of 2", repair="uneven all_gather"),
+    Finding(
+        "gather permuted",
+        2,
+        gather_scatter.test_gather_complex,
+        "complex64",
+        {"dtype": torch.complex64},
+        repair="complex gather",
+    ),
+    Finding("ranks of a group not in order", 3, groups.test_order_of_ranks, "assert", kind=ASSERTION),
+    Finding("use_local_synchronization ignored", 3, groups.test_local_synchronization, "barrier", kind=HANG),
+    Finding("new_subgroups deals ranks out", 4, groups.test_new_subgroups, "assert", kind=ASSERTION),
+    Finding(
+        "errors of collectives swallowed",
+        3,
+        groups.test_not_a_member,
+        "DID NOT RAISE",
+        {"collective": "all_reduce"},
+        kind=SILENCE,
+        repair="no collective without the caller",
+    ),
+    Finding(
+        "gradient stays where the tensor was used",
+        3,
+        groups.test_broadcast_gradient,
+        "gradient of the source: 3 of 3",
+        {"ranks": (1, 2)},
+        repair="gradient of broadcast to the source",
+    ),
+    Finding("dimensions of a mesh in reverse", 4, groups.test_mesh_groups, "assert", {"shape": (2, 2)}, kind=ASSERTION),
+    Finding(
+        "local ranks of a mesh in reverse",
+        3,
+        groups.test_mesh_order,
+        "assert",
+        {"order": (2, 0, 1)},
+        kind=ASSERTION,
+        repair="local rank is the coordinate",
+    ),
+    Finding("last element wrong in odd worlds", 3, groups.test_any_sequence, r"all_reduce\(.* output: 1 of"),
+    Finding(
+        "starting again with the ranks in reverse", 3, lifecycle.test_start_again_smaller, "assert", kind=ASSERTION
+    ),
+    Finding("errors at the start swallowed", 2, lifecycle.test_started_twice, "DID NOT RAISE", kind=SILENCE),
+    Finding(
+        "errors of collectives swallowed",
+        2,
+        lifecycle.test_destroyed_group,
+        "DID NOT RAISE",
+        kind=SILENCE,
+        repair="no collective on a destroyed group",
+    ),
+    Finding(
+        "monitored_barrier names one rank only",
+        3,
+        barriers.test_all_missing_ranks_are_named,
+        "Ranks 1, 2 failed",
+        kind=ASSERTION,
+    ),
+    Finding("barrier of a group is one of the world", 3, barriers.test_subgroup, "barrier", kind=HANG, timeout=2),
+    Finding("complex message incomplete", 2, messages.test_send_recv, "torch.complex64 of 1: 1 of 1"),
+    Finding("message by rank in the group wrong", 3, messages.test_in_a_subgroup, "group_src': 0}: 1 of 7"),
+    Finding("errors of messages swallowed", 2, messages.test_strided, "DID NOT RAISE", kind=SILENCE),
+    Finding("errors of messages swallowed", 2, messages.test_to_itself, "DID NOT RAISE", kind=SILENCE),
+    Finding("objects by rank in the group lost", 3, objects.test_in_a_subgroup, "found == ", kind=ASSERTION),
+    Finding("errors of objects swallowed", 2, objects.test_unpicklable, "DID NOT RAISE", kind=SILENCE),
+    Finding(
+        "int16 not refused on the last rank",
+        2,
+        misuse.test_refusals_are_clean,
+        r"int16.*refused.*wrong",
+        kind=ASSERTION,
+    ),
+    Finding("errors of collectives swallowed", 2, misuse.test_wrong_arguments, "DID NOT RAISE", kind=SILENCE),
+    Finding(
+        "errors of collectives swallowed",
+        2,
+        misuse.test_indivisible_exchange,
+        "DID NOT RAISE",
+        kind=SILENCE,
+        repair="only what can be divided",
+    ),
+    Finding(
+        "errors of collectives swallowed",
+        2,
+        misuse.test_mismatch_raises,
+        "took it for a success",
+        {"what": "all_reduce-dtype"},
+        kind=ASSERTION,
+        repair="only tensors of one kind",
+    ),
+    Finding(
+        "errors of collectives swallowed",
+        2,
+        misuse.test_mismatch_raises,
+        "took it for a success",
+        {"what": "broadcast-size"},
+        kind=ASSERTION,
+        repair="only tensors of one kind",
+    ),
 )
-
-
-def of_size(size: int) -> pytest.MarkDecorator:
-    """A parameter for every finding in a world of a size."""
-    found = [finding for finding in FOUND if finding.size == size]
-    names = [f"{f.damage} - {f.test.__name__}-{'-'.join(map(str, f.arguments.values()))}" for f in found]
-    return pytest.mark.parametrize("finding", found, ids=[name.replace(" ", "_") for name in names])
-
-
-@pytest.mark.world(1)
-@of_size(1)
-def test_alone(world: World, finding: Finding) -> None:
-    """Found with one rank."""
-    check(world, finding)
-
-
-@pytest.mark.world(2)
-@of_size(2)
-def test_two(world: World, finding: Finding) -> None:
-    """Found with two ranks."""
-    check(world, finding)
-
-
-@pytest.mark.world(3)
-@of_size(3)
-def test_three(world: World, finding: Finding) -> None:
-    """Found with three ranks."""
-    check(world, finding)
-
-
-def check(world: World, finding: Finding) -> None:
-    """The test fails, for the reason that it should; of wrong answers, it names case, call, rank and elements."""
-    with pytest.raises((AssertionError, RanksFailed)) as caught:
-        finding.run(world)
-    text = str(caught.value)
-    headers = HEADER.findall(text)
-    assert [h for h in headers or [text] if not re.search(finding.says, h)] == []
-    if any(" elements differ" in header for header in headers):
-        assert ELEMENT.search(text)
-
-
-def test_every_damage_is_looked_for() -> None:
-    """No damage of the catalogue is without a test that finds it."""
-    assert {name for name in CATALOGUE if name != NONE.name} == {finding.damage for finding in FOUND}
-
-
-QUIET = list({f"{f.test.__module__}.{f.test.__name__}{f.size}{f.arguments}": f for f in FOUND}.values())
-
-
-@pytest.mark.parametrize("finding", [f for f in QUIET if f.size == 2], ids=lambda f: f.test.__name__)
-@pytest.mark.world(2)
-def test_quiet_two(world: World, finding: Finding) -> None:
-    """Wrapped but not damaged, collectives pass the tests that find damages."""
-    finding.test(BrokenWorld(world, NONE), **finding.arguments)
-
-
-@pytest.mark.parametrize("finding", [f for f in QUIET if f.size == 3], ids=lambda f: f.test.__name__)
-@pytest.mark.world(3)
-def test_quiet_three(world: World, finding: Finding) -> None:
-    """Wrapped but not damaged, collectives pass the tests that find damages."""
-    finding.test(BrokenWorld(world, NONE), **finding.arguments)

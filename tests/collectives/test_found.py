@@ -1,0 +1,104 @@
+"""A process group that is wrong in one narrow way is found by the suite's own tests, which say where."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from harness import RanksFailed, World
+from tests.collectives.catalogue import CATALOGUE, NONE
+from tests.collectives.finding import ASSERTION, ERROR, HANG, SILENCE, WRONG, Finding
+from tests.collectives.found import FOUND
+from tests.collectives.repairs import REPAIRS
+
+SUITE = Path(__file__).parents[2] / "suites" / "collectives"
+HEADER = re.compile(r"^\w+\(.*\), call \d+, rank \d+: .*$", re.MULTILINE)
+ELEMENT = re.compile(r"^  \[[\d, ]*\] expected .*, found ", re.MULTILINE)
+
+UNDAMAGED: dict[str, str] = {}
+"""Requirements without a damage that a test of theirs finds, and why."""
+
+
+def of_size(size: int) -> pytest.MarkDecorator:
+    """A parameter for every finding in a world of a size."""
+    found = [finding for finding in FOUND if finding.size == size]
+    names = [f"{f.damage} - {f.test.__name__}-{'-'.join(map(str, f.arguments.values()))}" for f in found]
+    return pytest.mark.parametrize("finding", found, ids=[name.replace(" ", "_") for name in names])
+
+
+@pytest.mark.world(1)
+@of_size(1)
+def test_alone(world: World, finding: Finding) -> None:
+    """Found with one rank."""
+    check(world, finding)
+
+
+@pytest.mark.world(2)
+@of_size(2)
+def test_two(world: World, finding: Finding) -> None:
+    """Found with two ranks."""
+    check(world, finding)
+
+
+@pytest.mark.world(3)
+@of_size(3)
+def test_three(world: World, finding: Finding) -> None:
+    """Found with three ranks."""
+    check(world, finding)
+
+
+@pytest.mark.world(4)
+@of_size(4)
+def test_four(world: World, finding: Finding) -> None:
+    """Found with four ranks."""
+    check(world, finding)
+
+
+def check(world: World, finding: Finding) -> None:
+    """The test fails as it should and says why; of wrong answers, it names case, call, rank and elements."""
+    with pytest.raises((AssertionError, RanksFailed)) as caught:
+        finding.run(world)
+    text = str(caught.value)
+    assert kind_of(caught.value) == finding.kind, text
+    headers = HEADER.findall(text)
+    assert [h for h in headers or [text] if not re.search(finding.says, h)] == []
+    if any(" elements differ" in header for header in headers):
+        assert ELEMENT.search(text)
+
+
+def kind_of(error: BaseException) -> str:
+    """How a test failed."""
+    if not isinstance(error, RanksFailed):
+        headers = HEADER.findall(str(error))
+        if not headers:
+            return ASSERTION
+        return ERROR if all(": raised " in header for header in headers) else WRONG
+    if error.verdict == "hung":
+        return HANG
+    kind = str(((error.first and error.first.report) or {}).get("type", error.verdict))
+    names = {"Mismatch": WRONG, "Failed": SILENCE, "AssertionError": ASSERTION}
+    return names.get(kind.rpartition(".")[2], kind)
+
+
+def requirements_of(test: object) -> set[str]:
+    """Identifiers of the requirements that a test is for."""
+    return {mark.args[0].id for mark in getattr(test, "pytestmark", []) if mark.name == "requirement"}
+
+
+def test_every_requirement_is_damaged() -> None:
+    """For each requirement of the suite there is a damage that a test of it finds, or the reason why there is none."""
+    every = set()
+    for file in SUITE.glob("test_*.py"):
+        module = importlib.import_module(f"suites.collectives.{file.stem}")
+        every |= set().union(*(requirements_of(value) for value in vars(module).values() if callable(value)))
+    damaged = set().union(*(requirements_of(finding.test) for finding in FOUND))
+    assert sorted(every - damaged) == sorted(UNDAMAGED)
+
+
+def test_every_damage_is_looked_for() -> None:
+    """No damage of the catalogue is without a test that finds it, and no repair without a test that needs it."""
+    assert {name for name in CATALOGUE if name != NONE.name} == {finding.damage for finding in FOUND}
+    assert set(REPAIRS) == {finding.repair for finding in FOUND if finding.repair}
