@@ -148,10 +148,12 @@ def _patterns(count: int, dtype: torch.dtype, *key: object) -> torch.Tensor:
 def _contribution(count: int, dtype: torch.dtype, op: str, size: int, *key: object) -> torch.Tensor:
     """dtype[count]: values for which ``op`` over ``size`` ranks is exact in any order."""
     x = _hash(count, op, *key)
-    if dtype == torch.bool or op in ("BAND", "BOR", "BXOR"):
-        if op == "BAND" and dtype != torch.bool:  # sparse zeros, or nothing would be left of five ranks
-            x = x | _hash(count, "more", *key)
-        return (x >> 11) & 1 == 1 if dtype == torch.bool else x.to(dtype)
+    if dtype == torch.bool:  # what decides is rare, or one rank of five would hardly ever count
+        rare = (x >> 11) & 3 == 0
+        return (x >> 11) & 1 == 1 if op == "BXOR" else ~rare if op in ("PRODUCT", "MIN", "BAND") else rare
+    if op in ("BAND", "BOR", "BXOR"):
+        other = _hash(count, "more", *key)
+        return {"BAND": x | other, "BOR": x & other, "BXOR": x}[op].to(dtype)
     if op in ("MIN", "MAX"):
         return _extremes(x, dtype)
     if op == "PRODUCT":

@@ -152,8 +152,7 @@ def _call(
     if case.collective in REDUCING:
         options["op"] = reduction(case.op)
     if case.form == "coalesced":
-        del options["group"]
-        with coalescing_manager(group, device=(ins + outs)[0].device, async_ops=True) as manager:
+        with coalescing_manager(group, async_ops=True) as manager:
             _issue(case, call, ins, outs, options, ranks)
         manager.wait()
         return outs
@@ -207,7 +206,7 @@ def _call_functional(
     if kind == "all_reduce":
         out = functional.all_reduce(tensor, op, group)
     elif kind == "broadcast":
-        out = functional.broadcast(tensor, ranks[case.root], group)
+        out = functional.broadcast(tensor, case.root, group)  # a rank in the group, here
     elif kind == "all_gather_into_tensor":
         out = functional.all_gather_tensor(tensor, 0, group)
     elif kind == "reduce_scatter_tensor":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from harness.oracles.collectives import COLLECTIVES, COMPLEX, FLOATS, Case
+from harness.oracles.collectives import COLLECTIVES, COMPLEX, FLOATS, IN_PLACE, REDUCING, ROOTED, Case
 
 WHOLE = (torch.uint8, torch.int8, torch.int32, torch.int64)
 DTYPES = (torch.bool, *WHOLE, *FLOATS, *COMPLEX)
@@ -21,6 +23,12 @@ LARGE = ((1 << 18) + 1, (1 << 20) + 3)
 """float32 elements: about 1 MiB and 4 MiB, past the sizes at which protocols switch."""
 LARGEST = (11 << 18, 16 << 20)
 SHAPES = ((), (1,), (3, 5), (2, 0, 3), (1, 4, 1), (2, 3, 4))
+
+
+FUNCTIONAL = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+"""Collectives that have a functional form."""
+COALESCED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+"""Collectives that a coalescing manager takes."""
 
 
 def dtypes_of(op: str) -> tuple[torch.dtype, ...]:
@@ -70,3 +78,106 @@ def groups_of(size: int) -> list[tuple[int, ...]]:
 def every_collective(**changes: object) -> list[Case]:
     """One case of each collective, its arguments changed alike; of ROOTED ones with the last but not the only root."""
     return [replace(Case(name), **changes) for name in COLLECTIVES]  # type: ignore[arg-type]
+
+
+# crossings: every value of an argument together with every value of every other
+
+
+Pair = frozenset[tuple[str, int]]
+"""Two axes, each with the number of a value."""
+
+
+def crossed(
+    axes: Mapping[str, Sequence[Any]], fits: Callable[[dict[str, Any]], bool] = lambda row: True
+) -> list[dict[str, Any]]:
+    """Rows of one value from each axis, in which any two values of two axes that fit are together at least once.
+
+    Greedy, and the same every time: a row begins with a pair that has not been yet, and takes from each further axis
+    the value with the most new pairs.  ``fits`` is asked about two values at a time.  The number of rows is close to
+    the product of the two longest axes.
+    """
+    good: dict[Pair, None] = {}
+    for one, other in itertools.combinations(axes, 2):
+        for (i, a), (j, b) in itertools.product(enumerate(axes[one]), enumerate(axes[other])):
+            if fits({one: a, other: b}):
+                good[frozenset({(one, i), (other, j)})] = None
+    missing, found = dict(good), []
+    while missing:
+        row = dict(sorted(next(iter(missing))))
+        for axis in (axis for axis in axes if axis not in row):
+            count = len(axes[axis])
+            turns = [(number + len(found)) % count for number in range(count)]  # of equals another one each time
+            new = {n: [frozenset({(axis, n), taken}) for taken in row.items()] for n in turns}
+            fitting = [n for n in turns if all(pair in good for pair in new[n])]
+            if not fitting:
+                break
+            row[axis] = max(fitting, key=lambda n: sum(pair in missing for pair in new[n]))
+        for pair in itertools.combinations(row.items(), 2):
+            missing.pop(frozenset(pair), None)
+        if len(row) == len(axes):
+            found.append({axis: axes[axis][row[axis]] for axis in axes})
+    return found
+
+
+def obstacle(case: Case) -> str:
+    """Why a case is left out of crossings; empty if it is not."""
+    if case.collective in REDUCING and case.dtype not in dtypes_of(case.op):
+        return "the reduction has no meaning for the dtype"
+    if case.form == "functional" and case.collective not in FUNCTIONAL:
+        return "there is no functional form"
+    if case.form == "coalesced" and case.collective not in COALESCED:
+        return "coalescing managers do not take it"
+    if case.collective == "gather" and case.dtype in COMPLEX:
+        return "COLL-GATHER-02 is about it alone"
+    if case.form == "functional" and case.collective == "all_to_all_single" and case.dtype in COMPLEX:
+        return "COLL-FUNC-08 is about it alone"
+    if case.layout == "expanded" and (not case.shape or 0 in case.shape):
+        return "nothing is there to be expanded"
+    if not case.shape and case.collective in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"):
+        return "what has no dimension can't be joined"
+    return ""
+
+
+def crossing(
+    collective: str,
+    size: int,
+    thorough: bool,
+    *,
+    layouts: Sequence[str] = ("contiguous", "offset"),
+    out_layouts: Sequence[str] = ("contiguous", "offset"),
+    forms: Sequence[str] = ("sync", "async"),
+) -> list[Case]:
+    """Two calls of each case: any op and dtype with any layout, group, form, shape and name of the root.
+
+    Pairwise by default, thorough: every combination of op, dtype, layouts, group, form and name; shapes in turn.
+    """
+    everyone = tuple(range(size))
+    axes: dict[str, Sequence[Any]] = {
+        "dtype": DTYPES,
+        "op": OPS if collective in REDUCING else ("SUM",),
+        "layout": layouts,
+        "out_layout": ("contiguous",) if collective in IN_PLACE or forms == ["functional"] else out_layouts,
+        "group": list(dict.fromkeys([None, everyone[1:], everyone[::-2], (size - 1,)])),
+        "form": forms,
+        "root_as": ("group", "global") if collective in ROOTED else ("global",),
+    }
+    shapes = ((3, 5), (7,), (1,), (1030,), (2, 3, 2), (0,), (33,))
+
+    def case_of(row: dict[str, Any]) -> Case:
+        dtype = dtypes_of(row.get("op", "SUM"))[0]  # of a row without one: any that fits
+        return Case(collective, root=len(row.get("group") or everyone) - 1, repeats=2, **{"dtype": dtype, **row})
+
+    if not thorough:
+        rows = crossed({**axes, "shape": shapes}, lambda row: not obstacle(case_of(row)))
+        return [case_of(row) for row in rows]
+    found, turn = [], itertools.cycle(shapes)
+    for values in itertools.product(*axes.values()):
+        row = dict(zip(axes, values, strict=True))
+        fitting = [
+            case
+            for shape in itertools.islice(turn, len(shapes))
+            if not obstacle(case := case_of({**row, "shape": shape}))
+        ]
+        found += fitting[:1]
+        next(turn)
+    return found

@@ -10,9 +10,7 @@ from harness import Rank, World, requirement, spmd
 from harness.oracles.collectives import Case, inputs, outputs
 from harness.oracles.exact import assert_same
 from harness.stacks.collectives import assert_right, coalescing_manager, functional
-from suites.collectives.cases import DTYPES, every_collective, shaped, swept
-
-FUNCTIONAL = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+from suites.collectives.cases import DTYPES, FUNCTIONAL, every_collective, shaped, swept
 
 
 @requirement(

@@ -11,9 +11,21 @@ import pytest
 import torch
 
 from harness.oracles import collectives as model
-from harness.oracles.collectives import LAYOUTS, Case, gaps, inputs, lay, outputs, poison, reduce_exactly, rows
+from harness.oracles.collectives import (
+    COLLECTIVES,
+    IN_PLACE,
+    LAYOUTS,
+    Case,
+    gaps,
+    inputs,
+    lay,
+    outputs,
+    poison,
+    reduce_exactly,
+    rows,
+)
 from harness.oracles.exact import assert_same
-from suites.collectives.cases import DTYPES, OPS, dtypes_of
+from suites.collectives.cases import DTYPES, FUNCTIONAL, OPS, crossed, crossing, dtypes_of
 
 PAIRS = [pytest.param(op, dtype, id=f"{op}-{str(dtype)[6:]}") for op in OPS for dtype in dtypes_of(op)]
 
@@ -153,11 +165,24 @@ def test_exact_in_any_order(op: str, dtype: torch.dtype, size: int) -> None:
         assert_same(expected, fold(op, [fold(op, given[:2]), fold(op, given[2:])]), f"{op} of two halves")
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("dtype", dtypes_of("AVG"), ids=str)
+def test_average_is_exact_however_it_is_made(dtype: torch.dtype, size: int) -> None:
+    """Divided first or last, or multiplied with the rounded 1/size first or last: the same bits, no false alarm."""
+    given = contributions("AVG", dtype, size, 20_000)
+    expected, factor = reduce_exactly("AVG", given), torch.tensor(1 / size, dtype=dtype)
+    total = fold("SUM", given)
+    assert_same(expected, total / size, "divided last")
+    assert_same(expected, fold("SUM", [part / size for part in given]), "divided first")
+    assert_same(expected, total * factor, "multiplied last")
+    assert_same(expected, fold("SUM", [part * factor for part in given]), "multiplied first")
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
 def test_no_contribution_is_the_answer(op: str, dtype: torch.dtype, size: int) -> None:
     """A reduction that leaves a rank with its own data, or with another's, or leaves one rank out, is seen."""
-    given = contributions(op, dtype, size, 66 if dtype != torch.bool else 300)  # one boolean in 16 tells, of five ranks
+    given = contributions(op, dtype, size, 66)
     expected = reduce_exactly(op, given)
     for left_out in range(size):
         assert not torch.equal(expected, given[left_out])
@@ -365,3 +390,27 @@ def test_groups_are_ordered() -> None:
     """Ranks of a group ascend, as new_group has them."""
     assert Case("reduce", group=(3, 0, 2)).ranks(4) == [0, 2, 3]
     assert Case("reduce").ranks(3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("forms", [["sync", "async"], ["functional"]], ids=str)
+@pytest.mark.parametrize("layouts", [["contiguous", "offset"], ["expanded"]], ids=str)
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name not in IN_PLACE])
+def test_crossings_leave_no_pair_out(collective: str, layouts: list[str], forms: list[str]) -> None:
+    """Any two values that are together in the full product are together in a pairwise list, and none else are."""
+
+    def pairs(thorough: bool) -> set[Any]:
+        fields = ("op", "dtype", "layout", "out_layout", "group", "form", "root_as")
+        cases = crossing(collective, 3, thorough, layouts=layouts, forms=forms)
+        return {p for case in cases for p in itertools.combinations([(f, getattr(case, f)) for f in fields], 2)}
+
+    assert pairs(False) == pairs(True)
+    assert (pairs(True) == set()) == (forms == ["functional"] and collective not in FUNCTIONAL)
+
+
+def test_crossed_by_hand() -> None:
+    """Three axes of two values need four rows; what does not fit is nowhere."""
+    axes = {"a": "xy", "b": "xy", "c": "xy"}
+    assert len(crossed(axes)) == 4
+    found = crossed(axes, lambda row: row.get("a") != "x" or row.get("b") != "x")
+    assert {(row["a"], row["b"]) for row in found} == {("x", "y"), ("y", "x"), ("y", "y")}
+    assert {(row["b"], row["c"]) for row in found} == set(itertools.product("xy", repeat=2))
