@@ -86,9 +86,11 @@ class Worlds:
     def pool(self) -> Pool:
         """The pool; made when it is first needed."""
         if self._pool is None:
+            from harness.worlds.places import show_from
             from harness.worlds.pool import Pool
             from harness.worlds.terminal import Terminal
 
+            show_from(str(self.config.invocation_params.dir), str(self.config.rootpath))
             captures = self.config.getoption("capture") != "no"
             self._pool = Pool(terminal=Terminal(immediately=not captures, release=self._uncaptured))
         return self._pool

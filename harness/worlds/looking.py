@@ -88,7 +88,7 @@ class Watch:
     def look(self, now: float, ended: Mapping[int, str]) -> Explanation | None:
         """Look once; returns who waits for whom if it is proven that no rank can go on.
 
-        ``ended``: how ranks have ended, ``returned``, ``raised`` or ``died``, by rank.
+        ``ended``: how ranks have ended, as :class:`View` has it, by rank.
         """
         alive = [p for p in self._processes if p.index not in ended]
         state = {p.index: self._kernel(p, now) for p in alive}

@@ -22,6 +22,27 @@ WORLDS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 """The folder of the code that runs ranks."""
 
 
+_shown_from: list[str] = []
+"""Folders that paths are shown relative to, besides the working directory."""
+
+
+def show_from(*folders: str) -> None:
+    """Show files in these folders by their path from there."""
+    _shown_from[:] = [os.path.join(folder, "") for folder in folders]
+
+
+def short_path(file: str) -> str:
+    """A file as a message names it: by its path from the working directory, where it is below that."""
+    try:
+        here = [os.path.join(os.getcwd(), "")]
+    except OSError:
+        here = []  # it is there no more
+    for folder in (*here, *_shown_from):
+        if folder != os.sep and file.startswith(folder):
+            return file[len(folder) :]
+    return file
+
+
 def in_torch(file: str) -> bool:
     """Whether a source file is PyTorch's."""
     return file.startswith(TORCH)

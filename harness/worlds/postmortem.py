@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.worlds.blackbox import Issued
 from harness.worlds.launch import Exit
+from harness.worlds.places import short_path
 from harness.worlds.watchdog import Explanation, Record, user_frame
 
 _TRANSPORT = re.compile(
@@ -188,10 +189,11 @@ class RanksFailed(Exception):
             if len({str((e.report or {}).get("message", "")) for e in group}) > 1:
                 lines += ["the same traceback, with other values:", *(f"rank {e.index}: {e.what}" for e in group[1:])]
             found.append((f"traceback of {_names(group)}", "\n".join(lines)))
+        stacks: dict[tuple[str, str], list[End]] = {}
         for end in self.ends:
             if end.stack:
-                label = "crashed" if end.kind == "died" else "stood"
-                found.append((f"where rank {end.index} {label}", end.stack.rstrip()))
+                stacks.setdefault(("crashed" if end.kind == "died" else "stood", end.stack.rstrip()), []).append(end)
+        found += [(f"where {_names(group)} {label}", stack) for (label, stack), group in stacks.items()]
         if any(e.collectives for e in self.ends):
             lines = [f"rank {e.index}: " + "\n        ".join(e.collectives or ("none",)) for e in self.ends]
             found.append(("last collectives", "\n".join(lines)))
@@ -285,7 +287,7 @@ def compare_issued(issued: Mapping[int, Sequence[Issued]]) -> str:
             if len(kinds) > 1 and not {c.op for c in calls} <= _MAY_DIFFER:
                 sides = ", ".join(
                     f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))} issued {call} "
-                    f"at {ranks[who[0]][number - 1].where}"
+                    f"at {short_path(ranks[who[0]][number - 1].where)}"
                     for call, who in kinds.items()
                 )
                 label = "the default group" if group == "0" else f"group {group!r}"
@@ -300,13 +302,13 @@ _MAY_DIFFER = {"scatter", "gather", "all_to_all", "all_to_all_single", "all_gath
 def describe_collectives(records: Sequence[Record] | None, issued: Sequence[Issued], most: int = 6) -> tuple[str, ...]:
     """The last collectives, from the Flight Recorder where there is one, with the source line where we noted it."""
     if not records:
-        return tuple(f"{i.op}({i.tensors}) on group {i.group} at {i.where}" for i in issued[-most:])
+        return tuple(f"{i.op}({i.tensors}) on group {i.group} at {short_path(i.where)}" for i in issued[-most:])
     lines = []
     where = _places(records, issued)
     for i, record in enumerate(records[-most:], len(records) - len(records[-most:])):
         state = "ended" if record.done else "NOT DONE"
         number = f"{'p2p ' if record.p2p else ''}#{record.seq}"
-        place = f" at {where[i]}" if i in where else ""
+        place = f" at {short_path(where[i])}" if i in where else ""
         lines.append(f"{record} {number} on group {record.group}: {state}{place}")
     return tuple(lines)
 

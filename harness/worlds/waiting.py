@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import os
@@ -12,10 +13,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.worlds import looking, postmortem, wire
+from harness.worlds import looking, postmortem, watchdog, wire
 from harness.worlds.launch import Launcher, Output, RankProcess
 from harness.worlds.postmortem import End, RanksFailed
-from harness.worlds.watchdog import FIRST_LOOK, Explanation
+from harness.worlds.watchdog import FIRST_LOOK, Explanation, View
 
 if TYPE_CHECKING:
     from harness.worlds.terminal import Terminal
@@ -176,8 +177,7 @@ class Waiting:
                 self._event(source)
             if time.monotonic() >= self._next_look:
                 self._exits()  # another thread, with a world of its own, may have had the news
-                ended = {i: _ENDED.get(e.kind, "died") for i, e in self._ends.items()}
-                explanation = self._watch.look(time.monotonic(), ended)
+                explanation = self._watch.look(time.monotonic(), self._ended_how())
                 if explanation is not None:
                     self._fail(explanation, "")
         for source in ranks.ready(0):  # what was printed just before the answers
@@ -304,7 +304,8 @@ class Waiting:
     def _fail(self, explanation: Explanation | None, reason: str) -> None:
         """Collect what every rank can still say, and raise."""
         __tracebackhide__ = True
-        ends = self._collect()
+        views = self._views()
+        ends = self._collect(views)
         failed = any(e.failed for e in ends)
         boxes = {p.index: p.box for p in self._ranks.processes}
         # Ranks that are dead lost their Flight Recorder, so the watchdog may have seen no more than that they are gone.
@@ -312,17 +313,27 @@ class Waiting:
             difference = postmortem.compare_issued({i: box.recent(box.count) for i, box in boxes.items()})
             explanation = Explanation(difference, mismatch=True) if difference else explanation
         if explanation is None and not failed:
+            explanation = watchdog.suspect(views) if self._answer != EXIT else None
             doing = "; ".join(f"rank {e.index} was {e.standing}" for e in ends if e.kind == "stopped")
-            reason = f"{reason or 'no rank can go on'}: {doing}"
+            reason = f"{reason or 'no rank can go on'}: {explanation.headline if explanation else doing}"
         error = RanksFailed(str(self._world), self._function, ends, explanation, reason)
         error.__context__ = cause = cause_of(error)
         raise error from cause
 
-    def _collect(self) -> list[End]:
+    def _views(self) -> list[View]:
+        """Where each rank is now, or how it has ended."""
+        views = looking.views_of(self._ranks.processes, {})
+        self._ranks.launcher.poll()
+        ended = self._ended_how()
+        return [dataclasses.replace(view, state=ended.get(view.index, view.state)) for view in views]
+
+    def _ended_how(self) -> dict[int, str]:
+        """How ranks have ended, as :class:`View` has it, by rank."""
+        return {i: "died" if e.kind == "exited" else e.kind for i, e in self._ends.items()}
+
+    def _collect(self, views: list[View]) -> list[End]:
         """How each rank has ended, or where it stands, with all that is known of it."""
         processes = self._ranks.processes
-        views = looking.views_of(processes, {})
-        self._ranks.launcher.poll()
         silent = [p for p in processes if p.exit is None and not views[p.index].answered]
         for process in silent:
             process.ask_stack()
@@ -365,7 +376,8 @@ class Waiting:
         """Something else ended the wait: put on it what the ranks were doing."""
         try:
             why = f"interrupted by {type(error).__name__}"
-            error.add_note(RanksFailed(str(self._world), self._function, self._collect(), None, why).render())
+            ends = self._collect(self._views())
+            error.add_note(RanksFailed(str(self._world), self._function, ends, None, why).render())
         except Exception:
             return  # the interruption itself matters more than its evidence
 
@@ -374,9 +386,6 @@ class Waiting:
 def _returned(index: int) -> End:
     """The end of a rank that did what it was asked; one for each, since every run needs it and it says no more."""
     return End(index, "returned")
-
-
-_ENDED = {"returned": "returned", "raised": "raised", "skipped": "raised"}
 
 
 def cause_of(error: RanksFailed) -> BaseException:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.worlds.places import DISTRIBUTED, TORCH, WORLDS, in_torch, in_worlds
+from harness.worlds.places import DISTRIBUTED, TORCH, WORLDS, in_torch, in_worlds, short_path
 
 FIRST_LOOK = 0.25
 """Seconds after the start of a run, and between looks."""
@@ -45,7 +45,7 @@ _TRANSPARENT = {
 _WAITING_CALL = re.compile(r"\b(wait\s*\(\s*\)|(wait_tensor|wait_all|synchronize|barrier)\s*(\.default\s*)?\()")
 _SHAPE_MATTERS = {"all_reduce", "broadcast", "reduce", "all_gather", "allgather", "_allgather_base", "reduce_scatter"}
 
-ENDED = ("returned", "raised", "died")
+ENDED = ("returned", "raised", "skipped", "died")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class View:
 
     index: int
     state: str
-    """``running``, or how it ended: ``returned``, ``raised``, ``died``."""
+    """``running``, or how it ended: ``returned``, ``raised``, ``skipped``, ``died``."""
     answered: bool = True
     """Whether the monitor thread answered; if not, frames and records are unknown."""
     quiet: bool = False
@@ -179,9 +179,9 @@ class Explanation:
 
 def explain(views: Sequence[View]) -> Explanation:
     """Name the mismatch behind a deadlock, from what each rank has issued on each group."""
-    findings = [f for f in (_explain_group(views, *group) for group in _groups(views)) if f is not None]
-    if findings:
-        return min(findings, key=lambda f: f[0])[1]
+    found = _explain_groups(views)
+    if found is not None:
+        return found
     stopped = [v.index for v in views if v.stopped]
     if stopped:
         return Explanation(f"{_ranks(stopped)} stopped by a signal, the others wait", tuple(stopped))
@@ -192,6 +192,27 @@ def explain(views: Sequence[View]) -> Explanation:
         how = "; ".join(f"rank {v.index} {has_ended(v)}" for v in ended)
         return Explanation(f"{who}; {how}", tuple(v.index for v in ended))
     return Explanation(who)
+
+
+def suspect(views: Sequence[View]) -> Explanation | None:
+    """Who holds up the others where nothing is proven, because the time is over before; None if nobody does."""
+    found = _explain_groups(views)
+    if found is not None:
+        return found
+    waiting = [v for v in views if v.state not in ENDED and in_collective(v)]
+    others = [v for v in views if v not in waiting]
+    others = [v for v in others if v.state not in ENDED] or others
+    if not waiting or not others:
+        return None
+    who = "; ".join(f"rank {v.index} waits {standing(v)}" for v in waiting)
+    for_whom = ", ".join(f"rank {v.index} {_absence(v)}" for v in others)
+    return Explanation(f"{who}; {for_whom}", tuple(v.index for v in others))
+
+
+def _explain_groups(views: Sequence[View]) -> Explanation | None:
+    """The first collective of any group that can't complete."""
+    findings = [f for f in (_explain_group(views, *group) for group in _groups(views)) if f is not None]
+    return min(findings, key=lambda f: f[0])[1] if findings else None
 
 
 def _groups(views: Sequence[View]) -> Iterable[tuple[str, tuple[int, ...]]]:
@@ -266,7 +287,7 @@ def _absence(view: View) -> str:
 
 def has_ended(view: View) -> str:
     """``has returned``, and the like."""
-    return {"returned": "has returned", "raised": "has raised", "died": "has died"}.get(view.state, view.state)
+    return f"has {view.state}" if view.state in ENDED else view.state
 
 
 def standing(view: View) -> str:
@@ -282,7 +303,7 @@ def standing(view: View) -> str:
 def location(view: View) -> str:
     """`` at file:line`` of the innermost frame that is the user's, or nothing."""
     frame = user_frame(view.frames)
-    return f" at {frame[0]}:{frame[1]}" if frame else ""
+    return f" at {short_path(frame[0])}:{frame[1]}" if frame else ""
 
 
 def user_frame(frames: Sequence[tuple[str, int, str]]) -> tuple[str, int, str] | None:

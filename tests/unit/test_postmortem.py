@@ -230,6 +230,23 @@ class TestRanksFailed:
         text = failure(raised(0, message="1 != 2"), raised(1, message="3 != 4")).render()
         assert (text.count("in body"), "rank 1: ValueError: 3 != 4" in text) == (2, True)
 
+    def test_equal_stacks_are_shown_once(self) -> None:
+        """Ranks that stood at the same place share a stack; one that stood elsewhere has its own."""
+        ends = [
+            End(i, "stopped", stack="test_x.py:9: in other" if i == 1 else "test_x.py:7: in body") for i in range(3)
+        ]
+        found = RanksFailed("3 ranks", "body", ends).sections()
+        assert found == [
+            ("where ranks 0, 2 (equal) stood", "test_x.py:7: in body"),
+            ("where rank 1 stood", "test_x.py:9: in other"),
+        ]
+
+    def test_stack_of_a_crash_is_not_that_of_a_stop(self) -> None:
+        """A rank that crashed where another was stopped is told apart from it."""
+        ends = [End(0, "died", exit=KILLED, stack="x"), End(1, "stopped", stack="x")]
+        titles = [title for title, _ in RanksFailed("2 ranks", "body", ends).sections()]
+        assert titles == ["where rank 0 crashed", "where rank 1 stood"]
+
     def test_place(self) -> None:
         """The place is the user's innermost line in the first to fail."""
         frames = [

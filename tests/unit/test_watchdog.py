@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from harness.worlds import watchdog
 from harness.worlds.places import TORCH, WORLDS
-from harness.worlds.watchdog import Record, View, blocked, deadlocked, explain, in_collective, progress, view_of
+from harness.worlds.watchdog import (
+    Record,
+    View,
+    blocked,
+    deadlocked,
+    explain,
+    in_collective,
+    progress,
+    suspect,
+    view_of,
+)
 
 RUN_TIMEOUT = 60.0
 TEST = ("/repo/tests/test_x.py", 12, "body")
@@ -51,7 +61,7 @@ class TestProven:
         """Ranks that all wait in collectives are deadlocked."""
         assert deadlocked([view(0, record()), view(1, record(size=(5,)))], RUN_TIMEOUT)
 
-    @pytest.mark.parametrize("how", ["returned", "raised", "died"])
+    @pytest.mark.parametrize("how", ["returned", "raised", "skipped", "died"])
     def test_one_has_ended(self, how: str) -> None:
         """A rank that waits for one that has ended will never go on."""
         assert deadlocked([view(0, record()), ended(1, how)], RUN_TIMEOUT)
@@ -133,7 +143,7 @@ class TestNotProven:
         slow = dataclasses.replace(view(1, record()), **other)
         assert not deadlocked([view(0, record(size=(5,))), slow, ended(2, "died")], RUN_TIMEOUT)
 
-    @pytest.mark.parametrize("how", ["returned", "raised", "died"])
+    @pytest.mark.parametrize("how", ["returned", "raised", "skipped", "died"])
     def test_all_ended(self, how: str) -> None:
         """A world whose ranks have all ended is not deadlocked."""
         assert not deadlocked([ended(0, how), ended(1, how)], RUN_TIMEOUT)
@@ -219,7 +229,7 @@ class TestExplain:
         found = explain([view(0, record(op="scatter")), view(1, record(op="scatter", sizes=(), dtypes=()))])
         assert "differs" not in found.headline
 
-    @pytest.mark.parametrize("how", ["returned", "raised", "died"])
+    @pytest.mark.parametrize("how", ["returned", "raised", "skipped", "died"])
     def test_missing_rank_has_ended(self, how: str) -> None:
         """The rank that others wait for is named, with how it ended."""
         groups = (("0", (0, 1, 2)),)
@@ -301,6 +311,40 @@ class TestExplain:
     def test_unknown_dtype(self) -> None:
         """A dtype that we have no name for is shown in the recorder's."""
         assert str(record(dtypes=("Float8_e4m3fn",))) == "all_reduce(float8_e4m3fn[4])"
+
+
+class TestSuspect:
+    """Who is named where the time is over and nothing is proven."""
+
+    def test_rank_that_has_not_come_to_the_collective(self) -> None:
+        """The rank that others wait for is suspected, with what it does instead."""
+        groups = (("0", (0, 1, 2)),)
+        views = [view(i, record(), groups=groups) for i in (0, 2)]
+        found = suspect([*views, view(1, frames=(LOOP, TEST), groups=groups)])
+        assert found is not None
+        assert found.headline.endswith("for rank 1, which is in body at /repo/tests/test_x.py:12")
+        assert found.culprits == (1,)
+
+    def test_without_records(self) -> None:
+        """Where no record helps, those that do not wait are suspected by those that do."""
+        found = suspect([view(0, records=None), view(1, frames=(LOOP, TEST), records=None)])
+        place = "at /repo/tests/test_x.py:12"
+        assert found is not None
+        assert (found.headline, found.culprits) == (
+            f"rank 0 waits in all_reduce {place}; rank 1 is in body {place}",
+            (1,),
+        )
+
+    def test_one_that_has_ended(self) -> None:
+        """Of those that do not wait, one that has ended is suspected only where the others do wait."""
+        waits, works = view(0, records=None), view(2, frames=(LOOP, TEST), records=None)
+        found = suspect([waits, ended(1, "returned"), works]), suspect([waits, ended(1, "returned")])
+        assert [f.culprits for f in found if f is not None] == [(2,), (1,)]
+
+    @pytest.mark.parametrize("frames", [(LOOP, TEST), (LOOP, TEST, DIST)], ids=["nobody waits", "all wait"])
+    def test_nobody(self, frames: tuple[tuple[str, int, str], ...]) -> None:
+        """Where all ranks work, or all wait, none is suspected."""
+        assert suspect([view(i, frames=frames, records=None) for i in range(3)]) is None
 
 
 class TestWhere:

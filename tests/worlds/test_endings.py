@@ -143,10 +143,12 @@ def test_own_skip(world: World) -> None:
     def body(rank: Rank) -> None:
         if is_last(rank):
             pytest.skip("not here")
+        dist.barrier()
 
     error = failure(world, body)
     assert error.ends[LAST].kind == "skipped"
     assert "decide about a skip before any rank starts" in error.headline
+    assert f"for rank {world.size - 1}, which has skipped" in str(error)
 
 
 def test_out_of_memory(world: World) -> None:

@@ -36,6 +36,9 @@ def test_endless_loop(world: World) -> None:
     error = hang(world, body)
     assert "while rank.index == 1" in error.ends[1].stack or "pass" in error.ends[1].stack
     assert error.ends[0].standing.startswith("waiting in barrier()")
+    assert "rank 0 waits in barrier(), collective 1 of the default group at " in error.headline
+    assert "for rank 1, which is in body at " in error.headline
+    assert error.culprits == (1,)
 
 
 @pytest.mark.usefixtures("works")
@@ -62,6 +65,7 @@ def test_sleep_in_c_with_the_interpreter_lock(world: World) -> None:
     error = hang(world, body)
     assert "sleep(100)" in error.ends[1].stack
     assert "holds the interpreter lock" in error.ends[1].standing
+    assert "for rank 1, which does not answer" in error.headline
 
 
 @pytest.mark.usefixtures("works")
