@@ -1,0 +1,1 @@
+"""Generated training runs: as data (``spec``), drawn (``strategies``), as Python (``source``), executed (``execute``)."""

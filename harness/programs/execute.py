@@ -1,0 +1,77 @@
+"""Executing programs: alone for the truth, and on ranks for what is under test."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+
+from harness.programs import prelude
+from harness.programs.source import source
+from harness.programs.spec import Program
+from harness.stacks import training
+from harness.worlds.rank import Rank
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one rank saw."""
+
+    seen: Tensors
+    """Everything that is compared, by name, in order, whole and on the CPU."""
+    graphs: tuple[int, ...]
+    """Nodes of each compiled graph."""
+    collectives: tuple[str, ...] = ()
+    """Every collective that was issued from the first forward on, as ``op float32[4] on 2 ranks``."""
+
+
+@functools.lru_cache(maxsize=256)
+def _code(text: str) -> tuple[CodeType, str]:
+    file = f"<program {zlib.crc32(text.encode()):08x}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # tracebacks show its lines
+    return compile(text, file, "exec"), file
+
+
+def functions(program: Program) -> dict[str, Any]:
+    """The names that a program's source defines, and those that it stands on."""
+    text = source(program)
+    code, file = _code(text)
+    namespace: dict[str, Any] = {**vars(training), **vars(prelude), "__name__": "program", "__file__": file}
+    exec(code, namespace)
+    return namespace
+
+
+def alone(program: Program, dtype: torch.dtype = torch.float64) -> Tensors:
+    """Train on one device, on the whole of each batch; returns everything that is compared, by name."""
+    names = functions(program)
+    party = training.Party(dtype=dtype)
+    found: Tensors = names["train"](party, names["build"](party))
+    return found
+
+
+def on_rank(rank: Rank, program: Program) -> Outcome:
+    """Train on this rank, on its part of each batch."""
+    names = functions(program)
+    part = 0 if program.same_data else rank.index // program.layout.tensor
+    party = training.Party(
+        dtype=getattr(torch, program.dtype),
+        device=rank.device,
+        index=rank.index,
+        world=rank.size,
+        part=part,
+        parts=program.parts,
+    )
+    build: Callable[..., Any] = names["build"]
+    try:
+        seen = names["train"](party, names["distribute"](party, build(party)))
+    finally:
+        training.clean_up()
+    return Outcome(seen, tuple(party.graphs))

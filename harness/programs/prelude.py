@@ -1,0 +1,202 @@
+"""What a program's source stands on, with torch alone: modules, data, and one party's run.
+
+A reproducer carries along the definitions of this file that it uses, so nothing here may import Concord.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from harness.stacks.training import Party, finish, gradients, optimizer_state, reload, set_sync
+
+# modules
+
+
+class Residual(nn.Sequential):
+    """``x + body(x)``."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + super().forward(x)
+
+
+class Twice(nn.Sequential):
+    """The body of the body: each parameter is used twice."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(super().forward(x))
+
+
+class Function(nn.Module):
+    """A function of each element, by its name in torch or torch.nn.functional."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function = getattr(torch, name, None) or getattr(nn.functional, name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+class Cast(nn.Module):
+    """A layer whose parameters have a dtype of their own: its input is cast to it, its output back."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = next(self.layer.parameters()).dtype
+        return self.layer(x.to(inner)).to(x.dtype)
+
+
+class Scale(nn.Module):
+    """Multiplies with a float buffer; ``rebound`` gives the buffer's name to a new tensor in every forward."""
+
+    def __init__(self, features: int, *, rebound: bool = False) -> None:
+        super().__init__()
+        self.rebound = rebound
+        self.register_buffer("scale", torch.ones(features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.rebound and self.training:
+            self.scale = -self.scale
+        return x * self.scale
+
+
+class Mask(nn.Module):
+    """Zeroes every other feature, by a bool buffer."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.arange(features) % 2 == 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(self.mask, 0)
+
+
+class Attention(nn.Module):
+    """Self-attention over [rows, length, width]."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.project = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        split = self.project(x).view(rows, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        query, key, value = split[0], split[1], split[2]
+        weights = torch.softmax(query @ key.transpose(-1, -2), dim=-1)
+        return self.out((weights @ value).transpose(1, 2).reshape(rows, length, width))
+
+
+# data
+
+
+def values(shape: Sequence[int], key: object, span: int, denominator: int) -> torch.Tensor:
+    """float64[shape]: whole numbers from -span to span without 0, over the denominator; the same for the same key."""
+    generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+    numbers = torch.randint(1, span + 1, tuple(shape), generator=generator)
+    signs = torch.randint(0, 2, tuple(shape), generator=generator) * 2 - 1
+    return (numbers * signs / denominator).double()
+
+
+def fill(model: nn.Module, seed: int, span: int, denominator: int) -> nn.Module:
+    """Give every parameter and float buffer values of its own; running statistics stay as they are."""
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if tensor.is_floating_point() and "running" not in name:
+                tensor.copy_(values(tensor.shape, (seed, name), span, denominator))
+    return model
+
+
+def narrower(dtype: torch.dtype, own: torch.dtype) -> torch.dtype:
+    """A layer's own dtype; where the truth is computed in float64, everything is."""
+    return dtype if dtype == torch.float64 else own
+
+
+def toggle(model: nn.Module, name: str) -> None:
+    """Turn around whether a layer's parameters require gradients."""
+    for parameter in model.get_submodule(name).parameters():
+        parameter.requires_grad_(not parameter.requires_grad)
+
+
+# one party
+
+
+class Run:
+    """What one party does and sees: the single device, which has the whole batch, or a rank, which has its part."""
+
+    def __init__(self, party: Party, *, seed: int, span: int, denominator: int, inputs: Sequence[int], tokens: int):
+        self.party = party
+        self.seed, self.span, self.denominator = seed, span, denominator
+        self.inputs, self.tokens = tuple(inputs), tokens
+        self.seen: dict[str, torch.Tensor] = {}
+        """Everything that is compared, by name, in order."""
+        self.turn = 0
+
+    def note(self, name: str, tensor: torch.Tensor) -> None:
+        """Keep a copy of a tensor."""
+        self.seen[name] = tensor.detach().to("cpu", copy=True)
+
+    def batch(self, rows: int, what: object) -> torch.Tensor:
+        """This party's part of a batch: tokens int64 or floats, [rows, *inputs]."""
+        if self.tokens:
+            shape = (rows, *self.inputs)
+            generator = torch.Generator().manual_seed(zlib.crc32(repr((self.seed, what)).encode()))
+            whole = torch.randint(0, self.tokens, shape, generator=generator)
+        else:
+            whole = values((rows, *self.inputs), (self.seed, what), self.span, self.denominator).to(self.party.dtype)
+        return self.part(whole).to(self.party.device)
+
+    def part(self, whole: torch.Tensor) -> torch.Tensor:
+        """This party's rows."""
+        return whole.tensor_split(self.party.parts)[self.party.part]
+
+    def backward(self, model: Any, rows: int, *, synced: bool) -> None:
+        """One micro-batch.  The loss is the weighted sum of the outputs, so that gradients of parts add up to those of
+        the whole; ranks average what they add up, hence the factor."""
+        name = f"micro-batch {self.turn}"
+        set_sync(self.party, model, synced)
+        output = model(self.batch(rows, ("inputs", self.turn)), self.turn)
+        shape = (rows, *output.shape[1:])
+        weights = self.part(values(shape, (self.seed, "weights", self.turn), self.span, 1)).to(output)
+        (self.party.parts * (output * weights).sum()).backward()
+        self.note(f"{name}: output", output)
+        if synced:
+            finish(self.party)
+            for parameter, gradient in gradients(self.party, model).items():
+                self.note(f"{name}: gradient of {parameter}", gradient)
+        self.turn += 1
+
+    def evaluate(self, model: Any, rows: int) -> None:
+        """A forward in evaluation mode."""
+        model.eval()
+        with torch.no_grad():
+            output = model(self.batch(rows, ("evaluation", self.turn)), self.turn)
+        self.note(f"evaluation before micro-batch {self.turn}: output", output)
+        model.train()
+
+    def step(self, number: int, model: Any, optimizer: torch.optim.Optimizer, *, clip: float = 0.0) -> None:
+        """Clip, step, and look at everything."""
+        if clip:
+            self.note(f"step {number}: norm of gradients", self.party.clip(model, clip))
+        optimizer.step()
+        self.look(f"step {number}", model, optimizer)
+
+    def look(self, when: str, model: Any, optimizer: torch.optim.Optimizer) -> None:
+        """Keep parameters, buffers and the optimizer's state."""
+        for kind, tensors in optimizer_state(self.party, model, optimizer).items():
+            for name, tensor in tensors.items():
+                self.note(f"{when}: {kind} {name}", tensor)
+
+    def reload(self, number: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
+        """Save, disturb, load."""
+        reload(self.party, model, optimizer)
+        self.look(f"step {number}, loaded again", model, optimizer)

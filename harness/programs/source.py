@@ -1,0 +1,208 @@
+"""A program as Python: a model, how it gets onto ranks, and how it is trained, written down as one would by hand.
+
+The same text is executed alone, on ranks, and in a reproducer, so a reproducer does what was seen to fail.  It stands
+on the definitions of :mod:`harness.programs.prelude` and :mod:`harness.stacks.training`, and on nothing else.
+"""
+
+from __future__ import annotations
+
+from harness.programs.spec import (
+    Activation,
+    Attention,
+    Branch,
+    Container,
+    Conv,
+    Embedding,
+    Layer,
+    Linear,
+    Mask,
+    Model,
+    Named,
+    Norm,
+    Program,
+    Residual,
+    Scale,
+    Step,
+    Tied,
+    Twice,
+    walk,
+    word,
+)
+
+
+def source(program: Program) -> str:
+    """The program's source: ``Model``, ``build(party)``, ``distribute(party, model)`` and ``train(party, model, call)``.
+
+    Errors: ValueError where a layer can't stand where it is.
+    """
+    named = list(walk(program.model))
+    blocks = [_model(program.model, named), _build(program, named), _distribute(program), _train(program)]
+    return "\n\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+# the model
+
+
+def _model(model: Model, named: list[Named]) -> list[str]:
+    by_name = {n.name: n for n in named}
+    lines = ["class Model(nn.Module):", "    def __init__(self):", "        super().__init__()"]
+    forward = ["    def forward(self, x, turn):"]
+    shape = model.inputs
+    for number, layer in enumerate(model.layers):
+        name = f"{word(layer)}{number}"
+        lines += [f"        {line}" for line in _made(name, layer, model, by_name)]
+        forward += [f"        {line}" for line in _used(name, layer)]
+        shape = by_name[name].after
+    return [*lines, "", *forward, f"        return x  # rows of {shape}"]
+
+
+def _made(name: str, layer: Layer, model: Model, by_name: dict[str, Named]) -> list[str]:
+    if isinstance(layer, Tied):
+        shared = f"self.get_submodule({layer.of!r}).weight"
+        if layer.alias:
+            return [f"self.{name} = {shared}"]
+        rows, columns = by_name[name].after[-1], by_name[name].before[-1]
+        return [f"self.{name} = nn.Linear({columns}, {rows}, bias=False)", f"self.{name}.weight = {shared}"]
+    return [f"self.{name} = {_expression(name, layer, model, by_name)}"]
+
+
+def _expression(name: str, layer: Layer, model: Model, by_name: dict[str, Named]) -> str:
+    shape = by_name[name].before
+    match layer:
+        case Linear(out=out, bias=bias):
+            return _cast(f"nn.Linear({shape[-1]}, {out}{'' if bias else ', bias=False'})", layer.dtype)
+        case Conv(out=out, kernel=kernel, bias=bias):
+            return f"nn.Conv{len(shape) - 1}d({shape[0]}, {out}, {kernel}{'' if bias else ', bias=False'})"
+        case Activation(kind=kind):
+            return f"Function({kind!r})"
+        case Norm(kind="batch"):
+            return f"nn.BatchNorm1d({shape[0]})"
+        case Norm(kind=kind):
+            return _cast(f"nn.{'LayerNorm' if kind == 'layer' else 'RMSNorm'}({shape[-1]})", layer.dtype)
+        case Embedding(width=width):
+            return f"nn.Embedding({model.tokens}, {width})"
+        case Attention(heads=heads):
+            return f"Attention({shape[-1]}, {heads})"
+        case Scale(kind=kind):
+            return f"Scale({shape[-1]}{', rebound=True' if kind == 'rebound' else ''})"
+        case Mask():
+            return f"Mask({shape[-1]})"
+        case Residual(body=body) | Container(body=body):
+            parts = [_expression(f"{name}.{i}", inner, model, by_name) for i, inner in enumerate(body)]
+            if isinstance(layer, Residual):
+                return f"Residual({', '.join(parts)})"
+            if layer.kind == "sequential":
+                return f"nn.Sequential({', '.join(parts)})"
+            if layer.kind == "list":
+                return f"nn.ModuleList([{', '.join(parts)}])"
+            return "nn.ModuleDict({" + ", ".join(f'"{i}": {part}' for i, part in enumerate(parts)) + "})"
+        case Twice(body=body):
+            return f"Twice({_expression(f'{name}.0', body, model, by_name)})"
+        case Branch(body=body):
+            return f"nn.Sequential({_expression(f'{name}.0', body, model, by_name)})"
+    raise TypeError(f"no layer: {layer!r}")
+
+
+def _cast(expression: str, dtype: str) -> str:
+    return f"Cast({expression})" if dtype else expression
+
+
+def _used(name: str, layer: Layer) -> list[str]:
+    match layer:
+        case Tied(alias=True):
+            return [f"x = nn.functional.linear(x, self.{name})"]
+        case Branch(when="never"):
+            return [f"# self.{name} is not used"]
+        case Branch(when=when):
+            return [f"if turn % 2 == {int(when == 'odd')}:", f"    x = self.{name}(x)"]
+        case Container(kind="list"):
+            return [f"for layer in self.{name}:", "    x = layer(x)"]
+        case Container(kind="dict"):
+            return [f"for layer in self.{name}.values():", "    x = layer(x)"]
+    return [f"x = self.{name}(x)"]
+
+
+def _build(program: Program, named: list[Named]) -> list[str]:
+    lines = [
+        "def build(party):",
+        f"    model = fill(Model(), {program.seed}, {program.span}, {program.denominator})",
+        "    model.to(dtype=party.dtype, device=party.device)",
+    ]
+    for n in named:
+        dtype = getattr(n.layer, "dtype", "")
+        if dtype:
+            lines.append(f"    model.get_submodule({n.name!r}).to(narrower(party.dtype, torch.{dtype}))")
+        if isinstance(n.layer, Linear) and n.layer.frozen:
+            lines.append(f"    model.get_submodule({n.name!r}).requires_grad_(False)")
+        if isinstance(n.layer, Scale) and n.layer.kind == "per_rank":
+            lines.append(f"    model.get_submodule({n.name!r}).scale += party.index")
+    return [*lines, "    return model"]
+
+
+# onto ranks
+
+
+def _distribute(program: Program) -> list[str]:
+    layout = program.layout
+    options = dict(layout.options)
+    stack = str(options.pop("inner", "replicate")) if layout.stack == "dynamo" else layout.stack
+    wrapped = list(layout.wrapped)
+    arguments = [f"{key}={value!r}" for key, value in options.items()]
+    if stack == "tp_extension":
+        arguments[:0] = [f"tensor={layout.tensor}", f"plan={dict(layout.plan)!r}"]
+    elif stack == "replicate_fsdp" or not wrapped:
+        wrapped.append("")
+    lines = [
+        "def distribute(party, model):",
+        f"    model = on_{stack}({', '.join(['party', 'model', repr(wrapped), *arguments])})",
+    ]
+    if layout.compiled is not None:
+        how = layout.compiled
+        words = [f"{key}=True" for key in ("fullgraph", "dynamic", "in_place") if getattr(how, key)]
+        lines.append(f"    return compiled({', '.join(['party', 'model', repr(how.backend), *words])})")
+    else:
+        lines.append("    return model")
+    return lines
+
+
+# training
+
+
+def _train(program: Program) -> list[str]:
+    p = program
+    figures = f"seed={p.seed}, span={p.span}, denominator={p.denominator}"
+    data = f"inputs={p.model.inputs}, tokens={p.model.tokens}"
+    lines = ["def train(party, model):", f"    run = Run(party, {figures}, {data})", f"    {_optimizer(p)}"]
+    for number, step in enumerate(p.steps):
+        lines += [f"    {line}" for line in _step(number, step)]
+    return [*lines, "    return run.seen"]
+
+
+def _optimizer(program: Program) -> str:
+    o = program.optimizer
+    words = [f"lr={o.rate!r}"]
+    if o.kind == "sgd" and o.momentum:
+        words.append(f"momentum={o.momentum!r}")
+    if o.weight_decay or o.kind == "adamw":
+        words.append(f"weight_decay={o.weight_decay!r}")
+    kind = "SGD" if o.kind == "sgd" else "AdamW"
+    return f"optimizer = torch.optim.{kind}(model.parameters(), {', '.join(words)}, foreach=False)"
+
+
+def _step(number: int, step: Step) -> list[str]:
+    lines = []
+    if step.toggle:
+        lines.append(f"toggle(model, {step.toggle!r})")
+    if step.evaluate:
+        lines.append(f"run.evaluate(model, {step.rows[0]})")
+    last = len(step.rows) - 1
+    for i, rows in enumerate(step.rows):
+        synced = i == last or (i < len(step.synced) and step.synced[i])
+        lines.append(f"run.backward(model, {rows}, synced={synced})")
+    clip = f", clip={step.clip!r}" if step.clip else ""
+    lines.append(f"run.step({number}, model, optimizer{clip})")
+    if step.reload:
+        lines.append(f"run.reload({number}, model, optimizer)")
+    if step.zero != "keep":
+        lines.append(f"optimizer.zero_grad({'set_to_none=False' if step.zero == 'zero' else ''})")
+    return lines

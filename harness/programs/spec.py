@@ -1,0 +1,374 @@
+"""Programs: training runs as plain data.
+
+A :class:`Program` says which model is trained on which data, how it is laid out over ranks, and what is done step by
+step.  It is frozen, it compares by value, and it is JSON: :func:`dumps` and :func:`loads` are inverse.  What a program
+*means* is in :mod:`harness.programs.source`, which writes it down as Python that needs only torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import msgspec
+
+VERSION = 1
+"""Of the format; goes into the JSON."""
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+STACKS = ("replicate", "replicate_fsdp", "tp_extension", "dynamo")
+EXACT_ACTIVATIONS = ("relu", "abs")
+SMOOTH_ACTIVATIONS = ("tanh", "silu", "gelu", "softplus")
+
+
+class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Frozen, equal by value, strict about unknown names."""
+
+
+# layers
+
+
+class Linear(_Data, tag=True):
+    """``nn.Linear`` over the last dimension."""
+
+    out: int
+    bias: bool = True
+    frozen: bool = False
+    dtype: str = ""
+    """Of its parameters, where it is not the program's."""
+
+
+class Conv(_Data, tag=True):
+    """``nn.Conv1d`` or ``nn.Conv2d`` over rows of (channels, length) or (channels, height, width)."""
+
+    out: int
+    kernel: int = 1
+    bias: bool = True
+
+
+class Activation(_Data, tag=True):
+    """A function of each element."""
+
+    kind: str = "relu"
+
+
+class Norm(_Data, tag=True):
+    """``layer`` and ``rms`` over the last dimension; ``batch`` over channels, with running statistics."""
+
+    kind: str = "layer"
+    dtype: str = ""
+
+
+class Embedding(_Data, tag=True):
+    """``nn.Embedding`` of the program's tokens; only as the first layer."""
+
+    width: int
+
+
+class Attention(_Data, tag=True):
+    """Self-attention over (length, width): one projection in, softmax, one projection out."""
+
+    heads: int = 1
+
+
+class Scale(_Data, tag=True):
+    """Multiplies with a buffer of one float for each feature.
+
+    ``kind``: ``plain``; ``rebound``: a new tensor takes the buffer's name in every forward; ``per_rank``: every rank
+    but the first begins with other values.
+    """
+
+    kind: str = "plain"
+
+
+class Mask(_Data, tag=True):
+    """Zeroes every other feature, by a buffer of bool."""
+
+
+class Tied(_Data, tag=True):
+    """A linear layer without bias whose weight *is* that of an earlier layer (its name in the model).
+
+    ``alias``: the earlier layer's parameter is registered here once more under a name of its own, and used through it.
+    """
+
+    of: str
+    alias: bool = False
+
+
+class Residual(_Data, tag=True):
+    """``x + body(x)``; the body keeps the shape."""
+
+    body: tuple[Layer, ...]
+
+
+class Twice(_Data, tag=True):
+    """The same module called on its own output; the body keeps the shape."""
+
+    body: Layer
+
+
+class Branch(_Data, tag=True):
+    """A body that is used in some micro-batches: ``never``, ``even``, ``odd``, counted from 0; it keeps the shape."""
+
+    body: Layer
+    when: str = "never"
+
+
+class Container(_Data, tag=True):
+    """Layers in an ``nn.Sequential`` (``sequential``), ``nn.ModuleList`` (``list``) or ``nn.ModuleDict`` (``dict``)."""
+
+    kind: str
+    body: tuple[Layer, ...]
+
+
+Layer: TypeAlias = (
+    Linear
+    | Conv
+    | Activation
+    | Norm
+    | Embedding
+    | Attention
+    | Scale
+    | Mask
+    | Tied
+    | Residual
+    | Twice
+    | Branch
+    | Container
+)
+
+
+class Model(_Data):
+    """Layers one after another, on rows of shape ``inputs``.
+
+    ``tokens``: the size of a vocabulary, for rows of whole numbers; 0 for rows of floats.
+    """
+
+    inputs: tuple[int, ...]
+    layers: tuple[Layer, ...]
+    tokens: int = 0
+
+
+# schedule
+
+
+class Optimizer(_Data):
+    """``sgd`` (with ``momentum`` and ``weight_decay``) or ``adamw``.  Every figure of an exact run is a power of two."""
+
+    kind: str = "sgd"
+    rate: float = 0.0625
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+class Step(_Data):
+    """Micro-batches whose gradients add up, and what is done with them."""
+
+    rows: tuple[int, ...] = (4,)
+    """Of each micro-batch, over all ranks; ranks take as even parts as there are."""
+    synced: tuple[bool, ...] = ()
+    """Whether ranks average after a micro-batch; () for only after the last.  The last one is always synced."""
+    zero: str = "none"
+    """What becomes of the gradients after the step: ``none``, ``zero``, or ``keep``: they add up over steps."""
+    clip: float = 0.0
+    """Largest norm of all gradients together; 0 for no clipping."""
+    evaluate: bool = False
+    """A forward in evaluation mode, without gradients, before the first micro-batch."""
+    toggle: str = ""
+    """A layer whose parameters stop, or begin again, to require gradients before the step."""
+    reload: bool = False
+    """The state dicts of model and optimizer are saved, everything is disturbed, and they are loaded, after the step."""
+
+
+# layout
+
+Option: TypeAlias = bool | int | float | str
+
+
+class Compile(_Data):
+    """How ``torch.compile`` is asked."""
+
+    backend: str = "aot_eager"
+    fullgraph: bool = False
+    dynamic: bool = False
+    in_place: bool = False
+    """``module.compile()`` instead of ``torch.compile(module)``."""
+
+
+class Layout(_Data):
+    """How a model lies on ranks."""
+
+    stack: str = "replicate"
+    world: int = 2
+    tensor: int = 1
+    """Ranks that share a tensor-parallel group; the others are data parallel."""
+    wrapped: tuple[str, ...] = ()
+    """Layers that the stack wraps on their own, before the whole model."""
+    plan: tuple[tuple[str, str], ...] = ()
+    """Tensor-parallel style of layers: ``columns`` or ``rows``."""
+    options: tuple[tuple[str, Option], ...] = ()
+    """Of the stack, by its own names; see :mod:`harness.stacks.training`."""
+    compiled: Compile | None = None
+
+
+class Program(_Data):
+    """A training run."""
+
+    model: Model
+    layout: Layout = Layout()
+    steps: tuple[Step, ...] = (Step(),)
+    optimizer: Optimizer = Optimizer()
+    dtype: str = "float64"
+    seed: int = 0
+    """Of weights and data."""
+    span: int = 2
+    """Weights and data are whole numbers from -span to span without 0, over ``denominator``."""
+    denominator: int = 2
+    same_data: bool = False
+    """Every rank has the whole batch, and not its part (for layers that look at the whole batch)."""
+
+    @property
+    def parts(self) -> int:
+        """Among how many the batch is divided."""
+        return 1 if self.same_data else self.layout.world // self.layout.tensor
+
+    @property
+    def gradients_promised(self) -> bool:
+        """Whether the stack can show whole gradients."""
+        return not (self.layout.stack == "tp_extension" and dict(self.layout.options).get("use_orig_params") is False)
+
+
+class _File(_Data):
+    program: Program
+    version: int
+
+
+def dumps(program: Program) -> str:
+    """A program as JSON, with the version of the format."""
+    return msgspec.json.format(msgspec.json.encode(_File(program, VERSION)), indent=1).decode()
+
+
+def loads(text: str | bytes) -> Program:
+    """A program from JSON.
+
+    Errors: ValueError that says what is wrong where.
+    """
+    try:
+        found = msgspec.json.decode(text, type=_File)
+    except msgspec.DecodeError as e:
+        raise ValueError(f"this is no program: {e}") from e
+    if found.version != VERSION:
+        raise ValueError(f"a program of version {found.version}; this Concord reads version {VERSION}")
+    return found.program
+
+
+# names and shapes
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+def children(layer: Layer) -> tuple[Layer, ...]:
+    """Layers inside a layer."""
+    if isinstance(layer, (Residual, Container)):
+        return layer.body
+    return (layer.body,) if isinstance(layer, (Twice, Branch)) else ()
+
+
+class Named(_Data):
+    """A layer with its name as ``get_submodule`` takes it, and the shapes of a row before and after it."""
+
+    name: str
+    layer: Layer
+    before: Shape
+    after: Shape
+    optional: bool = False
+    """Whether some micro-batch may leave it out."""
+
+
+def walk(model: Model) -> Iterator[Named]:
+    """Every layer in the order of use, an outer one before those inside it.
+
+    Errors: ValueError where a layer can't stand where it is.
+    """
+    yield from _walk(model, model.layers, "", model.inputs, False)
+
+
+def _walk(model: Model, layers: tuple[Layer, ...], prefix: str, shape: Shape, optional: bool) -> Iterator[Named]:
+    for number, layer in enumerate(layers):
+        name = f"{prefix}{number}" if prefix else f"{word(layer)}{number}"
+        after = shape_after(layer, shape, model, first=not prefix and number == 0)
+        yield Named(name, layer, shape, after, optional)
+        inner = children(layer)
+        if inner:
+            dropped = optional or isinstance(layer, Branch)
+            yield from _walk(model, inner, f"{name}.", shape, dropped)
+        shape = after
+
+
+def word(layer: Layer) -> str:
+    """What a layer is called in a model."""
+    return type(layer).__name__.lower()
+
+
+def shape_after(layer: Layer, shape: Shape, model: Model, *, first: bool = False) -> Shape:
+    """The shape of a row after a layer.
+
+    Errors: ValueError where a layer can't stand where it is.
+    """
+    if isinstance(layer, Embedding):
+        if not first or not model.tokens:
+            raise ValueError("an embedding is the first layer of a model on tokens")
+        return (*shape, layer.width)
+    if first and model.tokens:
+        raise ValueError("a model on tokens begins with an embedding")
+    if not shape:
+        raise ValueError("rows have no dimension")
+    if isinstance(layer, Linear):
+        return (*shape[:-1], layer.out)
+    if isinstance(layer, Conv):
+        if len(shape) not in (2, 3) or min(shape[1:]) < layer.kernel:
+            raise ValueError(f"no convolution of size {layer.kernel} over rows of shape {shape}")
+        return (layer.out, *(extent - layer.kernel + 1 for extent in shape[1:]))
+    if isinstance(layer, Attention) and (len(shape) != 2 or shape[1] % layer.heads):
+        raise ValueError(f"no attention with {layer.heads} heads over rows of shape {shape}")
+    if isinstance(layer, Norm) and layer.kind == "batch" and len(shape) > 2:
+        raise ValueError(f"no batch norm over rows of shape {shape}")
+    if isinstance(layer, Tied):
+        return _shape_after_tied(layer, shape, model)
+    inner = shape
+    for part in children(layer):
+        inner = shape_after(part, inner, model)
+    if isinstance(layer, Container):
+        return inner
+    if inner != shape:
+        raise ValueError(f"the body of {word(layer)} makes {inner} of {shape}")
+    return shape
+
+
+def _shape_after_tied(layer: Tied, shape: Shape, model: Model) -> Shape:
+    weights = {n.name: weight_shape(n, model) for n in walk(_before(model, layer))}
+    rows, columns = weights.get(layer.of) or (-1, -1)
+    if columns != shape[-1]:
+        raise ValueError(f"{layer.of!r} has no weight for {shape[-1]} features")
+    return (*shape[:-1], rows)
+
+
+def _before(model: Model, layer: Layer) -> Model:
+    """The model up to the top-level layer in which ``layer`` is."""
+    for number, top in enumerate(model.layers):
+        if _within(layer, top):
+            return msgspec.structs.replace(model, layers=model.layers[:number])
+    return model
+
+
+def _within(layer: Layer, top: Layer) -> bool:
+    return layer is top or any(_within(layer, inner) for inner in children(top))
+
+
+def weight_shape(named: Named, model: Model) -> tuple[int, int] | None:
+    """(rows, columns) of a layer's matrix of weights, for those that have one to share."""
+    if isinstance(named.layer, Linear):
+        return named.layer.out, named.before[-1]
+    if isinstance(named.layer, Embedding):
+        return model.tokens, named.layer.width
+    return None

@@ -1,0 +1,368 @@
+"""Hypothesis strategies for programs.  What is drawn is legal on its stack; why something is left out is said here.
+
+Simple comes first in every choice, so that failures shrink to fewer ranks, layers, steps and plainer values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import assume
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from harness.programs.spec import (
+    EXACT_ACTIVATIONS,
+    SMOOTH_ACTIVATIONS,
+    Activation,
+    Attention,
+    Branch,
+    Compile,
+    Container,
+    Conv,
+    Embedding,
+    Layer,
+    Layout,
+    Linear,
+    Mask,
+    Model,
+    Named,
+    Norm,
+    Optimizer,
+    Option,
+    Program,
+    Residual,
+    Scale,
+    Shape,
+    Step,
+    Tied,
+    Twice,
+    children,
+    shape_after,
+    walk,
+    weight_shape,
+    word,
+)
+
+WIDTHS = (2, 3, 4, 1, 5, 7, 8)
+"""Of layers: divided by few worlds, smaller than some, and one."""
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What a stack takes."""
+
+    stack: str
+    smooth: bool
+    """Whether layers and optimizers whose results are rounded are drawn."""
+
+    @property
+    def ddp(self) -> bool:
+        return self.stack == "replicate"
+
+    @property
+    def tied(self) -> bool:
+        return self.stack != "tp_extension"
+
+    @property
+    def mixed_dtypes(self) -> bool:
+        # FSDP1 flattens parameters of one dtype.
+        return self.stack != "tp_extension"
+
+    @property
+    def branches(self) -> bool:
+        return True
+
+
+@st.composite
+def programs(
+    draw: DrawFn, stack: str, worlds: Sequence[int] = (1, 2, 3, 4), *, smooth: bool | None = None, most_steps: int = 3
+) -> Program:
+    """Programs for a stack on worlds of these sizes.
+
+    ``smooth``: False for programs whose every result has a good chance to be representable, so that they are compared
+    bit for bit; True for those with norms, attention, smooth activations, AdamW and clipping; None for both.
+    """
+    rounded = draw(st.booleans()) if smooth is None else smooth
+    world = draw(st.sampled_from(sorted(worlds)))
+    inner = draw(st.sampled_from(("replicate", "replicate_fsdp"))) if stack == "dynamo" else stack
+    rules = _Rules(inner, rounded)
+    dtype = draw(st.sampled_from(("float64", "float32", "bfloat16", "float16")))
+    model = draw(_models(rules, dtype))
+    named = list(walk(model))
+    assume(any(_trainable(n) for n in named))
+    steps = tuple(draw(st.lists(_steps(rules, world, most_steps), min_size=1, max_size=most_steps)))
+    batch_norm = any(isinstance(n.layer, Norm) and n.layer.kind == "batch" for n in named)
+    optimizer = draw(_optimizers(rules))
+    layout = draw(_layouts(stack, inner, world, named, len(steps)))
+    plain = dtype in ("float64", "float32")
+    return Program(
+        model=model,
+        layout=layout,
+        steps=steps,
+        optimizer=optimizer,
+        dtype=dtype,
+        seed=draw(st.integers(0, 1000)),
+        span=draw(st.sampled_from((1, 2, 3) if plain else (1,))),
+        denominator=draw(st.sampled_from((1, 2, 4) if plain else (1,))),
+        # Batch statistics are those of a part; only where each rank has the whole batch are they those of one device.
+        same_data=batch_norm,
+    )
+
+
+# models
+
+
+@st.composite
+def _models(draw: DrawFn, rules: _Rules, dtype: str) -> Model:
+    tokens = draw(st.sampled_from((0, 0, 5)))
+    length = draw(st.sampled_from((0, 0, 3)))
+    layers: list[Layer] = []
+    if tokens:
+        inputs: Shape = (length,) if length else (2,)
+        layers.append(Embedding(draw(st.sampled_from(WIDTHS))))
+    else:
+        width = draw(st.sampled_from(WIDTHS))
+        inputs = (length, width) if length else (width,)
+        if length and draw(st.booleans()):
+            inputs = (*inputs, 3)
+    model = Model(inputs, tuple(layers), tokens)
+    shape = (*inputs, layers[0].width) if layers and isinstance(layers[0], Embedding) else inputs
+    for _ in range(draw(st.integers(1, 4))):
+        layer = draw(_layers(rules, dtype, model, shape))
+        shape = shape_after(layer, shape, model)
+        model = Model(inputs, (*model.layers, layer), tokens)
+    return model
+
+
+def _layers(rules: _Rules, dtype: str, model: Model, shape: Shape) -> SearchStrategy[Layer]:
+    """A layer that can stand next in a model."""
+    keeping = _keeping(rules, dtype, shape)
+    choices: list[SearchStrategy[Any]] = [
+        _linear(rules, dtype),
+        keeping,
+        st.builds(Residual, st.lists(keeping, min_size=1, max_size=2).map(tuple)),
+        st.builds(Twice, _square(rules, shape)),
+        _containers(rules, dtype, shape),
+        st.builds(Branch, _square(rules, shape), st.sampled_from(("even", "odd", "never"))),
+    ]
+    if len(shape) in (2, 3):
+        kernel = st.sampled_from([k for k in (1, 2) if k <= min(shape[1:])])
+        choices.append(st.builds(Conv, st.sampled_from(WIDTHS), kernel, st.booleans()))
+    if rules.tied:
+        choices += _tied(model, shape)
+    return st.one_of(choices)
+
+
+def _linear(rules: _Rules, dtype: str) -> SearchStrategy[Layer]:
+    return st.builds(
+        Linear,
+        out=st.sampled_from(WIDTHS),
+        bias=st.sampled_from((True, False)),
+        frozen=st.sampled_from((False, False, False, True)),
+        dtype=_own_dtype(rules, dtype),
+    )
+
+
+def _own_dtype(rules: _Rules, dtype: str) -> SearchStrategy[str]:
+    """A layer's own dtype where it is not the program's: a wider one, as mixed-precision models keep for some layers."""
+    wider = {"bfloat16": "float32", "float16": "float32", "float32": "float64"}.get(dtype, "")
+    return st.sampled_from(("", "", "", wider)) if rules.mixed_dtypes else st.just("")
+
+
+def _square(rules: _Rules, shape: Shape) -> SearchStrategy[Layer]:
+    """A linear layer that keeps the shape."""
+    return st.builds(Linear, out=st.just(shape[-1]), bias=st.sampled_from((True, False)))
+
+
+def _keeping(rules: _Rules, dtype: str, shape: Shape) -> SearchStrategy[Layer]:
+    """A layer without layers inside that keeps the shape."""
+    kinds = EXACT_ACTIVATIONS if not rules.smooth else SMOOTH_ACTIVATIONS  # the smooth have no kink to round across
+    choices: list[SearchStrategy[Any]] = [
+        st.builds(Activation, st.sampled_from(kinds)),
+        _square(rules, shape),
+        st.just(Mask()),
+        # No stack promises to make buffers equal that begin differently; composable DDP sees no buffers at all.
+        st.builds(Scale, st.sampled_from(("plain", "rebound"))),
+    ]
+    if rules.smooth:
+        norms = ("layer", "rms", "batch") if len(shape) < 3 else ("layer", "rms")
+        choices.append(st.builds(Norm, st.sampled_from(norms)))
+        if len(shape) == 2:
+            heads = st.sampled_from([h for h in (1, 2) if shape[1] % h == 0])
+            choices.append(st.builds(Attention, heads))
+    return st.one_of(choices)
+
+
+@st.composite
+def _containers(draw: DrawFn, rules: _Rules, dtype: str, shape: Shape) -> Layer:
+    body: list[Layer] = []
+    for _ in range(draw(st.integers(1, 2))):
+        layer = draw(st.one_of(_linear(rules, dtype), _keeping(rules, dtype, shape)))
+        shape = shape_after(layer, shape, Model(shape, ()))
+        body.append(layer)
+    return Container(draw(st.sampled_from(("sequential", "list", "dict"))), tuple(body))
+
+
+def _tied(model: Model, shape: Shape) -> list[SearchStrategy[Any]]:
+    names = [
+        n.name
+        for n in walk(model)
+        if (weight_shape(n, model) or (0, -1))[1] == shape[-1] and not n.optional and not getattr(n.layer, "dtype", "")
+    ]
+    return [st.builds(Tied, st.sampled_from(names), st.booleans())] if names else []
+
+
+# schedules
+
+
+@st.composite
+def _steps(draw: DrawFn, rules: _Rules, world: int, most: int) -> Step:
+    rows = tuple(draw(st.lists(st.integers(1, 2 * world + 1), min_size=1, max_size=3)))
+    return Step(
+        rows=rows,
+        synced=tuple(draw(st.booleans()) for _ in rows[:-1]),
+        zero=draw(st.sampled_from(("none", "zero", "keep"))),
+        clip=draw(st.sampled_from((0.0, 1.0, 1000.0))) if rules.smooth else 0.0,
+        evaluate=draw(st.booleans()),
+        reload=draw(st.booleans()),
+    )
+
+
+def _optimizers(rules: _Rules) -> SearchStrategy[Optimizer]:
+    sgd = st.builds(
+        Optimizer,
+        kind=st.just("sgd"),
+        rate=st.sampled_from((0.0625, 0.5)),
+        momentum=st.sampled_from((0.0, 0.5)),
+        weight_decay=st.sampled_from((0.0, 0.0, 0.5)),
+    )
+    adamw = st.builds(
+        Optimizer, kind=st.just("adamw"), rate=st.just(0.01), weight_decay=st.sampled_from((0.0, 0.1))
+    )
+    return st.one_of(sgd, adamw) if rules.smooth else sgd
+
+
+# layouts
+
+
+@st.composite
+def _layouts(draw: DrawFn, stack: str, inner: str, world: int, named: list[Named], steps: int) -> Layout:
+    options: dict[str, Option] = {}
+    wrapped: tuple[str, ...] = ()
+    plan: tuple[tuple[str, str], ...] = ()
+    tensor = 1
+    tied = _sharing(named)
+    if inner == "replicate":
+        options = draw(_ddp_options(named, steps))
+        pieces = _pieces(named)
+        if pieces and not tied and draw(st.sampled_from((False, False, True))):
+            wrapped = pieces
+    elif inner == "replicate_fsdp":
+        options = {
+            "offload": draw(st.booleans()),
+            "mesh_given": draw(st.booleans()),
+        }
+        # Parameters of two dtypes can't be in one group; shared ones must be.
+        must = {n.name for n in named if getattr(n.layer, "dtype", "")}
+        able = [n.name for n in named if _wrappable(n) and not tied & _within(n, named)]
+        chosen = draw(st.sets(st.sampled_from(able))) if able else set()
+        wrapped = tuple(n.name for n in reversed(named) if n.name in chosen | must)
+    else:
+        tensor = draw(st.sampled_from([t for t in (1, 2, 3, 4) if world % t == 0]))
+        linear = [n.name for n in named if isinstance(n.layer, Linear)]
+        plan = tuple((name, style) for name in linear if (style := draw(st.sampled_from(("columns", "rows", "")))))
+        frozen = any(isinstance(n.layer, Linear) and n.layer.frozen for n in named)
+        # With one data-parallel rank FSDP1 can't keep original parameters (docs/findings.md).
+        whole_ranks = world // tensor > 1
+        options["use_orig_params"] = whole_ranks and (frozen or draw(st.sampled_from((True, False))))
+        options["strategy"] = draw(st.sampled_from(("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")))
+        able = [n.name for n in named if _wrappable(n) and "." not in n.name]
+        chosen = draw(st.sets(st.sampled_from(able))) if able else set()
+        wrapped = tuple(n.name for n in reversed(named) if n.name in chosen)
+    if stack == "dynamo":
+        options["inner"] = inner
+    return Layout(
+        stack=stack,
+        world=world,
+        tensor=tensor,
+        wrapped=wrapped,
+        plan=plan,
+        options=tuple(options.items()),
+        compiled=draw(_compiles()) if stack == "dynamo" else None,
+    )
+
+
+@st.composite
+def _ddp_options(draw: DrawFn, named: list[Named], steps: int) -> dict[str, Option]:
+    found: dict[str, Option] = {}
+    if any(isinstance(n.layer, Branch) for n in named) or draw(st.sampled_from((False, False, True))):
+        found["find_unused_parameters"] = True
+    if draw(st.booleans()):
+        found["gradient_as_bucket_view"] = True
+    if draw(st.booleans()):
+        found["bucket_cap_mb"] = 0.0001  # about a hundred bytes: a bucket for every other parameter
+    if draw(st.sampled_from((False, False, True))):
+        found["hook"] = "allreduce_hook"
+    return found
+
+
+def _compiles() -> SearchStrategy[Compile]:
+    return st.builds(
+        Compile,
+        backend=st.sampled_from(("eager", "aot_eager")),
+        dynamic=st.booleans(),
+        in_place=st.booleans(),
+    )
+
+
+def _trainable(n: Named) -> bool:
+    """Whether a layer has parameters of its own that every backward reaches."""
+    if n.optional or isinstance(n.layer, Branch) or children(n.layer):
+        return False
+    return isinstance(n.layer, (Conv, Embedding, Attention, Norm)) or (
+        isinstance(n.layer, Linear) and not n.layer.frozen
+    )
+
+
+def _has_parameters(n: Named) -> bool:
+    if isinstance(n.layer, (Residual, Container, Twice, Branch)):
+        return any(isinstance(inner, (Linear, Conv, Attention, Norm)) for inner in children(n.layer))
+    return isinstance(n.layer, (Linear, Conv, Attention, Norm, Embedding))
+
+
+def _wrappable(n: Named) -> bool:
+    """Whether a module can be wrapped on its own: it has a forward, and parameters."""
+    callable_ = not (isinstance(n.layer, Container) and n.layer.kind in ("list", "dict"))
+    return callable_ and _has_parameters(n)
+
+
+def _pieces(named: list[Named]) -> tuple[str, ...]:
+    """The top-level layers with parameters, if each can be replicated on its own; else ()."""
+    top = [n for n in named if "." not in n.name and _has_parameters(n)]
+    if not all(_wrappable(n) for n in top):
+        return ()
+    inside = [[n, *(m for m in named if m.name.startswith(f"{n.name}."))] for n in top]
+    return tuple(n.name for n, parts in zip(top, inside, strict=True)) if all(map(_some_train, inside)) else ()
+
+
+def _some_train(layers: list[Named]) -> bool:
+    return any(_trainable(n) for n in layers)
+
+
+def _sharing(named: list[Named]) -> set[str]:
+    """Names of layers whose parameters are shared."""
+    found: set[str] = set()
+    for n in named:
+        if isinstance(n.layer, Tied):
+            found |= {n.name, n.layer.of}
+    return found
+
+
+def _within(n: Named, named: list[Named]) -> set[str]:
+    return {m.name for m in named if m.name == n.name or m.name.startswith(f"{n.name}.")}
+
+
+__all__ = ["WIDTHS", "programs", "word"]

@@ -1,0 +1,255 @@
+"""How a generated training run gets onto ranks with each stack, and how whole tensors come back; with torch alone.
+
+A reproducer carries along the definitions of this file that it uses, so nothing here may import Concord.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.backends.registry import lookup_backend
+from torch.distributed._composable.replicate import replicate as replicate_ddp
+from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_fsdp
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, ShardingStrategy, StateDictType
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Party:
+    """Who trains: the single device, or one rank of a world."""
+
+    dtype: torch.dtype = torch.float64
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    index: int = 0
+    """Global rank."""
+    world: int = 1
+    part: int = 0
+    """Which part of a batch, of how many."""
+    parts: int = 1
+    model: nn.Module | None = None
+    """The model as the stack made it, before any compilation."""
+    graphs: list[int] = field(default_factory=list)
+    """Number of nodes in each graph that was compiled, in order."""
+
+    @property
+    def alone(self) -> bool:
+        return self.model is None
+
+    def clip(self, model: Any, most: float) -> torch.Tensor:
+        """Clip all gradients together; returns their norm before."""
+        if isinstance(self.model, FullyShardedDataParallel):
+            return self.model.clip_grad_norm_(most)
+        return whole(nn.utils.clip_grad_norm_(model.parameters(), most))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as one device would have it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+# putting a model on ranks
+
+
+def on_replicate(
+    party: Party, model: nn.Module, wrapped: Sequence[str], *, hook: str = "", **options: Any
+) -> nn.Module:
+    """Composable DDP: ``wrapped`` submodules each on its own, or the whole model for [""]."""
+    for name in wrapped:
+        module = model.get_submodule(name)
+        replicate_ddp(module, **options)
+        if hook:
+            module.register_comm_hook(None, getattr(default_hooks, hook))
+    party.model = model
+    return model
+
+
+def on_replicate_fsdp(
+    party: Party, model: nn.Module, wrapped: Sequence[str], *, offload: bool = False, mesh_given: bool = True
+) -> nn.Module:
+    """Replication on FSDP2's machinery, ``wrapped`` submodules first, each a group of its own."""
+    known = inspect.signature(replicate_fsdp).parameters
+    options: dict[str, Any] = {"offload_policy": CPUOffloadPolicy(pin_memory=False)} if offload else {}
+    if mesh_given:
+        mesh = init_device_mesh(party.device.type, (party.world,), mesh_dim_names=("replicate",))
+        options["mesh" if "mesh" in known else "device_mesh"] = mesh
+    for name in wrapped:
+        replicate_fsdp(model.get_submodule(name), **options)
+    party.model = model
+    return model
+
+
+def on_tp_extension(
+    party: Party,
+    model: nn.Module,
+    wrapped: Sequence[str],
+    *,
+    tensor: int,
+    plan: Mapping[str, str],
+    use_orig_params: bool = True,
+    strategy: str = "FULL_SHARD",
+) -> nn.Module:
+    """FSDP1 over tensor parallelism: ``plan`` gives ``columns`` or ``rows`` to layers; the rest stays whole."""
+    mesh = init_device_mesh(party.device.type, (party.world // tensor, tensor), mesh_dim_names=("dp", "tp"))
+    styles = {
+        "columns": lambda: ColwiseParallel(output_layouts=Replicate()),
+        "rows": lambda: RowwiseParallel(input_layouts=Replicate()),
+    }
+    parallelize_module(model, mesh["tp"], {name: styles[style]() for name, style in plan.items()})
+    options: dict[str, Any] = {
+        "device_mesh": mesh["dp"],
+        "device_id": party.device,
+        "use_orig_params": use_orig_params,
+        "sharding_strategy": ShardingStrategy[strategy],
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        for name in wrapped:
+            above, _, last = name.rpartition(".")
+            parent = model.get_submodule(above)
+            setattr(parent, last, FullyShardedDataParallel(parent.get_submodule(last), **options))
+        party.model = FullyShardedDataParallel(model, **options)
+    return party.model
+
+
+def compiled(party: Party, model: nn.Module, backend: str, *, in_place: bool = False, **options: Any) -> Any:
+    """``torch.compile``; notes the size of every graph that is compiled in ``party.graphs``."""
+    real = lookup_backend(backend)
+
+    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], **more: Any) -> Callable[..., Any]:
+        party.graphs.append(len(graph.graph.nodes))
+        return real(graph, inputs, **more)
+
+    if in_place:
+        model.compile(backend=counting, **options)
+        return model
+    return torch.compile(model, backend=counting, **options)
+
+
+# while training
+
+
+def set_sync(party: Party, model: Any, synced: bool) -> None:
+    """Whether the next backward averages gradients over ranks."""
+    modules = party.model.modules() if party.model is not None else ()
+    for module in modules:
+        if hasattr(module, "set_requires_gradient_sync"):
+            module.set_requires_gradient_sync(synced)
+        elif isinstance(module, FullyShardedDataParallel):
+            module._sync_gradients = synced
+
+
+def finish(party: Party) -> None:
+    """After a synced backward, nothing is on its way any more."""
+    if party.device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+def plain(name: str) -> str:
+    """A parameter's name in the plain model."""
+    for inserted in ("_fsdp_wrapped_module.", "_orig_mod."):
+        name = name.replace(inserted, "")
+    return name
+
+
+def gradients(party: Party, model: Any) -> Tensors:
+    """Whole gradients by the plain model's names; {} where the stack can't show them."""
+    root = party.model if party.model is not None else model
+    if isinstance(root, FullyShardedDataParallel):
+        if not root._use_orig_params:
+            return {}
+        with FullyShardedDataParallel.summon_full_params(root, writeback=False, with_grads=True):
+            return {plain(n): whole(p.grad).clone() for n, p in root.named_parameters() if p.grad is not None}
+    return {plain(n): whole(p.grad).clone() for n, p in root.named_parameters() if p.grad is not None}
+
+
+def optimizer_state(party: Party, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensors]:
+    """Whole parameters, buffers and states of the optimizer, by kind and by the plain model's names."""
+    root = party.model if party.model is not None else model
+    buffers = {plain(n): b for n, b in root.named_buffers()}
+    found: dict[str, Tensors] = {"parameter": {}, "buffer": buffers}
+    if isinstance(root, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(root, writeback=False):
+            found["parameter"] = {plain(n): whole(p).clone() for n, p in root.named_parameters()}
+        return found
+    names = {id(p): plain(n) for n, p in root.named_parameters()}
+    found["parameter"] = {plain(n): whole(p) for n, p in root.named_parameters()}
+    for parameter, state in optimizer.state.items():
+        for kind, value in state.items():
+            if isinstance(value, torch.Tensor) and value.numel() > 1:
+                found.setdefault(f"{kind} of", {})[names[id(parameter)]] = whole(value)
+    return found
+
+
+def reload(party: Party, model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Save the state dicts of model and optimizer, disturb both, and load them again."""
+    root = party.model if party.model is not None else model
+    fsdp1 = isinstance(root, FullyShardedDataParallel)
+    with contextlib.ExitStack() as stack:
+        if fsdp1:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            stack.enter_context(
+                FullyShardedDataParallel.state_dict_type(root, StateDictType.SHARDED_STATE_DICT)
+            )
+        saved = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in root.state_dict().items()}
+        state = copied(FullyShardedDataParallel.optim_state_dict(root, optimizer) if fsdp1 else optimizer.state_dict())
+        with torch.no_grad():
+            for tensor in root.parameters():
+                tensor.zero_()
+            for values in optimizer.state.values():
+                for value in values.values():
+                    if isinstance(value, torch.Tensor):
+                        value.zero_()
+        root.load_state_dict(saved)
+        if fsdp1:
+            state = FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, state)
+        optimizer.load_state_dict(state)
+
+
+def copied(state: Any) -> Any:
+    """A copy of nested dicts and lists, tensors and all."""
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [copied(value) for value in state]
+    return state.clone() if isinstance(state, torch.Tensor) else state
+
+
+def clean_up() -> None:
+    """Forget what was compiled, and destroy every process group but the default one."""
+    torch._dynamo.reset()
+    world = dist.distributed_c10d._world
+    for group in list(world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+
+
+__all__ = [
+    "DeviceMesh",
+    "Party",
+    "clean_up",
+    "compiled",
+    "finish",
+    "gradients",
+    "on_replicate",
+    "on_replicate_fsdp",
+    "on_tp_extension",
+    "optimizer_state",
+    "reload",
+    "set_sync",
+    "whole",
+]
