@@ -235,6 +235,15 @@ class Worlds:
         if running_here:
             self.pool.prepare()
 
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Refuse to debug a rank that no world has."""
+        rank: int | None = self.config.getoption("rank_pdb")
+        sizes = [asked.size for item in session.items if (asked := request_of(item))]
+        if rank is not None and sizes and rank >= max(sizes):
+            largest = max(sizes)
+            ranks = "rank 0 only" if largest == 1 else f"ranks 0 to {largest - 1}"
+            raise pytest.UsageError(f"--rank-pdb {rank}: the largest world of these tests has {ranks}")
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         """A test whose ranks never ran anything has tested nothing."""

@@ -19,7 +19,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from types import ModuleType
 from typing import Any, overload
 
@@ -31,6 +31,7 @@ _LENGTH = struct.Struct("!Q")
 _AT_ONCE = 65536
 _MOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # nobody sends more than the machine can hold
 _MOST_BUFFERS = 1 << 20
+_MOST_AHEAD = 64 << 20  # bytes of memory for what is announced and has not come
 
 
 def _remember_submodules() -> None:
@@ -186,6 +187,8 @@ class FrameReader:
             magic, count, size = _HEADER.unpack(head)
             if magic != _MAGIC:
                 raise WireError(f"not a frame: it begins with {bytes(head[:4])!r}")
+            if not size:
+                raise WireError("not a frame: there is no pickle in it")
             if size > _MOST or count > _MOST_BUFFERS:
                 raise WireError(f"not a frame: it announces {size} bytes and {count} buffers")
             lengths = bytearray(_LENGTH.size * count)
@@ -195,14 +198,12 @@ class FrameReader:
             if total > _MOST:
                 raise WireError(f"not a frame: it announces {total} bytes, more than this machine's memory")
             try:
-                body = bytearray(size)
-                buffers = [bytearray(n) for (n,) in _LENGTH.iter_unpack(lengths)]
+                body = yield from _filled(size)
+                buffers = []
+                for (n,) in _LENGTH.iter_unpack(lengths):
+                    buffers.append((yield from _filled(n)))
             except MemoryError:
                 raise WireError(f"no memory for a frame of {total} bytes") from None
-            yield memoryview(body)
-            for buffer in buffers:
-                if buffer:
-                    yield memoryview(buffer)
             self._frame = body, buffers
 
     def read(self) -> tuple[bytes | bytearray, list[bytearray]] | None:
@@ -224,6 +225,8 @@ class FrameReader:
                 return body, []
         while self._frame is None:
             self._fresh = False
+            if not self._want:
+                raise WireError("what followed something that is not a frame can't be read")
             want = self._want[self._got :]
             if self.ahead:
                 n = min(len(want), len(self.ahead))
@@ -236,10 +239,10 @@ class FrameReader:
                 n = got
             self._got += n
             if self._got == len(self._want):
-                buffer = next(self._feed, None)
-                if buffer is None:
-                    raise WireError("what followed something that is not a frame can't be read")
-                self._want, self._got = buffer, 0
+                want.release()
+                self._want.release()  # what it is a part of may have to grow
+                self._want, self._got = memoryview(b""), 0
+                self._want = next(self._feed)
         frame, self._frame = self._frame, None
         self._fresh = True
         return frame
@@ -261,6 +264,21 @@ class FrameReader:
         if not got:
             raise WireError("the peer closed the connection")
         return got
+
+
+def _filled(size: int) -> Generator[memoryview, None, bytearray]:
+    """Yields the parts of a new buffer of so many bytes to fill, one by one; returns it.
+
+    It grows as it is filled: what announces more than it sends gets no memory for it.
+    """
+    buffer = bytearray(min(size, _MOST_AHEAD))
+    if size:  # an empty tensor has no bytes
+        yield memoryview(buffer)
+    while len(buffer) < size:
+        begin = len(buffer)
+        buffer.extend(bytes(min(begin, size - begin)))
+        yield memoryview(buffer)[begin:]
+    return buffer
 
 
 def loads(frame: tuple[bytes | bytearray, list[bytearray]]) -> Any:

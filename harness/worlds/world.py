@@ -88,6 +88,9 @@ class World:
     def __repr__(self) -> str:
         return f"<World of {self.spec}>"
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a world is its test's and can't be used on its ranks; call world.run from the test itself")
+
     @property
     def size(self) -> int:
         """How many ranks."""

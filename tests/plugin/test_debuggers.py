@@ -89,6 +89,14 @@ def test_breakpoint_without_rank_pdb(make_folder: Callable[[dict[str, str]], Fol
     assert "breakpoint() on rank 0, which has no terminal: run pytest with --rank-pdb 0" in session.out
 
 
+def test_rank_pdb_of_a_rank_that_is_not_there(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """A rank that no world of the session has is refused with one line, before anything runs."""
+    session = make_folder({"test_it.py": TESTS}).run("--rank-pdb", "7")
+    assert session.code == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: --rank-pdb 7: the largest world of these tests has ranks 0 to 1" in session.err
+    assert "Traceback" not in session.err + session.out
+
+
 def test_rank_pdb_without_a_terminal(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """Where there is no input, the debugger ends at once, and the session as it would have."""
     session = make_folder({"test_it.py": TESTS}).run("--rank-pdb", "1", "-k", "not breakpoint")

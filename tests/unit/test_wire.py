@@ -8,6 +8,7 @@ import socket
 import struct
 import tempfile
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -485,6 +486,41 @@ class TestIncremental:
                 whole.append(reader.read())
         assert whole[:-1] == [None] * (len(frame) - 1)
         assert wire.loads(whole[-1])[0].tolist() == [0.0, 1.0, 2.0]
+
+    @pytest.mark.parametrize("piece", [1, 7, 1000])
+    def test_grows_as_it_is_filled(self, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A frame that is larger than what memory is given for in advance arrives whole, in whatever pieces."""
+        monkeypatch.setattr(wire, "_MOST_AHEAD", 8)
+        sent = {"numbers": torch.arange(37), "text": "x" * 100}
+        frame = frame_of(sent)
+        with pair() as (ours, theirs):
+            theirs.setblocking(False)
+            reader = FrameReader(theirs)
+            for i in range(0, len(frame), piece):
+                ours.sendall(frame[i : i + piece])
+                whole = reader.read()
+        assert whole is not None
+        found = wire.loads(whole)
+        assert (found["numbers"].tolist(), found["text"]) == (list(range(37)), "x" * 100)
+
+    @pytest.mark.parametrize("in_buffer", [False, True], ids=["pickle", "buffer"])
+    def test_announces_more_than_it_sends(self, in_buffer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is announced gets no memory before it comes, beyond a little."""
+        monkeypatch.setattr(wire, "_MOST", 1 << 40)
+        size = 1 << 33
+        head = struct.pack("!4sIQ", b"cncd", int(in_buffer), 1 if in_buffer else size)
+        if in_buffer:
+            head += struct.pack("!Q", size) + b"."
+        with pair() as (ours, theirs):
+            theirs.setblocking(False)
+            ours.sendall(head + b"some")
+            tracemalloc.start()
+            try:
+                assert FrameReader(theirs).read() is None
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+        assert peak < 100 << 20
 
     def test_does_not_read_ahead(self) -> None:
         """What comes behind a frame stays in the socket: it may be someone else's."""

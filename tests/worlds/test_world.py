@@ -193,6 +193,14 @@ def test_not_a_function(world: World) -> None:
     world.run(lambda rank: None)
 
 
+@pytest.mark.world(2)
+def test_world_on_its_own_ranks(world: World) -> None:
+    """A function that uses its world on a rank is refused before it travels, with what to do instead."""
+    with pytest.raises(TypeError, match="can't be used on its ranks; call world.run from the test itself"):
+        world.run(lambda rank: world.run(add_up))
+    world.run(lambda rank: None)
+
+
 def test_world_started_ahead_is_used(pool: Pool) -> None:
     """A world that was begun ahead of its use is the one that is handed out."""
     spec = WorldSpec(2)
