@@ -269,16 +269,9 @@ def _join(pieces: list[torch.Tensor], stacked: bool) -> torch.Tensor:
 
 def _for_receiver(case: Case, size: int, sender: int, receiver: int, call: int) -> torch.Tensor:
     """The part of a sender's input that is a receiver's."""
-    found = inputs(case, size, sender, call)
-    if len(found) > 1:
-        return found[receiver]
-    whole = found[0]
-    if case.uneven:
-        start = sum(rows(case, sender, slot, call) for slot in range(receiver))
-        return whole[start : start + rows(case, sender, receiver, call)]
-    if case.stacked:
-        return whole[receiver]
-    return whole[receiver * case.shape[0] : (receiver + 1) * case.shape[0]] if size > 1 else whole
+    if case.layout == "expanded" and case.collective in ("all_to_all_single", "reduce_scatter_tensor"):
+        return inputs(case, size, sender, call)[0][receiver * case.shape[0] : (receiver + 1) * case.shape[0]]
+    return piece(case, size, sender, receiver, call)  # as inputs() has it, without making what is others'
 
 
 def outputs(case: Case, size: int, member: int, call: int = 0) -> list[torch.Tensor]:
@@ -296,7 +289,7 @@ def outputs(case: Case, size: int, member: int, call: int = 0) -> list[torch.Ten
     if kind == "all_gather_into_tensor":
         return [_join([inputs(case, size, m, call)[0] for m in everyone], case.stacked)]
     if kind == "scatter":
-        return [inputs(case, size, case.root, call)[member]]
+        return [piece(case, size, case.root, member, call)]
     received = [_for_receiver(case, size, m, member, call) for m in everyone]
     if kind in ("reduce_scatter", "reduce_scatter_tensor"):
         return [reduce_exactly(case.op, received)]

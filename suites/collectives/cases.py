@@ -57,9 +57,10 @@ def shaped(base: Case, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Case]
 
 
 def repeated(base: Case, thorough: bool) -> list[Case]:
-    """Large tensors, again and again; one of half precision."""
-    found = [replace(base, shape=(count,), repeats=30 if thorough else 3) for count in LARGE]
-    found.append(replace(base, dtype=torch.float16, shape=(2 * LARGE[0],)))
+    """Large tensors, again and again; one of half precision.  Once the largest of what has a piece for each rank."""
+    few = (3, 3) if base.collective in IN_PLACE else (3, 1)
+    found = [replace(base, shape=(count,), repeats=30 if thorough else n) for count, n in zip(LARGE, few, strict=True)]
+    found.append(replace(base, dtype=torch.float16, shape=(2 * LARGE[0],), repeats=1))
     return found + ([replace(base, shape=(count,), repeats=3) for count in LARGEST] if thorough else [])
 
 

@@ -33,16 +33,9 @@ PAIRS = [pytest.param(op, dtype, id=f"{op}-{str(dtype)[6:]}") for op in OPS for 
 # tables made by hand
 
 
-def given_by_hand(case: Case, size: int, member: int, call: int = 0) -> list[torch.Tensor]:
+def given_by_hand(case: Case, size: int, member: int, slot: int, call: int) -> torch.Tensor:
     """Rank m's element for receiver s at place i is 100 m + 10 s + i."""
-    slots = [torch.tensor([100 * member + 10 * slot + i for i in range(2)]) for slot in range(size)]
-    if case.collective in ("all_to_all_single", "reduce_scatter_tensor"):
-        return [torch.cat(slots)]
-    if case.collective in ("all_to_all", "reduce_scatter"):
-        return slots
-    if case.collective == "scatter":
-        return slots if member == case.root else []
-    return slots[:1]
+    return torch.tensor([100 * member + 10 * slot + i for i in range(2)])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +71,7 @@ def given_by_hand(case: Case, size: int, member: int, call: int = 0) -> list[tor
 )
 def test_three_ranks(monkeypatch: pytest.MonkeyPatch, case: Case, expected: list[Any]) -> None:
     """What each of three ranks must hold, for inputs that are easy to follow."""
-    monkeypatch.setattr(model, "inputs", given_by_hand)
+    monkeypatch.setattr(model, "piece", given_by_hand)
     case = replace(case, dtype=torch.int64, shape=(2,))
     assert [[tensor.tolist() for tensor in outputs(case, 3, member)] for member in range(3)] == expected
 
@@ -287,6 +280,19 @@ def test_exchange_is_a_transposition(size: int, uneven: bool) -> None:
     given = torch.cat([inputs(single, size, member)[0] for member in range(size)])
     found = torch.cat([outputs(single, size, member)[0] for member in range(size)])
     assert_same(given.sort(dim=0).values, found.sort(dim=0).values, "rows")
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "expanded"])
+@pytest.mark.parametrize("stacked", [False, True], ids=["joined", "stacked"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_parts_are_cut_from_the_whole(size: int, stacked: bool, layout: str) -> None:
+    """What a receiver gets of reduce_scatter_tensor is the reduction of the slices that are its own."""
+    if stacked and layout == "expanded":
+        layout = "column"
+    case = Case("reduce_scatter_tensor", "SUM", torch.int32, (3, 2), layout, stacked=stacked)
+    for member in range(size):
+        wholes = [inputs(case, size, sender)[0].reshape(size, 3, 2)[member] for sender in range(size)]
+        assert_same(fold("SUM", wholes), outputs(case, size, member)[0], f"rank {member}")
 
 
 # memory
