@@ -14,28 +14,33 @@ from tests.collectives.conditions import (
     among_members_alone,
     any_source,
     asynchronous,
+    both,
     by_group_rank,
     coalescing,
     complex_numbers,
     complex_received,
-    complex_with_splits,
     empty,
     every_third_large_one,
     exactly_17,
     expanded,
     first_on_a_subgroup,
     half_precision,
+    in_subgroup,
+    in_world_of,
     large_float16,
     last_rank,
     more_than_32,
     no_dimension,
     not_rank_0,
     odd_world,
+    of_half_a_mb,
     of_int16,
+    of_int64,
     of_two_ranks,
     op_is,
     six_or_32,
     strided,
+    strided_output,
     subgroup_with_gaps,
     three_dimensions,
     with_splits,
@@ -101,6 +106,7 @@ NONE = Damage("none", EVERY, lambda call: call.proceed())
 """In place, and harmless."""
 
 FUNCTIONAL_FORMS = tuple(f"functional.{name}" for name in FUNCTIONAL)
+MIN = instead(op=dist.ReduceOp.MIN)
 
 CATALOGUE = {
     damage.name: damage
@@ -146,6 +152,19 @@ CATALOGUE = {
         Damage("PRODUCT sums", ("reduce",), instead(op=dist.ReduceOp.SUM), op_is("PRODUCT")),
         Damage("BXOR is BOR", ("reduce_scatter",), instead(op=dist.ReduceOp.BOR), op_is("BXOR")),
         Damage("MIN is MAX", ("reduce_scatter_tensor",), instead(op=dist.ReduceOp.MAX), op_is("MIN", torch.uint8)),
+        # two conditions together
+        Damage(
+            "MAX of bool is MIN on four ranks", ("all_reduce",), MIN, both(in_world_of(4), op_is("MAX", torch.bool))
+        ),
+        Damage("MAX is MIN in subgroups", ("all_reduce",), MIN, both(in_subgroup, op_is("MAX"))),
+        Damage("MAX is MIN if asynchronous", ("reduce_scatter",), MIN, both(asynchronous, op_is("MAX"))),
+        Damage("strided int64 wrong", ("all_gather",), afterwards(element(-1)), both(strided, of_int64)),
+        Damage("strided int64 wrong in place", ("broadcast",), afterwards(element(-1)), both(strided_output, of_int64)),
+        Damage(
+            "strided output wrong in subgroups", ("gather",), afterwards(element(0)), both(strided_output, in_subgroup)
+        ),
+        Damage("functional forms wrong in subgroups", FUNCTIONAL_FORMS, result_changed, in_subgroup),
+        Damage("large tensors wrong in subgroups", EVERY, afterwards(element(-1)), both(of_half_a_mb, in_subgroup)),
         # ranks, roots, chunks
         Damage("right only on rank 0", ("all_reduce",), afterwards(element(3)), not_rank_0),
         Damage("wrong only on the last rank", ("broadcast",), afterwards(element(3)), last_rank),
@@ -160,7 +179,12 @@ CATALOGUE = {
         Damage("reduce_scatter_tensor gives the neighbour's", ("reduce_scatter_tensor",), rotated_chunks),
         Damage("two tensors swapped", ("all_to_all",), first_two_swapped),
         Damage("two chunks swapped", ("all_to_all_single",), first_two_chunks_swapped),
-        Damage("complex exchange incomplete", ("all_to_all_single",), afterwards(element(-1)), complex_with_splits),
+        Damage(
+            "complex exchange incomplete",
+            ("all_to_all_single",),
+            afterwards(element(-1)),
+            both(complex_numbers, with_splits),
+        ),
         Damage("splits in reverse", ("all_to_all_single",), chunks_in_reverse, with_splits),
         # memory
         Damage("strides ignored in what is gathered", ("all_gather", "gather"), raw, strided),

@@ -26,12 +26,20 @@ def subgroup_with_gaps(call: Call) -> bool:
     return call.ranks != list(range(call.ranks[0], call.ranks[-1] + 1))
 
 
+def in_subgroup(call: Call) -> bool:
+    return call.size < dist.get_world_size()
+
+
 def first_on_a_subgroup(call: Call) -> bool:
     return call.group is not None and call.count() == 1
 
 
 def strided(call: Call) -> bool:
     return not call.inputs[0].is_contiguous() and call.inputs[0].stride()[0] != 0
+
+
+def strided_output(call: Call) -> bool:
+    return any(not tensor.is_contiguous() for tensor in call.outputs)
 
 
 def expanded(call: Call) -> bool:
@@ -106,10 +114,6 @@ def with_splits(call: Call) -> bool:
     return call.arguments["output_split_sizes"] is not None
 
 
-def complex_with_splits(call: Call) -> bool:
-    return complex_numbers(call) and with_splits(call)
-
-
 def among_members_alone(call: Call) -> bool:
     """new_group of which only members know."""
     return bool(call.arguments["use_local_synchronization"])
@@ -138,6 +142,24 @@ def above_4096(call: Call) -> bool:
 
 def asynchronous(call: Call) -> bool:
     return bool(call.arguments.get("async_op"))
+
+
+def of_int64(call: Call) -> bool:
+    return call.dtype == torch.int64
+
+
+def of_half_a_mb(call: Call) -> bool:
+    return call.first.numel() * call.first.itemsize > 500_000
+
+
+def in_world_of(size: int) -> Callable[[Call], bool]:
+    """Calls on the whole of a world of a size."""
+    return lambda call: call.size == dist.get_world_size() == size
+
+
+def both(*conditions: Callable[[Call], bool]) -> Callable[[Call], bool]:
+    """Calls that fulfil all conditions."""
+    return lambda call: all(condition(call) for condition in conditions)
 
 
 def op_is(name: str, *dtypes: torch.dtype) -> Callable[[Call], bool]:

@@ -9,6 +9,7 @@ from suites.collectives import test_all_reduce as all_reduce
 from suites.collectives import test_all_to_all as all_to_all
 from suites.collectives import test_barriers as barriers
 from suites.collectives import test_broadcast as broadcast
+from suites.collectives import test_crossings as crossings
 from suites.collectives import test_forms as forms
 from suites.collectives import test_gather_scatter as gather_scatter
 from suites.collectives import test_groups as groups
@@ -19,6 +20,7 @@ from suites.collectives import test_objects as objects
 from suites.collectives import test_point_to_point as messages
 from suites.collectives import test_reduce as reduce
 from suites.collectives import test_reduce_scatter as reduce_scatter
+from suites.collectives.cases import FUNCTIONAL
 from tests.collectives.finding import ASSERTION, ERROR, HANG, SILENCE, Finding
 
 SWEPT = {"thorough": False}
@@ -124,6 +126,73 @@ FOUND = (
     Finding("PRODUCT sums", 2, reduce.test_destination_has_the_reduction, "PRODUCT", {"op": "PRODUCT", **SWEPT}),
     Finding("BXOR is BOR", 2, reduce_scatter.test_of_lists, "BXOR", {"op": "BXOR", **SWEPT}),
     Finding("MIN is MAX", 2, reduce_scatter.test_of_tensors, "uint8.*MIN", {"op": "MIN", **SWEPT}),
+    # two conditions together
+    Finding(
+        "MAX of bool is MIN on four ranks",
+        4,
+        all_reduce.test_every_rank_has_the_reduction,
+        r"all_reduce\(bool.*, MAX",
+        {"op": "MAX", **SWEPT},
+    ),
+    Finding(
+        "MAX is MIN in subgroups", 3, crossings.test_dense, r", MAX.*, group \[", {"collective": "all_reduce", **SWEPT}
+    ),
+    Finding(
+        "MAX is MIN if asynchronous",
+        4,
+        crossings.test_large_in_subgroups,
+        r", MAX.*, async",
+        {"collective": "reduce_scatter"},
+    ),
+    Finding(
+        "strided int64 wrong",
+        3,
+        crossings.test_strided_input,
+        r"int64.*, input column",
+        {"collective": "all_gather", "layout": "column", **SWEPT},
+    ),
+    Finding(
+        "strided int64 wrong in place",
+        3,
+        crossings.test_strided_in_place,
+        r"int64.*, input transposed",
+        {"collective": "broadcast", "layout": "transposed", **SWEPT},
+    ),
+    Finding(
+        "strided output wrong in subgroups",
+        3,
+        crossings.test_strided_output,
+        r"group.*, output transposed",
+        {"collective": "gather", "layout": "transposed", **SWEPT},
+    ),
+    Finding(
+        "functional forms wrong in subgroups",
+        3,
+        crossings.test_functional,
+        r"group \[",
+        {"collective": "all_gather_into_tensor", **SWEPT},
+    ),
+    Finding(
+        "functional forms wrong in subgroups",
+        3,
+        crossings.test_functional,
+        r"group \[",
+        {"collective": "reduce_scatter_tensor", **SWEPT},
+    ),
+    Finding(
+        "large tensors wrong in subgroups",
+        4,
+        crossings.test_large_in_subgroups,
+        r"group \[.* 1 of",
+        {"collective": "all_reduce"},
+    ),
+    Finding(
+        "large tensors wrong in subgroups",
+        4,
+        crossings.test_large_in_subgroups,
+        r"group \[.* 1 of",
+        {"collective": "all_to_all_single"},
+    ),
     # ranks, roots, chunks
     Finding("right only on rank 0", 3, all_reduce.test_shapes, "rank [12]: "),
     Finding("wrong only on the last rank", 3, broadcast.test_every_source, "rank 2: "),
@@ -223,7 +292,7 @@ FOUND = (
             "functional",
             {"collective": name, **SWEPT},
         )
-        for name in ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+        for name in FUNCTIONAL
     ),
     Finding("wrong after another collective", 2, forms.test_pairs, r"^all_gather\("),
     Finding("last of a list not reduced", 2, forms.test_all_reduce_coalesced, r"all_reduce\(float32\[33\]"),
