@@ -1,0 +1,501 @@
+"""The bounded oracle: a float64 run says what is true, and the same run with rounding errors put into every operation
+says how far a healthy run in another precision may be from it.  The derivation is in docs/tolerances.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch._C import _functorch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+"""Unit roundoff: the largest relative error of one rounding to nearest."""
+
+SAMPLES = 32
+WIDEN = 4.0
+"""Samples are run with errors this many times as large as a real run's."""
+MARGIN = 1.25
+"""A tolerance is this many times the largest error that a sample made."""
+
+_TRUE = torch.float64
+_HALF_TINY = 2.0**-25  # half the distance of float16's smallest numbers
+_MOST_SHOWN = 3
+_NOISE = 1 << 14
+
+
+_UNROUNDED = """
+    _to_copy _unsafe_view abs alias argmax argmin broadcast_to cat clamp clamp_max clamp_min clone constant_pad_nd
+    copy detach embedding empty_like expand fill flip full_like gather hardtanh heaviside index index_fill
+    index_select lift lift_fresh masked_fill masked_select max max_pool2d_with_indices max_pool3d_with_indices
+    maximum min minimum nan_to_num neg new_empty new_empty_strided new_full new_ones new_zeros nonzero ones_like
+    relu repeat roll scatter select_backward select_scatter sgn sign slice_backward slice_scatter sort stack take
+    threshold threshold_backward topk tril triu where zero zeros_like
+"""
+"""Operations whose results are numbers that went in, or zero: nothing is rounded."""
+
+_OWN_PRECISION = frozenset(["embedding_dense_backward", "index_add", "index_put", "scatter_add", "scatter_reduce"])
+"""Sums that are kept in the tensor's own dtype, one addition at a time, where others are kept in float32."""
+
+_PRODUCTS = {"mm": 1, "bmm": 1, "addmm": 2, "baddbmm": 2, "convolution": 1, "convolution_backward": 1}
+"""How many of the leading operands get errors; an error in one factor is an error in the product.  Others: three."""
+
+_ABSOLUTE = frozenset(["gelu", "gelu_backward", "silu_backward"])
+"""Functions with a sum inside that cancels: their error is relative to the first operand, not to the result."""
+
+
+class _Slot(NamedTuple):
+    """Stands for a tensor in recorded arguments."""
+
+    number: int
+
+
+class _Operation(NamedTuple):
+    """What has to be known of an operation."""
+
+    kind: str
+    """view, exact, pointwise, reduction, random, made (of nothing), list (one of the _foreach operations), read (gives
+    no tensor) or unknown."""
+    name: str
+    """Without the underscore of those that write to their first argument."""
+    writes: bool
+
+
+class _Errors(NamedTuple):
+    """Sizes of the random errors around an operation, relative to what they are put on."""
+
+    operands: float = 0.0
+    leading: int = 0
+    """How many operands get them: the leading ones."""
+    first: float = 0.0
+    """On the results, relative to the first operand."""
+    results: float = 0.0
+
+
+class _Step(NamedTuple):
+    call: Callable[..., Any]
+    """Without side effects, for operations that write as well."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[int, ...] = ()
+    """Slots; -1 for what is no tensor."""
+    listed: bool = False
+    """Whether it returns a sequence."""
+    view: bool = False
+    """Whether the results lie in a storage that was there before."""
+    written: int = -1
+    """Slot that the result is written to."""
+    errors: _Errors = _Errors()
+
+
+class Bounded:
+    """What a healthy run in ``dtype`` on ``world`` ranks may give, element by element.
+
+    ``run`` executes the program alone, on the CPU, with float64 tensors, and returns named tensors.  It is called once;
+    the operations that it executed are then executed again, ``samples`` times, with random rounding errors.  What
+    it reads out of tensors (``item()``), and random numbers, are the same in every sample.
+
+    Errors: ValueError for a dtype that has no unit roundoff here, and for a world or a number of samples below 1.
+    """
+
+    truth: dict[str, torch.Tensor]
+    """What ``run`` returned: float64, or whatever dtype it has."""
+    tolerance: dict[str, torch.Tensor]
+    """The largest absolute difference that rounding explains: float64, in the shape of ``truth``; infinite where a run
+    in this dtype may overflow or divide by a number that is zero."""
+
+    def __init__(
+        self,
+        run: Callable[[], Mapping[str, torch.Tensor]],
+        dtype: torch.dtype,
+        *,
+        world: int = 1,
+        samples: int = SAMPLES,
+        seed: int = 0,
+    ) -> None:
+        if dtype not in UNIT:
+            raise ValueError(f"dtype must be one of {', '.join(map(_short, UNIT))}, not {dtype}")
+        if world < 1 or samples < 1:
+            raise ValueError(f"world and samples must be at least 1, not {world} and {samples}")
+        self.dtype = dtype
+        tape = _Tape(dtype, world)
+        with tape:
+            found = dict(run())
+        self.truth = {name: tensor.detach().clone() for name, tensor in found.items()}
+        moved = tape.replay([tensor.detach() for tensor in found.values()], samples, seed)
+        self.tolerance = {}
+        for (name, truth), sampled in zip(self.truth.items(), moved, strict=True):
+            if truth.dtype != _TRUE:
+                self.tolerance[name] = torch.zeros(truth.shape, dtype=_TRUE)
+                continue
+            far = (sampled - truth).abs().nan_to_num(nan=math.inf)
+            allowed = self.tolerance[name] = MARGIN * far[1:].amax(dim=0)
+            if truth.numel() and bool((far[0] > 1e3 * allowed + 1e-9 * truth.abs().max()).any()):
+                raise RuntimeError(f"{name}: executed again, the run gave something else; is it random?")
+
+    @property
+    def loose(self) -> float:
+        """Share of elements whose tolerance is larger than their own size: of these, not even the sign is known."""
+        total = sum(truth.numel() for truth in self.truth.values())
+        return sum(int(self._unknown(name).sum()) for name in self.truth) / total if total else 0.0
+
+    def _unknown(self, name: str) -> torch.Tensor:
+        return self.tolerance[name] > self.truth[name].to(_TRUE).abs()
+
+    def differs(self, name: str, found: torch.Tensor) -> str:
+        """Say how ``found`` differs from the truth by more than rounding explains; empty where it does not.
+
+        Errors: KeyError where the run returned nothing of that name.
+        """
+        truth, allowed = self.truth[name], self.tolerance[name]
+        dtype = self.dtype if truth.dtype == _TRUE else truth.dtype
+        if found.dtype != dtype or found.shape != truth.shape:
+            return (
+                f"{name}: expected {_short(dtype)}{list(truth.shape)}, found {_short(found.dtype)}{list(found.shape)}"
+            )
+        value = found.detach().cpu().to(truth.dtype)
+        if truth.dtype == _TRUE:
+            # Written so that NaN is wrong; what the samples could not bound is allowed to be anything.
+            wrong = ~(((value - truth).abs() <= allowed) | (value == truth) | allowed.isinf())
+        else:
+            wrong = ~((value == truth) | ((value != value) & (truth != truth)))
+        if not bool(wrong.any()):
+            return ""
+        shown = [
+            f"[{', '.join(map(str, at))}] expected {truth[at].item():.9g}, found {value[at].item():.9g}, "
+            f"allowed ±{allowed[at].item():.2g}"
+            for at in (tuple(index) for index in wrong.nonzero()[:_MOST_SHOWN].tolist())
+        ]
+        count = int(wrong.sum())
+        more = f"; and {count - _MOST_SHOWN} more" if count > _MOST_SHOWN else ""
+        unknown = int(self._unknown(name).sum())
+        note = f" ({unknown} are allowed more than their own size)" if unknown else ""
+        return f"{name}: {count} of {truth.numel()} elements differ by more than rounding explains{note}: " + (
+            "; ".join(shown) + more
+        )
+
+
+class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every operation of a run, so that it can be executed again: without autograd, on all samples at once.
+
+    A tensor is known by where it lies: its storage, offset, sizes and strides.
+    """
+
+    def __init__(self, dtype: torch.dtype, world: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dtype = dtype
+        # The truth in float64 has errors of its own, as large as those of the run that is compared with it.
+        self._unit = WIDEN * UNIT[dtype] * (math.sqrt(2) if dtype == _TRUE else 1.0)
+        self._unit_within = min(self._unit, WIDEN * UNIT[torch.float32])
+        self._world = world
+        self._steps: list[_Step] = []
+        self._slots: dict[_Place, int] = {}
+        self._bases: dict[int, int] = {}
+        """Of each storage, the first slot in it."""
+        self._storages: list[int] = []
+        """Of each slot."""
+        self._alive: list[torch.UntypedStorage] = []
+        self._constants: dict[int, torch.Tensor] = {}
+        self._mutated: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operation = _operation(func)
+        kind = operation.kind
+        if kind == "list":
+            with self:
+                return _one_by_one(operation.name, args, kwargs)
+        if kind == "read":
+            return func(*args, **kwargs)
+        if kind == "made" or (kind == "random" and not operation.writes):
+            made = func(*args, **kwargs)
+            for tensor in (made,) if isinstance(made, torch.Tensor) else made:
+                self._slot(tensor)
+            return made
+        if kind == "unknown":
+            raise NotImplementedError(f"the bounded oracle cannot follow {func}")
+        # Before the operation, so that what was not met yet is remembered as it was.
+        taken = tuple([self._mark(a) for a in args])
+        named = {key: self._mark(value) for key, value in kwargs.items()} if kwargs else kwargs
+        result = func(*args, **kwargs)
+        if operation.writes:
+            self._write(func, operation, args, taken, named)
+            return result
+        listed = not isinstance(result, torch.Tensor)
+        results = result if listed else (result,)
+        tensors = [t for t in results if isinstance(t, torch.Tensor)]
+        view = kind == "view" or any(_storage(t) in self._bases for t in tensors)
+        if view and all(_place(t) in self._slots for t in tensors):
+            return result  # detach(), or a view that was made before
+        errors = _NONE if view else self._errors(operation, args, results)
+        slots = tuple([self._new(t) if isinstance(t, torch.Tensor) else -1 for t in results])
+        self._steps.append(_Step(func, taken, named, slots, listed, view, errors=errors))
+        return result
+
+    def _write(
+        self, func: Any, operation: _Operation, args: tuple[Any, ...], taken: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        target, slot = args[0], taken[0].number
+        self._mutated.add(_storage(target))
+        if operation.kind == "random":
+            drawn = self._constant(target.detach().clone(), -1)
+            self._steps.append(_Step(torch.clone, (_Slot(drawn),), {}, written=slot))
+            return
+        errors = self._errors(operation, args, (target,))
+        self._steps.append(_Step(_without_writing(func, operation.name), taken, named, written=slot, errors=errors))
+
+    def _errors(self, operation: _Operation, args: tuple[Any, ...], results: Sequence[Any]) -> _Errors:
+        if operation.kind == "exact" or not any(isinstance(t, torch.Tensor) and t.dtype == _TRUE for t in results):
+            return _NONE
+        unit, within = self._unit, self._unit_within
+        if operation.kind == "pointwise":
+            return _Errors(first=within if operation.name in _ABSOLUTE else 0.0, results=unit)
+        if operation.name in _OWN_PRECISION:
+            within = unit
+        length = _length(operation.name, args, results)
+        parts = self._world if self._world > 1 else 0
+        operands = math.sqrt(unit**2 * (1 + parts / 2) * bool(parts) + within**2 * length / 2)
+        out = math.sqrt(unit**2 * (1 + (2 + parts / 3) * bool(parts)) + within**2 * length / 3)
+        # Small beside the rounding of the result: not worth its time.
+        return _Errors(operands if operands > out / 20 else 0.0, _PRODUCTS.get(operation.name, 3), 0.0, out)
+
+    def _mark(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return _Slot(self._slot(value))
+        if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
+            return [self._mark(v) for v in value]
+        return value
+
+    def _slot(self, tensor: torch.Tensor) -> int:
+        """The slot of a tensor, whether or not it was met before."""
+        place = _place(tensor)
+        slot = self._slots.get(place)
+        if slot is not None:
+            return slot
+        base = self._bases.get(place[0])
+        if base is None:
+            whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
+            self._constants[self._new(whole)] = whole.clone()
+            return self._slot(tensor)
+        slot = self._new(tensor)
+        strided = (_Slot(base), tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        self._steps.append(_Step(torch.as_strided, strided, {}, (slot,), view=True))
+        return slot
+
+    def _new(self, tensor: torch.Tensor) -> int:
+        place = _place(tensor)
+        slot = self._slots[place] = len(self._storages)
+        self._storages.append(place[0])
+        if place[0] not in self._bases:
+            self._bases[place[0]] = slot
+            self._alive.append(tensor.untyped_storage())  # or its place could be another's later
+        return slot
+
+    def _constant(self, value: torch.Tensor, storage: int) -> int:
+        slot = len(self._storages)
+        self._storages.append(storage)
+        self._constants[slot] = value
+        return slot
+
+    def replay(self, wanted: Sequence[torch.Tensor], samples: int, seed: int) -> list[torch.Tensor]:
+        """Execute the run again; [1 + samples, *shape] for each tensor wanted, the first without errors."""
+        outputs = [self._slot(tensor) for tensor in wanted]
+        noise, along, starts = _noise(samples, seed)
+        env: dict[int, torch.Tensor] = {}
+        varied: dict[int, torch.Tensor] = {}
+        for i, (slot, constant) in enumerate(self._constants.items()):
+            error = self._rounding(constant)
+            if error is not None:
+                factors = along[:, i % along.shape[1]].reshape(-1, *[1] * constant.dim())
+                varied[slot] = constant + factors * (error * WIDEN)
+            elif self._storages[slot] in self._mutated:
+                varied[slot] = constant.expand(samples + 1, *constant.shape).clone()
+            else:
+                env[slot] = constant
+        slots, values = list(varied), list(varied.values())
+        zero = torch.zeros(samples + 1, dtype=_TRUE)
+
+        def once(values: Sequence[torch.Tensor], zero: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return self._execute({**env, **dict(zip(slots, values, strict=True))}, zero, noise, starts, outputs)
+
+        with torch.no_grad():
+            try:
+                _functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+                return list(torch.func.vmap(once)(values, zero, noise))
+            except (RuntimeError, ValueError):
+                # An operation that cannot be executed on all samples at once: one sample after the other, then.
+                each = [once([v[k].clone() for v in values], zero[k], noise[k]) for k in range(samples + 1)]
+                return [torch.stack(tensors) for tensors in zip(*each, strict=True)]
+
+    def _rounding(self, constant: torch.Tensor) -> torch.Tensor | None:
+        """What rounding a constant to the dtype adds to it; None for nothing."""
+        if constant.dtype != _TRUE or self._dtype == _TRUE:
+            return None
+        error = constant.to(self._dtype).to(_TRUE) - constant
+        return error if bool(error.any()) else None
+
+    def _execute(
+        self,
+        env: dict[int, torch.Tensor],
+        zero: torch.Tensor,
+        noise: torch.Tensor,
+        starts: Sequence[int],
+        outputs: Sequence[int],
+    ) -> tuple[torch.Tensor, ...]:
+        mutated, storages = self._mutated, self._storages
+        half = self._dtype == torch.float16
+        at = 0
+
+        def errors(shape: torch.Size) -> torch.Tensor:
+            nonlocal at
+            at += 1
+            count = shape.numel()
+            if count > _NOISE // 2:
+                return noise.repeat(-(-count // _NOISE))[:count].view(shape)
+            start = starts[at % len(starts)]
+            return noise[start : start + count].view(shape)
+
+        def moved(tensor: torch.Tensor, size: float) -> torch.Tensor:
+            if not half:
+                return torch.addcmul(tensor, tensor, errors(tensor.shape), value=size)
+            # float16 also loses what is below its smallest numbers, and what is above its largest.
+            scale = torch.where(tensor == 0, 0.0, tensor.abs() + _HALF_TINY / UNIT[torch.float16])
+            return torch.addcmul(tensor, scale, errors(tensor.shape), value=size).to(torch.float16).to(_TRUE)
+
+        def value(mark: Any) -> Any:
+            if type(mark) is _Slot:
+                return env[mark.number]
+            return [value(m) for m in mark] if type(mark) is list else mark
+
+        for step in self._steps:
+            args = [value(mark) for mark in step.args]
+            kwargs = {key: value(mark) for key, mark in step.kwargs.items()} if step.kwargs else {}
+            sizes = step.errors
+            if sizes.operands:
+                for i, arg in enumerate(args[: sizes.leading]):
+                    if isinstance(arg, torch.Tensor) and arg.dtype == _TRUE and arg.dim():
+                        args[i] = moved(arg, sizes.operands)
+            given = step.call(*args, **kwargs)
+            results = list(given) if step.listed else [given]
+            if sizes.results:
+                for i, result in enumerate(results):
+                    if isinstance(result, torch.Tensor) and result.dtype == _TRUE:
+                        result = moved(result, sizes.results)
+                        if sizes.first:
+                            result = torch.addcmul(result, args[0], errors(result.shape), value=sizes.first)
+                        results[i] = result
+            if step.written >= 0:
+                env[step.written].copy_(results[0])
+                continue
+            for slot, result in zip(step.results, results, strict=True):
+                if slot >= 0:
+                    if not step.view and not sizes.results and storages[slot] in mutated:
+                        result = result + zero.to(result.dtype)  # a tensor that each sample has for itself
+                    env[slot] = result
+        return tuple(env[slot] + zero.to(env[slot].dtype) for slot in outputs)
+
+
+_RANDOM = ("rand", "bernoulli", "normal", "uniform", "exponential", "multinomial", "log_normal", "geometric", "cauchy")
+
+_Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+_NONE = _Errors()
+
+
+_EXACT = frozenset(_UNROUNDED.split())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    # Empty ones have no place; one for each dtype will do.
+    return tensor.untyped_storage().data_ptr() or -id(tensor.dtype)
+
+
+def _place(tensor: torch.Tensor) -> _Place:
+    return _storage(tensor), int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+@lru_cache(maxsize=8)
+def _noise(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Errors, uniform from -1 to 1: [1 + samples, _NOISE], another [1 + samples, 61] for constants, none in the first
+    sample; and places in the former to start at."""
+    generator = torch.Generator().manual_seed(seed)
+    noise, along = (torch.rand(samples + 1, count, generator=generator, dtype=_TRUE) * 2 - 1 for count in (_NOISE, 61))
+    noise[0] = along[0] = 0
+    return noise, along, torch.randint(0, _NOISE // 2, (4093,), generator=generator).tolist()
+
+
+@cache
+def _operation(func: Any) -> _Operation:
+    schema = func._schema
+    full = schema.name.removeprefix("aten::")
+    name = full.removesuffix("_")
+    writes = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    if full.startswith("_foreach_"):
+        return _Operation("list", name.removeprefix("_foreach_") + full[len(name) :], bool(writes))
+    if not any("Tensor" in str(r.type) for r in schema.returns):
+        return _Operation("unknown" if writes else "read", name, bool(writes))
+    tensors_in = any("Tensor" in str(a.type) for a in schema.arguments)
+    if writes and (writes != [0] or torch.Tag.inplace_view in func.tags or name in ("set", "resize", "resize_as")):
+        kind = "unknown"
+    elif not tensors_in:
+        kind = "made"
+    elif torch.Tag.nondeterministic_seeded in func.tags and name.startswith(_RANDOM):
+        kind = "random"
+    elif not writes and any(r.alias_info is not None for r in schema.returns):
+        kind = "view"
+    elif name in _EXACT:
+        kind = "exact"
+    else:
+        kind = "pointwise" if torch.Tag.pointwise in func.tags else "reduction"
+    return _Operation(kind, name, bool(writes))
+
+
+def _without_writing(func: Any, name: str) -> Callable[..., Any]:
+    """The operation that returns what ``func`` writes to its first argument."""
+    if name == "copy":
+        return lambda target, source, non_blocking=False: source.to(target.dtype).expand(target.shape)
+    if name == "zero":
+        return torch.zeros_like
+    # These have no rule of vmap, which would execute them a sample at a time.
+    if name == "lerp":
+        return lambda start, end, weight: start + weight * (end - start)
+    if name == "addcdiv":
+        return lambda start, a, b, value=1: torch.add(start, a / b, alpha=value)
+    packet = getattr(torch.ops.aten, name)
+    return getattr(packet, func._overloadname)  # type: ignore[no-any-return]
+
+
+def _one_by_one(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One of the _foreach operations, as an operation on each tensor."""
+    call = getattr(torch.ops.aten, "linalg_vector_norm" if name == "norm" else name)
+    count = len(args[0])
+
+    def item(value: Any, i: int) -> Any:
+        return value[i] if isinstance(value, (list, tuple)) and len(value) == count else value
+
+    results = [
+        call(*[item(a, i) for a in args], **{key: item(value, i) for key, value in kwargs.items()})
+        for i in range(count)
+    ]
+    return None if name.endswith("_") else results
+
+
+def _length(name: str, args: tuple[Any, ...], results: Sequence[Any]) -> int:
+    """How many terms a sum has inside an operation, about."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    if name in ("mm", "bmm", "addmm", "baddbmm"):
+        return int(args[-1 if name in ("mm", "bmm") else 2].shape[-2])
+    if name == "convolution":
+        return int(args[1].numel() // max(1, args[1].shape[0]))
+    most = max((t.numel() for t in tensors), default=1)
+    least = min((t.numel() for t in results if isinstance(t, torch.Tensor)), default=1)
+    last = max((t.shape[-1] for t in tensors if t.dim()), default=1)
+    return max(1, last, most // max(1, least))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
