@@ -1,0 +1,550 @@
+"""A proof, made while a computation runs once in float64, that it is exact in a dtype in any order of its sums.
+
+Every tensor is watched with two more facts: a granularity, a power of two that divides every term its elements are
+sums of, and a magnitude, for each element a bound on the sum of the absolute values of those terms (found by the same
+operation on absolute values).  A partial sum, of any of the terms in any order, is a multiple of the one and at most
+the other, so where their quotient fits into the mantissa of a dtype, and both into its range, nothing is rounded.
+
+Both are carried through whatever is linear, so that it may wait until partial sums are put together: gradients that are
+accumulated on every rank before they are reduced, scaled, or added to a momentum.  What is not linear (relu, max) is of
+whole values on ranks as well, and starts anew from its result; so does a :class:`torch.nn.Parameter` when it is changed
+in place, since an optimizer's step takes whole gradients.
+
+Covered without more ado: fused multiply-add, and sums kept in a wider dtype and rounded at the end, since nothing is
+rounded.  Not covered:
+
+- the sign of a zero: whether a sum that vanishes is 0.0 or -0.0 does depend on the order, and on how a kernel starts
+  its sum; it changes no other value, as long as nothing divides by it.  Compare results after adding 0.0;
+- algorithms that form other terms than the products summed: Winograd and FFT convolution, Strassen;
+- steps on gradients that ranks have not reduced yet, and anything ranks do more than the computation watched, but for
+  factors within ``spare_bits``;
+- hardware that takes other numbers than the dtype has (TF32, bfloat16 in place of float32);
+- data written where no operation of aten is seen (NumPy, a kernel of one's own).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+_ENDLESS = 1 << 20  # the exponent of the granularity of zeros
+_NOT_LOOKED_AT = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_MOST_SAID = 20
+_Terms = tuple[torch.Tensor, int]
+"""Magnitudes, and the exponent of the granularity."""
+
+
+class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own is not typed
+    """Watch a computation in float64 and say whether it would be exact in ``dtype`` in any order of summation.
+
+    Enter it once, around the whole run on one device, when modules and data are made (drawing numbers is not proven); a
+    second block starts anew from values.  ``spare_bits`` is the
+    base-2 logarithm, rounded up, of the largest factor that ranks multiply by and divide out again (a world size).
+    Tensors that enter must be representable in ``dtype``; integers and booleans are not looked at, nor are parameters
+    and data before an operation uses them.
+
+    Errors: ValueError for a dtype other than float64, float32, float16 and bfloat16.
+    """
+
+    def __init__(self, dtype: torch.dtype, *, spare_bits: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        if dtype not in _BITS:
+            raise ValueError(f"dtype must be one of {', '.join(map(str, _BITS))}, not {dtype}")
+        if spare_bits < 0:
+            raise ValueError(f"spare_bits must be 0 or more, not {spare_bits}")
+        self._dtype, self._spare = dtype, spare_bits
+        self._name, self._bits = str(dtype).removeprefix("torch."), _BITS[dtype]
+        info = torch.finfo(dtype)
+        self._most = float(info.max)
+        # Subnormals only where they are a good part of the range: elsewhere hardware may flush them to zero.
+        self._least = -24 if dtype == torch.float16 else round(math.log2(info.tiny))
+        self._said: dict[str, str] = {}
+        self._watched: dict[int, _Watched] = {}
+
+    @property
+    def unproven(self) -> list[str]:
+        """A sentence for each kind of operation that could not be shown exact, at most 20 of them, in order."""
+        return list(self._said.values())
+
+    @property
+    def proven(self) -> bool:
+        """Whether everything seen so far is exact in any order."""
+        return not self._said
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._watched.clear()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "profiler":
+            return func(*args, **kwargs)
+        name = _name(func)
+        base = _base(name)
+        plans: list[_Terms | None] = []
+        why = ""
+        try:
+            if func.namespace != "aten":
+                raise _Unproven("not an operation of aten")
+            for each, given, named in _single(func, name, args, kwargs):
+                plans += self._plan(each, _base(_name(each)), given, named) or [None]
+        except _Unproven as reason:
+            why = str(reason)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:  # the caller's is raised again below
+            why = f"could not be repeated on absolute values ({str(error).splitlines()[0]})"
+        result = func(*args, **kwargs)
+        changed = args[0] if name.endswith("_") else kwargs.get("out", result)
+        outputs = list(_flat([changed]))
+        if why:
+            plans = []
+            if any(x.dtype not in _NOT_LOOKED_AT for x in _tensors((outputs, args, *kwargs.values()))):
+                self._say(f"{func.namespace}.{name}", why)
+        if base not in _VIEWS:
+            for i, output in enumerate(outputs):
+                if isinstance(output, torch.Tensor) and output.dtype not in _NOT_LOOKED_AT and output.numel():
+                    self._note(name, output, plans[i] if i < len(plans) else None, forget=base in _EMPTY)
+        return result
+
+    # What an operation does to magnitudes and granularity: one entry for each result, None to start from its values.
+
+    def _plan(self, func: Any, base: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+        """Errors: _Unproven, saying why."""
+        if base in _EMPTY:
+            return []
+        rule = _RULES.get(base)
+        if (rule is None and base not in _EXACT) or func.__name__ in _OTHERWISE:
+            raise _Unproven("not known to be a sum of products")
+        given = [x for x in _flat((args, *kwargs.values())) if isinstance(x, (torch.Tensor, float))]
+        tensors = [x for x in given if isinstance(x, torch.Tensor)]
+        floats = [x for x in tensors if x.dtype not in _NOT_LOOKED_AT]
+        exponent = min([self._look(x).exponent for x in floats], default=_ENDLESS)
+        for x in given:
+            if isinstance(x, float):
+                exponent = min(exponent, self._scalar(x))
+        if base in _VIEWS or base in _WHOLE:
+            return []
+        if not floats:
+            if rule is not None and (base in ("div", "mean") or kwargs.get("dtype") or len(tensors) < len(given)):
+                raise _Unproven("makes floating-point numbers of whole ones")
+            return []
+        changed = args[0] if _name(func).endswith("_") else kwargs.get("out")
+        if isinstance(changed, torch.Tensor) and not changed.dtype.is_floating_point:
+            return []
+        if rule is not None:
+            return rule(self, func, args, kwargs)
+        if base == "copy" and not args[1].dtype.is_floating_point:
+            return []
+        if base == "_to_copy" and (
+            not args[0].dtype.is_floating_point or kwargs.get("dtype", args[0].dtype) != torch.float64
+        ):
+            return []
+        terms = self._mirror(func, args, kwargs)
+        if base in _TAKE_WHOLE_NUMBERS or (base in ("cat", "stack", "where") and len(floats) < len(tensors)):
+            exponent = min(exponent, 0)
+        # A number put in may be negative.
+        return [(x.abs_() if isinstance(x, torch.Tensor) else x, exponent) for x in terms]
+
+    def _mirror(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The same operation on magnitudes, in place where it is in place."""
+        result = func(*map(self._shadow, args), **{k: self._shadow(v) for k, v in kwargs.items()})
+        return list(result) if isinstance(result, (list, tuple)) else [result]
+
+    def _shadow(self, x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return self._look(x).of(x) if x.dtype == torch.float64 else x
+        if isinstance(x, (list, tuple)) and any(isinstance(e, torch.Tensor) for e in x):
+            return [self._shadow(e) for e in x]
+        return x
+
+    def _terms(self, x: torch.Tensor | float) -> _Terms:
+        """Magnitude and exponent of an operand: a tensor of any dtype, or a number."""
+        if not isinstance(x, torch.Tensor):
+            return abs(x), _exponent(float(x))  # type: ignore[return-value]  # wrapped by the operation
+        if x.dtype == torch.float64:
+            seen = self._look(x)
+            return seen.of(x), seen.exponent
+        return (x if x.dtype == torch.bool else x.abs()), 0
+
+    def _require(self, magnitude: torch.Tensor, exponent: int, factor: float = 1.0) -> None:
+        """Require sums up to ``magnitude`` times ``factor``, of multiples of ``2**exponent``, to be representable.
+
+        Errors: _Unproven, saying what is missing.
+        """
+        top = float(magnitude.amax()) * factor if magnitude.numel() else 0.0
+        if top == 0:
+            return
+        if not math.isfinite(top):
+            raise _Unproven("infinity, NaN, or sums beyond float64")
+        half, above = math.frexp(top)
+        # A power of two needs a bit less; in float64 it may be something larger, rounded.
+        bits = above - exponent - (half == 0.5 and self._bits < 53) + self._spare
+        spare = f", {self._spare} of them spare" if self._spare else ""
+        if bits > self._bits:
+            raise _Unproven(f"partial sums need {bits} bits{spare}, {self._name} has {self._bits}")
+        if math.ldexp(top, self._spare) > self._most:
+            raise _Unproven(f"partial sums may reach {top:g}{spare and ' and more'}, {self._name} {self._most:g}")
+        if exponent - self._spare < self._least:
+            raise _Unproven(f"terms are multiples of 2^{exponent}{spare}, {self._name} goes down to 2^{self._least}")
+
+    # What is known of every storage.
+
+    def _look(self, x: torch.Tensor) -> _Watched:
+        """What is known of a tensor of float64; a new one is looked at whole.  Errors: _Unproven for another dtype."""
+        if x.dtype != torch.float64:
+            raise _Unproven(f"has an operand of {str(x.dtype).removeprefix('torch.')} among those of float64")
+        storage = x.untyped_storage()
+        seen = self._watched.get(storage.data_ptr()) if x.numel() else _NOTHING
+        if seen is None:
+            values = x.detach().as_strided((storage.nbytes() // 8,), (1,), 0)
+            self._representable("data that enters", x.detach())
+            seen = self._watched[storage.data_ptr()] = _Watched(storage, values.abs(), _granularity(values))
+        return seen
+
+    def _note(self, name: str, output: torch.Tensor, terms: _Terms | None, *, forget: bool) -> None:
+        """Keep what is known of a result, which shares its storage with an operand where it was changed in place."""
+        if output.dtype != torch.float64:
+            return self._say(f"aten.{name}", f"gives {str(output.dtype).removeprefix('torch.')}, not float64")
+        storage = output.untyped_storage()
+        seen = self._watched.get(storage.data_ptr())
+        if forget and seen is None:
+            flat = torch.zeros(storage.nbytes() // 8, dtype=torch.float64)
+            self._watched[storage.data_ptr()] = _Watched(storage, flat, _ENDLESS)
+            return None
+        if terms is None or isinstance(output, nn.Parameter):
+            values = output.detach()
+            self._representable(f"aten.{name}", values)
+            terms = values.abs(), _granularity(values)
+        magnitude, exponent = terms
+        if seen is None:
+            size = storage.nbytes() // 8
+            if size == magnitude.numel() and output.is_contiguous() and magnitude.is_contiguous():
+                self._watched[storage.data_ptr()] = _Watched(storage, magnitude.view(-1), exponent)
+                return None
+            seen = _Watched(storage, torch.zeros(size, dtype=torch.float64), _ENDLESS)
+            self._watched[storage.data_ptr()] = seen
+        mine = seen.of(output)
+        if mine.data_ptr() != magnitude.data_ptr():
+            mine.copy_(magnitude)
+        seen.exponent = exponent if output.numel() == seen.magnitude.numel() else min(seen.exponent, exponent)
+        return None
+
+    def _representable(self, what: str, values: torch.Tensor) -> None:
+        if self._dtype == torch.float64:
+            same = values.isfinite()
+        else:
+            same = (values.to(self._dtype).double() == values) & values.isfinite()
+        if not bool(same.all()):
+            self._say(what, f"{values[~same][0].item()!r} is not a number of {self._name}")
+
+    def _scalar(self, x: float) -> int:
+        """The exponent of a number's granularity.  Errors: _Unproven for one that the dtype does not have."""
+        _, above = math.frexp(x)
+        exponent = _exponent(x)
+        if not math.isfinite(x) or abs(x) > self._most or (x and (above - exponent > self._bits)):
+            raise _Unproven(f"takes {x!r}, which is not a number of {self._name}")
+        if x and exponent < self._least:
+            raise _Unproven(f"takes {x!r}, which is too small for {self._name}")
+        return exponent
+
+    def _say(self, what: str, why: str) -> None:
+        if len(self._said) < _MOST_SAID:
+            self._said.setdefault(what, f"{what}: {why}"[:200])
+
+
+class _Unproven(Exception):
+    """An operation that is not shown exact, and why."""
+
+
+class _Watched:
+    """What is known of a storage of float64; the storage is held, so that its address stays its own."""
+
+    __slots__ = ("exponent", "magnitude", "storage")
+
+    def __init__(self, storage: torch.UntypedStorage | None, magnitude: torch.Tensor, exponent: int) -> None:
+        self.storage, self.magnitude, self.exponent = storage, magnitude, exponent
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """Magnitudes of a tensor that lies in this storage."""
+        return self.magnitude.as_strided(x.size(), x.stride(), x.storage_offset()) if x.numel() else x.detach()
+
+
+_NOTHING = _Watched(None, torch.zeros(0, dtype=torch.float64), _ENDLESS)
+
+
+def _granularity(x: torch.Tensor) -> int:
+    """The exponent of the largest power of two that divides every element of float64[...]."""
+    if not x.numel():
+        return _ENDLESS
+    mantissa, exponent = torch.frexp(x)
+    whole = mantissa.mul_(2.0**53).to(torch.int64)
+    lowest = torch.frexp((whole & -whole).double())[1]  # of 2**k it is k + 1, of zero 0
+    found = torch.where(lowest > 0, exponent + lowest, _ENDLESS)
+    return min(int(found.amin()) - 54, _ENDLESS)
+
+
+def _exponent(x: float) -> int:
+    """The exponent of the largest power of two that divides a number."""
+    if not x or not math.isfinite(x):
+        return _ENDLESS
+    above, below = x.as_integer_ratio()
+    return (above & -above).bit_length() - below.bit_length()
+
+
+def _flat(x: Sequence[Any]) -> Iterator[Any]:
+    for each in x:
+        if isinstance(each, (list, tuple)):
+            yield from _flat(each)
+        else:
+            yield each
+
+
+def _tensors(x: Sequence[Any]) -> list[torch.Tensor]:
+    return [each for each in _flat(x) if isinstance(each, torch.Tensor)]
+
+
+def _name(func: Any) -> str:
+    """Without the overload."""
+    return str(func.__name__).partition(".")[0]
+
+
+def _base(name: str) -> str:
+    """The name without the underscore of what works in place."""
+    return name.removesuffix("_") if not name.endswith("__") else name
+
+
+def _single(
+    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """An operation on lists as one for each element; any other as it is."""
+    if not name.startswith("_foreach_"):
+        yield func, args, kwargs
+        return
+    one, kind = name.removeprefix("_foreach_"), func.__name__.split(".")[1]
+    overload = {"add": "Tensor", "sub": "Tensor", "mul": "Tensor", "div": "Tensor"}.get(_base(one), "default")
+    if _base(one) not in ("add", "sub", "mul", "div", "neg", "zero", "copy", "addcmul"):
+        raise _Unproven("not known to be a sum of products")
+    if _base(one) == "addcmul":
+        if kind != "Scalar":
+            raise _Unproven("has a value for each tensor")
+        args, kwargs = args[:3], {"value": args[3] if len(args) > 3 else kwargs.get("value", 1)}
+    each = getattr(getattr(aten, one), overload)
+    for i in range(len(args[0])):
+        yield each, tuple(x[i] if isinstance(x, (list, tuple)) else x for x in args), kwargs
+
+
+# Sums and products.
+
+_Rule = Callable[[Exactness, Any, tuple[Any, ...], dict[str, Any]], list[_Terms | None]]
+
+
+def _product(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    """mm, bmm, mv, dot, mul: of the first two."""
+    (a, i), (b, j) = watch._terms(args[0]), watch._terms(args[1])
+    magnitude = func(a, b, **_out(watch, kwargs))
+    watch._require(magnitude, i + j)
+    return [(magnitude, i + j)]
+
+
+def _added(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    """add, sub, rsub, with alpha."""
+    given, name = {**kwargs}, func.__name__
+    alpha = given.pop("alpha", args[2] if len(args) > 2 else 1)
+    (a, i), (b, j) = watch._terms(args[0]), watch._terms(args[1])
+    if name.startswith("rsub"):
+        a, b, i, j, alpha = b, a * abs(alpha), j, i + _exponent(float(alpha)), 1
+        a, b, i, j, func = b, a, j, i, aten.add.Tensor
+    elif name.startswith("sub"):
+        func = getattr(getattr(aten, _name(func).replace("sub", "add")), name.split(".")[1])
+    exponent = min(i, j + _exponent(float(alpha)))
+    magnitude = func(a, b, alpha=abs(alpha), **_out(watch, given))
+    watch._require(magnitude, exponent)
+    return [(magnitude, exponent)]
+
+
+def _product_added(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    """addmm and its kin, addcmul: beta times the first and alpha, or value, times the product of the others."""
+    given = {**kwargs}
+    beta = given.pop("beta", args[3] if len(args) > 3 else 1)
+    alpha = given.pop("value", given.pop("alpha", args[4] if len(args) > 4 else 1))
+    factors = {"value": abs(alpha)} if "addcmul" in func.__name__ else {"beta": abs(beta), "alpha": abs(alpha)}
+    (c, k), (a, i), (b, j) = map(watch._terms, args[:3])
+    exponent = min(k + _exponent(float(beta)), i + j + _exponent(float(alpha)))
+    magnitude = func(c, a, b, **factors, **_out(watch, given))
+    watch._require(magnitude, exponent)
+    if 0 < abs(alpha) != 1:  # the product may be summed before it is scaled
+        watch._require(magnitude, min(exponent, i + j), max(1.0, 1 / abs(alpha)))
+    return [(magnitude, exponent)]
+
+
+def _summed(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    """sum, cumsum, and what sums while it moves: linear in the only operands of float64 that there are."""
+    if any(x is True for x in args[4:5]) and "embedding" in func.__name__:
+        raise _Unproven("divides by how often an index occurs")
+    exponent = min([watch._terms(x)[1] for x in _floats(args)], default=_ENDLESS)
+    terms = watch._mirror(func, args, kwargs)
+    watch._require(terms[0], exponent)
+    return [(terms[0], exponent)]
+
+
+def _scattered(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    """index_add with its alpha."""
+    alpha = kwargs.get("alpha", 1)
+    exponent = min(watch._terms(args[0])[1], watch._terms(args[3])[1] + _exponent(float(alpha)))
+    terms = watch._mirror(func, args, {**kwargs, "alpha": abs(alpha)})
+    watch._require(terms[0], exponent)
+    return [(terms[0], exponent)]
+
+
+def _averaged(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    (magnitude,) = watch._mirror(func, args, kwargs)
+    count = args[0].numel() // max(1, magnitude.numel())
+    if count < 1 or count & (count - 1):
+        raise _Unproven(f"divides by {count}, which is not a power of two")
+    exponent = watch._terms(args[0])[1]
+    watch._require(magnitude, exponent, float(count))
+    exponent -= count.bit_length() - 1
+    watch._require(magnitude, exponent)
+    return [(magnitude, exponent)]
+
+
+def _divided(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    """By powers of two only."""
+    if kwargs.get("rounding_mode") is not None:
+        raise _Unproven("rounds")
+    by = torch.as_tensor(args[1], dtype=torch.float64).detach().abs()
+    half, above = torch.frexp(by)
+    if not bool((half == 0.5).all()):
+        raise _Unproven(f"divides by {by[half != 0.5].reshape(-1)[0].item():g}, which is not a power of two")
+    magnitude, exponent = watch._terms(args[0])
+    magnitude = func(magnitude, by if isinstance(args[1], torch.Tensor) else abs(args[1]), **_out(watch, kwargs))
+    exponent -= int(above.amax()) - 1 if by.numel() else 0
+    watch._require(magnitude, exponent)
+    return [(magnitude, exponent)]
+
+
+def _power(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    if not isinstance(args[1], (int, float)) or args[1] not in (1, 2, 3):
+        raise _Unproven("a power other than 1, 2 and 3")
+    magnitude, exponent = watch._terms(args[0])
+    magnitude, exponent = func(magnitude, args[1], **_out(watch, kwargs)), exponent * int(args[1])
+    watch._require(magnitude, exponent)
+    return [(magnitude, exponent)]
+
+
+def _negated(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    magnitude, exponent = watch._terms(args[0])
+    return [(magnitude.clone(), exponent)]
+
+
+def _masked(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    """threshold_backward, max_pool2d_with_indices_backward: linear in the first; the second says which elements."""
+    magnitude, exponent = watch._terms(args[0])
+    named = {k: watch._terms(v)[0] if k in ("grad_input", "out") else v for k, v in kwargs.items()}
+    magnitude = func(magnitude, *args[1:], **named)
+    watch._require(magnitude, exponent)
+    return [(magnitude, exponent)]
+
+
+def _convolved(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    (a, i), (b, j) = watch._terms(args[0]), watch._terms(args[1])
+    c, k = watch._terms(args[2]) if args[2] is not None else (None, _ENDLESS)
+    magnitude = func(a, b, c, *args[3:], **_out(watch, kwargs))
+    watch._require(magnitude, min(i + j, k))
+    return [(magnitude, min(i + j, k))]
+
+
+def _convolved_back(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    if any(isinstance(x, torch.Tensor) for x in kwargs.values()):
+        raise _Unproven("writes to results given")
+    (g, h), (a, i), (b, j) = map(watch._terms, args[:3])
+    found: list[_Terms | None] = []
+    for magnitude, exponent in zip(func(g, a, b, *args[3:], **kwargs), (h + j, h + i, h), strict=True):
+        if magnitude is not None:
+            watch._require(magnitude, exponent)
+        found.append((magnitude, exponent))
+    return found
+
+
+def _put(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    """index_put: writes, or adds; duplicates that are written are a race, and not told apart."""
+    exponent = min(watch._terms(args[0])[1], watch._terms(args[2])[1])
+    (magnitude,) = watch._mirror(func, args, kwargs)
+    if kwargs.get("accumulate", args[3] if len(args) > 3 else False):
+        watch._require(magnitude, exponent)
+    return [(magnitude, exponent)]
+
+
+def _floats(args: Sequence[Any]) -> list[torch.Tensor]:
+    return [x for x in _flat(args) if isinstance(x, torch.Tensor) and x.dtype == torch.float64]
+
+
+def _out(watch: Exactness, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What an operation on magnitudes is told by name: where its result goes."""
+    if any(v is not None for k, v in kwargs.items() if k not in ("out", "rounding_mode")):
+        raise _Unproven(f"takes {', '.join(sorted(kwargs))}")
+    return {"out": watch._terms(kwargs["out"])[0]} if "out" in kwargs else {}
+
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "mul"), _product),
+    **dict.fromkeys(("add", "sub", "rsub"), _added),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "addr", "addcmul"), _product_added),
+    **dict.fromkeys(
+        (
+            "sum", "cumsum", "embedding_dense_backward", "scatter_add", "trace", "unfold_backward", "col2im",
+            "slice_backward", "select_backward", "diagonal_backward",
+        ),
+        _summed,
+    ),
+    "index_add": _scattered,
+    "mean": _averaged,
+    "div": _divided,
+    "pow": _power,
+    "neg": _negated,
+    **dict.fromkeys(("threshold_backward", "max_pool2d_with_indices_backward"), _masked),
+    "convolution": _convolved,
+    "convolution_backward": _convolved_back,
+    **dict.fromkeys(("index_put", "_index_put_impl"), _put),
+}  # fmt: skip
+"""What adds or multiplies, by the name of the operation."""
+
+_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+_VIEWS = {
+    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "diagonal", "expand", "lift_fresh", "permute",
+    "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze",
+    "view",
+}  # fmt: skip
+"""Results that lie in the storage of the operand."""
+_MOVES = {
+    "_to_copy", "cat", "clone", "constant_pad_nd", "copy", "embedding", "fill", "flip", "gather", "im2col", "index",
+    "index_copy", "index_fill", "index_select", "masked_fill", "masked_scatter", "masked_select", "repeat", "roll",
+    "scatter", "select_scatter", "slice_scatter", "stack", "tril", "triu", "where", "zero",
+}  # fmt: skip
+"""Results made of the operand's elements, and of numbers given: linear."""
+_TAKE_WHOLE_NUMBERS = {"constant_pad_nd", "fill", "index_fill", "masked_fill", "scatter", "where"}
+_WHOLE = {
+    "_local_scalar_dense", "abs", "all", "amax", "amin", "aminmax", "any", "arange", "argmax", "argmin", "argsort",
+    "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "clamp", "clamp_max", "clamp_min",
+    "count_nonzero", "cummax", "cummin", "eq", "equal", "eye", "floor", "full", "full_like", "ge", "gt", "hardtanh",
+    "is_nonzero", "is_same_size", "isfinite", "isinf", "isnan", "kthvalue", "le", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "lt", "max", "max_pool2d_with_indices", "maximum", "min", "minimum", "ne", "new_full",
+    "new_ones", "new_zeros", "nonzero", "ones", "ones_like", "relu", "round", "scalar_tensor", "sgn", "sign", "sort",
+    "threshold", "topk", "trunc", "zeros", "zeros_like",
+}  # fmt: skip
+"""Not linear, hence of whole values on ranks too, and exact; and what makes values."""
+_OTHERWISE = {
+    "mm.dtype", "bmm.dtype", "addmm.dtype", "baddbmm.dtype", "view.dtype", "round.decimals", "scatter.reduce",
+    "scatter.value_reduce", "scatter_.reduce", "scatter_.value_reduce",
+}  # fmt: skip
+"""Variants that do something else than their name says."""
+_EXACT = _VIEWS | _MOVES | _WHOLE
