@@ -17,7 +17,16 @@ from harness.oracles.exact import Mismatch, assert_same
 from harness.worlds.rank import Rank
 from harness.worlds.world import World
 
-__all__ = ["assert_right", "coalescing_manager", "functional", "premul_sum", "reduction", "refusals", "run_cases"]
+__all__ = [
+    "assert_right",
+    "coalescing_manager",
+    "functional",
+    "issue",
+    "premul_sum",
+    "reduction",
+    "refusals",
+    "run_cases",
+]
 
 _MOST_SHOWN = 12
 
@@ -86,6 +95,14 @@ def refusals(rank: Rank, cases: Sequence[Case]) -> list[tuple[str, str]]:
         else:
             found.append(("wrong" if problem else "right", problem))
     return found
+
+
+def issue(case: Case, ins: list[torch.Tensor], outs: list[torch.Tensor], group: Any) -> Any:
+    """Issue the collective of a case, asynchronously, on the tensors that are given; its work."""
+    options: dict[str, Any] = {"group": group, "async_op": True}
+    if case.collective in REDUCING:
+        options["op"] = reduction(case.op)
+    return _issue(case, 0, ins, outs, options, dist.get_process_group_ranks(group))
 
 
 def _execute(

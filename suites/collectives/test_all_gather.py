@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from harness import Rank, World, requirement, spmd
-from harness.oracles.collectives import Case
+from harness.oracles.collectives import Case, inputs, outputs
 from harness.oracles.exact import assert_same
 from harness.stacks.collectives import assert_right
 from suites.collectives.cases import DTYPES, repeated, shaped, swept
@@ -72,3 +72,31 @@ def test_uneven(rank: Rank) -> None:
     dist.all_gather(found, expected[rank.index].clone())
     for sender, (right, tensor) in enumerate(zip(expected, found, strict=True)):
         assert_same(right, tensor, f"from rank {sender}")
+
+
+@requirement(
+    "COLL-ALLGATHER-06",
+    "all_gather_single does what all_gather_into_tensor does, under its newer name.",
+    source="torch.distributed.all_gather_single",
+)
+@pytest.mark.skipif(not hasattr(dist, "all_gather_single"), reason="this version of torch does not have it")
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
+@pytest.mark.world(3)
+def test_newer_name(world: World, ranks: tuple[int, ...]) -> None:
+    """Synchronous and asynchronous, floats and integers."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return
+        member, size = ranks.index(rank.index), len(ranks)
+        for call, (op, dtype, shape) in enumerate([("SUM", torch.float32, (7,)), ("SUM", torch.int64, (3, 5))]):
+            case = Case("all_gather_into_tensor", op, dtype, shape)
+            (given,), (right,) = inputs(case, size, member, call), outputs(case, size, member, call)
+            found = torch.full_like(right, 5)
+            work = dist.all_gather_single(found, given, group=group, async_op=call > 0)
+            if work is not None:
+                work.wait()
+            assert_same(right, found, str(case))
+
+    world.run(body)

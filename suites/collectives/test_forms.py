@@ -212,7 +212,7 @@ def test_functional_dimensions(rank: Rank) -> None:
 @requirement(
     "COLL-FUNC-06",
     "An unwaited functional result waits by itself when it is first used.",
-    source="torch.distributed._functional_collectives: AsyncCollectiveTensor",
+    source="torch.distributed._functional_collectives: AsyncCollectiveTensor, wait_tensor",
 )
 @spmd(1, 2, 3)
 def test_functional_waits_when_used(rank: Rank) -> None:
@@ -225,7 +225,8 @@ def test_functional_waits_when_used(rank: Rank) -> None:
 @requirement(
     "COLL-FUNC-07",
     "The gradient of a functional collective is the transposed collective of the gradients.",
-    source="torch.distributed._functional_collectives: all_gather_tensor_autograd and its like",
+    source="torch.distributed._functional_collectives: all_gather_tensor_autograd, reduce_scatter_tensor_autograd, "
+    "all_to_all_single_autograd",
 )
 @spmd(1, 2, 3)
 def test_functional_gradients(rank: Rank) -> None:

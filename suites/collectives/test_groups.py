@@ -47,7 +47,8 @@ def test_first_on_a_fresh_group(world: World) -> None:
 @requirement(
     "COLL-GROUP-03",
     "Ranks of a group are in ascending order, whatever the order they are given in.",
-    source="torch.distributed.new_group",
+    source="torch.distributed.new_group, get_process_group_ranks, get_rank, get_world_size, get_global_rank, "
+    "get_group_rank",
 )
 @spmd(3)
 def test_order_of_ranks(rank: Rank) -> None:

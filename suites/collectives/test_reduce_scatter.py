@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from harness import World, requirement
-from harness.oracles.collectives import Case
-from harness.stacks.collectives import assert_right
+from harness import Rank, World, requirement
+from harness.oracles.collectives import Case, inputs, outputs
+from harness.oracles.exact import assert_same
+from harness.stacks.collectives import assert_right, reduction
 from suites.collectives.cases import OPS, dtypes_of, repeated, shaped, swept
 
 
@@ -57,3 +60,31 @@ def test_shapes_and_sizes(world: World, thorough: bool) -> None:
 def test_stacked(world: World, shape: tuple[int, ...]) -> None:
     """An input of shape [world size, *shape]."""
     assert_right(world, [Case("reduce_scatter_tensor", stacked=True, shape=shape)])
+
+
+@requirement(
+    "COLL-REDUCESCATTER-05",
+    "reduce_scatter_single does what reduce_scatter_tensor does, under its newer name.",
+    source="torch.distributed.reduce_scatter_single",
+)
+@pytest.mark.skipif(not hasattr(dist, "reduce_scatter_single"), reason="this version of torch does not have it")
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
+@pytest.mark.world(3)
+def test_newer_name(world: World, ranks: tuple[int, ...]) -> None:
+    """Synchronous and asynchronous, SUM of floats and MAX of integers."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return
+        member, size = ranks.index(rank.index), len(ranks)
+        for call, (op, dtype, shape) in enumerate([("SUM", torch.float32, (7,)), ("MAX", torch.int64, (3, 5))]):
+            case = Case("reduce_scatter_tensor", op, dtype, shape)
+            (given,), (right,) = inputs(case, size, member, call), outputs(case, size, member, call)
+            found = torch.full_like(right, 5)
+            work = dist.reduce_scatter_single(found, given, op=reduction(op), group=group, async_op=call > 0)
+            if work is not None:
+                work.wait()
+            assert_same(right, found, str(case))
+
+    world.run(body)

@@ -1,0 +1,209 @@
+"""Functional collectives beyond the plain ones: of lists, in place, permutations, messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement
+from harness.oracles.collectives import Case, inputs, outputs
+from harness.oracles.exact import assert_same
+from harness.stacks.collectives import functional
+
+GROUPS = pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
+OF_LISTS = {
+    "all_reduce_coalesced": "all_reduce",
+    "all_gather_single_coalesced": "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced": "all_gather_into_tensor",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
+}
+OTHER_NAMES = {
+    "all_gather_single": "all_gather_into_tensor",
+    "all_gather_single_autograd": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_single_autograd": "reduce_scatter_tensor",
+}
+IN_PLACE = {
+    "all_reduce_inplace": "all_reduce",
+    "all_gather_tensor_inplace": "all_gather_into_tensor",
+    "reduce_scatter_tensor_inplace": "reduce_scatter_tensor",
+    "all_to_all_inplace": "all_to_all_single",
+    "all_gather_inplace": "all_gather",
+}
+
+
+def here(names: Any) -> list[Any]:
+    """Those that this version of torch has; the others are shown as skipped."""
+    absent = "this version of torch does not have it"
+    return [pytest.param(n, marks=pytest.mark.skipif(not hasattr(functional, n), reason=absent)) for n in names]
+
+
+def among(world: World, ranks: tuple[int, ...], body: Callable[[Any, int, int], None]) -> None:
+    """Run ``body(group, member, size)`` on the members of a new group."""
+
+    def run(rank: Rank) -> None:
+        group = dist.new_group(list(ranks))
+        if rank.index in ranks:
+            body(group, ranks.index(rank.index), len(ranks))
+
+    world.run(run)
+
+
+@requirement(
+    "COLL-FUNC-09",
+    "A functional collective of a list gives for each tensor what the collective of one tensor gives.",
+    source="torch.distributed._functional_collectives: all_reduce_coalesced, all_gather_single_coalesced, "
+    "all_gather_into_tensor_coalesced, reduce_scatter_single_coalesced, reduce_scatter_tensor_coalesced",
+)
+@GROUPS
+@pytest.mark.parametrize("name", here(OF_LISTS))
+@pytest.mark.world(3)
+def test_of_lists(world: World, name: str, ranks: tuple[int, ...]) -> None:
+    """Three sizes, MAX and SUM of float32 and int64, twice; inputs stay as they were."""
+
+    def body(group: Any, member: int, size: int) -> None:
+        for op, dtype, call in (("SUM", torch.float32, 0), ("MAX", torch.int64, 1)):
+            cases = [Case(OF_LISTS[name], op, dtype, (count,)) for count in (1, 4, 33)]
+            given = [inputs(case, size, member, call)[0] for case in cases]
+            before = [tensor.clone() for tensor in given]
+            arguments = [] if "gather" in name else [op.lower()]
+            arguments += [[0] * len(given)] if "scatter" in name else []
+            found = getattr(functional, name)(given, *arguments, group)
+            for case, tensor, kept, result in zip(cases, given, before, found, strict=True):
+                assert_same(outputs(case, size, member, call)[0], functional.wait_tensor(result), str(case))
+                assert_same(kept, tensor, "input")
+
+    among(world, ranks, body)
+
+
+@requirement(
+    "COLL-FUNC-10",
+    "Functional collectives do the same under their shorter names.",
+    source="torch.distributed._functional_collectives: all_gather_single, all_gather_single_autograd, "
+    "reduce_scatter_single, reduce_scatter_single_autograd",
+)
+@GROUPS
+@pytest.mark.parametrize("name", here(OTHER_NAMES))
+@pytest.mark.world(3)
+def test_other_names(world: World, name: str, ranks: tuple[int, ...]) -> None:
+    """SUM and MIN, counts and a matrix."""
+
+    def body(group: Any, member: int, size: int) -> None:
+        for call, (op, shape) in enumerate((("SUM", (7,)), ("MIN", (3, 5)))):
+            case = Case(OTHER_NAMES[name], op, shape=shape)
+            given = inputs(case, size, member, call)[0]
+            arguments = [given, 0, group] if "gather" in name else [given, op.lower(), 0, group]
+            found = functional.wait_tensor(getattr(functional, name)(*arguments))
+            assert_same(outputs(case, size, member, call)[0], found, str(case))
+
+    among(world, ranks, body)
+
+
+@requirement(
+    "COLL-FUNC-11",
+    "The forms that write into a given tensor leave there what the plain collective leaves.",
+    source="torch.distributed._functional_collectives: all_reduce_inplace, all_gather_tensor_inplace, "
+    "reduce_scatter_tensor_inplace, all_to_all_inplace, all_gather_inplace",
+)
+@GROUPS
+@pytest.mark.parametrize("name", here(IN_PLACE))
+@pytest.mark.world(3)
+def test_in_place(world: World, name: str, ranks: tuple[int, ...]) -> None:
+    """Two calls with different data."""
+
+    def body(group: Any, member: int, size: int) -> None:
+        for call in range(2):
+            case = Case(IN_PLACE[name], shape=(3, 5))
+            given = inputs(case, size, member, call)[0]
+            expected = outputs(case, size, member, call)
+            into = [torch.full_like(right, -1) for right in expected]
+            if name == "all_reduce_inplace":
+                into = [given]
+                functional.all_reduce_inplace(given, "sum", group)
+            else:
+                getattr(functional, name)(into if name == "all_gather_inplace" else into[0], given, group=group)
+            for right, found in zip(expected, into, strict=True):
+                assert_same(right, found, f"call {call}")
+
+    among(world, ranks, body)
+
+
+@requirement(
+    "COLL-FUNC-12",
+    "permute_tensor gives member src_dst[m] the tensor of member m.",
+    source="torch.distributed._functional_collectives: permute_tensor",
+)
+@GROUPS
+@pytest.mark.world(3)
+def test_permutation(world: World, ranks: tuple[int, ...]) -> None:
+    """To the next member, to oneself, and in reverse."""
+
+    def body(group: Any, member: int, size: int) -> None:
+        case = Case("all_gather", shape=(7,))
+        for call, order in enumerate(([*range(1, size), 0], [*range(size)], [*range(size)][::-1])):
+            given = inputs(case, size, member, call)[0]
+            found = functional.wait_tensor(functional.permute_tensor(given, order, group))
+            assert_same(inputs(case, size, order.index(member), call)[0], found, str(order))
+
+    among(world, ranks, body)
+
+
+@requirement(
+    "COLL-FUNC-13",
+    "Functional messages arrive, in a subgroup too.",
+    source="torch.distributed._functional_collectives: isend_inplace, irecv_inplace, batch_p2p_ops_inplace; "
+    "pytorch/pytorch#187924",
+)
+@GROUPS
+@pytest.mark.parametrize("name", here(["isend_inplace", "batch_p2p_ops_inplace"]))
+@pytest.mark.world(3)
+def test_messages(world: World, name: str, ranks: tuple[int, ...]) -> None:
+    """From each member to the next, whose global rank is named; all at once where it is a batch."""
+
+    def body(group: Any, member: int, size: int) -> None:
+        case = Case("all_gather", shape=(7,))
+        into = torch.full((7,), -1.0)
+        after, before = (member + 1) % size, (member - 1) % size
+        given, expected = (inputs(case, size, who)[0] for who in (member, before))
+        if name == "batch_p2p_ops_inplace":
+            peers = [ranks[after], ranks[before]]
+            works = functional.batch_p2p_ops_inplace(["isend", "irecv"], peers, [0, 0], [given, into], group)
+            for work in works:
+                functional.wait_tensor(work)
+            assert_same(expected, into, "received")
+        elif member == 0:
+            functional.wait_tensor(functional.isend_inplace(given, ranks[after], group=group))
+        elif member == 1:
+            functional.wait_tensor(functional.irecv_inplace(into, ranks[before], group=group))
+            assert_same(expected, into, "received")
+
+    among(world, ranks, body)
+
+
+@requirement(
+    "COLL-FUNC-14",
+    "The group of a functional collective may be given as ranks, as a mesh, or as a mesh and one of its dimensions.",
+    source="torch.distributed._functional_collectives: all_reduce: group",
+)
+@pytest.mark.parametrize("given", ["ranks", "mesh", "dimension", "group"])
+@pytest.mark.world(4)
+def test_ways_to_name_a_group(world: World, given: str) -> None:
+    """A sum that tells whose tensors are in it."""
+
+    def body(rank: Rank) -> None:
+        everyone, column = [0, 1, 2, 3], [rank.index % 2, rank.index % 2 + 2]
+        group, ranks = {
+            "ranks": (everyone, everyone),
+            "mesh": (rank.mesh(4), everyone),
+            "dimension": ((rank.mesh(2, 2), 0), column),
+            "group": (dist.group.WORLD, everyone),
+        }[given]
+        total = functional.wait_tensor(functional.all_reduce(torch.tensor([10**rank.index]), "sum", group))
+        assert total.item() == sum(10**i for i in ranks)
+
+    world.run(body)

@@ -1,0 +1,155 @@
+"""Groups that come and go: other sizes, ranks out of step, what stays behind, splitting and shrinking."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement, spmd
+
+
+def started(rank: Rank, name: str, me: int, size: int) -> None:
+    """The default group, on fresh keys of the world's store."""
+    dist.init_process_group(rank.backend, store=dist.PrefixStore(name, rank.store), rank=me, world_size=size)
+
+
+def assert_usable(group: dist.ProcessGroup | None, ranks: list[int], me: int) -> None:
+    """A sum that tells by its digits whose tensors are in it."""
+    tensor = torch.tensor([10**me])
+    dist.all_reduce(tensor, group=group)
+    assert tensor.item() == sum(10**i for i in ranks)
+
+
+@requirement(
+    "COLL-LIFE-05",
+    "Destroying and starting again works with any size of the world, and for ranks that are out of step.",
+    source="torch.distributed.destroy_process_group, init_process_group; pytorch/pytorch#119196",
+)
+@spmd(3)
+def test_start_again_out_of_step(rank: Rank) -> None:
+    """Twenty cycles of 3, 2, 1 and 3 ranks; each rank comes up to 4 ms late and leaves when it is done."""
+    dist.barrier()
+    dist.destroy_process_group()
+    delay = random.Random(rank.index)
+    for cycle in range(20):
+        size = (3, 2, 1, 3)[cycle % 4]
+        me = (rank.index + cycle) % rank.size
+        if me < size:
+            time.sleep(delay.random() / 250)  # lateness is what this is about
+            started(rank, f"skewed-{cycle}", me, size)
+            assert (dist.get_rank(), dist.get_world_size()) == (me, size)
+            assert_usable(None, list(range(size)), me)
+            dist.destroy_process_group()
+    started(rank, "back", rank.index, rank.size)
+    dist.barrier()
+
+
+def held() -> dict[str, int]:
+    """Threads and file descriptors of this process."""
+    return {what: len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")}
+
+
+@requirement(
+    "COLL-LIFE-06",
+    "destroy_process_group gives threads and file descriptors back.",
+    source="torch.distributed.destroy_process_group; pytorch/pytorch#107298, pytorch/pytorch#111392",
+)
+@pytest.mark.parametrize("what", ["default", "subgroup"])
+@pytest.mark.world(2)
+def test_nothing_is_kept(world: World, what: str) -> None:
+    """As many after ten cycles as after the second; a second's grace for threads that are on their way out."""
+
+    def body(rank: Rank) -> None:
+        if what == "default":
+            dist.barrier()
+            dist.destroy_process_group()
+        before: dict[str, int] = {}
+        for cycle in range(10):
+            if what == "default":
+                started(rank, f"kept-{cycle}", rank.index, rank.size)
+                assert_usable(None, [0, 1], rank.index)
+                dist.barrier()
+                dist.destroy_process_group()
+            else:
+                group = dist.new_group()
+                assert_usable(group, [0, 1], rank.index)
+                dist.barrier(group)
+                dist.destroy_process_group(group)
+            before = held() if cycle == 1 else before
+        end = time.monotonic() + 1
+        while any(held()[kind] > before[kind] for kind in before) and time.monotonic() < end:
+            time.sleep(0.01)  # until the kernel has let go of them
+        after = held()
+        assert {kind: after[kind] - before[kind] for kind in before if after[kind] > before[kind]} == {}
+        if what == "default":
+            started(rank, "back", rank.index, rank.size)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GROUP-08",
+    "split_group gives each rank the group of its part, or every rank the same kind of error; the world stays usable.",
+    source="torch.distributed.split_group",
+)
+@pytest.mark.world(3)
+def test_split(world: World) -> None:
+    """Ranks 0 and 2 in one part, rank 1 in the other; the default group is bound to a device where there is one."""
+
+    def body(rank: Rank) -> str:
+        if rank.device.type != "cpu":
+            dist.barrier()
+            dist.destroy_process_group()
+            store = dist.PrefixStore("bound", rank.store)
+            dist.init_process_group(
+                rank.backend, store=store, rank=rank.index, world_size=rank.size, device_id=rank.device
+            )
+            dist.all_reduce(torch.ones(1, device=rank.device))
+        end = "right"
+        try:
+            group = dist.split_group(split_ranks=[[0, 2], [1]])
+        except (RuntimeError, ValueError) as e:
+            end = type(e).__name__
+        else:
+            part = [1] if rank.index == 1 else [0, 2]
+            assert dist.get_process_group_ranks(group) == part
+            tensor = torch.tensor([10**rank.index], device=rank.device)
+            dist.all_reduce(tensor, group=group)
+            assert tensor.item() == sum(10**i for i in part)
+        dist.barrier()
+        return end
+
+    assert len(set(world.run(body))) == 1
+
+
+@requirement(
+    "COLL-GROUP-09",
+    "shrink_group gives the ranks that are left a new default group, or TypeError where a backend does not shrink.",
+    source="torch.distributed.shrink_group",
+)
+@pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="this version of torch does not have it")
+@pytest.mark.world(3)
+def test_shrink(world: World) -> None:
+    """Without the last rank, which does not call; after a refusal the world is as it was."""
+
+    def body(rank: Rank) -> str:
+        dist.all_reduce(torch.ones(1, device=rank.device))
+        if rank.index == 2:
+            return "left out"
+        try:
+            group = dist.shrink_group([2])
+        except TypeError:
+            assert dist.get_world_size() == 3
+            return "refused"
+        assert (group.rank(), dist.get_world_size()) == (rank.index, 2)
+        tensor = torch.tensor([10**rank.index], device=rank.device)
+        dist.all_reduce(tensor)
+        assert tensor.item() == 11
+        return "shrunk"
+
+    assert world.run(body) in (["refused", "refused", "left out"], ["shrunk", "shrunk", "left out"])

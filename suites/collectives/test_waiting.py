@@ -1,0 +1,92 @@
+"""Waiting twice, and a coalescing manager that was left by an error."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement, spmd
+from harness.oracles.collectives import COLLECTIVES, Case, inputs, outputs
+from harness.oracles.exact import assert_same
+from harness.stacks.collectives import coalescing_manager, issue
+
+SHORT = timedelta(seconds=1)
+
+
+@requirement(
+    "COLL-ASYNC-04",
+    "Waiting again for work that has been waited for returns, and changes nothing.",
+    source="torch.distributed.Work.wait",
+)
+@pytest.mark.parametrize("collective", [*COLLECTIVES, "barrier"])
+@pytest.mark.world(2)
+def test_second_wait(world: World, collective: str) -> None:
+    """The result is changed by hand between two waits, and stays so."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(timeout=SHORT)
+        if collective == "barrier":
+            work = dist.barrier(group, async_op=True)
+            work.wait()
+            work.wait()
+            return
+        case = Case(collective, form="async")
+        given = inputs(case, rank.size, rank.index)
+        expected = outputs(case, rank.size, rank.index)
+        found = (
+            given if collective in ("all_reduce", "reduce", "broadcast") else [torch.zeros_like(e) for e in expected]
+        )
+        work = issue(case, given, found, group)
+        work.wait()
+        if expected:
+            assert_same(expected[0], found[0], "after the first wait")
+        for tensor in found:
+            tensor.fill_(5)
+        work.wait()
+        assert all((tensor == 5).all() for tensor in found)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-ASYNC-05",
+    "Waiting again for a message that has been waited for returns.",
+    source="torch.distributed.isend, irecv: Work.wait",
+)
+@pytest.mark.parametrize("side", ["isend", "irecv"])
+@pytest.mark.world(2)
+def test_second_wait_for_a_message(world: World, side: str) -> None:
+    """The rank of one side waits twice."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(timeout=SHORT)
+        tensor = torch.arange(3.0) if rank.index == 0 else torch.zeros(3)
+        work: Any = dist.isend(tensor, 1, group=group) if rank.index == 0 else dist.irecv(tensor, 0, group=group)
+        work.wait()
+        if (side == "isend") == (rank.index == 0):
+            work.wait()
+        assert tensor.tolist() == [0, 1, 2]
+
+    world.run(body, watch=False, timeout=20)
+
+
+@requirement(
+    "COLL-COALESCED-04",
+    "After an error under a coalescing manager a collective on the group works, or raises an error.",
+    source="torch.distributed: _coalescing_manager",
+)
+@spmd(2)
+def test_after_an_error_in_a_manager(rank: Rank) -> None:
+    """An error in the body, before anything is issued; then a sum."""
+    with pytest.raises(KeyError), coalescing_manager():
+        raise KeyError("not about collectives")
+    tensor = torch.ones(2)
+    try:
+        dist.all_reduce(tensor)
+    except (RuntimeError, ValueError):
+        return
+    assert tensor.tolist() == [2, 2]
