@@ -23,10 +23,12 @@ INPUT = {
     "broadcast": "tensor",
     "all_gather": "tensor",
     "all_gather_into_tensor": "input_tensor",
+    "all_gather_single": "input_tensor",
     "gather": "tensor",
     "scatter": "scatter_list",
     "reduce_scatter": "input_list",
     "reduce_scatter_tensor": "input",
+    "reduce_scatter_single": "input",
     "all_to_all": "input_tensor_list",
     "all_to_all_single": "input",
 }
@@ -36,15 +38,19 @@ OUTPUT = {
     "broadcast": "tensor",
     "all_gather": "tensor_list",
     "all_gather_into_tensor": "output_tensor",
+    "all_gather_single": "output_tensor",
     "gather": "gather_list",
     "scatter": "tensor",
     "reduce_scatter": "output",
     "reduce_scatter_tensor": "output",
+    "reduce_scatter_single": "output",
     "all_to_all": "output_tensor_list",
     "all_to_all_single": "output",
     "recv": "tensor",
 }
 """Names of the arguments that a collective reads, and that it writes."""
+SAME = ("all_gather_single", "reduce_scatter_single")
+"""Other names for what is there already."""
 
 OWNERS = {"functional": functional, "differentiable": differentiable, "DeviceMesh": DeviceMesh, "": dist}
 """What is before the dot in the name of a function that can be damaged."""
@@ -239,3 +245,21 @@ class NeverCompleted:
 
     def is_completed(self) -> bool:
         return False
+
+
+@dataclass(frozen=True)
+class DifferentWhenAgain:
+    """A Work whose wait, once it has been waited for, does something more."""
+
+    work: Any
+    more: Callable[[], Any]
+    waited: list[bool] = field(default_factory=list)
+
+    def wait(self, *args: Any) -> Any:
+        if self.waited:
+            self.more()
+        self.waited.append(True)
+        return len(self.waited) > 1 or self.work.wait(*args)
+
+    def is_completed(self) -> bool:
+        return bool(self.waited)

@@ -157,6 +157,11 @@ def in_world_of(size: int) -> Callable[[Call], bool]:
     return lambda call: call.size == dist.get_world_size() == size
 
 
+def one_dimension_of_a_mesh(call: Call) -> bool:
+    """Functional, with a mesh and the number of its dimension for a group."""
+    return isinstance(call.arguments["group"], tuple)
+
+
 def both(*conditions: Callable[[Call], bool]) -> Callable[[Call], bool]:
     """Calls that fulfil all conditions."""
     return lambda call: all(condition(call) for condition in conditions)

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from tests.collectives.broken import INPUT, Call, Finished, NeverCompleted
+from tests.collectives.broken import INPUT, SAME, Call, DifferentWhenAgain, Finished, NeverCompleted
 
-EVERY = tuple(INPUT)
+EVERY = tuple(name for name in INPUT if name not in SAME)
 
 
 def afterwards(change: Callable[[torch.Tensor], None]) -> Callable[[Call], Any]:
@@ -309,9 +309,9 @@ def own_gradient_of_chunks(call: Call) -> Any:
 
 
 def own_gradient(call: Call) -> Any:
-    """The gradient of a broadcast tensor stays on the rank that used it."""
+    """The gradient that a rank gets is that of its own use alone."""
     with torch.enable_grad():
-        given = call.arguments["tensor"]
+        given = call.arguments["tensor"] if "tensor" in call.arguments else call.arguments["self"]
         return call.right(**call.arguments).detach() + given - given.detach()
 
 
@@ -323,6 +323,46 @@ def parts_in_reverse(call: Call) -> Any:
     """Functional: parts of different sizes are put together from the last sender to the first."""
     found = functional.wait_tensor(call.right(**call.arguments))
     return torch.cat([*found.split(call.arguments["output_split_sizes"])][::-1])
+
+
+def overwritten_when_waited_for_again(call: Call) -> Any:
+    work = call.proceed()
+    (out,) = call.outputs
+    found = out.clone()
+    return DifferentWhenAgain(work, lambda: out.copy_(found))
+
+
+def lost_when_waited_for_again(call: Call) -> Any:
+    return DifferentWhenAgain(call.right(**call.arguments), lambda: refusing(call))
+
+
+def last_of_a_list_changed(call: Call) -> Any:
+    found = [functional.wait_tensor(tensor).clone() for tensor in call.right(**call.arguments)]
+    element(-1)(found[-1])
+    return found
+
+
+def the_other_way_round(call: Call) -> Any:
+    """permute_tensor: a member gets the tensor of the one that it should send to."""
+    order = call.arguments["src_dst"]
+    return call.proceed(src_dst=[order.index(member) for member in range(len(order))])
+
+
+def last_tensor_changed(call: Call) -> Any:
+    """Functional messages: what came last is incomplete."""
+    works = call.proceed()
+    for work in works:
+        functional.wait_tensor(work)
+    element(-1)(call.arguments["tensors"][-1])
+    return works
+
+
+def in_the_world(call: Call) -> Any:
+    return call.proceed(group=dist.group.WORLD)
+
+
+def not_shrunk(call: Call) -> Any:
+    return dist.group.WORLD
 
 
 def last_dropped(call: Call) -> Any:

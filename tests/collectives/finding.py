@@ -15,11 +15,11 @@ from tests.collectives.catalogue import CATALOGUE, NONE
 from tests.collectives.repairs import REPAIRS
 
 WRONG = "wrong values"
-ERROR = "error in a collective"
+ERROR = "error"
 SILENCE = "no error"
 ASSERTION = "assertion"
 HANG = "hang"
-"""How a test may fail: tensors differ; a collective raises; what should raise does not; anything else that a test
+"""How a test may fail: tensors differ; an error that it does not expect; none where one must be; anything else that it
 asserts; ranks are stopped."""
 
 

@@ -11,7 +11,9 @@ from suites.collectives import test_barriers as barriers
 from suites.collectives import test_broadcast as broadcast
 from suites.collectives import test_crossings as crossings
 from suites.collectives import test_forms as forms
+from suites.collectives import test_functional as functional
 from suites.collectives import test_gather_scatter as gather_scatter
+from suites.collectives import test_gradients as gradients
 from suites.collectives import test_groups as groups
 from suites.collectives import test_layouts as layouts
 from suites.collectives import test_lifecycle as lifecycle
@@ -20,6 +22,8 @@ from suites.collectives import test_objects as objects
 from suites.collectives import test_point_to_point as messages
 from suites.collectives import test_reduce as reduce
 from suites.collectives import test_reduce_scatter as reduce_scatter
+from suites.collectives import test_restarts as restarts
+from suites.collectives import test_waiting as waiting
 from suites.collectives.cases import FUNCTIONAL
 from tests.collectives.finding import ASSERTION, ERROR, HANG, SILENCE, Finding
 
@@ -517,4 +521,99 @@ FOUND = (
         kind=ASSERTION,
         repair="only tensors of one kind",
     ),
+    # what has newer names, is functional, is waited for again
+    Finding("newer name of all_gather incomplete", 3, all_gather.test_newer_name, "1 of", {"ranks": (1, 2)}),
+    Finding(
+        "newer name of reduce_scatter incomplete",
+        3,
+        reduce_scatter.test_newer_name,
+        "float32.* 1 of",
+        {"ranks": (1, 2)},
+    ),
+    Finding(
+        "last of a functional list incomplete",
+        3,
+        functional.test_of_lists,
+        r"float32\[33\].* 1 of",
+        {"name": "all_reduce_coalesced", "ranks": (1, 2)},
+    ),
+    Finding(
+        "shorter functional name incomplete",
+        3,
+        functional.test_other_names,
+        "1 of",
+        {"name": "all_gather_single", "ranks": (1, 2)},
+    ),
+    Finding(
+        "functional form in place does nothing",
+        3,
+        functional.test_in_place,
+        "call 0: ",
+        {"name": "all_reduce_inplace", "ranks": (1, 2)},
+    ),
+    Finding(
+        "permutation the other way round", 3, functional.test_permutation, r"\[1, 2, 0\]: 7 of 7", {"ranks": (0, 1, 2)}
+    ),
+    Finding(
+        "functional message incomplete",
+        3,
+        functional.test_messages,
+        "received: 1 of 7",
+        {"name": "batch_p2p_ops_inplace", "ranks": (0, 1, 2)},
+    ),
+    Finding(
+        "dimension of a mesh ignored",
+        4,
+        functional.test_ways_to_name_a_group,
+        "assert",
+        {"given": "dimension"},
+        kind=ASSERTION,
+    ),
+    Finding(
+        "gradient stays where the tensor was used",
+        3,
+        gradients.test_differentiable,
+        "gradient: 2 of 2",
+        {"name": "broadcast", "ranks": (0, 1, 2)},
+    ),
+    Finding(
+        "own gradient of a functional all_reduce",
+        3,
+        gradients.test_functional,
+        "gradient: 2 of 2",
+        {"name": "all_reduce-sum", "ranks": (1, 2)},
+    ),
+    Finding(
+        "second wait overwrites", 2, waiting.test_second_wait, "assert", {"collective": "all_reduce"}, kind=ASSERTION
+    ),
+    Finding(
+        "second wait fails",
+        2,
+        waiting.test_second_wait_for_a_message,
+        "invalid tensor size",
+        {"side": "isend"},
+        kind=ERROR,
+        repair="second wait returns",
+    ),
+    Finding(
+        "nothing done",
+        2,
+        waiting.test_after_an_error_in_a_manager,
+        "assert",
+        kind=ASSERTION,
+        repair="no manager after an error",
+    ),
+    Finding(
+        "starting again with the ranks in reverse", 3, restarts.test_start_again_out_of_step, "assert", kind=ASSERTION
+    ),
+    Finding(
+        "destroying a group does nothing",
+        2,
+        restarts.test_nothing_is_kept,
+        "assert",
+        {"what": "subgroup"},
+        kind=ASSERTION,
+    ),
+    Finding("split_group gives nothing on the last rank", 3, restarts.test_split, "assert", kind=ASSERTION),
+    Finding("nothing is shrunk", 3, restarts.test_shrink, "assert", kind=ASSERTION),
 )

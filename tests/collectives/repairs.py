@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.collectives.broken import INPUT, OUTPUT, Call, Repair
-from tests.collectives.conditions import complex_numbers
+from tests.collectives.broken import INPUT, OUTPUT, Call, DifferentWhenAgain, Repair
+from tests.collectives.conditions import coalescing, complex_numbers
 from tests.collectives.damages import EVERY
 
 DONE = {name: getattr(dist, name) for name in ("broadcast", "all_gather_object", "all_to_all_single", "all_reduce")}
@@ -111,6 +111,16 @@ def coordinate(call: Call) -> Any:
     return found[call.arguments["mesh_dim"] or 0]
 
 
+def no_longer_coalescing(call: Call) -> Any:
+    dist.distributed_c10d._world.pg_coalesce_state.clear()
+    return call.proceed()
+
+
+def waited_for_once(call: Call) -> Any:
+    """A second wait does nothing."""
+    return DifferentWhenAgain(call.right(**call.arguments), lambda: None)
+
+
 REPAIRS = {
     repair.name: repair
     for repair in (
@@ -122,6 +132,8 @@ REPAIRS = {
         Repair("no collective on a destroyed group", (*EVERY, "destroy_process_group"), refused_once_destroyed),
         Repair("only what can be divided", ("all_to_all_single",), refused_unless_divisible),
         Repair("only tensors of one kind", ("all_reduce", "broadcast"), refused_unless_alike),
+        Repair("no manager after an error", ("all_reduce",), no_longer_coalescing, coalescing),
+        Repair("second wait returns", ("isend", "irecv"), waited_for_once),
         Repair("gradient of broadcast to the source", ("differentiable.broadcast",), gradient_to_the_source),
         Repair("local rank is the coordinate", ("DeviceMesh.get_local_rank",), coordinate),
     )

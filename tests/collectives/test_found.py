@@ -78,9 +78,10 @@ def kind_of(error: BaseException) -> str:
         return ERROR if all(": raised " in header for header in headers) else WRONG
     if error.verdict == "hung":
         return HANG
-    kind = str(((error.first and error.first.report) or {}).get("type", error.verdict))
-    names = {"Mismatch": WRONG, "Failed": SILENCE, "AssertionError": ASSERTION}
-    return names.get(kind.rpartition(".")[2], kind)
+    if error.verdict == "crashed":
+        return error.verdict
+    kind = str(((error.first and error.first.report) or {}).get("type", "")).rpartition(".")[2]
+    return {"Mismatch": WRONG, "Failed": SILENCE, "AssertionError": ASSERTION}.get(kind, ERROR)
 
 
 def requirements_of(test: object) -> set[str]:
