@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,9 @@ __all__ = [
 ]
 
 _MOST_SHOWN = 12
+_PORTION = 20_000_000
+_LONG = 900.0
+"""Seconds for a case that is larger than a portion: 30 calls with 4 MiB, on a machine that has other work."""
 
 Laid = tuple[torch.Tensor, torch.Tensor]
 """A tensor as it is passed, and the buffer that it is a view of."""
@@ -73,12 +77,33 @@ def assert_right(world: World, cases: Sequence[Case]) -> None:
     Errors: AssertionError with what each rank found; :class:`~harness.RanksFailed` if ranks hang or die.
     """
     __tracebackhide__ = True
-    wrong = [problem for found in world.run(run_cases, list(cases)) for problem in found]
+    wrong = []
+    for some in _portions(cases):
+        timeout = None if _work(some[0]) <= _PORTION else _LONG
+        wrong += [problem for found in world.run(run_cases, some, timeout=timeout) for problem in found]
     if wrong:
         more = f"\n... and {len(wrong) - _MOST_SHOWN} more" if len(wrong) > _MOST_SHOWN else ""
         raise AssertionError(
             f"{len(wrong)} wrong answers in {len(cases)} cases:\n" + "\n".join(wrong[:_MOST_SHOWN]) + more
         )
+
+
+def _portions(cases: Sequence[Case]) -> list[list[Case]]:
+    """Cases in order, as many together as surely end within a world's timeout; one that is larger is alone."""
+    found: list[list[Case]] = []
+    room = 0
+    for case in cases:
+        if not found or _work(case) > room:
+            found.append([])
+            room = _PORTION
+        found[-1].append(case)
+        room -= _work(case)
+    return found
+
+
+def _work(case: Case) -> int:
+    """About how much there is to do: elements of one rank's pieces, over all calls."""
+    return case.repeats * (20_000 + math.prod(case.shape))
 
 
 def refusals(rank: Rank, cases: Sequence[Case]) -> list[tuple[str, str]]:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture
 def thorough(request: pytest.FixtureRequest) -> bool:
     """Whether the run sweeps what is sampled by default (``--thorough``)."""
     return bool(request.config.getoption("thorough"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A sweep takes longer than pytest-timeout allows a test by default."""
+    if config.getoption("thorough"):
+        for item in items:
+            if item.path.parent == HERE and item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(3600))
