@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 
 from harness.plugin import numprocesses, options, profiles, summary, waivers, worlds
-from harness.plugin.worlds import pytest_generate_tests, pytest_runtest_teardown, world
+from harness.plugin.worlds import pytest_generate_tests, pytest_runtest_teardown, several_worlds, world
 
-__all__ = ["pytest_generate_tests", "pytest_runtest_teardown", "world"]
+__all__ = ["pytest_generate_tests", "pytest_runtest_teardown", "several_worlds", "world"]
 
 numprocesses.teach_xdist()
 
@@ -34,4 +34,4 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(worlds.Worlds(config, found), "concord-worlds")
     config.pluginmanager.register(waivers.Waivers(config, found), "concord-waivers")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(summary.Summary(config), "concord-summary")
+        config.pluginmanager.register(summary.Summary(config, found), "concord-summary")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from harness.worlds.postmortem import RanksFailed
     from harness.worlds.world import World, WorldSpec
 
-FIXTURE = "world"
+FIXTURE, SEVERAL = "world", "worlds"
 
 
 class ResidueWarning(pytest.PytestWarning):
@@ -28,8 +29,8 @@ class ResidueWarning(pytest.PytestWarning):
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test of each world size."""
-    if FIXTURE in metafunc.fixturenames:
+    """Make a test of each world size, or one test of all of them."""
+    if FIXTURE in metafunc.fixturenames or SEVERAL in metafunc.fixturenames:
         wrong = ""
         try:
             mark = read_marks(metafunc.definition.iter_markers("world"), metafunc.definition.nodeid)
@@ -37,6 +38,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             wrong = str(e)
         if wrong:  # while collecting, pytest would show a usage error with pytest's own stack
             pytest.fail(wrong, pytrace=False)
+        if SEVERAL in metafunc.fixturenames:
+            metafunc.parametrize(SEVERAL, [WorldRequest(max(mark.sizes), mark)], indirect=True, ids=["worlds"])
+            return
         requests = [WorldRequest(size, mark) for size in mark.sizes]
         ids = [f"{size}rank{'s' if size > 1 else ''}" for size in mark.sizes]
         metafunc.parametrize(FIXTURE, requests, indirect=True, ids=ids)
@@ -45,7 +49,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def request_of(item: pytest.Item) -> WorldRequest | None:
     """What an item asks of its world, or None if it has none."""
     callspec = getattr(item, "callspec", None)
-    found = callspec.params.get(FIXTURE) if callspec is not None else None
+    params = callspec.params if callspec is not None else {}
+    found = params.get(FIXTURE) or params.get(SEVERAL)
     return found if isinstance(found, WorldRequest) else None
 
 
@@ -56,6 +61,16 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     Fresh ranks for every test, where the device allows it; see :meth:`harness.worlds.world.World.run`.
     """
     with plugin_of(request.config).world_for(request.node, request.param) as found:
+        yield found
+
+
+@pytest.fixture(name=SEVERAL)
+def several_worlds(request: pytest.FixtureRequest) -> Iterator[SeveralWorlds]:
+    """``worlds(n)`` is a world of n ranks; n is one of the sizes that the test's ``world`` mark gives.
+
+    For properties that draw the number of ranks: a world lives until the test ends, or its ranks fail.
+    """
+    with plugin_of(request.config).worlds_for(request.node, request.param) as found:
         yield found
 
 
@@ -178,8 +193,8 @@ class Worlds:
         return ""
 
     @contextlib.contextmanager
-    def world_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[World]:
-        """The world of one test, its devices leased for as long."""
+    def leased(self, item: pytest.Item, asked: WorldRequest) -> Iterator[tuple[WorldSpec, tuple[str, ...]]]:
+        """What world a test means, and its devices, leased for as long."""
         from harness.devices import DeviceError, Leases
 
         try:
@@ -193,7 +208,12 @@ class Worlds:
         per_device = self.ranks_per_device(spec)
         count = len(inventory.devices) if spec.exclusive else inventory.demand(spec.size, per_device)
         with Leases(inventory).hold(count) as leased:
-            devices = () if inventory.on_host else tuple(leased[i // per_device] for i in range(spec.size))
+            yield spec, () if inventory.on_host else tuple(leased[i // per_device] for i in range(spec.size))
+
+    @contextlib.contextmanager
+    def world_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[World]:
+        """The world of one test."""
+        with self.leased(item, asked) as (spec, devices):
             found = self.pool.acquire(spec, devices)
             try:
                 yield found
@@ -201,6 +221,20 @@ class Worlds:
                 found.kill()
                 raise
             left = self.pool.release(found, devices)
+        for sentence in left:
+            item.warn(ResidueWarning(f"{sentence}; this world is not used again"))
+
+    @contextlib.contextmanager
+    def worlds_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[SeveralWorlds]:
+        """The worlds of one test, made as it asks for them."""
+        with self.leased(item, asked) as (spec, devices):
+            found = SeveralWorlds(self.pool, spec, devices, asked.mark.sizes)
+            try:
+                yield found
+            except BaseException:
+                found.kill()
+                raise
+            left = found.release()
         for sentence in left:
             item.warn(ResidueWarning(f"{sentence}; this world is not used again"))
 
@@ -250,7 +284,7 @@ class Worlds:
         _separate_databases(item)
         yield
         funcargs = getattr(item, "funcargs", {})
-        found = funcargs.get(FIXTURE)
+        found = funcargs.get(FIXTURE) or funcargs.get(SEVERAL)
         if request_of(item) is not None and found is not None and found.runs == 0:
             pytest.fail("no rank ran anything: the test has a world and never called world.run", pytrace=False)
 
@@ -296,6 +330,50 @@ class Worlds:
         if inventory.on_host:
             return f"concord: no accelerator in use: ranks on cpu, {count} worlds side by side (one for each core)"
         return f"concord: {count} {inventory.kind} devices: {', '.join(inventory.keys)}"
+
+
+class SeveralWorlds:
+    """Worlds of several sizes, on the devices of the largest.
+
+    ``sizes``: those that can be asked for.
+    """
+
+    def __init__(self, pool: Pool, spec: WorldSpec, devices: tuple[str, ...], sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self._pool, self._spec, self._devices = pool, spec, devices
+        self._live: dict[int, World] = {}
+
+    def __call__(self, size: int) -> World:
+        """The world of a size.  Errors: ValueError for a size that the test's mark does not have."""
+        if size not in self.sizes:
+            raise ValueError(f"no world of {size} ranks: the sizes in the test's world mark are {self.sizes}")
+        if size not in self._live:
+            spec = dataclasses.replace(self._spec, size=size)
+            self._live[size] = self._pool.acquire(spec, self._devices[:size])
+        return self._live[size]
+
+    @property
+    def runs(self) -> int:
+        """How often ranks ran anything."""
+        return sum(world.runs for world in self._live.values())
+
+    def kill(self) -> None:
+        """End them all, at once."""
+        for world in self._live.values():
+            world.kill()
+        self._live.clear()
+
+    def release(self) -> list[str]:
+        """Give them all back; returns what was found in them that another test could have noticed."""
+        left = []
+        try:
+            for world in self._live.values():
+                left += self._pool.release(world, self._devices[: world.size])
+        except BaseException:
+            self.kill()
+            raise
+        self._live.clear()
+        return left
 
 
 def _ship_test_code() -> None:

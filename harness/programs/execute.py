@@ -29,8 +29,8 @@ class Outcome:
     """Everything that is compared, by name, in order, whole and on the CPU."""
     graphs: tuple[int, ...]
     """Nodes of each compiled graph."""
-    collectives: tuple[str, ...] = ()
-    """Every collective that was issued from the first forward on, as ``op float32[4] on 2 ranks``."""
+    launched: dict[str, int]
+    """How many collectives each backward launched on the default group, by micro-batch."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -49,12 +49,16 @@ def functions(program: Program) -> dict[str, Any]:
     return namespace
 
 
-def alone(program: Program, dtype: torch.dtype = torch.float64) -> Tensors:
-    """Train on one device, on the whole of each batch; returns everything that is compared, by name."""
+def alone(program: Program, dtype: torch.dtype = torch.float64) -> Callable[[], Tensors]:
+    """Get ready to train on one device, on the whole of each batch.
+
+    The function that is returned trains, once, and returns everything that is compared, by name.
+    """
     names = functions(program)
     party = training.Party(dtype=dtype)
-    found: Tensors = names["train"](party, names["build"](party))
-    return found
+    model = names["build"](party)
+    train: Callable[[Any, Any], Tensors] = names["train"]
+    return lambda: train(party, model)
 
 
 def on_rank(rank: Rank, program: Program) -> Outcome:
@@ -74,4 +78,4 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
         seen = names["train"](party, names["distribute"](party, build(party)))
     finally:
         training.clean_up()
-    return Outcome(seen, tuple(party.graphs))
+    return Outcome(seen, tuple(party.graphs), party.launched)

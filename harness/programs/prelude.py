@@ -5,6 +5,8 @@ A reproducer carries along the definitions of this file that it uses, so nothing
 
 from __future__ import annotations
 
+import math
+import random
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.stacks.training import Party, finish, gradients, optimizer_state, reload, set_sync
+from harness.stacks.training import Party, finish, gradients, launched, optimizer_state, reload, set_sync
 
 # modules
 
@@ -100,11 +102,14 @@ class Attention(nn.Module):
 
 
 def values(shape: Sequence[int], key: object, span: int, denominator: int) -> torch.Tensor:
-    """float64[shape]: whole numbers from -span to span without 0, over the denominator; the same for the same key."""
-    generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
-    numbers = torch.randint(1, span + 1, tuple(shape), generator=generator)
-    signs = torch.randint(0, 2, tuple(shape), generator=generator) * 2 - 1
-    return (numbers * signs / denominator).double()
+    """float64[shape]: whole numbers from -span to span without 0, over the denominator, or, where span is 0, any numbers
+    from -1 to 1, over the denominator; the same for the same key."""
+    numbers = [number / denominator for number in range(-span, span + 1) if number]
+    generator, count = random.Random(zlib.crc32(repr(key).encode())), math.prod(shape)
+    drawn = (
+        generator.choices(numbers, k=count) if span else [generator.uniform(-1, 1) / denominator for _ in range(count)]
+    )
+    return torch.tensor(drawn, dtype=torch.float64).view(tuple(shape))
 
 
 def fill(model: nn.Module, seed: int, span: int, denominator: int) -> nn.Module:
@@ -141,6 +146,10 @@ class Run:
         """Everything that is compared, by name, in order."""
         self.turn = 0
 
+    def count(self, name: str, before: int) -> None:
+        """Keep how many collectives were launched since there had been ``before``."""
+        self.party.launched[name] = launched() - before
+
     def note(self, name: str, tensor: torch.Tensor) -> None:
         """Keep a copy of a tensor."""
         self.seen[name] = tensor.detach().to("cpu", copy=True)
@@ -148,9 +157,9 @@ class Run:
     def batch(self, rows: int, what: object) -> torch.Tensor:
         """This party's part of a batch: tokens int64 or floats, [rows, *inputs]."""
         if self.tokens:
-            shape = (rows, *self.inputs)
-            generator = torch.Generator().manual_seed(zlib.crc32(repr((self.seed, what)).encode()))
-            whole = torch.randint(0, self.tokens, shape, generator=generator)
+            drawn = random.Random(zlib.crc32(repr((self.seed, what)).encode()))
+            words = drawn.choices(range(self.tokens), k=rows * math.prod(self.inputs))
+            whole = torch.tensor(words).view(rows, *self.inputs)
         else:
             whole = values((rows, *self.inputs), (self.seed, what), self.span, self.denominator).to(self.party.dtype)
         return self.part(whole).to(self.party.device)
@@ -167,7 +176,9 @@ class Run:
         output = model(self.batch(rows, ("inputs", self.turn)), self.turn)
         shape = (rows, *output.shape[1:])
         weights = self.part(values(shape, (self.seed, "weights", self.turn), self.span, 1)).to(output)
+        before = launched()
         (self.party.parts * (output * weights).sum()).backward()
+        self.count(f"{name}, {'' if synced else 'un'}synced", before)
         self.note(f"{name}: output", output)
         if synced:
             finish(self.party)

@@ -29,6 +29,8 @@ from harness.programs.spec import (
     word,
 )
 
+_EPS = 0.0625
+
 
 def source(program: Program) -> str:
     """The program's source: ``Model``, ``build(party)``, ``distribute(party, model)`` and ``train(party, model, call)``.
@@ -76,9 +78,10 @@ def _expression(name: str, layer: Layer, model: Model, by_name: dict[str, Named]
         case Activation(kind=kind):
             return f"Function({kind!r})"
         case Norm(kind="batch"):
-            return f"nn.BatchNorm1d({shape[0]})"
+            return f"nn.BatchNorm1d({shape[0]}, eps={_EPS})"
         case Norm(kind=kind):
-            return _cast(f"nn.{'LayerNorm' if kind == 'layer' else 'RMSNorm'}({shape[-1]})", layer.dtype)
+            # Dividing by next to nothing would make noise of rounding; the default of RMSNorm depends on the dtype.
+            return _cast(f"nn.{'LayerNorm' if kind == 'layer' else 'RMSNorm'}({shape[-1]}, eps={_EPS})", layer.dtype)
         case Embedding(width=width):
             return f"nn.Embedding({model.tokens}, {width})"
         case Attention(heads=heads):
@@ -185,6 +188,8 @@ def _optimizer(program: Program) -> str:
         words.append(f"momentum={o.momentum!r}")
     if o.weight_decay or o.kind == "adamw":
         words.append(f"weight_decay={o.weight_decay!r}")
+    if o.kind == "adamw":
+        words.append(f"eps={_EPS}")
     kind = "SGD" if o.kind == "sgd" else "AdamW"
     return f"optimizer = torch.optim.{kind}(model.parameters(), {', '.join(words)}, foreach=False)"
 

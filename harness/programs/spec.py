@@ -222,7 +222,8 @@ class Program(_Data):
     seed: int = 0
     """Of weights and data."""
     span: int = 2
-    """Weights and data are whole numbers from -span to span without 0, over ``denominator``."""
+    """Weights and data are whole numbers from -span to span without 0, over ``denominator``; with 0 any numbers from -1
+    to 1, over it: sums of such numbers don't cancel by chance, as those of small whole numbers do."""
     denominator: int = 2
     same_data: bool = False
     """Every rank has the whole batch, and not its part (for layers that look at the whole batch)."""

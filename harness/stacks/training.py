@@ -43,6 +43,8 @@ class Party:
     """The model as the stack made it, before any compilation."""
     graphs: list[int] = field(default_factory=list)
     """Number of nodes in each graph that was compiled, in order."""
+    launched: dict[str, int] = field(default_factory=dict)
+    """How many collectives each backward launched on the default group."""
 
     @property
     def alone(self) -> bool:
@@ -152,6 +154,12 @@ def set_sync(party: Party, model: Any, synced: bool) -> None:
             module._sync_gradients = synced
 
 
+def launched() -> int:
+    """How many collectives this process has launched on the default group."""
+    group = dist.group.WORLD if dist.is_initialized() else None
+    return int(group._get_sequence_number_for_group()) if group is not None else 0
+
+
 def finish(party: Party) -> None:
     """After a synced backward, nothing is on its way any more."""
     if party.device.type != "cpu":
@@ -202,10 +210,11 @@ def reload(party: Party, model: Any, optimizer: torch.optim.Optimizer) -> None:
         if fsdp1:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            stack.enter_context(
-                FullyShardedDataParallel.state_dict_type(root, StateDictType.SHARDED_STATE_DICT)
-            )
-        saved = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in root.state_dict().items()}
+            stack.enter_context(FullyShardedDataParallel.state_dict_type(root, StateDictType.SHARDED_STATE_DICT))
+        saved = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in root.state_dict().items()
+        }
         state = copied(FullyShardedDataParallel.optim_state_dict(root, optimizer) if fsdp1 else optimizer.state_dict())
         with torch.no_grad():
             for tensor in root.parameters():
@@ -245,6 +254,7 @@ __all__ = [
     "compiled",
     "finish",
     "gradients",
+    "launched",
     "on_replicate",
     "on_replicate_fsdp",
     "on_tp_extension",

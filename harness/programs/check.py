@@ -1,0 +1,222 @@
+"""Is a run on ranks the run on one device?  Every oracle that a program's outcome is held against.
+
+- *exact*: where the computation is proven exact in any order (:mod:`harness.oracles.proof`), bit for bit;
+- *bounded*: where it is not, within what rounding can explain (:mod:`harness.oracles.tolerance`);
+- *agreement*: ranks have the same gradients, parameters, buffers and states, bit for bit;
+- *accounting*: every rank launched the same number of collectives in every backward, none where synchronisation is off;
+  every rank compiled the same graphs, and at least one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from hypothesis import assume
+
+from harness.oracles.exact import Mismatch, assert_same
+from harness.oracles.proof import Exactness
+from harness.oracles.tolerance import Bounded
+from harness.programs import execute
+from harness.programs.execute import Outcome, Tensors
+from harness.programs.spec import Program, walk
+from harness.worlds.world import World
+
+_MOST_SHOWN = 6
+
+
+class Different(AssertionError):
+    """A run on ranks is not the run on one device.  ``problems``: a sentence for each thing that differs."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        more = f"\nand {len(problems) - _MOST_SHOWN} more" if len(problems) > _MOST_SHOWN else ""
+        super().__init__("\n".join(problems[:_MOST_SHOWN]) + more)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the single device says, and how near ranks must come."""
+
+    tensors: Mapping[str, torch.Tensor]
+    """float64, by name, in order."""
+    unproven: tuple[str, ...]
+    """Why bits can't be compared; empty where they can."""
+    bounded: Bounded | None
+    """What rounding can explain, where bits can't be compared."""
+
+    @property
+    def exact(self) -> bool:
+        return not self.unproven
+
+
+def truth_of(program: Program) -> Truth:
+    """Train on one device, and find out what can be asked of ranks."""
+    narrowest = max((_torch(d) for d in dtypes_of(program)), key=lambda d: torch.finfo(d).eps)
+    # Ranks multiply the loss by their number, and divide the gradients by it.
+    proof = Exactness(narrowest, spare_bits=program.parts.bit_length() + 1)
+    train = execute.alone(program)
+    with proof:
+        tensors = train()
+    if proof.proven and not _averaged_again(program):
+        return Truth(tensors, (), None)
+    if proof.proven:
+        proof_less = ("an average over a number of ranks that is no power of two is averaged again",)
+        return Truth(tensors, proof_less, Bounded(execute.alone(program), narrowest, world=program.layout.world))
+    bounded = Bounded(execute.alone(program), narrowest, world=program.layout.world)
+    return Truth(tensors, tuple(proof.unproven), bounded)
+
+
+def _averaged_again(program: Program) -> bool:
+    """Whether gradients that ranks have averaged go into another average, and dividing them can't be exact."""
+    if program.parts & (program.parts - 1) == 0:
+        return False
+    averaged = False
+    for step in program.steps:
+        for synced in (*step.synced, True):
+            if averaged:
+                return True
+            averaged = averaged or synced
+        averaged = averaged and step.zero == "keep"
+    return False
+
+
+def tame(program: Program, truth: Truth) -> bool:
+    """Whether no number is so large that one on its way to it may have overflowed in the program's dtypes."""
+    most = min(torch.finfo(_torch(name)).max for name in dtypes_of(program)) / (64 * program.layout.world)
+    floats = [t for t in truth.tensors.values() if t.is_floating_point() and t.numel()]
+    return all(bool(t.isfinite().all()) and float(t.abs().max()) <= most for t in floats)
+
+
+def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> None:
+    """Execute a program on one device and on ranks; require that it is the same run.
+
+    A program with numbers that may overflow is given up (Hypothesis draws another).
+    Errors: :class:`Different`; :class:`~harness.RanksFailed` if ranks fail, hang or die.
+    """
+    __tracebackhide__ = True
+    truth = truth_of(program)
+    assume(tame(program, truth))
+    found = problems(program, truth, worlds(program.layout.world).run(execute.on_rank, program))
+    if found:
+        raise Different(found)
+
+
+def problems(program: Program, truth: Truth, outcomes: Sequence[Outcome]) -> list[str]:
+    """What is wrong with the outcomes of all ranks, a sentence each; [] if nothing."""
+    found: list[str] = []
+    for rank, outcome in enumerate(outcomes):
+        found += [f"rank {rank}: {problem}" for problem in _wrong(program, truth, rank, outcome.seen)]
+    for rank, outcome in enumerate(outcomes[1:], 1):
+        found += [f"ranks 0 and {rank} differ: {problem}" for problem in _disagree(outcomes[0].seen, outcome.seen)]
+    return found + _accounts(program, outcomes)
+
+
+def _wrong(program: Program, truth: Truth, rank: int, seen: Tensors) -> list[str]:
+    found = []
+    for name, tensor in seen.items():
+        expected = truth.tensors.get(name)
+        if expected is None:
+            # FSDP1 gives zeros to a parameter that nothing used, beside others that were.
+            if not (program.layout.stack == "tp_extension" and not tensor.any()):
+                found.append(f"{name}: there is one, where one device has none")
+            continue
+        rows = None
+        if name.endswith(": output"):
+            rows = 0 if program.same_data else rank // program.layout.tensor
+        problem = _differs(program, truth, name, tensor, rows)
+        if problem:
+            found.append(problem)
+    for name in truth.tensors:
+        if name not in seen and _promised(program, name):
+            found.append(f"{name}: there is none, where one device has one")
+    return found
+
+
+def _promised(program: Program, name: str) -> bool:
+    """Whether a stack shows a thing whole."""
+    if program.layout.stack == "tp_extension":  # the states of FSDP1's optimizer are those of flat parameters
+        return " of " not in name or (program.gradients_promised and "gradient of" in name)
+    return True
+
+
+def _differs(program: Program, truth: Truth, name: str, found: torch.Tensor, part: int | None) -> str:
+    expected = truth.tensors[name]
+    if expected.is_floating_point() and "norm of" not in name and found.dtype != _dtype_of(program, name):
+        return f"{name}: found {found.dtype}, where {_dtype_of(program, name)} is right"
+    if truth.bounded is not None:
+        seen_by_rank = copy.copy(truth.bounded)
+        seen_by_rank.dtype = found.dtype
+        if part is not None:
+            seen_by_rank.truth = {name: truth.bounded.truth[name].tensor_split(program.parts)[part]}
+            seen_by_rank.tolerance = {name: truth.bounded.tolerance[name].tensor_split(program.parts)[part]}
+        return seen_by_rank.differs(name, found)
+    if part is not None:
+        expected = expected.tensor_split(program.parts)[part]
+    try:  # 0.0 is added because the sign of a zero depends on the order of a sum
+        assert_same(expected.to(found.dtype) + 0, found + 0, name) if found.is_floating_point() else assert_same(
+            expected, found, name
+        )
+    except Mismatch as e:
+        return str(e)
+    return ""
+
+
+def dtypes_of(program: Program) -> set[str]:
+    """The dtypes of a program's parameters."""
+    return {program.dtype, *(getattr(n.layer, "dtype", "") or program.dtype for n in walk(program.model))}
+
+
+def _dtype_of(program: Program, name: str) -> torch.dtype:
+    """The dtype of something that is compared: that of the layer that it belongs to, or the program's."""
+    for n in walk(program.model):
+        own = getattr(n.layer, "dtype", "")
+        if own and f" {n.name}." in name:
+            return _torch(own)
+    return _torch(program.dtype)
+
+
+def _torch(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def _disagree(one: Tensors, other: Tensors) -> list[str]:
+    found = []
+    for name, tensor in one.items():
+        if name.endswith(": output"):
+            continue
+        if name not in other:
+            found.append(f"{name}: only the first has it")
+        elif not _same_bits(tensor, other[name]):
+            found.append(f"{name}: other bits")
+    return found + [f"{name}: only the second has it" for name in other if name not in one]
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    try:
+        assert_same(one, other, "")
+    except Mismatch:
+        return False
+    return True
+
+
+def _accounts(program: Program, outcomes: Sequence[Outcome]) -> list[str]:
+    found = []
+    for name in outcomes[0].launched:
+        counts = [o.launched.get(name, -1) for o in outcomes]
+        if len(set(counts)) > 1:
+            found.append(f"{name}: ranks launched different numbers of collectives: {counts}")
+        elif ", unsynced" in name and counts[0] and program.layout.stack != "tp_extension":
+            found.append(f"{name}: {counts[0]} collectives, though gradients are not to be synchronised")
+        elif ", synced" in name and not counts[0] and program.layout.world > 1 and program.layout.stack == "replicate":
+            found.append(f"{name}: no collective, though gradients are to be synchronised")
+    if program.layout.compiled is not None:
+        graphs = [o.graphs for o in outcomes]
+        if not all(graphs):
+            found.append(f"nothing was compiled on ranks {[i for i, g in enumerate(graphs) if not g]}")
+        elif len(set(graphs)) > 1:
+            found.append(f"ranks compiled different graphs, of {' / '.join(map(str, graphs))} nodes")
+    return found
