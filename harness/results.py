@@ -35,6 +35,10 @@ class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
     """Seconds since the epoch."""
     arguments: list[str] = []
     environment: dict[str, str] = {}
+    profile: str = ""
+    """Name of the profile that the run goes by."""
+    profile_hash: str = ""
+    """SHA-256 of its text."""
 
 
 class Collected(msgspec.Struct, tag="collected", tag_field="record"):
@@ -77,6 +81,9 @@ class RunEnd(msgspec.Struct, tag="end", tag_field="record"):
 
     finished: float
     exit_status: int
+    profile: str = ""
+    """As in :class:`RunHeader`, where it is only known now which one fits; a reader puts it there."""
+    profile_hash: str = ""
 
 
 Record = RunHeader | Collected | TestResult | RunEnd
@@ -166,6 +173,8 @@ def read(path: Path) -> Run:
             run.tests[record.nodeid] = record
         elif isinstance(record, RunEnd):
             run.complete, run.exit_status = True, record.exit_status
+            if not header.profile:
+                header.profile, header.profile_hash = record.profile, record.profile_hash
     return run
 
 
@@ -192,6 +201,12 @@ def environment() -> dict[str, str]:
     return found
 
 
-def header(arguments: Iterable[str]) -> RunHeader:
+def header(arguments: Iterable[str], profile: str = "", profile_hash: str = "") -> RunHeader:
     """The first line of a run that starts now."""
-    return RunHeader(started=time.time(), arguments=list(arguments), environment=environment())
+    return RunHeader(
+        started=time.time(),
+        arguments=list(arguments),
+        environment=environment(),
+        profile=profile,
+        profile_hash=profile_hash,
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ class Profiles:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._asked: str | None = config.getoption("profile")
+        self._used_by_workers: Profile | None = None
         try:
             self._texts = self._read()
             self.candidates = tuple(parse(text, file) for file, text in self._texts.items())
@@ -42,7 +45,7 @@ class Profiles:
     @property
     def settled(self) -> Profile | None:
         """The profile that this run goes by, if it is known by now."""
-        return self.explicit or self.__dict__.get("_fitting")
+        return self.explicit or self.__dict__.get("_fitting") or self._used_by_workers
 
     def chosen(self) -> Profile | None:
         """The profile that this run goes by.  Imports torch if there are several to choose from, or one by default."""
@@ -65,6 +68,17 @@ class Profiles:
         """The profile that this run goes by, if any that it could be has a waiver for a test."""
         matched = any(waiver.matches(nodeid) for profile in self.candidates for waiver in profile.waivers)
         return self.chosen() if matched else None
+
+    def note_worker(self, file: str) -> None:
+        """Note the file of the profile that a worker of pytest-xdist went by; empty for none."""
+        self._used_by_workers = next((p for p in self.candidates if p.file == file), self._used_by_workers)
+
+    def described(self) -> tuple[str, str]:
+        """Name and SHA-256 of the profile that this run goes by; empty where there is none, or it is not known yet."""
+        found = self.settled or (self.chosen() if "torch" in sys.modules else None)
+        if found is None:
+            return "", ""
+        return found.name, hashlib.sha256(self._texts[found.file].encode(errors="surrogatepass")).hexdigest()
 
     # texts
 

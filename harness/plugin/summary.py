@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from harness import results
+from harness.plugin.profiles import Profiles
 from harness.results import BAD, VERDICTS, Collected, RankEvidence, RunEnd, TestResult, stack_of
 
+_OTHER = "(other)"
+"""Where tests of no stack are counted."""
 _COLUMN = {
     "failed": "red",
     "crashed": "red",
@@ -48,8 +51,9 @@ def merged(old: TestResult | None, new: TestResult) -> TestResult:
 class Summary:
     """Listens to reports in the process that prints them."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, profiles: Profiles) -> None:
         self.config = config
+        self.profiles = profiles
         self.writer: results.Writer | None = None
         self.results: dict[str, TestResult] = {}
         self._open: dict[str, dict[str, Any]] = {}
@@ -81,7 +85,7 @@ class Summary:
             name = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
             path = self.config.rootpath / Path(folder) / name / "results.jsonl"
             self.writer = results.Writer(path)
-            self.writer.write(results.header(self.config.invocation_params.args))
+            self.writer.write(results.header(self.config.invocation_params.args, *self.profiles.described()))
         self.writer.write(record)
 
     # results
@@ -99,7 +103,7 @@ class Summary:
             state["properties"]["waived"] = "xfail"
             state["reason"] = str(report.wasxfail)
         lost = report.when not in ("setup", "call", "teardown")
-        if report.failed and "headline" not in state["properties"]:
+        if (report.failed or hasattr(report, "wasxfail")) and "headline" not in state["properties"]:
             crash = getattr(report.longrepr, "reprcrash", None)
             state["headline"] = str(getattr(crash, "message", report.longrepr or "")).strip().split("\n")[0]
         if report.when == "teardown" or lost:
@@ -109,6 +113,7 @@ class Summary:
         properties = state["properties"]
         self._used_worlds |= "world" in properties
         verdict = verdict_of(state["outcomes"], properties, state["reason"], lost)
+        failed = verdict in BAD or verdict == "waived"
         result = TestResult(
             nodeid=nodeid,
             verdict=verdict,
@@ -117,8 +122,8 @@ class Summary:
             world=properties.get("world", ""),
             seconds=round(state["seconds"], 4),
             reason=state["reason"],
-            headline=properties.get("headline", state.get("headline", "")) if verdict in BAD else "",
-            ranks=[RankEvidence(**r) for r in state["ranks"]] if verdict in BAD else [],
+            headline=properties.get("headline", state.get("headline", "")) if failed else "",
+            ranks=[RankEvidence(**r) for r in state["ranks"]] if failed else [],
         )
         self.results[nodeid] = merged(self.results.get(nodeid), result)
         self._write(result)
@@ -127,31 +132,37 @@ class Summary:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.writer is not None:
-            self.writer.write(RunEnd(time.time(), int(session.exitstatus)))
+            self.writer.write(RunEnd(time.time(), int(session.exitstatus), *self.profiles.described()))
             self.writer.close()
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         counts = counts_by_stack(self.results.values(), others=self._used_worlds)
         if not counts or self.config.option.collectonly:
             return
-        terminalreporter.section("verdicts by stack", sep="-")
-        width = max(len("stack"), *map(len, counts))
-        terminalreporter.write_line(
-            "  ".join([f"{'stack':<{width}}", *(f"{v:>{len(v)}}" for v in VERDICTS)]), bold=True
-        )
-        for stack, row in counts.items():
-            terminalreporter.write(f"{stack:<{width}}")
-            for verdict in VERDICTS:
-                count = row.get(verdict, 0)
-                markup = {_COLUMN[verdict]: True} if count and verdict in _COLUMN else {}
-                terminalreporter.write("  ")
-                terminalreporter.write(f"{count or '.':>{len(verdict)}}", **markup)
-            terminalreporter.write_line("")
+        if set(counts) == {_OTHER}:  # a project of the user's own: there is nothing to tell apart
+            row = counts[_OTHER]
+            terminalreporter.write_line(f"verdicts: {', '.join(f'{row[v]} {v}' for v in VERDICTS if v in row)}")
+        else:
+            _write_table(terminalreporter, counts)
         for result in self.results.values():
             if result.verdict in ("crashed", "hung") and result.headline:
                 terminalreporter.write_line(f"{result.verdict.upper()} {result.nodeid}: {result.headline}")
         if self.writer is not None:
             terminalreporter.write_line(f"results: {_shown(self.writer.path, self.config.rootpath)}")
+
+
+def _write_table(terminalreporter: Any, counts: Mapping[str, Mapping[str, int]]) -> None:
+    terminalreporter.section("verdicts by stack", sep="-")
+    width = max(len("stack"), *map(len, counts))
+    terminalreporter.write_line("  ".join([f"{'stack':<{width}}", *(f"{v:>{len(v)}}" for v in VERDICTS)]), bold=True)
+    for stack, row in counts.items():
+        terminalreporter.write(f"{stack:<{width}}")
+        for verdict in VERDICTS:
+            count = row.get(verdict, 0)
+            markup = {_COLUMN[verdict]: True} if count and verdict in _COLUMN else {}
+            terminalreporter.write("  ")
+            terminalreporter.write(f"{count or '.':>{len(verdict)}}", **markup)
+        terminalreporter.write_line("")
 
 
 def _shown(path: Path, root: Path) -> str:
@@ -166,6 +177,6 @@ def counts_by_stack(tests: Iterable[TestResult], *, others: bool) -> dict[str, d
     counts: dict[str, dict[str, int]] = {}
     for test in tests:
         if test.stack or others:
-            row = counts.setdefault(test.stack or "(other)", {})
+            row = counts.setdefault(test.stack or _OTHER, {})
             row[test.verdict] = row.get(test.verdict, 0) + 1
     return counts

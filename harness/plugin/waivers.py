@@ -155,7 +155,6 @@ class Waivers:
         self._config = config
         self._profiles = profiles
         self._waived: dict[str, tuple[str, str]] = {}
-        self._used_by_workers: Profile | None = None
         self._left_out = False
         self._review: Review | None = None
 
@@ -201,13 +200,11 @@ class Waivers:
     def pytest_testnodedown(self, node: Any) -> None:
         output = getattr(node, "workeroutput", {})
         self._left_out |= output.get("concord_left_out", True)
-        for profile in self._profiles.candidates:
-            if profile.file == output.get("concord_profile"):
-                self._used_by_workers = profile
+        self._profiles.note_worker(output.get("concord_profile", ""))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        profile = self._profiles.settled or self._used_by_workers
+        profile = self._profiles.settled
         if hasattr(self._config, "workeroutput"):
             self._config.workeroutput["concord_profile"] = profile.file if profile else ""
             self._config.workeroutput["concord_left_out"] = self._left_out

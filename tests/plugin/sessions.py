@@ -79,7 +79,11 @@ def _between(lines: list[str], begins: Callable[[str], bool]) -> str:
     starts = [i for i, line in enumerate(lines) if begins(line)]
     assert len(starts) == 1, f"{len(starts)} such sections in:\n" + "\n".join(lines)
     ends = [i for i, line in enumerate(lines) if i > starts[0] and line.startswith(("___", "===", "!!!"))]
-    ends += [i for i, line in enumerate(lines) if i > starts[0] and "verdicts by stack" in line]
+    ends += [
+        i
+        for i, line in enumerate(lines)
+        if i > starts[0] and ("verdicts by stack" in line or line[:10] == "verdicts: ")
+    ]
     return "\n".join(lines[starts[0] : min(ends, default=len(lines))])
 
 
@@ -92,7 +96,10 @@ class Running:
         self._deadline = time.monotonic() + _LONGEST
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_OF_THE_OUTER_SESSION)}
         key, _, value = self._mark.partition("=")
-        environment = {**inherited, "COLUMNS": "160", **env, key: value}
+        # Leases on devices lie there: a session that shared them would wait for whatever else runs on the machine.
+        temporary = folder / ".tmp"
+        temporary.mkdir(exist_ok=True)
+        environment = {**inherited, "COLUMNS": "160", "TMPDIR": str(temporary), **env, key: value}
         self._terminal, slave = pty.openpty() if terminal else (-1, -1)
         self._seen = ""
         self._out, self._err = (folder / f"{name}-{value}.txt" for name in ("stdout", "stderr"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from xml.etree import ElementTree
 
@@ -121,16 +122,34 @@ def session(folder: Folder, request: pytest.FixtureRequest) -> Session:
     return folder.run("suites", *request.param, "-rx", "--concord-results", out, f"--junitxml={out}.xml")
 
 
+def run_of(session: Session) -> results.Run:
+    """The results of one of the sessions, which write them side by side."""
+    (path,) = session.folder.glob(f"out{'-n2' if 'workers' in session.out else '-n0'}/*/results.jsonl")
+    return results.read(path)
+
+
 class TestWaivers:
     def test_outcomes(self, session: Session) -> None:
         """A waived failure is expected, whatever phase it is in; nothing else is."""
         expected = {"failed": len(BAD), "passed": len(PASSED), "xfailed": len(WAIVED), "skipped": 1, "stale": 2}
         assert (session.counts, session.code) == (expected, 1)
 
+    def test_evidence(self, session: Session) -> None:
+        """A waived failure keeps what it said, and what its ranks said."""
+        tests = {name.split("::")[1]: test for name, test in run_of(session).tests.items()}
+        known = tests["test_known[2ranks]"]
+        assert "of 2 failed first: AssertionError: assert " in known.headline
+        assert [(r.rank, r.kind) for r in known.ranks] == [(0, "raised"), (1, "raised")]
+        assert "assert 1 == 2" in tests["test_known_without_ranks"].headline
+
+    def test_profile_of_the_run(self, session: Session) -> None:
+        """The results say which profile the run went by, with a hash of its text."""
+        header = run_of(session).header
+        assert (header.profile, header.profile_hash) == ("cpu-gloo", hashlib.sha256(PROFILE.encode()).hexdigest())
+
     def test_verdicts(self, session: Session) -> None:
         """The results file has the verdict and the reason of each test, and the exit status of the run."""
-        (path,) = session.folder.glob(f"out{'-n2' if 'workers' in session.out else '-n0'}/*/results.jsonl")
-        run = results.read(path)
+        run = run_of(session)
         tests = {nodeid.split("::")[1]: test for nodeid, test in run.tests.items()}
         assert {name for name, test in tests.items() if test.verdict == "waived"} == WAIVED
         assert {name for name, test in tests.items() if test.verdict == "passed"} == PASSED

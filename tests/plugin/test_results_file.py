@@ -142,6 +142,18 @@ def test_table_by_stack(session: Session) -> None:
     )
 
 
+def test_no_table_without_stacks(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """In a project that has no stacks, one line has the verdicts; places are named by their path from the root."""
+    session = make_folder({"test_it.py": TESTS}).run("-k", "passes or fails or hangs")
+    session.lines.fnmatch_lines(
+        [
+            "verdicts: 1 passed, 1 failed, 1 hung",
+            "HUNG test_it.py::test_hangs[[]2ranks]: deadlock: rank 0 waits in barrier()*default group at test_it.py:*",
+        ]
+    )
+    assert "verdicts by stack" not in session.out
+
+
 ENDS_THE_CONTROLLER = """
     import os
     import signal

@@ -68,6 +68,14 @@ def test_header_of_now() -> None:
     assert (header.arguments, {"python", "platform", "cores"} <= set(header.environment)) == (["-x"], True)
 
 
+@pytest.mark.parametrize(("known", "at_the_end"), [("a", "a"), ("a", ""), ("", "a")])
+def test_profile_of_a_run(path: Path, known: str, at_the_end: str) -> None:
+    """The profile is the header's, whether it was known when the run began or only when it ended."""
+    write(path, results.header([], known, known and "hash"), RunEnd(9.0, 0, at_the_end, at_the_end and "hash"))
+    header = read(path).header
+    assert (header.profile, header.profile_hash) == ("a", "hash")
+
+
 def test_makes_its_folder(path: Path) -> None:
     """The folder of a results file is made."""
     write(path, HEADER)

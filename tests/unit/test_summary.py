@@ -108,7 +108,8 @@ def summary(tmp_path: Path) -> Summary:
         getini=lambda name: "out",
         invocation_params=SimpleNamespace(args=("-x",)),
     )
-    return Summary(config)  # type: ignore[arg-type]
+    profiles = SimpleNamespace(described=lambda: ("cpu-gloo", "0" * 64))
+    return Summary(config, profiles)  # type: ignore[arg-type]
 
 
 def finished(summary: Summary, *reports: Any) -> TestResult:
@@ -143,6 +144,21 @@ class TestSummary:
         ranks = [{"rank": 0, "kind": "died", "what": "killed"}]
         test = finished(summary, report("setup"), report("call", "failed", concord_ranks=ranks), report("teardown"))
         assert [(r.rank, r.what) for r in test.ranks] == [(0, "killed")]
+
+    def test_evidence_of_a_waived_failure(self, summary: Summary) -> None:
+        """A waived failure keeps what its ranks said, and its headline."""
+        notes = [("concord.waived", "p.toml:3"), ("concord.verdict", "crashed"), ("concord.headline", "rank 0 died")]
+        ranks = [{"rank": 0, "kind": "died"}]
+        call = report("call", "skipped", concord_ranks=ranks, user_properties=notes, wasxfail="known")
+        test = finished(summary, report("setup"), call, report("teardown"))
+        assert (test.verdict, test.headline, [r.kind for r in test.ranks]) == ("waived", "rank 0 died", ["died"])
+
+    def test_profile(self, summary: Summary) -> None:
+        """The first line names the profile that the run goes by."""
+        finished(summary, report("setup"), report("call"), report("teardown"))
+        assert summary.writer is not None
+        header = results.read(summary.writer.path).header
+        assert (header.profile, header.profile_hash) == ("cpu-gloo", "0" * 64)
 
     def test_skipped(self, summary: Summary) -> None:
         """A skip has its reason."""
