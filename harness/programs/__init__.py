@@ -1,1 +1,1 @@
-"""Generated training runs: as data (``spec``), drawn (``strategies``), as Python (``source``), executed (``execute``)."""
+"""Generated training runs: as data (``spec``), drawn (``strategies``), written as Python (``source``), judged (``check``)."""

@@ -129,10 +129,8 @@ def _wrong(program: Program, truth: Truth, rank: int, seen: Tensors) -> list[str
         problem = _differs(program, truth, name, tensor, rows)
         if problem:
             found.append(problem)
-    for name in truth.tensors:
-        if name not in seen and _promised(program, name):
-            found.append(f"{name}: there is none, where one device has one")
-    return found
+    missing = [name for name in truth.tensors if name not in seen and _promised(program, name)]
+    return found + [f"{name}: there is none, where one device has one" for name in missing]
 
 
 def _promised(program: Program, name: str) -> bool:

@@ -19,18 +19,25 @@ from harness.stacks.training import Party, finish, gradients, launched, optimize
 # modules
 
 
+def through(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    """One layer after another."""
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
 class Residual(nn.Sequential):
     """``x + body(x)``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + super().forward(x)
+        return x + through(self, x)
 
 
 class Twice(nn.Sequential):
     """The body of the body: each parameter is used twice."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(super().forward(x))
+        return through(self, through(self, x))
 
 
 class Function(nn.Module):
@@ -41,7 +48,8 @@ class Function(nn.Module):
         self.function = getattr(torch, name, None) or getattr(nn.functional, name)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x)
+        result: torch.Tensor = self.function(x)
+        return result
 
 
 class Cast(nn.Module):
@@ -53,11 +61,14 @@ class Cast(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = next(self.layer.parameters()).dtype
-        return self.layer(x.to(inner)).to(x.dtype)
+        result: torch.Tensor = self.layer(x.to(inner))
+        return result.to(x.dtype)
 
 
 class Scale(nn.Module):
     """Multiplies with a float buffer; ``rebound`` gives the buffer's name to a new tensor in every forward."""
+
+    scale: torch.Tensor
 
     def __init__(self, features: int, *, rebound: bool = False) -> None:
         super().__init__()
@@ -72,6 +83,8 @@ class Scale(nn.Module):
 
 class Mask(nn.Module):
     """Zeroes every other feature, by a bool buffer."""
+
+    mask: torch.Tensor
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -95,17 +108,18 @@ class Attention(nn.Module):
         split = self.project(x).view(rows, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         query, key, value = split[0], split[1], split[2]
         weights = torch.softmax(query @ key.transpose(-1, -2), dim=-1)
-        return self.out((weights @ value).transpose(1, 2).reshape(rows, length, width))
+        result: torch.Tensor = self.out((weights @ value).transpose(1, 2).reshape(rows, length, width))
+        return result
 
 
 # data
 
 
 def values(shape: Sequence[int], key: object, span: int, denominator: int) -> torch.Tensor:
-    """float64[shape]: whole numbers from -span to span without 0, over the denominator, or, where span is 0, any numbers
-    from -1 to 1, over the denominator; the same for the same key."""
+    """float64[shape]: whole numbers from -span to span without 0, or, where span is 0, any numbers from -1 to 1, over
+    the denominator; the same for the same key."""
     numbers = [number / denominator for number in range(-span, span + 1) if number]
-    generator, count = random.Random(zlib.crc32(repr(key).encode())), math.prod(shape)
+    generator, count = random.Random(zlib.crc32(repr(key).encode())), math.prod(shape)  # noqa: S311  data, no secret
     drawn = (
         generator.choices(numbers, k=count) if span else [generator.uniform(-1, 1) / denominator for _ in range(count)]
     )
@@ -157,7 +171,7 @@ class Run:
     def batch(self, rows: int, what: object) -> torch.Tensor:
         """This party's part of a batch: tokens int64 or floats, [rows, *inputs]."""
         if self.tokens:
-            drawn = random.Random(zlib.crc32(repr((self.seed, what)).encode()))
+            drawn = random.Random(zlib.crc32(repr((self.seed, what)).encode()))  # noqa: S311  data, no secret
             words = drawn.choices(range(self.tokens), k=rows * math.prod(self.inputs))
             whole = torch.tensor(words).view(rows, *self.inputs)
         else:

@@ -33,7 +33,7 @@ _EPS = 0.0625
 
 
 def source(program: Program) -> str:
-    """The program's source: ``Model``, ``build(party)``, ``distribute(party, model)`` and ``train(party, model, call)``.
+    """The program's source: ``Model``, ``build(party)``, ``distribute(party, model)``, ``train(party, model)``.
 
     Errors: ValueError where a layer can't stand where it is.
     """

@@ -28,7 +28,7 @@ class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 # layers
 
 
-class Linear(_Data, tag=True):
+class Linear(_Data, frozen=True, tag=True):
     """``nn.Linear`` over the last dimension."""
 
     out: int
@@ -38,7 +38,7 @@ class Linear(_Data, tag=True):
     """Of its parameters, where it is not the program's."""
 
 
-class Conv(_Data, tag=True):
+class Conv(_Data, frozen=True, tag=True):
     """``nn.Conv1d`` or ``nn.Conv2d`` over rows of (channels, length) or (channels, height, width)."""
 
     out: int
@@ -46,32 +46,32 @@ class Conv(_Data, tag=True):
     bias: bool = True
 
 
-class Activation(_Data, tag=True):
+class Activation(_Data, frozen=True, tag=True):
     """A function of each element."""
 
     kind: str = "relu"
 
 
-class Norm(_Data, tag=True):
+class Norm(_Data, frozen=True, tag=True):
     """``layer`` and ``rms`` over the last dimension; ``batch`` over channels, with running statistics."""
 
     kind: str = "layer"
     dtype: str = ""
 
 
-class Embedding(_Data, tag=True):
+class Embedding(_Data, frozen=True, tag=True):
     """``nn.Embedding`` of the program's tokens; only as the first layer."""
 
     width: int
 
 
-class Attention(_Data, tag=True):
+class Attention(_Data, frozen=True, tag=True):
     """Self-attention over (length, width): one projection in, softmax, one projection out."""
 
     heads: int = 1
 
 
-class Scale(_Data, tag=True):
+class Scale(_Data, frozen=True, tag=True):
     """Multiplies with a buffer of one float for each feature.
 
     ``kind``: ``plain``; ``rebound``: a new tensor takes the buffer's name in every forward; ``per_rank``: every rank
@@ -81,11 +81,11 @@ class Scale(_Data, tag=True):
     kind: str = "plain"
 
 
-class Mask(_Data, tag=True):
+class Mask(_Data, frozen=True, tag=True):
     """Zeroes every other feature, by a buffer of bool."""
 
 
-class Tied(_Data, tag=True):
+class Tied(_Data, frozen=True, tag=True):
     """A linear layer without bias whose weight *is* that of an earlier layer (its name in the model).
 
     ``alias``: the earlier layer's parameter is registered here once more under a name of its own, and used through it.
@@ -95,26 +95,26 @@ class Tied(_Data, tag=True):
     alias: bool = False
 
 
-class Residual(_Data, tag=True):
+class Residual(_Data, frozen=True, tag=True):
     """``x + body(x)``; the body keeps the shape."""
 
     body: tuple[Layer, ...]
 
 
-class Twice(_Data, tag=True):
+class Twice(_Data, frozen=True, tag=True):
     """The same module called on its own output; the body keeps the shape."""
 
     body: Layer
 
 
-class Branch(_Data, tag=True):
+class Branch(_Data, frozen=True, tag=True):
     """A body that is used in some micro-batches: ``never``, ``even``, ``odd``, counted from 0; it keeps the shape."""
 
     body: Layer
     when: str = "never"
 
 
-class Container(_Data, tag=True):
+class Container(_Data, frozen=True, tag=True):
     """Layers in an ``nn.Sequential`` (``sequential``), ``nn.ModuleList`` (``list``) or ``nn.ModuleDict`` (``dict``)."""
 
     kind: str
@@ -138,7 +138,7 @@ Layer: TypeAlias = (
 )
 
 
-class Model(_Data):
+class Model(_Data, frozen=True):
     """Layers one after another, on rows of shape ``inputs``.
 
     ``tokens``: the size of a vocabulary, for rows of whole numbers; 0 for rows of floats.
@@ -152,8 +152,8 @@ class Model(_Data):
 # schedule
 
 
-class Optimizer(_Data):
-    """``sgd`` (with ``momentum`` and ``weight_decay``) or ``adamw``.  Every figure of an exact run is a power of two."""
+class Optimizer(_Data, frozen=True):
+    """``sgd`` (with ``momentum`` and ``weight_decay``) or ``adamw``.  Figures are powers of two."""
 
     kind: str = "sgd"
     rate: float = 0.0625
@@ -161,7 +161,7 @@ class Optimizer(_Data):
     weight_decay: float = 0.0
 
 
-class Step(_Data):
+class Step(_Data, frozen=True):
     """Micro-batches whose gradients add up, and what is done with them."""
 
     rows: tuple[int, ...] = (4,)
@@ -177,7 +177,7 @@ class Step(_Data):
     toggle: str = ""
     """A layer whose parameters stop, or begin again, to require gradients before the step."""
     reload: bool = False
-    """The state dicts of model and optimizer are saved, everything is disturbed, and they are loaded, after the step."""
+    """After the step, model and optimizer save their state dicts, are disturbed, and load them."""
 
 
 # layout
@@ -185,7 +185,7 @@ class Step(_Data):
 Option: TypeAlias = bool | int | float | str
 
 
-class Compile(_Data):
+class Compile(_Data, frozen=True):
     """How ``torch.compile`` is asked."""
 
     backend: str = "aot_eager"
@@ -195,7 +195,7 @@ class Compile(_Data):
     """``module.compile()`` instead of ``torch.compile(module)``."""
 
 
-class Layout(_Data):
+class Layout(_Data, frozen=True):
     """How a model lies on ranks."""
 
     stack: str = "replicate"
@@ -211,7 +211,7 @@ class Layout(_Data):
     compiled: Compile | None = None
 
 
-class Program(_Data):
+class Program(_Data, frozen=True):
     """A training run."""
 
     model: Model
@@ -239,7 +239,7 @@ class Program(_Data):
         return not (self.layout.stack == "tp_extension" and dict(self.layout.options).get("use_orig_params") is False)
 
 
-class _File(_Data):
+class _File(_Data, frozen=True):
     program: Program
     version: int
 
@@ -275,7 +275,7 @@ def children(layer: Layer) -> tuple[Layer, ...]:
     return (layer.body,) if isinstance(layer, (Twice, Branch)) else ()
 
 
-class Named(_Data):
+class Named(_Data, frozen=True):
     """A layer with its name as ``get_submodule`` takes it, and the shapes of a row before and after it."""
 
     name: str

@@ -169,7 +169,7 @@ def _linear(rules: _Rules, dtype: str) -> SearchStrategy[Layer]:
 
 
 def _own_dtype(rules: _Rules, dtype: str) -> SearchStrategy[str]:
-    """A layer's own dtype where it is not the program's: a wider one, as mixed-precision models keep for some layers."""
+    """A layer's own dtype where it is not the program's: a wider one, as mixed-precision models have for some."""
     wider = {"bfloat16": "float32", "float16": "float32", "float32": "float64"}.get(dtype, "")
     return st.sampled_from(("", "", "", wider)) if rules.mixed_dtypes else st.just("")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, ShardingStrategy, StateDictType
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 Tensors = dict[str, torch.Tensor]
 
@@ -70,7 +70,7 @@ def on_replicate(
 ) -> nn.Module:
     """Composable DDP: ``wrapped`` submodules each on its own, or the whole model for [""]."""
     for name in wrapped:
-        module = model.get_submodule(name)
+        module: Any = model.get_submodule(name)
         replicate_ddp(module, **options)
         if hook:
             module.register_comm_hook(None, getattr(default_hooks, hook))
@@ -105,11 +105,13 @@ def on_tp_extension(
 ) -> nn.Module:
     """FSDP1 over tensor parallelism: ``plan`` gives ``columns`` or ``rows`` to layers; the rest stays whole."""
     mesh = init_device_mesh(party.device.type, (party.world // tensor, tensor), mesh_dim_names=("dp", "tp"))
-    styles = {
-        "columns": lambda: ColwiseParallel(output_layouts=Replicate()),
-        "rows": lambda: RowwiseParallel(input_layouts=Replicate()),
+    styles: dict[str, ParallelStyle] = {
+        name: ColwiseParallel(output_layouts=Replicate())
+        if how == "columns"
+        else RowwiseParallel(input_layouts=Replicate())
+        for name, how in plan.items()
     }
-    parallelize_module(model, mesh["tp"], {name: styles[style]() for name, style in plan.items()})
+    parallelize_module(model, mesh["tp"], styles)
     options: dict[str, Any] = {
         "device_mesh": mesh["dp"],
         "device_id": party.device,
@@ -146,17 +148,17 @@ def compiled(party: Party, model: nn.Module, backend: str, *, in_place: bool = F
 
 def set_sync(party: Party, model: Any, synced: bool) -> None:
     """Whether the next backward averages gradients over ranks."""
-    modules = party.model.modules() if party.model is not None else ()
+    modules: Iterable[Any] = party.model.modules() if party.model is not None else ()
     for module in modules:
         if hasattr(module, "set_requires_gradient_sync"):
             module.set_requires_gradient_sync(synced)
-        elif isinstance(module, FullyShardedDataParallel):
+        elif hasattr(module, "_sync_gradients"):
             module._sync_gradients = synced
 
 
 def launched() -> int:
     """How many collectives this process has launched on the default group."""
-    group = dist.group.WORLD if dist.is_initialized() else None
+    group: Any = dist.group.WORLD if dist.is_initialized() else None
     return int(group._get_sequence_number_for_group()) if group is not None else 0
 
 
