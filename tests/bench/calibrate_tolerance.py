@@ -111,7 +111,8 @@ class Program:
             self.inputs = [torch.randint(0, 7, (rows, length)) for _ in range(self.steps)]
         self.module = nn.Sequential(*layers).double()
         self.targets = [torch.randn(rows, out, dtype=torch.float64) for _ in range(self.steps)]
-        self.loss = draw.choice(("mse", "weighted", "entropy"))
+        # Of a single class the cross entropy is zero, and so is every gradient.
+        self.loss = draw.choice(("mse", "weighted", "entropy" if out > 1 else "mse"))
         self.optimizer = draw.choice(("sgd", "momentum", "adamw", "adamw"))
         self.rate = draw.choice((0.1, 0.01, 1 / 16))
         self.clip = draw.choice((None, None, 0.1, 1.0))
@@ -279,7 +280,7 @@ def scaled(factor: float, at: int) -> Fault:
 
 def detection(programs: int, first: int) -> None:
     """Broken runs: what each oracle catches."""
-    scales = [2.0**-k for k in range(1, 50)]
+    scales = [2.0**-k for k in range(-1, 50)]
     for dtype in DTYPES:
         least = {oracle: [] for oracle in ORACLES}  # type: dict[str, list[float]]
         lost = {oracle: [] for oracle in ORACLES}  # type: dict[str, list[tuple[float, bool]]]
@@ -291,6 +292,8 @@ def detection(programs: int, first: int) -> None:
             bounded = Bounded(program.truth(dtype), dtype, world=program.world, seed=seed)
             draw = random.Random(seed)
             at = draw.randrange(program.steps)
+            if not any(bool(t.any()) for name, t in bounded.truth.items() if name.startswith(f"{at} gradient")):
+                continue  # nothing to get wrong
             healthy = verdicts(bounded, program.run(dtype, dtype, program.world, random.Random(1), None), dtype)
 
             def caught(fault: Fault) -> Iterator[str]:
@@ -314,15 +317,18 @@ def detection(programs: int, first: int) -> None:
             size = [0.0]
 
             def lose(step: int, parts: list[Gradients]) -> None:
-                if step == at:  # noqa: B023
-                    grads = draw.choice(parts)  # noqa: B023
-                    i = draw.choice([i for i, g in enumerate(grads) if bool(g.any())])  # noqa: B023
-                    grads[i] = grads[i].clone()
-                    flat = grads[i].view(-1)
-                    j = draw.choice(flat.nonzero().reshape(-1).tolist())  # noqa: B023
-                    total = torch.stack([p[i].double() for p in parts]).sum(dim=0)
-                    size[0] = abs(float(flat[j])) / max(float(total.square().mean().sqrt()), 1e-300)  # noqa: B023
-                    flat[j] = 0
+                if step != at:  # noqa: B023
+                    return
+                there = [(grads, i) for grads in parts for i, g in enumerate(grads) if bool(g.any())]
+                if not there:
+                    return
+                grads, i = draw.choice(there)  # noqa: B023
+                flat = grads[i].clone(memory_format=torch.contiguous_format).view(-1)
+                j = draw.choice(flat.nonzero().reshape(-1).tolist())  # noqa: B023
+                total = torch.stack([p[i].double() for p in parts]).sum(dim=0)
+                size[0] = abs(float(flat[j])) / max(float(total.square().mean().sqrt()), 1e-300)  # noqa: B023
+                flat[j] = 0
+                grads[i] = flat.view(grads[i].shape)
 
             names = set(caught(lose))
             for oracle in ORACLES:
