@@ -153,16 +153,18 @@ def crossing(
     Pairwise by default, thorough: every combination of op, dtype, layouts, group, form and name; shapes in turn.
     """
     everyone = tuple(range(size))
+    # A group of one, and no elements, would cover pairs without telling anything: they come on top.
+    several = [group for group in dict.fromkeys([everyone[1:], everyone[::-2]]) if len(group) > 1]
     axes: dict[str, Sequence[Any]] = {
         "dtype": DTYPES,
         "op": OPS if collective in REDUCING else ("SUM",),
         "layout": layouts,
         "out_layout": ("contiguous",) if collective in IN_PLACE or forms == ["functional"] else out_layouts,
-        "group": list(dict.fromkeys([None, everyone[1:], everyone[::-2], (size - 1,)])),
+        "group": [None, *several],
         "form": forms,
         "root_as": ("group", "global") if collective in ROOTED else ("global",),
     }
-    shapes = ((3, 5), (7,), (1,), (1030,), (2, 3, 2), (0,), (33,))
+    shapes = ((3, 5), (7,), (1,), (1030,), (2, 3, 2), (33,))
 
     def case_of(row: dict[str, Any]) -> Case:
         dtype = dtypes_of(row.get("op", "SUM"))[0]  # of a row without one: any that fits
@@ -170,7 +172,9 @@ def crossing(
 
     if not thorough:
         rows = crossed({**axes, "shape": shapes}, lambda row: not obstacle(case_of(row)))
-        return [case_of(row) for row in rows]
+        alone = case_of({"group": (size - 1,), "form": forms[0], "shape": (7,)})
+        empty = case_of({"form": forms[0], "shape": (0,)})
+        return [*map(case_of, rows), *(case for case in (alone, empty) if not obstacle(case))]
     found, turn = [], itertools.cycle(shapes)
     for values in itertools.product(*axes.values()):
         row = dict(zip(axes, values, strict=True))
