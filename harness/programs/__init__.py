@@ -1,1 +1,1 @@
-"""Generated training runs: as data (``spec``), drawn (``strategies``), written as Python (``source``), judged (``check``)."""
+"""Generated training runs: drawn (`strategies`), data (`spec`), Python (`source`), judged (`check`)."""
