@@ -402,12 +402,14 @@ def test_groups_are_ordered() -> None:
 @pytest.mark.parametrize("layouts", [["contiguous", "offset"], ["expanded"]], ids=str)
 @pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name not in IN_PLACE])
 def test_crossings_leave_no_pair_out(collective: str, layouts: list[str], forms: list[str]) -> None:
-    """Any two values that are together in the full product are together in a pairwise list, and none else are."""
+    """Any two values that are together in the full product are together in a pairwise list, and none else are; a
+    case without elements, or in a group of one rank, does not count: it tells nothing."""
 
     def pairs(thorough: bool) -> set[Any]:
         fields = ("op", "dtype", "layout", "out_layout", "group", "form", "root_as")
         cases = crossing(collective, 3, thorough, layouts=layouts, forms=forms)
-        return {p for case in cases for p in itertools.combinations([(f, getattr(case, f)) for f in fields], 2)}
+        telling = [case for case in cases if 0 not in case.shape and len(case.ranks(3)) > 1]
+        return {p for case in telling for p in itertools.combinations([(f, getattr(case, f)) for f in fields], 2)}
 
     assert pairs(False) == pairs(True)
     assert (pairs(True) == set()) == (forms == ["functional"] and collective not in FUNCTIONAL)
