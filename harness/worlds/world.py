@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from harness.worlds.terminal import Terminal
 
 _CHECK_WAIT = 10.0
-_CLOSE_WAIT = 5.0
+_CLOSE_WAIT = 15.0  # what takes milliseconds may take seconds where the machine has much else to do
 _JOIN_WAIT = 60.0
 _GROUP_WAIT = 86400.0  # seconds that a group waits for a rank: it is the run's timeout that ends a wait, however long
 

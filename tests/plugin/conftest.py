@@ -12,6 +12,18 @@ sys.path.insert(0, str(Path(__file__).parent))  # import-mode=importlib leaves t
 
 from sessions import Folder  # noqa: E402: found through the line above
 
+_HERE = Path(__file__).parent
+_LONGEST = (
+    1800  # seconds for a test with all the sessions that it is the first to look at, on a machine with much to do
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give these tests the time that several sessions may take, each of which starts torch anew."""
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.timeout(_LONGEST))
+
 
 @pytest.fixture(scope="session")
 def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, str]], Folder]:

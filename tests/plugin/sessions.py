@@ -25,7 +25,7 @@ import pytest
 from harness import results
 
 _MARK = "CONCORD_TEST_SESSION"
-_LONGEST = 240.0
+_LONGEST = 600.0
 _FAREWELL = 60.0
 _OF_THE_OUTER_SESSION = ("PYTEST_", "COV_", "HYPOTHESIS_", "FORCE_COLOR", "PY_COLORS", "CI", "GITHUB_ACTIONS")
 

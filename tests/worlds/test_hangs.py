@@ -99,7 +99,7 @@ def test_exit_handler_that_hangs(world: World, request: pytest.FixtureRequest) -
             atexit.register(time.sleep, 100)
 
     world.run(body)
-    with pytest.raises(RanksFailed, match="rank 1 did not end within 5 s: stuck in its exit handlers") as caught:
+    with pytest.raises(RanksFailed, match="rank 1 did not end within 15 s: stuck in its exit handlers") as caught:
         world.close()
     assert caught.value.verdict == "hung"
 
