@@ -27,6 +27,7 @@ PRIVATE_TORCH = {
     "harness/worlds/residue.py": "how many groups a test left, and whether Dynamo has caches to empty",
     "harness/oracles/proof.py": "what sees every operation, whatever issues it, has no public name",
     "harness/worlds/launch.py": "names of modules that the server imports ahead, so that no rank has to",
+    "harness/oracles/tolerance.py": "every operation of a run is recorded below autograd, which no public mode can",
 }
 """Where private names of torch are needed outside harness/stacks/, and what for."""
 
