@@ -28,7 +28,6 @@ _HALF_TINY = 2.0**-25  # half the distance of float16's smallest numbers
 _MOST_SHOWN = 3
 _NOISE = 1 << 13
 
-
 _UNROUNDED = """
     _to_copy _unsafe_view abs alias argmax argmin broadcast_to cat clamp clamp_max clamp_min clone constant_pad_nd
     copy detach embedding empty_like expand fill flip full_like gather hardtanh heaviside index index_fill
@@ -100,7 +99,9 @@ class Bounded:
     the operations that it executed are then executed again, ``samples`` times, with random rounding errors.  What
     it reads out of tensors (``item()``), and random numbers, are the same in every sample.
 
-    Errors: ValueError for a dtype that has no unit roundoff here, and for a world or a number of samples below 1.
+    Errors: ValueError for a dtype that has no unit roundoff here, and for a world or a number of samples below 1;
+    NotImplementedError for an operation that cannot be executed again; RuntimeError where the run, executed again
+    without errors, gives something else.
     """
 
     truth: dict[str, torch.Tensor]
