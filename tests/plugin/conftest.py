@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # import-mode=importlib leaves the tests' own modules out of it
 
-from sessions import Folder  # noqa: E402: found through the line above
+from sessions import Folder  # found through the line above
 
 _HERE = Path(__file__).parent
 _LONGEST = (

@@ -79,7 +79,7 @@ def test_a_great_deal_of_output(world: World) -> None:
         raise RuntimeError("done")
 
     with pytest.raises(RanksFailed) as caught:
-        world.run(body)
+        world.run(body, timeout=200)
     output = caught.value.ends[1].output
     assert output.startswith("the beginning\n")
     assert output.endswith("the end\n")
