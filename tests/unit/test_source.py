@@ -41,7 +41,8 @@ MACHINE = re.compile(
 
 def python_files(*folders: str) -> list[str]:
     found = [p.relative_to(ROOT) for folder in folders for p in (ROOT / folder).rglob("*.py")]
-    return sorted(str(p) for p in found if "__pycache__" not in p.parts)
+    written_by_runs = Path("reports", "out")
+    return sorted(str(p) for p in found if "__pycache__" not in p.parts and not p.is_relative_to(written_by_runs))
 
 
 def imports(file: str) -> Iterator[str]:
