@@ -75,7 +75,7 @@ def test_strided_in_place(world: World, collective: str, layout: str, thorough: 
     source="torch.distributed._functional_collectives: its functions",
 )
 @pytest.mark.parametrize("collective", FUNCTIONAL)
-@pytest.mark.world(3, 4)
+@pytest.mark.world(4)
 def test_functional(world: World, collective: str, thorough: bool) -> None:
     """Every layout that the collective can be given."""
     layouts = ["contiguous", "offset", "column", "transposed", *(["expanded"] if collective not in IN_PLACE else [])]

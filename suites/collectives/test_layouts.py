@@ -22,7 +22,7 @@ SHAPES = ((5,), (4, 3))
 )
 @pytest.mark.parametrize("layout", ["offset", "column", "transposed", "expanded"])
 @pytest.mark.parametrize("collective", INPUTS_OUTPUTS)
-@pytest.mark.world(2, 3)
+@pytest.mark.world(2)
 def test_input(world: World, collective: str, layout: str) -> None:
     """Input as a view of a larger buffer; the output is contiguous."""
     assert_right(world, [Case(collective, layout=layout, shape=shape, repeats=2) for shape in ((4, 3), (2, 3, 2))])
@@ -35,7 +35,7 @@ def test_input(world: World, collective: str, layout: str) -> None:
 )
 @pytest.mark.parametrize("layout", ["offset", "column", "transposed"])
 @pytest.mark.parametrize("collective", INPUTS_OUTPUTS)
-@pytest.mark.world(2, 3)
+@pytest.mark.world(2)
 def test_output(world: World, collective: str, layout: str) -> None:
     """Output as a view of a larger buffer; the input is contiguous."""
     assert_right(world, [Case(collective, out_layout=layout, shape=shape, repeats=2) for shape in ((4, 3), (2, 3, 2))])
@@ -48,7 +48,7 @@ def test_output(world: World, collective: str, layout: str) -> None:
 )
 @pytest.mark.parametrize("layout", ["offset", "column", "transposed"])
 @pytest.mark.parametrize("collective", sorted(IN_PLACE))
-@pytest.mark.world(2, 3)
+@pytest.mark.world(2)
 def test_in_place(world: World, collective: str, layout: str) -> None:
     """The tensor is a view of a larger buffer on every rank."""
     assert_right(world, [Case(collective, layout=layout, shape=shape, repeats=2) for shape in ((4, 3), (2, 3, 2))])
