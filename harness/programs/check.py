@@ -10,11 +10,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from hypothesis import assume
 
 from harness.oracles.exact import Mismatch, assert_same
 from harness.oracles.proof import Exactness
@@ -22,7 +21,6 @@ from harness.oracles.tolerance import Bounded
 from harness.programs import execute
 from harness.programs.execute import Outcome, Tensors
 from harness.programs.spec import Program, walk
-from harness.worlds.world import World
 
 _MOST_SHOWN = 6
 
@@ -88,20 +86,6 @@ def tame(program: Program, truth: Truth) -> bool:
     most = min(torch.finfo(_torch(name)).max for name in dtypes_of(program)) / (64 * program.layout.world)
     floats = [t for t in truth.tensors.values() if t.is_floating_point() and t.numel()]
     return all(bool(t.isfinite().all()) and float(t.abs().max()) <= most for t in floats)
-
-
-def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> None:
-    """Execute a program on one device and on ranks; require that it is the same run.
-
-    A program with numbers that may overflow is given up (Hypothesis draws another).
-    Errors: :class:`Different`; :class:`~harness.RanksFailed` if ranks fail, hang or die.
-    """
-    __tracebackhide__ = True
-    truth = truth_of(program)
-    assume(tame(program, truth))
-    found = problems(program, truth, worlds(program.layout.world).run(execute.on_rank, program))
-    if found:
-        raise Different(found)
 
 
 def problems(program: Program, truth: Truth, outcomes: Sequence[Outcome]) -> list[str]:

@@ -45,6 +45,7 @@ from harness.programs.spec import (
     weight_shape,
     word,
 )
+from harness.programs.tp_layouts import tp_layouts
 
 WIDTHS = (2, 3, 4, 1, 5, 7, 8)
 """Of layers: divided by few worlds, smaller than some, and one."""
@@ -97,7 +98,11 @@ def programs(
     least = 2 if batch_norm else 1  # there are no statistics of one
     steps = tuple(draw(st.lists(_steps(rules, least, 2 * world + 1), min_size=1, max_size=most_steps)))
     optimizer = draw(_optimizers(rules))
-    layout = draw(_layouts(stack, inner, world, named, len(steps)))
+    if inner == "tp_extension":
+        able = [n.name for n in named if _wrappable(n) and "." not in n.name]
+        layout = draw(tp_layouts(world, named, able, steps, optimizer, dtype))
+    else:
+        layout = draw(_layouts(stack, inner, world, named, len(steps)))
     plain = dtype in ("float64", "float32")
     return Program(
         model=model,
@@ -253,15 +258,13 @@ def _optimizers(rules: _Rules) -> SearchStrategy[Optimizer]:
 def _layouts(draw: DrawFn, stack: str, inner: str, world: int, named: list[Named], steps: int) -> Layout:
     options: dict[str, Option] = {}
     wrapped: tuple[str, ...] = ()
-    plan: tuple[tuple[str, str], ...] = ()
-    tensor = 1
     tied = _sharing(named)
     if inner == "replicate":
         options = draw(_ddp_options(named, steps))
         pieces = _pieces(named)
         if pieces and not tied and draw(st.sampled_from((False, False, True))):
             wrapped = pieces
-    elif inner == "replicate_fsdp":
+    else:
         options = {
             "offload": draw(st.booleans()),
             "mesh_given": draw(st.booleans()),
@@ -271,26 +274,12 @@ def _layouts(draw: DrawFn, stack: str, inner: str, world: int, named: list[Named
         able = [n.name for n in named if _wrappable(n) and not tied & _within(n, named)]
         chosen = draw(st.sets(st.sampled_from(able))) if able else set()
         wrapped = tuple(n.name for n in reversed(named) if n.name in chosen | must)
-    else:
-        tensor = draw(st.sampled_from([t for t in (1, 2, 3, 4) if world % t == 0]))
-        linear = [n.name for n in named if isinstance(n.layer, Linear)]
-        plan = tuple((name, style) for name in linear if (style := draw(st.sampled_from(("columns", "rows", "")))))
-        frozen = any(isinstance(n.layer, Linear) and n.layer.frozen for n in named)
-        # With one data-parallel rank FSDP1 can't keep original parameters (docs/findings.md).
-        whole_ranks = world // tensor > 1
-        options["use_orig_params"] = whole_ranks and (frozen or draw(st.sampled_from((True, False))))
-        options["strategy"] = draw(st.sampled_from(("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")))
-        able = [n.name for n in named if _wrappable(n) and "." not in n.name]
-        chosen = draw(st.sets(st.sampled_from(able))) if able else set()
-        wrapped = tuple(n.name for n in reversed(named) if n.name in chosen)
     if stack == "dynamo":
         options["inner"] = inner
     return Layout(
         stack=stack,
         world=world,
-        tensor=tensor,
         wrapped=wrapped,
-        plan=plan,
         options=tuple(options.items()),
         compiled=draw(_compiles()) if stack == "dynamo" else None,
     )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from harness import World, requirement
-from harness.programs.check import assert_same_as_alone
+from harness.programs.assertion import assert_same_as_alone
 from harness.programs.spec import Program
 from harness.programs.strategies import programs
 from suites.settings import examples

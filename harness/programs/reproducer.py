@@ -1,0 +1,246 @@
+"""Reproducers: a program that failed as one file that needs only torch, to be run with torchrun.
+
+The file has the program's source, the definitions that it stands on, and a main function that trains alone and on ranks
+and compares.  It exits with 1 and prints expected and observed values where the defect is there, and with 0 where not.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from harness.programs import prelude
+from harness.programs.check import Truth
+from harness.programs.source import source
+from harness.programs.spec import Program, dumps
+from harness.stacks import training
+
+FOLDER = "CONCORD_REPRODUCERS"
+"""Environment variable that names the folder; reports/out/reproducers is the default."""
+
+_PASSED_ON = ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "TORCH_FR_BUFFER_SIZE")
+
+_MAIN = '''
+def judge(party, alone, seen):
+    """What is wrong on this rank, a sentence each."""
+    problems = []
+    for name, found in seen.items():
+        if name not in alone:
+            if not (ZEROS_ALLOWED and not found.any()):
+                problems.append(f"{{name}}: one device has none, observed {{found}}")
+            continue
+        expected = alone[name]
+        if name.endswith(": output"):
+            expected = expected.tensor_split(party.parts)[party.part]
+        if found.shape != expected.shape:
+            problems.append(f"{{name}}: expected shape {{tuple(expected.shape)}}, observed {{tuple(found.shape)}}")
+            continue
+        if ALLOWED is not None and name not in ALLOWED:
+            continue  # rounded, and within what rounding explains when this file was written
+        allowed = 0.0
+        if ALLOWED is not None:
+            allowed = torch.tensor(ALLOWED[name], dtype=torch.float64).view(alone[name].shape)
+            if name.endswith(": output"):
+                allowed = allowed.tensor_split(party.parts)[party.part]
+        apart = (found.double() - expected.double()).abs()
+        wrong = ~(apart <= allowed)
+        if wrong.any():
+            problems.append(f"{{name}}: {{int(wrong.sum())}} of {{wrong.numel()}} elements differ\\n  expected {{expected}}\\n  observed {{found}}")
+    problems += [f"{{name}}: there is none" for name in PROMISED if name in alone and name not in seen]
+    return problems
+
+
+def agree(party, seen):
+    """What ranks have in other bits than rank 0, or count otherwise."""
+    bits = {{n: t.contiguous().flatten().view(torch.uint8).numpy().tobytes() for n, t in seen.items() if "output" not in n and t.numel()}}
+    everyone = [None] * party.world
+    dist.all_gather_object(everyone, (bits, party.launched, party.graphs))
+    first = everyone[0]
+    problems = [f"{{n}}: other bits than on rank 0" for n in bits if first[0].get(n) != bits[n]]
+    problems += [f"{{n}}: {{c}} collectives, rank 0 launched {{first[1].get(n)}}" for n, c in party.launched.items() if first[1].get(n) != c]
+    if NOTHING_UNSYNCED:
+        problems += [f"{{n}}: {{c}} collectives, though gradients are not to be synchronised" for n, c in party.launched.items() if ", unsynced" in n and c]
+    if COMPILED and (not party.graphs or party.graphs != first[2]):
+        problems.append(f"compiled graphs of {{party.graphs}} nodes, rank 0 of {{first[2]}}")
+    return problems
+
+
+def main():
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world != {world}:
+        sys.exit(f"this needs {world} ranks: torchrun --nproc-per-node={world} {{sys.argv[0]}}")
+    faulthandler.dump_traceback_later({limit}, exit=True)  # a hang is a defect, too: it exits with 1
+    dist.init_process_group("{backend}", timeout=datetime.timedelta(seconds={limit} // 2))
+    device = torch.device("cpu") if "{device}" == "cpu" else torch.device("{device}", int(os.environ["LOCAL_RANK"]))
+    one = Party()
+    alone = train(one, build(one))
+    party = Party(dtype=torch.{dtype}, device=device, index=rank, world=world, part={part}, parts={parts})
+    seen = train(party, distribute(party, build(party)))
+    problems = judge(party, alone, seen) + agree(party, seen)
+    for problem in problems:
+        print(f"rank {{rank}}: {{problem}}", flush=True)
+    if not problems:
+        print(f"rank {{rank}}: as on one device", flush=True)
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def reproducer(
+    program: Program,
+    *,
+    what: str,
+    truth: Truth | None = None,
+    backend: str = "gloo",
+    device: str = "cpu",
+    limit: int = 120,
+) -> str:
+    """The text of a file that shows how a program fails.
+
+    ``what``: what was seen, for the head of the file; ``truth``: what the single device said, None where ranks did not
+    get far enough to be compared; ``limit``: seconds after which a hang is called one.
+    """
+    text = source(program)
+    part = "0" if program.same_data else f"rank // {program.layout.tensor}"
+    main = _MAIN.format(
+        world=program.layout.world,
+        limit=limit,
+        backend=backend,
+        device=device,
+        dtype=program.dtype,
+        part=part,
+        parts=program.parts,
+    )
+    facts = {
+        "ALLOWED": _allowed(truth, what),
+        "ZEROS_ALLOWED": program.layout.stack == "tp_extension",
+        "PROMISED": sorted(
+            {
+                line.split(": there is none")[0].split(": ", 1)[-1]
+                for line in what.splitlines()
+                if ": there is none" in line
+            }
+        ),
+        "NOTHING_UNSYNCED": program.layout.stack != "tp_extension",
+        "COMPILED": program.layout.compiled is not None,
+    }
+    constants = "\n".join(f"{name} = {value!r}" for name, value in facts.items())
+    constants = (
+        f"# Absolute differences that rounding explains, by name; None where every bit must be right.\n{constants}"
+    )
+    standing_on = definitions([training, prelude], _names(text) | _names(main))
+    imports = "import datetime\nimport faulthandler\nimport os\nimport sys\n"
+    return "\n\n".join([_head(program, what, backend), imports + standing_on, text, constants, main.strip()]) + "\n"
+
+
+def write(
+    program: Program, name: str, *, what: str, truth: Truth | None, backend: str, device: str
+) -> tuple[Path, str]:
+    """Write ``repro_<name>.py`` and the program beside it, as JSON; returns the file, and the command that runs it."""
+    folder = Path(os.environ.get(FOLDER) or Path("reports") / "out" / "reproducers")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"repro_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')[:100]}.py"
+    file.write_text(reproducer(program, what=what, truth=truth, backend=backend, device=device))
+    file.with_suffix(".json").write_text(dumps(program))
+    return file, f"torchrun --nproc-per-node={program.layout.world} {file}"
+
+
+def _allowed(truth: Truth | None, what: str) -> dict[str, list[float]] | None:
+    """Tolerances of what differed; None where bits must be right."""
+    if truth is None or truth.bounded is None:
+        return None
+    return {n: t.flatten().tolist() for n, t in truth.bounded.tolerance.items() if f"{n}:" in what}
+
+
+def _head(program: Program, what: str, backend: str) -> str:
+    lines = [f"A training run that is not on {program.layout.world} ranks what it is on one device.", ""]
+    lines += [f"    torchrun --nproc-per-node={program.layout.world} {{this file}}", "", "What was seen:", ""]
+    lines += [f"    {line[:200]}" for line in what.splitlines()[:20]]
+    environment: Mapping[str, str] = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "backend": backend,
+        **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+    }
+    lines += ["", "Environment:", "", *(f"    {key}: {value}" for key, value in environment.items())]
+    return "\n".join(f"# {line}".rstrip() for line in lines)
+
+
+def _names(text: str) -> set[str]:
+    """Every name that a text uses."""
+    tree = ast.parse(text)
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
+        n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
+    }
+
+
+def definitions(modules: Iterable[ModuleType], wanted: set[str]) -> str:
+    """The text of the definitions with these names, of all that they use in turn, and of the imports for them.
+
+    ``modules`` come in the order in which their definitions are to stand.  Imports from Concord are left out: what they
+    name must be in one of the modules.
+    """
+    found = [_parts(module.__file__ or "") for module in modules]
+    texts = {name: text for _, defined in found for name, text in defined.items()}
+    needed: set[str] = set()
+    waiting = [name for name in wanted if name in texts]
+    used = set(wanted)
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            names = _names(texts[name])
+            used |= names
+            waiting += [n for n in names if n in texts]
+    imports = {line: None for lines, _ in found for names, line in lines if names & used}
+    bodies = [text for _, defined in found for name, text in defined.items() if name in needed]
+    return "\n".join(imports) + "\n\n\n" + "\n\n\n".join(bodies)
+
+
+@functools.cache
+def _parts(file: str) -> tuple[list[tuple[frozenset[str], str]], dict[str, str]]:
+    """The imports of a file, each with one line and the names that it gives, and its definitions by name."""
+    text = Path(file).read_text()
+    lines = text.splitlines()
+    imports: list[tuple[frozenset[str], str]] = []
+    defined: dict[str, str] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "harness":
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                given = (alias.asname or alias.name).split(".")[0]
+                name = f"{alias.name} as {alias.asname}" if alias.asname else alias.name
+                line = f"from {node.module} import {name}" if isinstance(node, ast.ImportFrom) else f"import {name}"
+                always = node.module == "__future__" if isinstance(node, ast.ImportFrom) else False
+                if not always:
+                    imports.append((frozenset({given}), line))
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            defined[node.name] = "\n".join(lines[first - 1 : node.end_lineno])
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id != "__all__":
+            defined[node.targets[0].id] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+    return imports, defined
+
+
+def name_of_test() -> str:
+    """Of the test that is running, as pytest tells it; ``program`` outside of one."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "program").split(" ")[0].split("/")[-1]
+
+
+__all__ = ["FOLDER", "definitions", "name_of_test", "reproducer", "write"]

@@ -1,0 +1,130 @@
+"""Layouts for FSDP1 over tensor parallelism.  Every limit that is kept is said here; those that are defects of PyTorch
+are in ``docs/findings.md``, and the name of the script there is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from harness.programs.spec import Branch, Conv, Embedding, Layout, Linear, Named, Optimizer, Step, children
+
+
+@st.composite
+def tp_layouts(
+    draw: DrawFn,
+    world: int,
+    named: Sequence[Named],
+    able: Sequence[str],
+    steps: Sequence[Step],
+    optimizer: Optimizer,
+    dtype: str,
+) -> Layout:
+    """``able``: names of the layers that can be wrapped on their own."""
+    tensor = draw(st.sampled_from([t for t in (1, 2, 3, 4) if world % t == 0]))
+    data = world // tensor
+    strategy = draw(st.sampled_from(("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")))
+    chosen = draw(st.sets(st.sampled_from(list(able)))) if able else set()
+    wrapped = tuple(n.name for n in reversed(named) if n.name in chosen)
+    plan: list[tuple[str, str]] = []
+    for n in named:
+        styles = _styles(n, tensor, data, steps, optimizer, dtype)
+        if len(styles) > 1 and (style := draw(st.sampled_from(styles))):
+            plan.append((n.name, style))
+
+    # Without original parameters FSDP1 flattens only what requires gradients alike.
+    frozen = any(isinstance(n.layer, Linear) and n.layer.frozen for n in named)
+    original = frozen or draw(st.sampled_from((True, False)))
+    sharded = data > 1 and strategy != "NO_SHARD"
+    if (
+        original
+        and sharded
+        and dtype != "float32"
+        and not _gradients_everywhere(named, plan, wrapped, tensor, data, dtype)
+    ):
+        # tp_gradient_dtype.py: a rank without gradients of its own gathers float32.
+        strategy, original, sharded = ("NO_SHARD", True, False) if frozen else (strategy, False, sharded)
+    accumulated = any(not synced for step in steps for synced in _all_synced(step))
+    if original and plan and (accumulated or not sharded):
+        # tp_no_sync.py, tp_no_shard.py: with tensor-parallel layers that takes flat parameters.
+        plan, original = ([], True) if frozen else (plan, False)
+    return Layout(
+        stack="tp_extension",
+        world=world,
+        tensor=tensor,
+        wrapped=wrapped,
+        plan=tuple(plan),
+        options=(("use_orig_params", original), ("strategy", strategy)),
+    )
+
+
+def _styles(
+    n: Named, tensor: int, data: int, steps: Sequence[Step], optimizer: Optimizer, dtype: str
+) -> tuple[str, ...]:
+    """The styles that a layer may have; "" leaves it whole."""
+    if not isinstance(n.layer, Linear) or n.layer.frozen:  # tp_frozen.py: it would be trained
+        return ("",)
+    reloaded = any(step.reload for step in steps)
+    if tensor > 1 and reloaded and (optimizer.momentum or optimizer.kind != "sgd"):
+        return ("",)  # tp_optimizer_state.py: states come back wrong, or not at all
+    if tensor > 1 and any(step.clip for step in steps):
+        return ("",)  # tp_clipping.py: each rank clips by another norm
+    least = min(min(step.rows) for step in steps)
+    found = [""]
+    if (
+        _takes(n.layer.out, tensor, reloaded)
+        and n.layer.out > 1  # tp_one_feature.py: no gradient of the bias
+        and (len(n.before) == 1 or least >= data)  # tp_empty_sequences.py: a rank without rows fails or hangs
+    ):
+        found.append("columns")
+    # Every rank adds its share of the bias, and a third is not representable.
+    if _takes(n.before[-1], tensor, reloaded) and (tensor & (tensor - 1) == 0 or not n.layer.bias):
+        found.append("rows")
+    return tuple(found)
+
+
+def _takes(extent: int, tensor: int, reloaded: bool) -> bool:
+    """Whether a dimension of this extent can be divided among ``tensor`` ranks."""
+    most = -(-extent // tensor)
+    # tp_empty_shard.py: every rank must have something.  tp_uneven_state.py: for state dicts all must have as much.
+    return -(-extent // most) == tensor and (extent % tensor == 0 or not reloaded)
+
+
+def _all_synced(step: Step) -> tuple[bool, ...]:
+    last = len(step.rows) - 1
+    return tuple(i == last or (i < len(step.synced) and step.synced[i]) for i in range(len(step.rows)))
+
+
+def _gradients_everywhere(
+    named: Sequence[Named],
+    plan: Sequence[tuple[str, str]],
+    wrapped: Sequence[str],
+    tensor: int,
+    data: int,
+    dtype: str,
+) -> bool:
+    """Whether every rank is sure to have gradients in its shard of each flat parameter."""
+    for n in named:
+        if isinstance(n.layer, Branch) or (isinstance(n.layer, Linear) and (n.layer.frozen or n.optional)):
+            return False
+    sizes = dict.fromkeys((*wrapped, ""), 0)
+    for n in named:
+        unit = next((name for name in wrapped if n.name == name or n.name.startswith(f"{name}.")), "")
+        sizes[unit] += _least_elements(n, tensor if n.name in dict(plan) else 1)
+    # Between parameters there is padding to 16 bytes, at the end to as many elements as there are ranks.
+    enough = data * (16 // getattr(torch, dtype).itemsize + data)
+    return all(size >= enough for unit, size in sizes.items() if unit or size)
+
+
+def _least_elements(n: Named, tensor: int) -> int:
+    """How many elements a rank has at least of a layer's own weight."""
+    if children(n.layer):
+        return 0
+    if isinstance(n.layer, Linear):
+        rows, columns = n.layer.out, n.before[-1]
+        return min(rows // tensor * columns, rows * (columns // tensor))
+    if isinstance(n.layer, Conv):
+        return n.layer.out * n.before[0]
+    return n.layer.width if isinstance(n.layer, Embedding) else 0
