@@ -11,7 +11,6 @@ import functools
 import os
 import platform
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -54,21 +53,27 @@ def judge(party, alone, seen):
         apart = (found.double() - expected.double()).abs()
         wrong = ~(apart <= allowed)
         if wrong.any():
-            problems.append(f"{{name}}: {{int(wrong.sum())}} of {{wrong.numel()}} elements differ\\n  expected {{expected}}\\n  observed {{found}}")
+            values = f"\\n  expected {{expected}}\\n  observed {{found}}"
+            problems.append(f"{{name}}: {{int(wrong.sum())}} of {{wrong.numel()}} elements differ{{values}}")
     problems += [f"{{name}}: there is none" for name in PROMISED if name in alone and name not in seen]
     return problems
 
 
 def agree(party, seen):
     """What ranks have in other bits than rank 0, or count otherwise."""
-    bits = {{n: t.contiguous().flatten().view(torch.uint8).numpy().tobytes() for n, t in seen.items() if "output" not in n and t.numel()}}
+    bits = {{}}
+    for name, tensor in seen.items():
+        if "output" not in name and tensor.numel():
+            bits[name] = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
     everyone = [None] * party.world
     dist.all_gather_object(everyone, (bits, party.launched, party.graphs))
     first = everyone[0]
     problems = [f"{{n}}: other bits than on rank 0" for n in bits if first[0].get(n) != bits[n]]
-    problems += [f"{{n}}: {{c}} collectives, rank 0 launched {{first[1].get(n)}}" for n, c in party.launched.items() if first[1].get(n) != c]
-    if NOTHING_UNSYNCED:
-        problems += [f"{{n}}: {{c}} collectives, though gradients are not to be synchronised" for n, c in party.launched.items() if ", unsynced" in n and c]
+    for name, count in party.launched.items():
+        if first[1].get(name) != count:
+            problems.append(f"{{name}}: {{count}} collectives, rank 0 launched {{first[1].get(name)}}")
+        if NOTHING_UNSYNCED and ", unsynced" in name and count:
+            problems.append(f"{{name}}: {{count}} collectives, though gradients are not to be synchronised")
     if COMPILED and (not party.graphs or party.graphs != first[2]):
         problems.append(f"compiled graphs of {{party.graphs}} nodes, rank 0 of {{first[2]}}")
     return problems
@@ -240,7 +245,7 @@ def _parts(file: str) -> tuple[list[tuple[frozenset[str], str]], dict[str, str]]
 
 def name_of_test() -> str:
     """Of the test that is running, as pytest tells it; ``program`` outside of one."""
-    return os.environ.get("PYTEST_CURRENT_TEST", "program").split(" ")[0].split("/")[-1]
+    return os.environ.get("PYTEST_CURRENT_TEST", "program").split(" ")[0].removeprefix("suites/")
 
 
 __all__ = ["FOLDER", "definitions", "name_of_test", "reproducer", "write"]

@@ -9,7 +9,19 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from harness.programs.spec import Branch, Conv, Embedding, Layout, Linear, Named, Optimizer, Step, children
+from harness.programs.spec import (
+    Attention,
+    Branch,
+    Conv,
+    Embedding,
+    Layout,
+    Linear,
+    Named,
+    Norm,
+    Optimizer,
+    Step,
+    children,
+)
 
 
 @st.composite
@@ -46,6 +58,8 @@ def tp_layouts(
     ):
         # tp_gradient_dtype.py: a rank without gradients of its own gathers float32.
         strategy, original, sharded = ("NO_SHARD", True, False) if frozen else (strategy, False, sharded)
+    if original and not sharded and _idle_units(named, wrapped):
+        wrapped, original = ((), True) if frozen else (wrapped, False)  # tp_idle_unit.py: it loses its parameters
     accumulated = any(not synced for step in steps for synced in _all_synced(step))
     if original and plan and (accumulated or not sharded):
         # tp_no_sync.py, tp_no_shard.py: with tensor-parallel layers that takes flat parameters.
@@ -72,12 +86,10 @@ def _styles(
     if tensor > 1 and any(step.clip for step in steps):
         return ("",)  # tp_clipping.py: each rank clips by another norm
     least = min(min(step.rows) for step in steps)
+    if len(n.before) > 1 and least < data:
+        return ("",)  # tp_empty_sequences.py: a rank without rows fails or hangs
     found = [""]
-    if (
-        _takes(n.layer.out, tensor, reloaded)
-        and n.layer.out > 1  # tp_one_feature.py: no gradient of the bias
-        and (len(n.before) == 1 or least >= data)  # tp_empty_sequences.py: a rank without rows fails or hangs
-    ):
+    if _takes(n.layer.out, tensor, reloaded) and n.layer.out > 1:  # tp_one_feature.py: no gradient of the bias
         found.append("columns")
     # Every rank adds its share of the bias, and a third is not representable.
     if _takes(n.before[-1], tensor, reloaded) and (tensor & (tensor - 1) == 0 or not n.layer.bias):
@@ -97,6 +109,23 @@ def _all_synced(step: Step) -> tuple[bool, ...]:
     return tuple(i == last or (i < len(step.synced) and step.synced[i]) for i in range(len(step.rows)))
 
 
+def _unit(n: Named, wrapped: Sequence[str]) -> str:
+    """The wrapped layer that a layer's parameters are flattened with; "" for the whole model's."""
+    return next((name for name in wrapped if n.name == name or n.name.startswith(f"{name}.")), "")
+
+
+def _idle_units(named: Sequence[Named], wrapped: Sequence[str]) -> bool:
+    """Whether some backward may leave out all that was flattened together."""
+    reached = {_unit(n, wrapped) for n in named if not n.optional and _trained(n)}
+    return any(_unit(n, wrapped) not in reached for n in named if _trained(n) or isinstance(n.layer, Linear))
+
+
+def _trained(n: Named) -> bool:
+    return isinstance(n.layer, (Conv, Embedding, Attention, Norm)) or (
+        isinstance(n.layer, Linear) and not n.layer.frozen
+    )
+
+
 def _gradients_everywhere(
     named: Sequence[Named],
     plan: Sequence[tuple[str, str]],
@@ -111,8 +140,7 @@ def _gradients_everywhere(
             return False
     sizes = dict.fromkeys((*wrapped, ""), 0)
     for n in named:
-        unit = next((name for name in wrapped if n.name == name or n.name.startswith(f"{name}.")), "")
-        sizes[unit] += _least_elements(n, tensor if n.name in dict(plan) else 1)
+        sizes[_unit(n, wrapped)] += _least_elements(n, tensor if n.name in dict(plan) else 1)
     # Between parameters there is padding to 16 bytes, at the end to as many elements as there are ranks.
     enough = data * (16 // getattr(torch, dtype).itemsize + data)
     return all(size >= enough for unit, size in sizes.items() if unit or size)
