@@ -16,7 +16,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -223,16 +223,16 @@ def nearness(bounded: Bounded, found: dict[str, torch.Tensor]) -> float:
     return worst
 
 
-def false_alarms(programs: int, first: int, repeats: int) -> None:
+def false_alarms(dtypes: Sequence[torch.dtype], programs: int, first: int, repeats: int) -> None:
     """Healthy runs: how many tensors each oracle calls wrong."""
-    count = dict.fromkeys(DTYPES, 0)
-    alarms = {(dtype, oracle): 0 for dtype in DTYPES for oracle in ORACLES}
-    loose: dict[torch.dtype, list[float]] = {dtype: [] for dtype in DTYPES}
-    near: dict[torch.dtype, list[float]] = {dtype: [] for dtype in DTYPES}
+    count = dict.fromkeys(dtypes, 0)
+    alarms = {(dtype, oracle): 0 for dtype in dtypes for oracle in ORACLES}
+    loose: dict[torch.dtype, list[float]] = {dtype: [] for dtype in dtypes}
+    near: dict[torch.dtype, list[float]] = {dtype: [] for dtype in dtypes}
     cost: list[float] = []
     for seed in range(first, first + programs):
         program = Program(seed)
-        for dtype in DTYPES:
+        for dtype in dtypes:
             start = time.process_time()
             bounded = Bounded(program.truth(dtype), dtype, world=program.world, seed=seed)
             cost.append(time.process_time() - start)
@@ -252,7 +252,7 @@ def false_alarms(programs: int, first: int, repeats: int) -> None:
                 "| dtype | comparisons | bounded | assert_close | rtol=atol=1e-5 | loose | error/allowed: 99 %, most |"
             )
             print("|---|---|---|---|---|---|---|")
-            for dtype in DTYPES:
+            for dtype in dtypes:
                 n, shares = count[dtype], sorted(near[dtype])
                 rates = [f"{alarms[dtype, o]} ({alarms[dtype, o] / n:.2%})" for o in ORACLES]
                 print(
@@ -278,10 +278,10 @@ def scaled(factor: float, at: int) -> Fault:
     return fault
 
 
-def detection(programs: int, first: int) -> None:
+def detection(dtypes: Sequence[torch.dtype], programs: int, first: int) -> None:
     """Broken runs: what each oracle catches."""
     scales = [2.0**-k for k in range(-1, 50)]
-    for dtype in DTYPES:
+    for dtype in dtypes:
         least = {oracle: [] for oracle in ORACLES}  # type: dict[str, list[float]]
         lost = {oracle: [] for oracle in ORACLES}  # type: dict[str, list[tuple[float, bool]]]
         swapped = {oracle: [] for oracle in ORACLES}  # type: dict[str, list[bool]]
@@ -303,16 +303,15 @@ def detection(programs: int, first: int) -> None:
                     if set(names) - set(healthy[oracle]):  # noqa: B023
                         yield oracle
 
-            open_ = set(ORACLES)
-            smallest = dict.fromkeys(ORACLES, math.inf)
-            for scale in scales:
-                open_ &= set(caught(scaled(1 + scale, at)))
-                for oracle in open_:
-                    smallest[oracle] = scale
-                if not open_:
-                    break
+            seen: dict[int, set[str]] = {}
             for oracle in ORACLES:
-                least[oracle].append(smallest[oracle])
+                low, high = 0, len(scales)  # caught below low, missed from high on
+                while low < high:
+                    middle = (low + high) // 2
+                    if middle not in seen:
+                        seen[middle] = set(caught(scaled(1 + scales[middle], at)))
+                    low, high = (middle + 1, high) if oracle in seen[middle] else (low, middle)
+                least[oracle].append(scales[low - 1] if low else math.inf)
 
             size = [0.0]
 
@@ -370,9 +369,11 @@ if __name__ == "__main__":
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="seed of the first program")
     parser.add_argument("--repeats", type=int, default=2, help="healthy runs of each program")
+    parser.add_argument("--dtypes", nargs="+", default=[str(dtype)[6:] for dtype in DTYPES])
     options = parser.parse_args()
+    chosen = [getattr(torch, name) for name in options.dtypes]
     torch.set_num_threads(1)
     if options.what == "false-alarms":
-        false_alarms(options.programs, options.first, options.repeats)
+        false_alarms(chosen, options.programs, options.first, options.repeats)
     else:
-        detection(options.programs, options.first)
+        detection(chosen, options.programs, options.first)
