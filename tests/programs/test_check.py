@@ -1,0 +1,185 @@
+"""What programs are held against: it is quiet about a healthy run, and says what is wrong with any other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.programs.check import Truth, problems, tame, truth_of
+from harness.programs.execute import Outcome
+from harness.programs.spec import (
+    Activation,
+    Compile,
+    Layout,
+    Linear,
+    Model,
+    Norm,
+    Optimizer,
+    Program,
+    Step,
+)
+
+EXACT = Program(Model((3,), (Linear(4), Activation(), Linear(2))), steps=(Step(rows=(2, 5)),), dtype="float32")
+ROUNDED = Program(
+    Model((3,), (Linear(4), Norm(), Linear(2))), steps=(Step(rows=(2, 5)),), dtype="float32", span=0, denominator=1
+)
+COMPILED = Program(EXACT.model, Layout("dynamo", compiled=Compile()), EXACT.steps)
+GRADIENT = "micro-batch 1: gradient of linear0.weight"
+
+
+@functools.cache
+def truth(program: Program) -> Truth:
+    return truth_of(program)
+
+
+def healthy(program: Program) -> list[Outcome]:
+    """What two healthy ranks see."""
+    found = []
+    for rank in range(program.layout.world):
+        seen = {}
+        for name, tensor in truth(program).tensors.items():
+            mine = tensor.tensor_split(program.parts)[rank] if name.endswith(": output") else tensor
+            seen[name] = mine.to(getattr(torch, program.dtype)) if mine.is_floating_point() else mine.clone()
+        launched = {"micro-batch 0, unsynced": 0, "micro-batch 1, synced": 1}
+        found.append(Outcome(seen, (4, 2) if program.layout.compiled else (), launched))
+    return found
+
+
+def test_which_oracle() -> None:
+    """Small whole numbers through linear layers are proven exact; norms are not."""
+    assert truth(EXACT).exact
+    assert truth(EXACT).bounded is None
+    assert not truth(ROUNDED).exact
+    assert "layer_norm" in " ".join(truth(ROUNDED).unproven)
+
+
+@pytest.mark.parametrize("program", [EXACT, ROUNDED, COMPILED], ids=["exact", "rounded", "compiled"])
+def test_healthy_is_quiet(program: Program) -> None:
+    """Nothing is said about ranks that do as one device does; not about the sign of a zero either."""
+    outcomes = healthy(program)
+    assert problems(program, truth(program), outcomes) == []
+    for outcome in outcomes:
+        for tensor in outcome.seen.values():
+            tensor[tensor == 0] *= -1
+    assert problems(program, truth(program), outcomes) == []
+
+
+def scaled(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        outcome.seen[GRADIENT] *= 1.001
+
+
+def lost(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        outcome.seen[GRADIENT][1, 2] = 0
+
+
+def one_ulp_on_one_rank(outcomes: list[Outcome]) -> None:
+    seen = outcomes[1].seen
+    seen[GRADIENT] = torch.nextafter(seen[GRADIENT], torch.tensor(torch.inf))
+
+
+def others_part(outcomes: list[Outcome]) -> None:
+    name = "micro-batch 1: output"
+    outcomes[0].seen[name], outcomes[1].seen[name] = outcomes[1].seen[name], outcomes[0].seen[name]
+
+
+def missing(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        del outcome.seen[GRADIENT]
+
+
+def unexpected(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        outcome.seen["micro-batch 1: gradient of nothing"] = torch.ones(2)
+
+
+def another_dtype(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        outcome.seen[GRADIENT] = outcome.seen[GRADIENT].double()
+
+
+def another_shape(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        outcome.seen[GRADIENT] = outcome.seen[GRADIENT].flatten()
+
+
+def not_a_number(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        outcome.seen[GRADIENT][0, 0] = torch.nan
+
+
+def too_early(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        outcome.launched["micro-batch 0, unsynced"] = 1
+
+
+def not_at_all(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        outcome.launched["micro-batch 1, synced"] = 0
+
+
+def one_more(outcomes: list[Outcome]) -> None:
+    outcomes[1].launched["micro-batch 1, synced"] = 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (scaled, "rank 0: micro-batch 1: gradient of linear0.weight: "),
+        (lost, "1 of 12 elements differ"),
+        (one_ulp_on_one_rank, "ranks 0 and 1 differ: micro-batch 1: gradient of linear0.weight: other bits"),
+        (others_part, "micro-batch 1: output: "),
+        (missing, "gradient of linear0.weight: there is none, where one device has one"),
+        (unexpected, "gradient of nothing: there is one, where one device has none"),
+        (another_dtype, "found torch.float64, where torch.float32 is right"),
+        (another_shape, "linear0.weight: expected float32[4, 3], found float32[12]"),
+        (not_a_number, "1 of 12 elements differ"),
+        (too_early, "micro-batch 0, unsynced: 1 collectives, though gradients are not to be synchronised"),
+        (not_at_all, "micro-batch 1, synced: no collective, though gradients are to be synchronised"),
+        (one_more, "micro-batch 1, synced: ranks launched different numbers of collectives: [1, 2]"),
+    ],
+)
+@pytest.mark.parametrize("program", [EXACT, ROUNDED], ids=["exact", "rounded"])
+def test_damage_is_found(program: Program, damage: Callable[[list[Outcome]], None], message: str) -> None:
+    """Every way of being wrong is found, and named."""
+    outcomes = healthy(program)
+    damage(outcomes)
+    found = problems(program, truth(program), outcomes)
+    assert any(message in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("graphs", "message"),
+    [
+        ([(), ()], "nothing was compiled on ranks [0, 1]"),
+        ([(4, 2), ()], "nothing was compiled on ranks [1]"),
+        ([(4, 2), (4, 3)], "ranks compiled different graphs"),
+    ],
+)
+def test_graphs_are_counted(graphs: list[tuple[int, ...]], message: str) -> None:
+    """Compiled code that was not compiled, or not alike, is found."""
+    outcomes = [replace(o, graphs=g) for o, g in zip(healthy(COMPILED), graphs, strict=True)]
+    assert any(message in problem for problem in problems(COMPILED, truth(COMPILED), outcomes))
+
+
+def test_averages_of_averages_by_three() -> None:
+    """Three ranks that average twice divide what is no multiple of three: bits can't be asked for."""
+    twice = Program(EXACT.model, Layout(world=3), (Step(rows=(3, 3), synced=(True,)),))
+    once = Program(EXACT.model, Layout(world=3), (Step(rows=(3, 3)),))
+    assert truth(once).exact
+    assert not truth(twice).exact
+
+
+def test_wild_numbers_are_given_up() -> None:
+    """Training that comes near what a dtype can hold would show overflow, and not the stack."""
+    calm = Program(Model((3,), (Linear(2),)), dtype="float16")
+    wild = Program(
+        Model((8,), (Linear(8),) * 5), optimizer=Optimizer(rate=0.25), dtype="float16", span=3, denominator=1
+    )
+    assert tame(calm, truth(calm))
+    assert not tame(wild, truth(wild))

@@ -1,0 +1,132 @@
+"""Programs are data: they survive JSON, refuse garbage, and know the shapes of their layers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.programs.execute import alone
+from harness.programs.source import source
+from harness.programs.spec import (
+    STACKS,
+    Activation,
+    Attention,
+    Branch,
+    Container,
+    Conv,
+    Embedding,
+    Layer,
+    Linear,
+    Model,
+    Norm,
+    Program,
+    Residual,
+    Tied,
+    dumps,
+    loads,
+    walk,
+)
+from harness.programs.strategies import programs
+
+PLAIN = Program(Model((3,), (Linear(4), Residual((Linear(4), Activation())))))
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_json_and_back(stack: str) -> None:
+    """Any program that is drawn is the same after JSON, compares by value, and can't be changed."""
+
+    @settings(max_examples=15, deadline=None, database=None)
+    @given(programs(stack))
+    def check(program: Program) -> None:
+        again = loads(dumps(program))
+        assert again == program
+        assert hash(again) == hash(program)
+        assert source(again) == source(program)
+
+    check()
+    with pytest.raises(AttributeError):
+        PLAIN.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_drawn_programs_train_alone(stack: str) -> None:
+    """What is drawn runs on one device, twice with the same bits."""
+
+    @settings(max_examples=10, deadline=None, database=None)
+    @given(programs(stack))
+    def check(program: Program) -> None:
+        first, second = alone(program)(), alone(program)()
+        assert list(first) == list(second)
+        assert all(first[name].equal(second[name]) for name in first)
+        assert any("gradient of" in name for name in first)
+
+    check()
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200))
+def test_garbage(data: bytes | str) -> None:
+    """What is no program gets one error that says so."""
+    with pytest.raises(ValueError, match="this is no program"):
+        loads(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"program": {"model": {"inputs": [3], "layers": [{"type": "Cube"}]}}}, "Invalid value 'Cube' - at "),
+        ({"program": {"model": {"inputs": [3], "layers": []}, "sed": 1}}, "unknown field `sed`"),
+        ({"program": {"model": {"inputs": ["x"], "layers": []}}}, r"\$.program.model.inputs\[0\]"),
+        ({"version": 99}, "a program of version 99"),
+    ],
+)
+def test_mistakes_are_named(change: dict[str, object], message: str) -> None:
+    """An error names the place."""
+    with pytest.raises(ValueError, match=message):
+        loads(json.dumps({**json.loads(dumps(PLAIN)), **change}))
+
+
+def test_names_and_shapes() -> None:
+    """Layers have the names that get_submodule takes, and shapes by hand."""
+    layers: tuple[Layer, ...] = (
+        Embedding(4),
+        Attention(2),
+        Conv(5, 2),
+        Container("list", (Linear(6), Norm())),
+        Branch(Linear(6), "odd"),
+        Tied("branch4.0"),
+    )
+    found = {n.name: (n.before, n.after) for n in walk(Model((3,), layers, tokens=9))}
+    assert found == {
+        "embedding0": ((3,), (3, 4)),
+        "attention1": ((3, 4), (3, 4)),
+        "conv2": ((3, 4), (5, 3)),
+        "container3": ((5, 3), (5, 6)),
+        "container3.0": ((5, 3), (5, 6)),
+        "container3.1": ((5, 6), (5, 6)),
+        "branch4": ((5, 6), (5, 6)),
+        "branch4.0": ((5, 6), (5, 6)),
+        "tied5": ((5, 6), (5, 6)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Model((3,), (Linear(3), Embedding(3)), tokens=4), "begins with an embedding"),
+        (Model((3,), (Embedding(3),)), "an embedding is the first layer"),
+        (Model((3,), (Residual((Linear(4),)),)), "the body of residual"),
+        (Model((3,), (Conv(2),)), "no convolution"),
+        (Model((3, 3), (Attention(2),)), "no attention with 2 heads"),
+        (Model((3,), (Linear(4), Tied("linear0"))), "no weight for 4 features"),
+        (Model((3,), (Tied("linear9"),)), "no weight for 3 features"),
+        (Model((3, 3, 3), (Norm("batch"),)), "no batch norm"),
+        (Model((), (Linear(3),)), "no dimension"),
+    ],
+)
+def test_what_can_not_stand_there(model: Model, message: str) -> None:
+    """A layer that can't stand where it is is refused, with the reason."""
+    with pytest.raises(ValueError, match=message):
+        source(Program(model))
