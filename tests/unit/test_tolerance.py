@@ -13,7 +13,7 @@ from harness.oracles.tolerance import Bounded
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SCALE_CAUGHT = {torch.float64: 1e-13, torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.06}
-"""Relative errors of all gradients, at least as large as docs/tolerances.md says are caught."""
+"""Relative errors of all gradients that are caught here; docs/tolerances.md says what is caught in general."""
 
 Tensors = dict[str, torch.Tensor]
 Gradients = list[list[torch.Tensor]]
