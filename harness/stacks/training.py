@@ -22,6 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, ShardingStrategy, StateDictType
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 Tensors = dict[str, torch.Tensor]
@@ -243,6 +244,8 @@ def copied(state: Any) -> Any:
 def clean_up() -> None:
     """Forget what was compiled, and destroy every process group but the default one."""
     torch._dynamo.reset()
+    # What DTensor remembers of operations names the groups of the mesh that they were first seen on.
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it has no types
     world = dist.distributed_c10d._world
     for group in list(world.pg_map):
         if group is not dist.group.WORLD:
