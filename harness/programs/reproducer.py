@@ -74,7 +74,7 @@ def agree(party, seen):
             problems.append(f"{{name}}: {{count}} collectives, rank 0 launched {{first[1].get(name)}}")
         if NOTHING_UNSYNCED and ", unsynced" in name and count:
             problems.append(f"{{name}}: {{count}} collectives, though gradients are not to be synchronised")
-    if COMPILED and (not party.graphs or party.graphs != first[2]):
+    if COMPILED and (not party.graphs or (SAME_SHAPES and party.graphs != first[2])):
         problems.append(f"compiled graphs of {{party.graphs}} nodes, rank 0 of {{first[2]}}")
     return problems
 
@@ -142,6 +142,7 @@ def reproducer(
         ),
         "NOTHING_UNSYNCED": program.layout.stack != "tp_extension",
         "COMPILED": program.layout.compiled is not None,
+        "SAME_SHAPES": program.even,
     }
     constants = "\n".join(f"{name} = {value!r}" for name, value in facts.items())
     constants = (

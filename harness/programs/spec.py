@@ -234,6 +234,11 @@ class Program(_Data, frozen=True):
         return 1 if self.same_data else self.layout.world // self.layout.tensor
 
     @property
+    def even(self) -> bool:
+        """Whether every rank has the same number of rows in every micro-batch."""
+        return all(rows % self.parts == 0 for step in self.steps for rows in step.rows)
+
+    @property
     def gradients_promised(self) -> bool:
         """Whether the stack can show whole gradients."""
         return not (self.layout.stack == "tp_extension" and dict(self.layout.options).get("use_orig_params") is False)

@@ -27,7 +27,7 @@ EXACT = Program(Model((3,), (Linear(4), Activation(), Linear(2))), steps=(Step(r
 ROUNDED = Program(
     Model((3,), (Linear(4), Norm(), Linear(2))), steps=(Step(rows=(2, 5)),), dtype="float32", span=0, denominator=1
 )
-COMPILED = Program(EXACT.model, Layout("dynamo", compiled=Compile()), EXACT.steps)
+COMPILED = Program(EXACT.model, Layout("dynamo", compiled=Compile()), (Step(rows=(2, 4)),))
 GRADIENT = "micro-batch 1: gradient of linear0.weight"
 
 
@@ -165,6 +165,13 @@ def test_graphs_are_counted(graphs: list[tuple[int, ...]], message: str) -> None
     """Compiled code that was not compiled, or not alike, is found."""
     outcomes = [replace(o, graphs=g) for o, g in zip(healthy(COMPILED), graphs, strict=True)]
     assert any(message in problem for problem in problems(COMPILED, truth(COMPILED), outcomes))
+
+
+def test_uneven_batches_may_compile_anew() -> None:
+    """Ranks that see other shapes may have other graphs."""
+    uneven = Program(COMPILED.model, COMPILED.layout, (Step(rows=(2, 3)),))
+    outcomes = [replace(o, graphs=g) for o, g in zip(healthy(uneven), [(4, 2), (4, 2, 5)], strict=True)]
+    assert problems(uneven, truth(uneven), outcomes) == []
 
 
 def test_averages_of_averages_by_three() -> None:

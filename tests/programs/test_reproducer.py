@@ -1,0 +1,133 @@
+"""Reproducers are run for real, with torchrun: on healthy software, on an injected defect, on a live one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.programs.check import truth_of
+from harness.programs.reproducer import definitions, reproducer, write
+from harness.programs.spec import (
+    Branch,
+    Compile,
+    Embedding,
+    Layout,
+    Linear,
+    Model,
+    Norm,
+    Program,
+    Residual,
+    Step,
+    loads,
+)
+from harness.stacks import training
+
+REPLICATE = "import importlib\nr = importlib.import_module('torch.distributed._composable.replicate')\n"
+"""The module; as an attribute of its package there is the function of the same name."""
+STEPS = (Step(rows=(3, 4), reload=True, evaluate=True),)
+EXACT = Program(Model((2,), (Embedding(3), Residual((Linear(3),))), tokens=5), steps=STEPS)
+ROUNDED = Program(Model((3,), (Linear(4), Norm())), steps=STEPS, dtype="float32", span=0, denominator=1)
+
+
+def torchrun(file: Path, ranks: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a file as its head says, in a folder and with a path that have nothing of Concord."""
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTEST_CURRENT_TEST")}
+    command = [sys.executable, "-I", "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", str(file)]
+    if "PYTHONPATH" in environment:
+        command.remove("-I")
+    return subprocess.run(
+        command, cwd=file.parent, env={**env, **environment}, capture_output=True, text=True, timeout=300
+    )
+
+
+def written(program: Program, folder: Path, what: str, limit: int = 120) -> Path:
+    truth = truth_of(program)
+    file = folder / "repro.py"
+    file.write_text(reproducer(program, what=what, truth=truth, limit=limit))
+    assert not re.search(r"^(from|import) harness", file.read_text(), re.MULTILINE)
+    return file
+
+
+LAYOUTS = {
+    "replicate": Layout("replicate"),
+    "replicate_fsdp": Layout("replicate_fsdp", wrapped=("residual1",)),
+    "tp_extension": Layout("tp_extension", tensor=1, options=(("use_orig_params", True),)),
+    "dynamo": Layout("dynamo", compiled=Compile("eager")),
+}
+
+
+@pytest.mark.parametrize("stack", LAYOUTS)
+def test_healthy(stack: str, tmp_path: Path) -> None:
+    """On every stack a file for a healthy program exits with 0."""
+    program = Program(EXACT.model, LAYOUTS[stack], EXACT.steps)
+    ended = torchrun(written(program, tmp_path, "nothing"), 2)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "rank 0: as on one device" in ended.stdout
+    assert "rank 1: as on one device" in ended.stdout
+
+
+@pytest.mark.parametrize("program", [EXACT, ROUNDED], ids=["exact", "rounded"])
+def test_injected(program: Program, tmp_path: Path) -> None:
+    """A defect that is put into torch makes it print expected and observed, and exit with another status."""
+    gradient = f"micro-batch 1: gradient of {'residual1.0' if program is EXACT else 'linear0'}.weight"
+    file = written(program, tmp_path, f"rank 0: {gradient}: 9 of 9 elements differ")
+    (tmp_path / "defect").mkdir()
+    (tmp_path / "defect" / "sitecustomize.py").write_text(
+        f"{REPLICATE}r.replicate = lambda module, **options: module\n"
+    )
+    ended = torchrun(file, 2, PYTHONPATH=str(tmp_path / "defect"))
+    assert ended.returncode != 0
+    assert f"rank 0: {gradient}: " in ended.stdout
+    assert "expected tensor(" in ended.stdout
+    assert "observed tensor(" in ended.stdout
+
+
+def test_live(tmp_path: Path) -> None:
+    """Composable DDP leaves gradients unreduced in the first step when a module is unused (pytorch/pytorch#128949)."""
+    model = Model((3,), (Linear(3), Branch(Linear(3), "never")))
+    file = written(Program(model, Layout("replicate")), tmp_path, "gradients differ")
+    ended = torchrun(file, 2)
+    assert ended.returncode != 0
+    assert "rank 1: micro-batch 0: gradient of linear0.weight: other bits than on rank 0" in ended.stdout
+
+
+def test_hang(tmp_path: Path) -> None:
+    """A hang ends after the limit, with stacks and another status."""
+    file = written(EXACT, tmp_path, "a hang", limit=25)
+    (tmp_path / "defect").mkdir()
+    (tmp_path / "defect" / "sitecustomize.py").write_text(
+        f"{REPLICATE}import os, time\n"
+        "r.replicate = lambda module, **options: time.sleep(1000 * int(os.environ['RANK'])) or module\n"
+    )
+    ended = torchrun(file, 2, PYTHONPATH=str(tmp_path / "defect"))
+    assert ended.returncode != 0
+    assert re.search(r"Timeout \(0:00:25\)!|[Tt]imed? ?out", ended.stderr)
+
+
+def test_head_and_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head has command, findings and environment, none of it as code; the program is beside it."""
+    monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path / "deep" / "folder"))
+    what = 'rank 0: one line\n"""\nimport os; os.abort()\n' + "x" * 1000
+    file, command = write(EXACT, "t.py::test[a/../b \n]", what=what, truth=None, backend="gloo", device="cpu")
+    assert file.parent == tmp_path / "deep" / "folder"
+    assert command == f"torchrun --nproc-per-node=2 {file}"
+    head = file.read_text().split("\n\nimport")[0]
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert "torch: 2." in head
+    assert max(map(len, head.splitlines())) < 250
+    assert loads(file.with_suffix(".json").read_text()) == EXACT
+    compile(file.read_text(), str(file), "exec")
+
+
+def test_only_what_is_needed() -> None:
+    """Definitions come with what they use in turn, and with nothing else."""
+    text = definitions([training], {"whole"})
+    assert "def whole(" in text
+    assert "from torch.distributed.tensor import DTensor" in text
+    assert "def reload(" not in text
+    assert "FullyShardedDataParallel" not in text

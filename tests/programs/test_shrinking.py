@@ -1,0 +1,145 @@
+"""A defect on the ranks is found by the property, shrunk, and written down, whatever it does to the ranks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import Pool, Rank, RanksFailed, World, WorldSpec
+from harness.programs import execute
+from harness.programs.assertion import assert_same_as_alone
+from harness.programs.check import Different
+from harness.programs.spec import Linear, Program, children, loads, walk
+from harness.programs.strategies import programs
+
+SIZES = (1, 2, 3)
+
+
+class Damaged:
+    """Worlds whose ranks do something to themselves before they run a program."""
+
+    def __init__(self, damage: Callable[[Rank], None]) -> None:
+        self._damage = damage
+        self._pool = Pool()
+        self._live: dict[int, World] = {}
+
+    def __call__(self, size: int) -> World:
+        if size not in self._live:
+            self._live[size] = self._pool.acquire(WorldSpec(size, timeout=30))
+        world = self._live[size]
+        plain, damage = world.run, self._damage
+
+        def run(fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+            def damaged(rank: Rank) -> Any:
+                damage(rank)
+                return fn(rank, *args)
+
+            return plain(damaged, **options)
+
+        return _Only(run, world.spec)  # type: ignore[return-value]
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _Only:
+    def __init__(self, run: Callable[..., list[Any]], spec: WorldSpec) -> None:
+        self.run, self.spec = run, spec
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path))
+    return tmp_path
+
+
+def shrunk(damage: Callable[[Rank], None], folder: Path, stack: str = "replicate") -> tuple[Exception, Program]:
+    """Let the property find a defect; the error, and the program that is left."""
+    worlds = Damaged(damage)
+
+    @settings(max_examples=60, deadline=None, database=None, phases=[Phase.generate, Phase.shrink], print_blob=False)
+    @given(programs(stack, SIZES, smooth=False))
+    def check(program: Program) -> None:
+        assert_same_as_alone(worlds, program)
+
+    try:
+        with pytest.raises((Different, RanksFailed)) as caught:
+            check()
+    finally:
+        worlds.close()
+    (file,) = folder.glob("*.json")
+    assert any("torchrun --nproc-per-node=" in note for note in caught.value.__notes__)
+    assert file.with_suffix(".py").exists()
+    return caught.value, loads(file.read_text())
+
+
+def unreduced(rank: Rank) -> None:
+    def replicate(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        model.register_comm_hook = lambda *args: None  # type: ignore[assignment]
+        return model
+
+    execute.training.replicate_ddp = replicate  # type: ignore[assignment]
+
+
+def test_wrong_values(folder: Path) -> None:
+    """Gradients that are not averaged: two ranks, one layer, one step are left."""
+    error, program = shrunk(unreduced, folder)
+    assert isinstance(error, Different)
+    assert program.layout.world == 2
+    assert len(program.steps) == 1
+    assert len(program.model.layers) == 1
+
+
+def killed_where_biases_are(rank: Rank) -> None:
+    plain = DistributedDataParallel.__init__
+
+    def init(self: Any, parameters: Any, **options: Any) -> None:
+        if rank.index == 1 and any(p.dim() == 1 for p in parameters):
+            os.abort()
+        plain(self, parameters, **options)
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+
+
+def test_crash(folder: Path) -> None:
+    """A rank that dies shrinks as well: what it needs stays, and little else."""
+    error, program = shrunk(killed_where_biases_are, folder)
+    assert isinstance(error, RanksFailed)
+    assert "SIGABRT" in str(error)
+    assert program.layout.world == 2
+    biased = [n for n in walk(program.model) if getattr(n.layer, "bias", False)]
+    assert len(biased) == 1
+    assert len(list(walk(program.model))) <= 2
+
+
+def hangs_in_second_step(rank: Rank) -> None:
+    plain = torch.optim.SGD.step
+    count = 0
+
+    def step(self: Any, closure: Any = None) -> Any:
+        nonlocal count
+        count += 1
+        if rank.index == 1 and count == 2:
+            torch.distributed.barrier()
+        return plain(self, closure)
+
+    torch.optim.SGD.step = step  # type: ignore[method-assign]
+
+
+def test_hang(folder: Path) -> None:
+    """A deadlock shrinks as well, in less than the ranks' timeout would cost for a few examples."""
+    began = time.monotonic()
+    error, program = shrunk(hangs_in_second_step, folder)
+    assert isinstance(error, RanksFailed)
+    assert error.verdict == "hung"
+    assert len(program.steps) == 2
+    assert sum(isinstance(n.layer, Linear) or bool(children(n.layer)) for n in walk(program.model)) <= 2
+    assert time.monotonic() - began < 600
