@@ -31,4 +31,4 @@ model = FullyShardedDataParallel(
     nn.Linear(4, 4, bias=False).double(), device_mesh=mesh["dp"], device_id=torch.device("cpu")
 )
 model(torch.ones(1, 4, dtype=torch.float64)).sum().backward()  # 16 ones
-report(4.0, model.clip_grad_norm_(1.0).item())  # raises, and torchrun ends with 1
+report(4.0, round(model.clip_grad_norm_(1.0).item(), 3))  # raises, and torchrun ends with 1

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from harness.oracles.baseline import Tensors
 from harness.stacks.replicate_fsdp import whole
 from harness.worlds.rank import Rank
+
+STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
+    "columns": ColwiseParallel,
+    "rows": RowwiseParallel,
+    "replicated_columns": lambda: ColwiseParallel(output_layouts=Replicate()),
+}
 
 PLAN: Mapping[str, str] = {"first": "columns", "second": "rows"}
 
@@ -23,14 +30,12 @@ def mesh_shape(size: int) -> tuple[int, int]:
 
 
 def apply(module: nn.Module, rank: Rank, *, plan: Mapping[str, str] = PLAN, **options: Any) -> nn.Module:
-    """Shard a module in two dimensions: tensor parallel by ``plan`` (child name to ``columns`` or ``rows``), FSDP over
-    the rest.  ``options`` go to FullyShardedDataParallel.
+    """Shard a module in two dimensions: tensor parallel by ``plan`` (child name to a name in ``STYLES``), FSDP over the
+    rest.  ``options`` go to FullyShardedDataParallel.
     """
     data, tensor = mesh_shape(rank.size)
     mesh = rank.mesh(data, tensor, names=("dp", "tp"))
-    styles: dict[str, ParallelStyle] = {
-        name: ColwiseParallel() if how == "columns" else RowwiseParallel() for name, how in plan.items()
-    }
+    styles: dict[str, ParallelStyle] = {name: STYLES[how]() for name, how in plan.items()}
     module = parallelize_module(module.to(rank.device), mesh["tp"], styles)
     # With one data-parallel rank FSDP1 does not shard at all, and can't keep original DTensor parameters then.
     options.setdefault("use_orig_params", data > 1)

@@ -1,0 +1,214 @@
+"""Training at the corners of FSDP over tensor parallelism: what is frozen, idle, empty, accumulated, clipped, saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
+
+from harness import Rank, World, requirement
+from harness.stacks import tp_extension
+
+SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
+COLUMNS = {"0": "replicated_columns"}
+
+
+def linears(*sizes: int, bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Linear layers of ones, from size to size."""
+    module = nn.Sequential(*(nn.Linear(a, b, bias=bias, dtype=dtype) for a, b in pairwise(sizes)))
+    for parameter in module.parameters():
+        nn.init.ones_(parameter)
+    return module
+
+
+def sharded(module: nn.Module, rank: Rank, plan: Mapping[str, str] = COLUMNS, **options: Any) -> Any:
+    return tp_extension.apply(module, rank, plan=plan, **options)
+
+
+def backward(module: nn.Module, *shape: int, dtype: torch.dtype = torch.float32) -> None:
+    module(torch.ones(shape, dtype=dtype)).sum().backward()
+
+
+@requirement(
+    "TP-GRAD-04", "A parameter that requires no gradient before it is sharded requires none after.", source=SOURCE
+)
+@pytest.mark.world(2, 4)
+def test_frozen(world: World) -> None:
+    """The first of two layers is frozen and tensor parallel."""
+
+    def body(rank: Rank) -> list[bool]:
+        module = linears(4, 4, 4)
+        module[0].requires_grad_(False)
+        return [p.requires_grad for p in sharded(module, rank, use_orig_params=True).parameters()]
+
+    assert world.run(body) == [[False, False, True, True]] * world.size
+
+
+@requirement("TP-GRAD-05", "Gradients accumulate without synchronisation, with original parameters.", source=SOURCE)
+@pytest.mark.world(2, 4)
+def test_no_sync(world: World) -> None:
+    """A backward in ``no_sync()``, then one outside."""
+
+    def body(rank: Rank) -> float:
+        module = sharded(linears(4, 4), rank, use_orig_params=True)
+        with module.no_sync():
+            backward(module, 1, 4)
+        backward(module, 1, 4)
+        gradients = tp_extension.gradients(module)
+        assert gradients is not None
+        return sum(float(g.sum()) for g in gradients.values())
+
+    assert world.run(body) == [40.0] * world.size
+
+
+@requirement("TP-GRAD-06", "Original parameters are kept where parameters are not sharded.", source=SOURCE)
+@pytest.mark.world(1, 2)
+def test_no_shard(world: World) -> None:
+    """``NO_SHARD``, as with one data-parallel rank."""
+
+    def body(rank: Rank) -> None:
+        options = {"use_orig_params": True, "sharding_strategy": ShardingStrategy.NO_SHARD}
+        backward(sharded(linears(4, 4), rank, **options), 1, 4)
+
+    world.run(body)
+
+
+@requirement("TP-GRAD-07", "Whole gradients are shown in every dtype, whichever rank has some.", source=SOURCE)
+@pytest.mark.world(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=lambda d: str(d)[6:])
+def test_gradient_dtype(world: World, dtype: torch.dtype) -> None:
+    """The shard of rank 0 is all frozen."""
+
+    def body(rank: Rank) -> list[torch.dtype]:
+        module = linears(4, 4, 4, dtype=dtype)
+        module[0].requires_grad_(False)
+        module = sharded(module, rank, plan={}, use_orig_params=True)
+        backward(module, 1, 4, dtype=dtype)
+        gradients = tp_extension.gradients(module)
+        assert gradients is not None
+        return [g.dtype for g in gradients.values() if g.any()]
+
+    assert world.run(body) == [[dtype, dtype]] * world.size
+
+
+@requirement("TP-GRAD-08", "A tensor-parallel layer of one feature trains.", source=SOURCE)
+@pytest.mark.world(2)
+def test_one_feature(world: World) -> None:
+    """Tensor parallelism over one rank."""
+    world.run(lambda rank: backward(sharded(linears(4, 1), rank), 1, 4))
+
+
+@requirement("TP-GRAD-09", "A layer may have nothing on some tensor-parallel rank.", source=SOURCE)
+@pytest.mark.world(4)
+def test_empty_shard(world: World) -> None:
+    """One feature over two ranks."""
+    world.run(lambda rank: backward(sharded(linears(4, 1), rank), 1, 4))
+
+
+@requirement("TP-GRAD-10", "A rank may have no rows.", source=SOURCE)
+@pytest.mark.world(2, timeout=10)
+@pytest.mark.parametrize("shape", [(4,), (2, 4), (4, 4)], ids=["features", "sequences", "square"])
+def test_no_rows(world: World, shape: tuple[int, ...]) -> None:
+    """No rank has any."""
+    world.run(lambda rank: backward(sharded(linears(4, 4), rank), 0, *shape))
+
+
+@requirement("TP-GRAD-11", "Gradients are clipped by the norm of all of them.", source=SOURCE)
+@pytest.mark.world(2, 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=lambda d: str(d)[6:])
+def test_clipping(world: World, dtype: torch.dtype) -> None:
+    """Sixteen gradients of one."""
+
+    def body(rank: Rank) -> float:
+        module = sharded(linears(4, 4, bias=False, dtype=dtype), rank)
+        backward(module, 1, 4, dtype=dtype)
+        return round(float(module.clip_grad_norm_(1.0)), 3)
+
+    assert world.run(body) == [4.0] * world.size
+
+
+class Asked(nn.Module):
+    """One layer is used always, the other on request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.asked = linears(2, 2, 2, bias=False)
+
+    def forward(self, x: torch.Tensor, asked: bool) -> Any:
+        return self.always(self.asked(x) if asked else x)
+
+
+def asked(rank: Rank, **options: Any) -> Any:
+    """Both layers sharded, each on its own."""
+    module = Asked()
+    module.always = sharded(module.always, rank, plan={}, **options)
+    return sharded(module, rank, plan={}, **options)
+
+
+@requirement("TP-GRAD-12", "A backward that leaves parameters out leaves their gradients as they were.", source=SOURCE)
+@pytest.mark.world(2)
+@pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
+def test_idle_gradient(world: World, original: bool) -> None:
+    """A layer is used in the first of two backwards."""
+
+    def body(rank: Rank) -> bool:
+        module = asked(rank, use_orig_params=original)
+        module(torch.ones(1, 2), True).sum().backward()
+        module(torch.ones(1, 2), False).sum().backward()
+        return all(p.grad is not None for p in module.parameters())
+
+    assert world.run(body) == [True] * world.size
+
+
+@requirement("TP-STATE-01", "state_dict() has parameters that the last backward left out.", source=SOURCE)
+@pytest.mark.world(2)
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "NO_SHARD"])
+def test_idle_unit(world: World, strategy: str) -> None:
+    """Original parameters, a layer is not used."""
+
+    def body(rank: Rank) -> list[str]:
+        module = asked(rank, use_orig_params=True, sharding_strategy=ShardingStrategy[strategy])
+        module(torch.ones(1, 2), False).sum().backward()
+        return sorted(module.state_dict())
+
+    assert world.run(body) == [["always.weight", "asked.weight"]] * world.size
+
+
+@requirement("TP-STATE-02", "Sharded state dicts have whole sizes.", source=SOURCE)
+@pytest.mark.world(2, 4)
+@pytest.mark.parametrize("features", [4, 5], ids=["even", "uneven"])
+def test_sharded_state(world: World, features: int) -> None:
+    """Features that two tensor-parallel ranks divide evenly, or not."""
+
+    def body(rank: Rank) -> list[list[int]]:
+        module = sharded(linears(4, features), rank)
+        with FullyShardedDataParallel.state_dict_type(module, StateDictType.SHARDED_STATE_DICT):
+            return [list(value.shape) for value in module.state_dict().values()]
+
+    assert world.run(body) == [[[features, 4], [features]]] * world.size
+
+
+@requirement("TP-STATE-03", "States of an optimizer are, saved and loaded, what they were.", source=SOURCE)
+@pytest.mark.world(2, 4)
+@pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
+def test_optimizer_state(world: World, original: bool) -> None:
+    """Momentum after one step."""
+
+    def body(rank: Rank) -> bool:
+        module = sharded(linears(4, 4, bias=False), rank, use_orig_params=original)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.5)
+        module(torch.ones(1, 4)).mul(torch.arange(4.0)).sum().backward()
+        optimizer.step()
+        with FullyShardedDataParallel.state_dict_type(module, StateDictType.SHARDED_STATE_DICT):
+            saved = FullyShardedDataParallel.optim_state_dict(module, optimizer)
+            loaded = FullyShardedDataParallel.optim_state_dict_to_load(module, optimizer, saved)
+        before = [state["momentum_buffer"] for state in optimizer.state.values()]
+        after = [state["momentum_buffer"] for state in loaded["state"].values()]
+        return all(map(torch.equal, before, after))
+
+    assert world.run(body) == [True] * world.size
