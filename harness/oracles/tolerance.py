@@ -252,8 +252,34 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result  # detach(), or a view that was made before
         errors = _NONE if view else self._errors(operation, args, results)
         slots = tuple([self._new(t) if isinstance(t, torch.Tensor) else -1 for t in results])
+        if operation.name == "native_batch_norm" and args[5]:
+            self._batch_norm(func, args, taken, slots, errors)
+            return result
         self._steps.append(_Step(func, taken, named, slots, listed, view, errors=errors))
         return result
+
+    def _batch_norm(
+        self, func: Any, args: tuple[Any, ...], taken: tuple[Any, ...], slots: tuple[int, ...], errors: _Errors
+    ) -> None:
+        """Batch normalisation in training, which also writes to its running statistics and does not say so."""
+        unwritten = (*taken[:3], None, None, *taken[5:])
+        self._steps.append(_Step(func, unwritten, {}, slots, listed=True, errors=errors))
+        momentum, eps, rows = args[6], args[7], args[0].numel() // args[0].shape[1]
+
+        def mean(running: torch.Tensor, of_batch: torch.Tensor) -> torch.Tensor:
+            moved: torch.Tensor = (1 - momentum) * running + momentum * of_batch
+            return moved
+
+        def variance(running: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+            of_batch = inverse.pow(-2).sub(eps).mul(rows / (rows - 1))
+            return mean(running, of_batch)
+
+        for number, call, of_batch in ((3, mean, slots[1]), (4, variance, slots[2])):
+            if isinstance(args[number], torch.Tensor):
+                self._mutated.add(_storage(args[number]))
+                written = taken[number].number
+                given = (_Slot(written), _Slot(of_batch))
+                self._steps.append(_Step(call, given, {}, written=written, errors=_Errors(results=self._unit)))
 
     def _write(
         self, func: Any, operation: _Operation, args: tuple[Any, ...], taken: tuple[Any, ...], named: dict[str, Any]

@@ -179,8 +179,8 @@ class Run:
         return self.part(whole).to(self.party.device)
 
     def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """This party's rows."""
-        return whole.tensor_split(self.party.parts)[self.party.part]
+        """This party's rows, a tensor of its own: a compiler would tell views at other offsets apart."""
+        return whole.tensor_split(self.party.parts)[self.party.part].clone()
 
     def backward(self, model: Any, rows: int, *, synced: bool) -> None:
         """One micro-batch.  The loss is the weighted sum of the outputs, so that gradients of parts add up to those of

@@ -61,12 +61,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def shrunk(damage: Callable[[Rank], None], folder: Path, stack: str = "replicate") -> tuple[Exception, Program]:
+def shrunk(
+    damage: Callable[[Rank], None], folder: Path, sizes: tuple[int, ...] = SIZES, most_steps: int = 3
+) -> tuple[Exception, Program]:
     """Let the property find a defect; the error, and the program that is left."""
     worlds = Damaged(damage)
 
     @settings(max_examples=60, deadline=None, database=None, phases=[Phase.generate, Phase.shrink], print_blob=False)
-    @given(programs(stack, SIZES, smooth=False))
+    @given(programs("replicate", sizes, smooth=False, most_steps=most_steps))
     def check(program: Program) -> None:
         assert_same_as_alone(worlds, program)
 
@@ -121,7 +123,8 @@ def test_crash(folder: Path) -> None:
 
 
 def hangs_in_second_step(rank: Rank) -> None:
-    plain = torch.optim.SGD.step
+    # A world lives on after a program that is healthy: begin from the real method, and from none, each time.
+    plain = torch.optim.SGD.__dict__.get("_undamaged", torch.optim.SGD.step)
     count = 0
 
     def step(self: Any, closure: Any = None) -> Any:
@@ -131,13 +134,13 @@ def hangs_in_second_step(rank: Rank) -> None:
             torch.distributed.barrier()
         return plain(self, closure)
 
-    torch.optim.SGD.step = step  # type: ignore[method-assign]
+    torch.optim.SGD.step, torch.optim.SGD._undamaged = step, plain  # type: ignore[method-assign,attr-defined]
 
 
 def test_hang(folder: Path) -> None:
     """A deadlock shrinks as well, in less than the ranks' timeout would cost for a few examples."""
     began = time.monotonic()
-    error, program = shrunk(hangs_in_second_step, folder)
+    error, program = shrunk(hangs_in_second_step, folder, sizes=(1, 2), most_steps=2)
     assert isinstance(error, RanksFailed)
     assert error.verdict == "hung"
     assert len(program.steps) == 2
