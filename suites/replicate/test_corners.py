@@ -1,0 +1,71 @@
+"""Behaviours of composable DDP that generated programs keep away from, since PyTorch has defects there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from harness import Rank, World, requirement
+from harness.stacks import replicate
+
+
+@requirement(
+    "REPL-BUF-01",
+    "With broadcast_buffers, which is DDP's default, ranks have the buffers of rank 0 after a forward.",
+    source="torch/distributed/_composable/replicate.py: replicate passes its options on to DistributedDataParallel",
+)
+@pytest.mark.parametrize("options", [{}, {"broadcast_buffers": True}], ids=["default", "asked"])
+@pytest.mark.world(2, 3)
+def test_buffers(world: World, options: dict[str, bool]) -> None:
+    """A buffer that begins differently on each rank."""
+
+    class Model(nn.Module):
+        scale: torch.Tensor
+
+        def __init__(self, first: float) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("scale", torch.full((4,), first))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.layer(x) * self.scale
+            return result
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate.apply(Model(1.0 + rank.index), rank, **options)
+        model(torch.ones(1, 4))
+        return [float(x) for x in model.get_buffer("scale")]
+
+    assert world.run(body) == [[1.0] * 4] * world.size
+
+
+@requirement(
+    "REPL-GRAD-04",
+    "A step that leaves a module out either has averaged gradients of the others, or raises an error.",
+    source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters; pytorch/pytorch#128949",
+)
+@pytest.mark.parametrize("find", [True, False], ids=["found", "not-looked-for"])
+@pytest.mark.world(2)
+def test_unused_module(world: World, find: bool) -> None:
+    """One backward, with a layer that no output comes from."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.used(x)
+            return result
+
+    def body(rank: Rank) -> str | list[float]:
+        model = replicate.apply(Model(), rank, find_unused_parameters=find)
+        try:
+            model(torch.full((1, 2), 1.0 + rank.index)).sum().backward()
+        except RuntimeError:
+            return "an error"
+        return replicate.gradients(model)["used.weight"].flatten().tolist()
+
+    ends = world.run(body)
+    assert ends in ([[1.5, 1.5]] * 2, ["an error"] * 2)
