@@ -50,21 +50,23 @@ class Truth:
         return not self.unproven
 
 
-def truth_of(program: Program) -> Truth:
-    """Train on one device, and find out what can be asked of ranks."""
+def truth_of(program: Program, *, bound: bool = True) -> Truth:
+    """Train on one device, and find out what can be asked of ranks.
+
+    ``bound``: whether to find out what rounding explains where bits can't be asked for.
+    """
     narrowest = max((_torch(d) for d in dtypes_of(program)), key=lambda d: torch.finfo(d).eps)
     # Ranks multiply the loss by their number, and divide the gradients by it.
     proof = Exactness(narrowest, spare_bits=program.parts.bit_length() + 1)
     train = execute.alone(program)
     with proof:
         tensors = train()
-    if proof.proven and not _averaged_again(program):
-        return Truth(tensors, (), None)
-    if proof.proven:
-        proof_less = ("an average over a number of ranks that is no power of two is averaged again",)
-        return Truth(tensors, proof_less, Bounded(execute.alone(program), narrowest, world=program.layout.world))
-    bounded = Bounded(execute.alone(program), narrowest, world=program.layout.world)
-    return Truth(tensors, tuple(proof.unproven), bounded)
+    unproven = list(proof.unproven)
+    if _averaged_again(program):
+        unproven.append("an average over a number of ranks that is no power of two is averaged again")
+    if not unproven or not bound:
+        return Truth(tensors, tuple(unproven), None)
+    return Truth(tensors, tuple(unproven), Bounded(execute.alone(program), narrowest, world=program.layout.world))
 
 
 def _averaged_again(program: Program) -> bool:
@@ -109,7 +111,7 @@ def _wrong(program: Program, truth: Truth, rank: int, seen: Tensors) -> list[str
             continue
         rows = None
         if name.endswith(": output"):
-            rows = 0 if program.same_data else rank // program.layout.tensor
+            rows = program.part(rank)
         problem = _differs(program, truth, name, tensor, rows)
         if problem:
             found.append(problem)

@@ -64,13 +64,12 @@ def alone(program: Program, dtype: torch.dtype = torch.float64) -> Callable[[], 
 def on_rank(rank: Rank, program: Program) -> Outcome:
     """Train on this rank, on its part of each batch."""
     names = functions(program)
-    part = 0 if program.same_data else rank.index // program.layout.tensor
     party = training.Party(
         dtype=getattr(torch, program.dtype),
         device=rank.device,
         index=rank.index,
         world=rank.size,
-        part=part,
+        part=program.part(rank.index),
         parts=program.parts,
     )
     build: Callable[..., Any] = names["build"]

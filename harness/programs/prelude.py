@@ -169,27 +169,30 @@ class Run:
         self.seen[name] = tensor.detach().to("cpu", copy=True)
 
     def batch(self, rows: int, what: object) -> torch.Tensor:
-        """This party's part of a batch: tokens int64 or floats, [rows, *inputs]."""
+        """A whole batch: tokens int64 or floats, [rows, *inputs]."""
         if self.tokens:
             drawn = random.Random(zlib.crc32(repr((self.seed, what)).encode()))  # noqa: S311  data, no secret
             words = drawn.choices(range(self.tokens), k=rows * math.prod(self.inputs))
-            whole = torch.tensor(words).view(rows, *self.inputs)
-        else:
-            whole = values((rows, *self.inputs), (self.seed, what), self.span, self.denominator).to(self.party.dtype)
-        return self.part(whole).to(self.party.device)
+            return torch.tensor(words).view(rows, *self.inputs)
+        return values((rows, *self.inputs), (self.seed, what), self.span, self.denominator).to(self.party.dtype)
 
     def part(self, whole: torch.Tensor) -> torch.Tensor:
         """This party's rows, a tensor of its own: a compiler would tell views at other offsets apart."""
-        return whole.tensor_split(self.party.parts)[self.party.part].clone()
+        return whole.tensor_split(self.party.parts)[self.party.part].to(self.party.device, copy=True)
 
-    def backward(self, model: Any, rows: int, *, synced: bool) -> None:
-        """One micro-batch.  The loss is the weighted sum of the outputs, so that gradients of parts add up to those of
-        the whole; ranks average what they add up, hence the factor."""
+    def backward(self, model: Any, rows: int, *, synced: bool, of: tuple[int, int, int] | None = None) -> None:
+        """One micro-batch; ``of``: the number, first row and size of the batch that it is a slice of.
+
+        The loss is the weighted sum of the outputs, so that gradients of parts add up to those of the whole; ranks
+        average what they add up, hence the factor.
+        """
         name = f"micro-batch {self.turn}"
+        key, first, size = of if of else (self.turn, 0, rows)
+        mine = slice(first, first + rows)
         set_sync(self.party, model, synced)
-        output = model(self.batch(rows, ("inputs", self.turn)), self.turn)
-        shape = (rows, *output.shape[1:])
-        weights = self.part(values(shape, (self.seed, "weights", self.turn), self.span, 1)).to(output)
+        output = model(self.part(self.batch(size, ("inputs", key))[mine]), self.turn)
+        weights = values((size, *output.shape[1:]), (self.seed, "weights", key), self.span, 1)[mine]
+        weights = self.part(weights).to(output)
         before = launched()
         (self.party.parts * (output * weights).sum()).backward()
         self.count(f"{name}, {'' if synced else 'un'}synced", before)
@@ -204,7 +207,7 @@ class Run:
         """A forward in evaluation mode."""
         model.eval()
         with torch.no_grad():
-            output = model(self.batch(rows, ("evaluation", self.turn)), self.turn)
+            output = model(self.part(self.batch(rows, ("evaluation", self.turn))), self.turn)
         self.note(f"evaluation before micro-batch {self.turn}: output", output)
         model.train()
 

@@ -120,7 +120,7 @@ def reproducer(
     get far enough to be compared; ``limit``: seconds after which a hang is called one.
     """
     text = source(program)
-    part = "0" if program.same_data else f"rank // {program.layout.tensor}"
+    part = f"(rank // {program.layout.tensor} + {program.rotated}) % {program.parts}"
     main = _MAIN.format(
         world=program.layout.world,
         limit=limit,

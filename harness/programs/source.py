@@ -203,7 +203,8 @@ def _step(number: int, step: Step) -> list[str]:
     last = len(step.rows) - 1
     for i, rows in enumerate(step.rows):
         synced = i == last or (i < len(step.synced) and step.synced[i])
-        lines.append(f"run.backward(model, {rows}, synced={synced})")
+        joint = f", of=({number}, {sum(step.rows[:i])}, {sum(step.rows)})" if step.joint else ""
+        lines.append(f"run.backward(model, {rows}, synced={synced}{joint})")
     clip = f", clip={step.clip!r}" if step.clip else ""
     lines.append(f"run.step({number}, model, optimizer{clip})")
     if step.reload:

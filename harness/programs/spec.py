@@ -166,6 +166,8 @@ class Step(_Data, frozen=True):
 
     rows: tuple[int, ...] = (4,)
     """Of each micro-batch, over all ranks; ranks take as even parts as there are."""
+    joint: bool = False
+    """The micro-batches are slices of one batch, in order; the same whatever the slices."""
     synced: tuple[bool, ...] = ()
     """Whether ranks average after a micro-batch; () for only after the last.  The last one is always synced."""
     zero: str = "none"
@@ -225,6 +227,8 @@ class Program(_Data, frozen=True):
     """Weights and data are whole numbers from -span to span without 0, over ``denominator``; with 0 any numbers from -1
     to 1, over it: sums of such numbers don't cancel by chance, as those of small whole numbers do."""
     denominator: int = 2
+    rotated: int = 0
+    """How far the parts of a batch are moved on among the ranks."""
     same_data: bool = False
     """Every rank has the whole batch, and not its part (for layers that look at the whole batch)."""
 
@@ -232,6 +236,10 @@ class Program(_Data, frozen=True):
     def parts(self) -> int:
         """Among how many the batch is divided."""
         return 1 if self.same_data else self.layout.world // self.layout.tensor
+
+    def part(self, rank: int) -> int:
+        """Which part of a batch a rank has."""
+        return (rank // self.layout.tensor + self.rotated) % self.parts
 
     @property
     def even(self) -> bool:

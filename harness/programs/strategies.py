@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from harness.programs.spec import (
+    DTYPES,
     EXACT_ACTIVATIONS,
     SMOOTH_ACTIVATIONS,
     Activation,
@@ -72,7 +73,13 @@ class _Rules:
 
 @st.composite
 def programs(
-    draw: DrawFn, stack: str, worlds: Sequence[int] = (1, 2, 3, 4), *, smooth: bool | None = None, most_steps: int = 3
+    draw: DrawFn,
+    stack: str,
+    worlds: Sequence[int] = (1, 2, 3, 4),
+    *,
+    smooth: bool | None = None,
+    most_steps: int = 3,
+    dtypes: Sequence[str] = DTYPES,
 ) -> Program:
     """Programs for a stack on worlds of these sizes.
 
@@ -83,7 +90,7 @@ def programs(
     world = draw(st.sampled_from(sorted(worlds)))
     inner = draw(st.sampled_from(("replicate", "replicate_fsdp"))) if stack == "dynamo" else stack
     rules = _Rules(inner, rounded, stack == "dynamo")
-    dtype = draw(st.sampled_from(("float64", "float32", "bfloat16", "float16")))
+    dtype = draw(st.sampled_from(dtypes))
     model = draw(_models(rules, dtype))
     named = list(walk(model))
     assume(any(_trainable(n) for n in named))

@@ -13,46 +13,14 @@ import torch
 from hypothesis import Phase, given, settings
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Pool, Rank, RanksFailed, World, WorldSpec
-from harness.programs import execute
+from harness import Rank, RanksFailed
 from harness.programs.assertion import assert_same_as_alone
 from harness.programs.check import Different
 from harness.programs.spec import Linear, Program, children, loads, walk
 from harness.programs.strategies import programs
+from tests.programs.damaged import Damaged, unreduced
 
 SIZES = (1, 2, 3)
-
-
-class Damaged:
-    """Worlds whose ranks do something to themselves before they run a program."""
-
-    def __init__(self, damage: Callable[[Rank], None]) -> None:
-        self._damage = damage
-        self._pool = Pool()
-        self._live: dict[int, World] = {}
-
-    def __call__(self, size: int) -> World:
-        if size not in self._live:
-            self._live[size] = self._pool.acquire(WorldSpec(size, timeout=30))
-        world = self._live[size]
-        plain, damage = world.run, self._damage
-
-        def run(fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-            def damaged(rank: Rank) -> Any:
-                damage(rank)
-                return fn(rank, *args)
-
-            return plain(damaged, **options)
-
-        return _Only(run, world.spec)  # type: ignore[return-value]
-
-    def close(self) -> None:
-        self._pool.close()
-
-
-class _Only:
-    def __init__(self, run: Callable[..., list[Any]], spec: WorldSpec) -> None:
-        self.run, self.spec = run, spec
 
 
 @pytest.fixture
@@ -81,14 +49,6 @@ def shrunk(
     assert any("torchrun --nproc-per-node=" in note for note in caught.value.__notes__)
     assert file.with_suffix(".py").exists()
     return caught.value, loads(file.read_text())
-
-
-def unreduced(rank: Rank) -> None:
-    def replicate(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        model.register_comm_hook = lambda *args: None  # type: ignore[assignment]
-        return model
-
-    execute.training.replicate_ddp = replicate  # type: ignore[assignment]
 
 
 def test_wrong_values(folder: Path) -> None:

@@ -1,0 +1,29 @@
+"""Laws that hold between two runs on ranks, whatever one device would say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+
+from harness import World, requirement
+from harness.programs.laws import assert_law
+from harness.programs.spec import Program
+from harness.programs.strategies import programs
+from suites.settings import examples
+
+
+@requirement(
+    "REPL-LAW-01",
+    "Under composable DDP the numbers stay the same when ranks exchange their parts of a batch, when more ranks share "
+    "it, when it comes in micro-batches, and when state is saved and loaded in between.",
+    source="torch/distributed/_composable/replicate.py: replicate",
+)
+@pytest.mark.parametrize("law", ["permuted", "spread", "accumulated", "never-saved"])
+@pytest.mark.world(1, 2, 4)
+@given(program=programs("replicate", (1, 2), smooth=False, most_steps=2, dtypes=("float64", "float32")))
+@examples(8)
+def test_law(worlds: Callable[[int], World], law: str, program: Program) -> None:
+    """Parameters, buffers and states of the optimizer after every step, bit for bit."""
+    assert_law(worlds, program, law)

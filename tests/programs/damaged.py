@@ -1,0 +1,51 @@
+"""Worlds whose ranks are damaged, for tests of what finds out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from harness import Pool, Rank, World, WorldSpec
+from harness.programs import execute
+
+
+class Damaged:
+    """Worlds whose ranks do something to themselves before they run a program."""
+
+    def __init__(self, damage: Callable[[Rank], None]) -> None:
+        self._damage = damage
+        self._pool = Pool()
+        self._live: dict[int, World] = {}
+
+    def __call__(self, size: int) -> World:
+        if size not in self._live:
+            self._live[size] = self._pool.acquire(WorldSpec(size, timeout=30))
+        world = self._live[size]
+        plain, damage = world.run, self._damage
+
+        def run(fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+            def damaged(rank: Rank) -> Any:
+                damage(rank)
+                return fn(rank, *args)
+
+            return plain(damaged, **options)
+
+        return _Only(run, world.spec)  # type: ignore[return-value]
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _Only:
+    def __init__(self, run: Callable[..., list[Any]], spec: WorldSpec) -> None:
+        self.run, self.spec = run, spec
+
+
+def unreduced(rank: Rank) -> None:
+    def replicate(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        model.register_comm_hook = lambda *args: None  # type: ignore[assignment]
+        return model
+
+    execute.training.replicate_ddp = replicate  # type: ignore[assignment]
