@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, RanksFailed
@@ -35,7 +35,14 @@ def shrunk(
     """Let the property find a defect; the error, and the program that is left."""
     worlds = Damaged(damage)
 
-    @settings(max_examples=60, deadline=None, database=None, phases=[Phase.generate, Phase.shrink], print_blob=False)
+    @settings(
+        max_examples=60,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        print_blob=False,
+    )
     @given(programs("replicate", sizes, smooth=False, most_steps=most_steps))
     def check(program: Program) -> None:
         assert_same_as_alone(worlds, program)

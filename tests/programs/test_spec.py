@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.programs.execute import alone
@@ -38,7 +38,7 @@ PLAIN = Program(Model((3,), (Linear(4), Residual((Linear(4), Activation())))))
 def test_json_and_back(stack: str) -> None:
     """Any program that is drawn is the same after JSON, compares by value, and can't be changed."""
 
-    @settings(max_examples=15, deadline=None, database=None)
+    @settings(max_examples=15, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
     @given(programs(stack))
     def check(program: Program) -> None:
         again = loads(dumps(program))
@@ -55,7 +55,7 @@ def test_json_and_back(stack: str) -> None:
 def test_drawn_programs_train_alone(stack: str) -> None:
     """What is drawn runs on one device, twice with the same bits."""
 
-    @settings(max_examples=10, deadline=None, database=None)
+    @settings(max_examples=10, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
     @given(programs(stack))
     def check(program: Program) -> None:
         first, second = alone(program)(), alone(program)()
@@ -66,6 +66,7 @@ def test_drawn_programs_train_alone(stack: str) -> None:
     check()
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200) | st.text(max_size=200))
 def test_garbage(data: bytes | str) -> None:
     """What is no program gets one error that says so."""
