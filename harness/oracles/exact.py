@@ -38,8 +38,15 @@ def assert_same(expected: torch.Tensor, actual: torch.Tensor, what: str) -> None
     Errors: :class:`Mismatch`, which names ``what`` and the first elements that differ.
     """
     __tracebackhide__ = True
+    problem = difference(expected, actual, what)
+    if problem:
+        raise Mismatch(problem)
+
+
+def difference(expected: torch.Tensor, actual: torch.Tensor, what: str) -> str:
+    """Say how two tensors differ, as :func:`assert_same` would; empty where they do not."""
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
-        raise Mismatch(f"{what}: expected {_kind(expected)}, found {_kind(actual)}")
+        return f"{what}: expected {_kind(expected)}, found {_kind(actual)}"
     a, b = (t.detach().cpu().resolve_conj().resolve_neg().contiguous() for t in (expected, actual))
     same = (_bits(a) == _bits(b)).reshape(a.numel(), -1).all(dim=1) if a.numel() else torch.ones(0, dtype=torch.bool)
     if a.dtype.is_floating_point or a.dtype.is_complex:
@@ -52,7 +59,8 @@ def assert_same(expected: torch.Tensor, actual: torch.Tensor, what: str) -> None
             for i in wrong[:_MOST_SHOWN]
         ]
         more = f"\n  and {wrong.numel() - _MOST_SHOWN} more" if wrong.numel() > _MOST_SHOWN else ""
-        raise Mismatch(f"{what}: {wrong.numel()} of {a.numel()} elements differ\n" + "\n".join(shown) + more)
+        return f"{what}: {wrong.numel()} of {a.numel()} elements differ\n" + "\n".join(shown) + more
+    return ""
 
 
 def assert_same_all(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor], what: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 from hypothesis import assume
 
-from harness.oracles.exact import Mismatch, assert_same
+from harness.oracles.exact import difference
 from harness.programs import execute
 from harness.programs.check import Different, tame, truth_of
 from harness.programs.spec import Branch, Program, Scale, walk
@@ -95,9 +95,8 @@ def assert_law(worlds: Callable[[int], World], program: Program, law: str) -> No
         if name not in two:
             problems.append(f"{name}: is missing of the other program")
             continue
-        try:
-            assert_same(one[name] + 0, two[name] + 0, name)
-        except Mismatch as e:
-            problems.append(str(e))
+        problem = difference(one[name] + 0, two[name] + 0, name)
+        if problem:
+            problems.append(problem)
     if problems:
         raise Different([f"the law {law!r} does not hold", *problems])

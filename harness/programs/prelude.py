@@ -189,7 +189,7 @@ class Run:
         name = f"micro-batch {self.turn}"
         key, first, size = of if of else (self.turn, 0, rows)
         mine = slice(first, first + rows)
-        set_sync(self.party, model, synced)
+        set_sync(self.party, synced)
         output = model(self.part(self.batch(size, ("inputs", key))[mine]), self.turn)
         weights = values((size, *output.shape[1:]), (self.seed, "weights", key), self.span, 1)[mine]
         weights = self.part(weights).to(output)

@@ -200,9 +200,7 @@ def _step(number: int, step: Step) -> list[str]:
         lines.append(f"toggle(model, {step.toggle!r})")
     if step.evaluate:
         lines.append(f"run.evaluate(model, {step.rows[0]})")
-    last = len(step.rows) - 1
-    for i, rows in enumerate(step.rows):
-        synced = i == last or (i < len(step.synced) and step.synced[i])
+    for i, (rows, synced) in enumerate(zip(step.rows, step.averages, strict=True)):
         joint = f", of=({number}, {sum(step.rows[:i])}, {sum(step.rows)})" if step.joint else ""
         lines.append(f"run.backward(model, {rows}, synced={synced}{joint})")
     clip = f", clip={step.clip!r}" if step.clip else ""

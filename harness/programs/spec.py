@@ -181,6 +181,12 @@ class Step(_Data, frozen=True):
     reload: bool = False
     """After the step, model and optimizer save their state dicts, are disturbed, and load them."""
 
+    @property
+    def averages(self) -> tuple[bool, ...]:
+        """For each micro-batch, whether ranks average after it."""
+        last = len(self.rows) - 1
+        return tuple(i == last or (i < len(self.synced) and self.synced[i]) for i in range(len(self.rows)))
+
 
 # layout
 
@@ -297,6 +303,13 @@ class Named(_Data, frozen=True):
     after: Shape
     optional: bool = False
     """Whether some micro-batch may leave it out."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether the layer has parameters of its own that require gradients."""
+        if isinstance(self.layer, Linear):
+            return not self.layer.frozen
+        return isinstance(self.layer, (Conv, Embedding, Attention, Norm))
 
 
 def walk(model: Model) -> Iterator[Named]:

@@ -44,7 +44,6 @@ from harness.programs.spec import (
     shape_after,
     walk,
     weight_shape,
-    word,
 )
 from harness.programs.tp_layouts import tp_layouts
 
@@ -314,11 +313,7 @@ def _compiles() -> SearchStrategy[Compile]:
 
 def _trainable(n: Named) -> bool:
     """Whether a layer has parameters of its own that every backward reaches."""
-    if n.optional or isinstance(n.layer, Branch) or children(n.layer):
-        return False
-    return isinstance(n.layer, (Conv, Embedding, Attention, Norm)) or (
-        isinstance(n.layer, Linear) and not n.layer.frozen
-    )
+    return n.trains and not n.optional
 
 
 def _has_parameters(n: Named) -> bool:
@@ -338,12 +333,8 @@ def _pieces(named: list[Named]) -> tuple[str, ...]:
     top = [n for n in named if "." not in n.name and _has_parameters(n)]
     if not all(_wrappable(n) for n in top):
         return ()
-    inside = [[n, *(m for m in named if m.name.startswith(f"{n.name}."))] for n in top]
-    return tuple(n.name for n, parts in zip(top, inside, strict=True)) if all(map(_some_train, inside)) else ()
-
-
-def _some_train(layers: list[Named]) -> bool:
-    return any(_trainable(n) for n in layers)
+    training = {n.name for n in named if _trainable(n)}
+    return tuple(n.name for n in top) if all(training & _within(n, named) for n in top) else ()
 
 
 def _sharing(named: list[Named]) -> set[str]:
@@ -359,4 +350,4 @@ def _within(n: Named, named: list[Named]) -> set[str]:
     return {m.name for m in named if m.name == n.name or m.name.startswith(f"{n.name}.")}
 
 
-__all__ = ["WIDTHS", "programs", "word"]
+__all__ = ["WIDTHS", "programs"]

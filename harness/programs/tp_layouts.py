@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from harness.programs.spec import (
-    Attention,
     Branch,
     Conv,
     Embedding,
     Layout,
     Linear,
     Named,
-    Norm,
     Optimizer,
     Step,
     children,
@@ -67,7 +65,7 @@ def tp_layouts(
     ):
         # tp_gradient_dtype.py: a rank without gradients of its own gathers float32.
         strategy, original, sharded = ("NO_SHARD", True, False) if frozen else (strategy, False, sharded)
-    accumulated = any(not synced for step in steps for synced in _all_synced(step))
+    accumulated = any(not synced for step in steps for synced in step.averages)
     if original and plan and (accumulated or not sharded):
         # tp_no_sync.py, tp_no_shard.py: with tensor-parallel layers that takes flat parameters.
         plan, original = ([], True) if frozen else (plan, False)
@@ -114,11 +112,6 @@ def _takes(extent: int, tensor: int, reloaded: bool) -> bool:
     return -(-extent // most) == tensor and (extent % tensor == 0 or not reloaded)
 
 
-def _all_synced(step: Step) -> tuple[bool, ...]:
-    last = len(step.rows) - 1
-    return tuple(i == last or (i < len(step.synced) and step.synced[i]) for i in range(len(step.rows)))
-
-
 def _unit(n: Named, wrapped: Sequence[str]) -> str:
     """The wrapped layer that a layer's parameters are flattened with; "" for the whole model's."""
     return next((name for name in wrapped if n.name == name or n.name.startswith(f"{name}.")), "")
@@ -126,14 +119,8 @@ def _unit(n: Named, wrapped: Sequence[str]) -> str:
 
 def _idle_units(named: Sequence[Named], wrapped: Sequence[str]) -> bool:
     """Whether some backward may leave out all that was flattened together."""
-    reached = {_unit(n, wrapped) for n in named if not n.optional and _trained(n)}
-    return any(_unit(n, wrapped) not in reached for n in named if _trained(n) or isinstance(n.layer, Linear))
-
-
-def _trained(n: Named) -> bool:
-    return isinstance(n.layer, (Conv, Embedding, Attention, Norm)) or (
-        isinstance(n.layer, Linear) and not n.layer.frozen
-    )
+    reached = {_unit(n, wrapped) for n in named if not n.optional and n.trains}
+    return any(_unit(n, wrapped) not in reached for n in named if n.trains or isinstance(n.layer, Linear))
 
 
 def _gradients_everywhere(

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager as coalescing
 
 from harness.oracles import collectives as model
 from harness.oracles.collectives import IN_PLACE, REDUCING, Case
-from harness.oracles.exact import Mismatch, assert_same
+from harness.oracles.exact import difference
 from harness.worlds.rank import Rank
 from harness.worlds.world import World
 
@@ -169,11 +169,9 @@ def _lay(value: torch.Tensor, layout: str, device: torch.device) -> Laid:
 
 
 def _differs(expected: torch.Tensor, found: torch.Tensor, what: str) -> list[str]:
-    try:
-        assert_same(expected, found.detach().resolve_neg().clone(memory_format=torch.contiguous_format), what)
-    except Mismatch as e:
-        return [str(e)]
-    return []
+    dense = found.detach().resolve_neg().clone(memory_format=torch.contiguous_format)
+    problem = difference(expected, dense, what)
+    return [problem] if problem else []
 
 
 def _call(

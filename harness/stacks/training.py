@@ -19,7 +19,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.distributed._composable.replicate import replicate as replicate_ddp
 from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, ShardingStrategy, StateDictType
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -47,9 +47,9 @@ class Party:
     launched: dict[str, int] = field(default_factory=dict)
     """How many collectives each backward launched on the default group."""
 
-    @property
-    def alone(self) -> bool:
-        return self.model is None
+    def root(self, model: Any) -> Any:
+        """What has the parameters of a model that may have been compiled."""
+        return model if self.model is None else self.model
 
     def clip(self, model: Any, most: float) -> torch.Tensor:
         """Clip all gradients together; returns their norm before."""
@@ -147,7 +147,7 @@ def compiled(party: Party, model: nn.Module, backend: str, *, in_place: bool = F
 # while training
 
 
-def set_sync(party: Party, model: Any, synced: bool) -> None:
+def set_sync(party: Party, synced: bool) -> None:
     """Whether the next backward averages gradients over ranks."""
     modules: Iterable[Any] = party.model.modules() if party.model is not None else ()
     for module in modules:
@@ -178,7 +178,7 @@ def plain(name: str) -> str:
 
 def gradients(party: Party, model: Any) -> Tensors:
     """Whole gradients by the plain model's names; {} where the stack can't show them."""
-    root = party.model if party.model is not None else model
+    root = party.root(model)
     if isinstance(root, FullyShardedDataParallel):
         if not root._use_orig_params:
             return {}
@@ -189,7 +189,7 @@ def gradients(party: Party, model: Any) -> Tensors:
 
 def optimizer_state(party: Party, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensors]:
     """Whole parameters, buffers and states of the optimizer, by kind and by the plain model's names."""
-    root = party.model if party.model is not None else model
+    root = party.root(model)
     buffers = {plain(n): b for n, b in root.named_buffers()}
     found: dict[str, Tensors] = {"parameter": {}, "buffer": buffers}
     if isinstance(root, FullyShardedDataParallel):
@@ -207,7 +207,7 @@ def optimizer_state(party: Party, model: Any, optimizer: torch.optim.Optimizer) 
 
 def reload(party: Party, model: Any, optimizer: torch.optim.Optimizer) -> None:
     """Save the state dicts of model and optimizer, disturb both, and load them again."""
-    root = party.model if party.model is not None else model
+    root = party.root(model)
     fsdp1 = isinstance(root, FullyShardedDataParallel)
     with contextlib.ExitStack() as stack:
         if fsdp1:
@@ -253,7 +253,6 @@ def clean_up() -> None:
 
 
 __all__ = [
-    "DeviceMesh",
     "Party",
     "clean_up",
     "compiled",
