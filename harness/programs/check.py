@@ -56,7 +56,7 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
 
     ``bound``: whether to find out what rounding explains where bits can't be asked for.
     """
-    narrowest = max((_torch(d) for d in dtypes_of(program)), key=lambda d: torch.finfo(d).eps)
+    narrowest = max((_torch(d) for d in program.dtypes), key=lambda d: torch.finfo(d).eps)
     # Ranks multiply the loss by their number, and divide the gradients by it.
     proof = Exactness(narrowest, spare_bits=program.parts.bit_length() + 1)
     train = execute.alone(program)
@@ -86,7 +86,7 @@ def _averaged_again(program: Program) -> bool:
 
 def tame(program: Program, truth: Truth) -> bool:
     """Whether no number is so large that one on its way to it may have overflowed in the program's dtypes."""
-    most = min(torch.finfo(_torch(name)).max for name in dtypes_of(program)) / (64 * program.layout.world)
+    most = min(torch.finfo(_torch(name)).max for name in program.dtypes) / (64 * program.layout.world)
     floats = [t for t in truth.tensors.values() if t.is_floating_point() and t.numel()]
     return all(bool(t.isfinite().all()) and float(t.abs().max()) <= most for t in floats)
 
@@ -107,7 +107,7 @@ def _wrong(program: Program, truth: Truth, rank: int, seen: Tensors) -> list[str
         expected = truth.tensors.get(name)
         if expected is None:
             # FSDP1 gives zeros to a parameter that nothing used, beside others that were.
-            if not (program.layout.stack == "tp_extension" and not tensor.any()):
+            if not (program.layout.under == "tp_extension" and not tensor.any()):
                 found.append(f"{name}: there is one, where one device has none")
             continue
         part = program.part(rank) if name.endswith(": output") else None
@@ -120,7 +120,7 @@ def _wrong(program: Program, truth: Truth, rank: int, seen: Tensors) -> list[str
 
 def _promised(program: Program, name: str) -> bool:
     """Whether a stack shows a thing whole."""
-    if program.layout.stack == "tp_extension":  # the states of FSDP1's optimizer are those of flat parameters
+    if program.layout.under == "tp_extension":  # the states of FSDP1's optimizer are those of flat parameters
         return " of " not in name or (program.gradients_promised and "gradient of" in name)
     return True
 
@@ -143,11 +143,6 @@ def _differs(program: Program, truth: Truth, name: str, found: torch.Tensor, par
     return difference(expected, found, name)
 
 
-def dtypes_of(program: Program) -> set[str]:
-    """The dtypes of a program's parameters."""
-    return {program.dtype, *_own_dtypes(program.model).values()}
-
-
 @functools.lru_cache(maxsize=16)
 def _own_dtypes(model: Model) -> dict[str, str]:
     """The dtypes of layers that have one of their own, by name.  Asked for everything that a rank has seen."""
@@ -155,7 +150,11 @@ def _own_dtypes(model: Model) -> dict[str, str]:
 
 
 def _dtype_of(program: Program, name: str) -> torch.dtype:
-    """The dtype of something that is compared: that of the layer that it belongs to, or the program's."""
+    """The dtype of something that is compared: that of the layer that it belongs to, or the program's, or, of outputs,
+    what the stack casts to."""
+    options = dict(program.layout.options)
+    if name.endswith(": output") and (cast := options.get("output_dtype") or options.get("param_dtype")):
+        return _torch(str(cast))
     own = (dtype for layer, dtype in _own_dtypes(program.model).items() if f" {layer}." in name)
     return _torch(next(own, program.dtype))
 
@@ -183,9 +182,9 @@ def _accounts(program: Program, outcomes: Sequence[Outcome]) -> list[str]:
         counts = [o.launched.get(name, -1) for o in outcomes]
         if len(set(counts)) > 1:
             found.append(f"{name}: ranks launched different numbers of collectives: {counts}")
-        elif ", unsynced" in name and counts[0] and program.layout.stack != "tp_extension":
+        elif ", unsynced" in name and counts[0] and program.layout.under != "tp_extension":
             found.append(f"{name}: {counts[0]} collectives, though gradients are not to be synchronised")
-        elif ", synced" in name and not counts[0] and program.layout.world > 1 and program.layout.stack == "replicate":
+        elif ", synced" in name and not counts[0] and program.layout.world > 1 and program.layout.under == "replicate":
             found.append(f"{name}: no collective, though gradients are to be synchronised")
     if program.layout.compiled is not None:
         graphs = [o.graphs for o in outcomes]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.stacks.training import Party, finish, gradients, launched, optimizer_state, reload, set_sync
+from harness.stacks.training import Party, finish, gradients, launched, optimizer_state, plain, reload, set_sync
 
 # modules
 
@@ -52,6 +52,37 @@ class Function(nn.Module):
         return result
 
 
+class Hooked(nn.Sequential):
+    """A layer with a hook that changes what goes through, and counts how often it was called."""
+
+    def __init__(self, layer: nn.Module, kind: str) -> None:
+        super().__init__(layer)
+        self.calls = 0
+        if kind == "forward":
+            layer.register_forward_hook(self.doubled)
+        elif kind == "before":
+            layer.register_forward_pre_hook(self.negated)
+        else:
+            layer.register_full_backward_hook(self.doubled_gradients)
+
+    def doubled(self, layer: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return 2 * output
+
+    def negated(self, layer: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        self.calls += 1
+        return (-inputs[0],)
+
+    def doubled_gradients(self, layer: nn.Module, inputs: Any, outputs: Any) -> Any:
+        self.calls += 1
+        return tuple(2 * gradient for gradient in inputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() and not x.requires_grad:
+            x = x.detach().requires_grad_()  # for the hook to have something to double
+        return through(self, x)
+
+
 class Cast(nn.Module):
     """A layer whose parameters have a dtype of their own: its input is cast to it, its output back."""
 
@@ -66,18 +97,25 @@ class Cast(nn.Module):
 
 
 class Scale(nn.Module):
-    """Multiplies with a float buffer; ``rebound`` gives the buffer's name to a new tensor in every forward."""
+    """Multiplies with a float buffer; ``rebound`` gives the buffer's name to a new tensor in every forward.
+
+    ``shares``: how much more each part of the rows is multiplied with; of one part the buffer has it.
+    """
 
     scale: torch.Tensor
 
     def __init__(self, features: int, *, rebound: bool = False) -> None:
         super().__init__()
         self.rebound = rebound
+        self.shares: list[int] = []
         self.register_buffer("scale", torch.ones(features))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.rebound and self.training:
             self.scale = -self.scale
+        if len(self.shares) > 1:
+            rows = zip(x.tensor_split(len(self.shares)), self.shares, strict=True)
+            return torch.cat([part * (self.scale + share) for part, share in rows])
         return x * self.scale
 
 
@@ -140,6 +178,13 @@ def narrower(dtype: torch.dtype, own: torch.dtype) -> torch.dtype:
     return dtype if dtype == torch.float64 else own
 
 
+def per_part(party: Party, scale: Scale, parts: int) -> None:
+    """Part i of a batch is multiplied by i more: those who have it have that in the buffer."""
+    scale.shares = list(range(parts)) if party.parts != parts else [party.part]
+    if len(scale.shares) == 1:
+        scale.scale += party.part
+
+
 def toggle(model: nn.Module, name: str) -> None:
     """Turn around whether a layer's parameters require gradients."""
     for parameter in model.get_submodule(name).parameters():
@@ -194,7 +239,7 @@ class Run:
         weights = values((size, *output.shape[1:]), (self.seed, "weights", key), self.span, 1)[mine]
         weights = self.part(weights).to(output)
         before = launched()
-        (self.party.parts * (output * weights).sum()).backward()
+        (self.party.factor * (output * weights).sum()).backward()
         self.count(f"{name}, {'' if synced else 'un'}synced", before)
         self.note(f"{name}: output", output)
         if synced:
@@ -219,10 +264,20 @@ class Run:
         self.look(f"step {number}", model, optimizer)
 
     def look(self, when: str, model: Any, optimizer: torch.optim.Optimizer) -> None:
-        """Keep parameters, buffers and the optimizer's state."""
+        """Keep parameters, buffers, the optimizer's state, and how often hooks were called."""
+        others = set()
+        for inner, module in self.party.root(model).named_modules():
+            name = plain(f"{inner}.").rstrip(".")
+            if isinstance(module, Hooked):
+                self.note(f"{when}: calls of hooks of {name}", torch.tensor(module.calls))
+            if isinstance(module, Scale) and module.shares:  # each part has another
+                others.add(f"{name}.scale")
+                scales = [module.scale + (share if len(module.shares) > 1 else 0) for share in module.shares]
+                self.note(f"{when}: scale of each part in {name}: output", torch.stack(scales))
         for kind, tensors in optimizer_state(self.party, model, optimizer).items():
             for name, tensor in tensors.items():
-                self.note(f"{when}: {kind} {name}", tensor)
+                if name not in others:
+                    self.note(f"{when}: {kind} {name}", tensor)
 
     def reload(self, number: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
         """Save, disturb, load."""

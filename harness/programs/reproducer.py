@@ -132,7 +132,7 @@ def reproducer(
     )
     facts = {
         "ALLOWED": _allowed(truth, what),
-        "ZEROS_ALLOWED": program.layout.stack == "tp_extension",
+        "ZEROS_ALLOWED": program.layout.under == "tp_extension",
         "PROMISED": sorted(
             {
                 line.split(": there is none")[0].split(": ", 1)[-1]
@@ -140,7 +140,7 @@ def reproducer(
                 if ": there is none" in line
             }
         ),
-        "NOTHING_UNSYNCED": program.layout.stack != "tp_extension",
+        "NOTHING_UNSYNCED": program.layout.under != "tp_extension",
         "COMPILED": program.layout.compiled is not None,
         "SAME_SHAPES": program.even,
     }

@@ -13,6 +13,7 @@ from harness.programs.spec import (
     Container,
     Conv,
     Embedding,
+    Hooked,
     Layer,
     Linear,
     Mask,
@@ -101,6 +102,8 @@ def _expression(name: str, layer: Layer, model: Model, by_name: dict[str, Named]
             return "nn.ModuleDict({" + ", ".join(f'"{i}": {part}' for i, part in enumerate(parts)) + "})"
         case Twice(body=body):
             return f"Twice({_expression(f'{name}.0', body, model, by_name)})"
+        case Hooked(body=body, kind=kind):
+            return f"Hooked({_expression(f'{name}.0', body, model, by_name)}, {kind!r})"
         case Branch(body=body):
             return f"nn.Sequential({_expression(f'{name}.0', body, model, by_name)})"
     raise TypeError(f"no layer: {layer!r}")
@@ -138,7 +141,7 @@ def _build(program: Program, named: list[Named]) -> list[str]:
         if isinstance(n.layer, Linear) and n.layer.frozen:
             lines.append(f"    model.get_submodule({n.name!r}).requires_grad_(False)")
         if isinstance(n.layer, Scale) and n.layer.kind == "per_rank":
-            lines.append(f"    model.get_submodule({n.name!r}).scale += party.index")
+            lines.append(f"    per_part(party, model.get_submodule({n.name!r}), {program.parts})")
     return [*lines, "    return model"]
 
 
@@ -148,24 +151,21 @@ def _build(program: Program, named: list[Named]) -> list[str]:
 def _distribute(program: Program) -> list[str]:
     layout = program.layout
     options = dict(layout.options)
-    stack = str(options.pop("inner", "replicate")) if layout.stack == "dynamo" else layout.stack
+    stack = layout.under
+    options.pop("inner", "")
     wrapped = list(layout.wrapped)
     arguments = [f"{key}={value!r}" for key, value in options.items()]
     if stack == "tp_extension":
         arguments[:0] = [f"tensor={layout.tensor}", f"plan={dict(layout.plan)!r}"]
     elif stack == "replicate_fsdp" or not wrapped:
         wrapped.append("")
-    lines = [
-        "def distribute(party, model):",
-        f"    model = on_{stack}({', '.join(['party', 'model', repr(wrapped), *arguments])})",
-    ]
+    steps = [f"model = on_{stack}({', '.join(['party', 'model', repr(wrapped), *arguments])})"]
     if layout.compiled is not None:
         how = layout.compiled
         words = [f"{key}=True" for key in ("fullgraph", "dynamic", "in_place") if getattr(how, key)]
-        lines.append(f"    return compiled({', '.join(['party', 'model', repr(how.backend), *words])})")
-    else:
-        lines.append("    return model")
-    return lines
+        compiling = f"model = compiled({', '.join(['party', 'model', repr(how.backend), *words])})"
+        steps.insert(0 if how.first else 1, compiling)
+    return ["def distribute(party, model):", *(f"    {line}" for line in steps), "    return model"]
 
 
 # training

@@ -74,8 +74,8 @@ class Attention(_Data, frozen=True, tag=True):
 class Scale(_Data, frozen=True, tag=True):
     """Multiplies with a buffer of one float for each feature.
 
-    ``kind``: ``plain``; ``rebound``: a new tensor takes the buffer's name in every forward; ``per_rank``: every rank
-    but the first begins with other values.
+    ``kind``: ``plain``; ``rebound``: a new tensor takes the buffer's name in every forward; ``per_rank``: every part
+    of a batch is multiplied by values of its own, which those who train on that part have in the buffer.
     """
 
     kind: str = "plain"
@@ -114,6 +114,17 @@ class Branch(_Data, frozen=True, tag=True):
     when: str = "never"
 
 
+class Hooked(_Data, frozen=True, tag=True):
+    """A layer with a hook of torch.nn that changes what goes through; the body keeps the shape.
+
+    ``kind``: ``forward`` doubles the output, ``before`` negates the input, ``backward`` doubles the gradient of the
+    input.  Calls are counted, and compared.
+    """
+
+    body: Layer
+    kind: str = "forward"
+
+
 class Container(_Data, frozen=True, tag=True):
     """Layers in an ``nn.Sequential`` (``sequential``), ``nn.ModuleList`` (``list``) or ``nn.ModuleDict`` (``dict``)."""
 
@@ -134,6 +145,7 @@ Layer: TypeAlias = (
     | Residual
     | Twice
     | Branch
+    | Hooked
     | Container
 )
 
@@ -190,7 +202,7 @@ class Step(_Data, frozen=True):
 
 # layout
 
-Option: TypeAlias = bool | int | float | str
+Option: TypeAlias = bool | int | float | str | tuple[str, ...]
 
 
 class Compile(_Data, frozen=True):
@@ -201,6 +213,8 @@ class Compile(_Data, frozen=True):
     dynamic: bool = False
     in_place: bool = False
     """``module.compile()`` instead of ``torch.compile(module)``."""
+    first: bool = False
+    """The plain model, before it is put on ranks."""
 
 
 class Layout(_Data, frozen=True):
@@ -217,6 +231,19 @@ class Layout(_Data, frozen=True):
     options: tuple[tuple[str, Option], ...] = ()
     """Of the stack, by its own names; see :mod:`harness.stacks.training`."""
     compiled: Compile | None = None
+
+    @property
+    def under(self) -> str:
+        """The stack that puts the model on ranks; what is compiled is on one of the other three."""
+        return str(dict(self.options).get("inner", "replicate")) if self.stack == "dynamo" else self.stack
+
+    @property
+    def dtypes(self) -> set[str]:
+        """Those to which the stack casts parameters, gradients, or what it sends."""
+        options = dict(self.options)
+        hook = {"fp16_compress_hook": "float16", "bf16_compress_wrapper": "bfloat16"}.get(str(options.get("hook")), "")
+        named = (options.get(key, "") for key in ("param_dtype", "reduce_dtype", "output_dtype"))
+        return {str(dtype) for dtype in (*named, hook) if dtype}
 
 
 class Program(_Data, frozen=True):
@@ -248,6 +275,12 @@ class Program(_Data, frozen=True):
         return (rank // self.layout.tensor + self.rotated) % self.parts
 
     @property
+    def dtypes(self) -> set[str]:
+        """Every dtype in which something is stored or sent."""
+        own = {own for n in walk(self.model) if (own := getattr(n.layer, "dtype", ""))}
+        return {self.dtype, *own, *self.layout.dtypes}
+
+    @property
     def even(self) -> bool:
         """Whether every rank has the same number of rows in every micro-batch."""
         return all(rows % self.parts == 0 for step in self.steps for rows in step.rows)
@@ -255,7 +288,7 @@ class Program(_Data, frozen=True):
     @property
     def gradients_promised(self) -> bool:
         """Whether the stack can show whole gradients."""
-        return not (self.layout.stack == "tp_extension" and dict(self.layout.options).get("use_orig_params") is False)
+        return not (self.layout.under == "tp_extension" and dict(self.layout.options).get("use_orig_params") is False)
 
 
 class _File(_Data, frozen=True):
@@ -291,7 +324,7 @@ def children(layer: Layer) -> tuple[Layer, ...]:
     """Layers inside a layer."""
     if isinstance(layer, (Residual, Container)):
         return layer.body
-    return (layer.body,) if isinstance(layer, (Twice, Branch)) else ()
+    return (layer.body,) if isinstance(layer, (Twice, Branch, Hooked)) else ()
 
 
 class Named(_Data, frozen=True):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
@@ -24,6 +25,7 @@ from harness.programs.spec import (
     Container,
     Conv,
     Embedding,
+    Hooked,
     Layer,
     Layout,
     Linear,
@@ -49,6 +51,8 @@ from harness.programs.tp_layouts import tp_layouts
 
 WIDTHS = (2, 3, 4, 1, 5, 7, 8)
 """Of layers: divided by few worlds, smaller than some, and one."""
+LOW = ("bfloat16", "float16")
+"""Dtypes that wider ones are cast to."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,11 @@ class _Rules:
         # FSDP1 flattens parameters of one dtype; FSDP2 wraps each dtype on its own, which a compiled model is spared.
         return self.stack != "tp_extension" and not self.compiled
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of linear layers.  FSDP takes no parameters without elements (fsdp_no_elements.py)."""
+        return (*WIDTHS, 0) if self.stack == "replicate" else WIDTHS
+
 
 @st.composite
 def programs(
@@ -87,7 +96,7 @@ def programs(
     """
     rounded = draw(st.booleans()) if smooth is None else smooth
     world = draw(st.sampled_from(sorted(worlds)))
-    inner = draw(st.sampled_from(("replicate", "replicate_fsdp"))) if stack == "dynamo" else stack
+    inner = draw(st.sampled_from(("replicate", "replicate_fsdp", "tp_extension"))) if stack == "dynamo" else stack
     rules = _Rules(inner, rounded, stack == "dynamo")
     dtype = draw(st.sampled_from(dtypes))
     model = draw(_models(rules, dtype))
@@ -95,14 +104,19 @@ def programs(
     assume(any(_trainable(n) for n in named))
     batch_norm = any(isinstance(n.layer, Norm) and n.layer.kind == "batch" for n in named)
     least = 2 if batch_norm else 1  # there are no statistics of one
-    steps = tuple(draw(st.lists(_steps(rules, least, 2 * world + 1), min_size=1, max_size=most_steps)))
-    optimizer = draw(_optimizers(rules))
+    # What FSDP1 can't do with a plan of more than one tensor-parallel rank is not drawn half of the time.
+    calm = inner == "tp_extension" and draw(st.booleans())
+    thawing = _thawing(named) if inner == "replicate_fsdp" else ()
+    steps = tuple(draw(st.lists(_steps(rules, least, 2 * world + 1, thawing, calm), min_size=1, max_size=most_steps)))
+    optimizer = draw(_optimizers(rules, calm))
     if inner == "tp_extension":
         able = [n.name for n in named if _wrappable(n) and "." not in n.name]
-        layout = draw(tp_layouts(world, named, able, steps, optimizer, dtype))
+        layout = draw(tp_layouts(world, named, able, steps, optimizer, dtype, compiled=rules.compiled))
     else:
-        layout = draw(_layouts(stack, inner, world, named))
-    plain = dtype in ("float64", "float32")
+        layout = draw(_layouts(inner, world, named, rules, dtype, steps, same_data=batch_norm))
+    if rules.compiled:
+        layout = _compiled(layout, draw(_compiles()))
+    plain = not {dtype, *layout.dtypes} & set(LOW)
     return Program(
         model=model,
         layout=layout,
@@ -153,8 +167,12 @@ def _layers(rules: _Rules, dtype: str, model: Model, shape: Shape) -> SearchStra
         st.builds(Twice, _square(rules, shape)),
         _containers(rules, dtype, shape),
         st.builds(Branch, _square(rules, shape), st.sampled_from(("even", "odd", "never"))),
+        # torch.compile leaves a module with backward hooks as it is.
+        st.builds(
+            Hooked, _square(rules, shape), st.sampled_from(("forward", "before", "backward")[: 3 - rules.compiled])
+        ),
     ]
-    if len(shape) in (2, 3):
+    if len(shape) in (2, 3) and min(shape):
         kernel = st.sampled_from([k for k in (1, 2) if k <= min(shape[1:])])
         choices.append(st.builds(Conv, st.sampled_from(WIDTHS), kernel, st.booleans()))
     if rules.tied:
@@ -165,7 +183,7 @@ def _layers(rules: _Rules, dtype: str, model: Model, shape: Shape) -> SearchStra
 def _linear(rules: _Rules, dtype: str) -> SearchStrategy[Layer]:
     return st.builds(
         Linear,
-        out=st.sampled_from(WIDTHS),
+        out=st.sampled_from(rules.widths),
         bias=st.sampled_from((True, False)),
         frozen=st.sampled_from((False, False, False, True)),
         dtype=_own_dtype(rules, dtype),
@@ -190,14 +208,13 @@ def _keeping(rules: _Rules, dtype: str, shape: Shape) -> SearchStrategy[Layer]:
         st.builds(Activation, st.sampled_from(kinds)),
         _square(rules, shape),
         st.just(Mask()),
-        # No stack promises to make buffers equal that begin differently; composable DDP sees no buffers at all.
-        st.builds(Scale, st.sampled_from(("plain", "rebound"))),
+        st.builds(Scale, st.sampled_from(("plain", "rebound", "per_rank"))),
     ]
     if rules.smooth:
-        norms = ("layer", "rms", "batch") if len(shape) < 3 else ("layer", "rms")
+        norms = ("layer", "rms", "batch") if len(shape) < 3 and shape[0] else ("layer", "rms")
         if shape[-1] > 1:  # of one number, only its sign would be left
             choices.append(st.builds(Norm, st.sampled_from(norms)))
-        if len(shape) == 2:
+        if len(shape) == 2 and shape[1]:
             heads = st.sampled_from([h for h in (1, 2) if shape[1] % h == 0])
             choices.append(st.builds(Attention, heads))
     return st.one_of(choices)
@@ -226,19 +243,33 @@ def _tied(model: Model, shape: Shape) -> list[SearchStrategy[Any]]:
 
 
 @st.composite
-def _steps(draw: DrawFn, rules: _Rules, least: int, most: int) -> Step:
+def _steps(draw: DrawFn, rules: _Rules, least: int, most: int, thawing: Sequence[str], calm: bool) -> Step:
+    """``thawing``: layers that may stop, or begin again, to be trained; ``calm``: nothing is clipped or saved."""
     rows = tuple(draw(st.lists(st.integers(least, most), min_size=1, max_size=3)))
     return Step(
         rows=rows,
         synced=tuple(draw(st.booleans()) for _ in rows[:-1]),
         zero=draw(st.sampled_from(("none", "zero", "keep"))),
-        clip=draw(st.sampled_from((0.0, 1.0, 1000.0))) if rules.smooth else 0.0,
+        clip=draw(st.sampled_from((0.0, 1.0, 1000.0))) if rules.smooth and not calm else 0.0,
         evaluate=draw(st.booleans()),
-        reload=draw(st.booleans()),
+        toggle=draw(st.sampled_from(("", "", *thawing))),
+        reload=not calm and draw(st.booleans()),
     )
 
 
-def _optimizers(rules: _Rules) -> SearchStrategy[Optimizer]:
+def _thawing(named: list[Named]) -> tuple[str, ...]:
+    """Layers that may be frozen and thawed: at least one other always trains."""
+    linear = [n.name for n in named if isinstance(n.layer, Linear) and not n.optional]
+    shared = _sharing(named)
+    return tuple(name for name in linear[1:] if name not in shared) if _trainable_first(named) else ()
+
+
+def _trainable_first(named: list[Named]) -> bool:
+    first = next((n for n in named if isinstance(n.layer, Linear) and not n.optional), None)
+    return first is not None and first.trains
+
+
+def _optimizers(rules: _Rules, calm: bool) -> SearchStrategy[Optimizer]:
     sgd = st.builds(
         Optimizer,
         kind=st.just("sgd"),
@@ -254,60 +285,123 @@ def _optimizers(rules: _Rules) -> SearchStrategy[Optimizer]:
 
 
 @st.composite
-def _layouts(draw: DrawFn, stack: str, inner: str, world: int, named: list[Named]) -> Layout:
-    options: dict[str, Option] = {}
+def _layouts(
+    draw: DrawFn,
+    inner: str,
+    world: int,
+    named: list[Named],
+    rules: _Rules,
+    dtype: str,
+    steps: Sequence[Step],
+    same_data: bool,
+) -> Layout:
     wrapped: tuple[str, ...] = ()
     tied = _sharing(named)
+    own = {n.name for n in named if getattr(n.layer, "dtype", "")}
+    options: dict[str, Option] = {}
+    if draw(st.sampled_from((False, False, True))):
+        options["mesh"] = draw(st.sampled_from(_meshes(world)))
+    if not own and dtype != "float64" and draw(st.sampled_from((False, False, False, True))):
+        options["recast"] = True
+    # A layer that is ignored trains on its rank's part alone, which is right if that is everything, or it is frozen.
+    ignorable = [n.name for n in named if _ignorable(n, same_data) and n.name not in tied]
+    if len([n for n in named if _trainable(n)]) < 2:
+        ignorable = [n.name for n in named if n.name in ignorable and not n.trains]
+    ignored = draw(st.sampled_from((*((),) * 3, *((name,) for name in ignorable))))
+    if ignored:
+        options["ignored"] = ignored
     if inner == "replicate":
-        options = draw(_ddp_options(named, small_buckets=stack != "dynamo"))
+        options |= draw(_ddp_options(named, rules, steps))
         pieces = _pieces(named)
         # A compiled model whose layers are replicated one by one compiles nothing (docs/findings.md).
-        if stack != "dynamo" and pieces and not tied and draw(st.sampled_from((False, False, True))):
+        if not rules.compiled and pieces and not tied and not ignored and draw(st.sampled_from((False, False, True))):
             wrapped = pieces
     else:
-        options = {
-            "offload": draw(st.booleans()),
-            "mesh_given": draw(st.booleans()),
-        }
+        thawed = any(step.toggle for step in steps)
+        options |= draw(_fsdp_options(named, world, dtype, bool(own), same_data, thawed))
         # Parameters of two dtypes can't be in one group; shared ones must be.
-        must = {n.name for n in named if getattr(n.layer, "dtype", "")}
-        able = [n.name for n in named if _wrappable(n) and not tied & _within(n, named)]
+        able = [n.name for n in named if _wrappable(n) and not (tied | set(ignored)) & _within(n, named)]
         chosen = draw(st.sets(st.sampled_from(able))) if able else set()
-        if stack == "dynamo":  # hooks break graphs: what is wrapped is not in the root's, and something must be
+        if rules.compiled:  # hooks break graphs: what is wrapped is not in the root's, and something must be
             chosen -= _within(named[0], named)
-        wrapped = tuple(n.name for n in reversed(named) if n.name in chosen | must)
-    if stack == "dynamo":
-        options["inner"] = inner
-    return Layout(
-        stack=stack,
-        world=world,
-        wrapped=wrapped,
-        options=tuple(options.items()),
-        compiled=draw(_compiles()) if stack == "dynamo" else None,
-    )
+        wrapped = tuple(n.name for n in reversed(named) if n.name in chosen | (own - set(ignored)))
+    return Layout(stack=inner, world=world, wrapped=wrapped, options=tuple(options.items()))
+
+
+def _compiled(layout: Layout, how: Compile) -> Layout:
+    options = (*layout.options, ("inner", layout.stack))
+    if layout.wrapped:  # their hooks break the graph
+        how = msgspec.structs.replace(how, fullgraph=False)
+    return msgspec.structs.replace(layout, stack="dynamo", options=options, compiled=how)
+
+
+def _meshes(world: int) -> tuple[str, ...]:
+    """Meshes of one, two and three dimensions, with and without dimensions of one."""
+    found = [f"{world}", f"{world}x1", f"1x{world}", f"1x{world}x1"]
+    if world == 4:
+        found += ["2x2", "2x1x2"]
+    return tuple(found)
+
+
+def _ignorable(n: Named, same_data: bool) -> bool:
+    return isinstance(n.layer, Linear) and not n.optional and (n.layer.frozen or same_data)
 
 
 @st.composite
-def _ddp_options(draw: DrawFn, named: list[Named], small_buckets: bool) -> dict[str, Option]:
+def _ddp_options(draw: DrawFn, named: list[Named], rules: _Rules, steps: Sequence[Step]) -> dict[str, Option]:
     found: dict[str, Option] = {}
-    if any(isinstance(n.layer, Branch) for n in named) or draw(st.sampled_from((False, False, True))):
+    branches = {n.layer.when for n in named if isinstance(n.layer, Branch)}
+    # replicate_static_unsynced.py: a static graph takes no accumulation without synchronisation.
+    synced = all(all(step.averages) for step in steps)
+    if synced and branches <= {"never"} and draw(st.sampled_from((False, False, False, True))):
+        found["static_graph"] = True
+    elif branches or draw(st.sampled_from((False, False, True))):
         found["find_unused_parameters"] = True
     if draw(st.booleans()):
         found["gradient_as_bucket_view"] = True
     # Dynamo's DDPOptimizer refuses buckets below 1 MiB (docs/findings.md).
-    if small_buckets and draw(st.booleans()):
+    if not rules.compiled and draw(st.booleans()):
         found["bucket_cap_mb"] = 0.0001  # about a hundred bytes: a bucket for every other parameter
+    hook = draw(st.sampled_from(("", "", "allreduce_hook", "fp16_compress_hook")))
+    if hook:
+        found["hook"] = hook
+    return found
+
+
+@st.composite
+def _fsdp_options(
+    draw: DrawFn, named: list[Named], world: int, dtype: str, own_dtypes: bool, same_data: bool, thawed: bool
+) -> dict[str, Option]:
+    found: dict[str, Option] = {}
     if draw(st.sampled_from((False, False, True))):
-        found["hook"] = "allreduce_hook"
+        found["offload"] = True
+    # Buffers keep their dtype: a product with one of float32 is no input for a layer of bfloat16.
+    buffers = any(isinstance(n.layer, Scale) for n in named)
+    # fsdp_thawed.py: the dtypes of a group that has been frozen at first are forgotten.
+    castable = dtype in ("float64", "float32") and not own_dtypes and not thawed
+    if castable and draw(st.sampled_from((False, False, True))):
+        if not buffers and not same_data:
+            found["param_dtype"] = draw(st.sampled_from(LOW))
+            if draw(st.booleans()):
+                found["output_dtype"] = draw(st.sampled_from(("float32", "float64")))
+        if draw(st.booleans()):
+            found["reduce_dtype"] = draw(st.sampled_from(("float32", *LOW)))
+    reduced = found.get("reduce_dtype") or found.get("param_dtype") or dtype
+    own_factor = draw(st.sampled_from(("", "", "", "divide", "sums")))
+    if own_factor == "sums":
+        found["sums"] = True
+    elif own_factor and not same_data and reduced in ("float32", "bfloat16") and not own_dtypes:
+        # fsdp_divided_twice.py: in other dtypes, and where sums are forced, it is divided by twice.
+        found["divide"] = draw(st.sampled_from((1.0, 2.0, 0.5, float(world))))
     return found
 
 
 def _compiles() -> SearchStrategy[Compile]:
-    return st.builds(
-        Compile,
-        backend=st.sampled_from(("eager", "aot_eager")),
-        dynamic=st.booleans(),
-        in_place=st.booleans(),
+    common = {"backend": st.sampled_from(("eager", "aot_eager")), "dynamic": st.booleans()}
+    return st.one_of(
+        st.builds(Compile, in_place=st.booleans(), **common),
+        # Hooks of the stacks break graphs; a plain model is one graph.
+        st.builds(Compile, first=st.just(True), fullgraph=st.booleans(), **common),
     )
 
 
@@ -317,7 +411,7 @@ def _trainable(n: Named) -> bool:
 
 
 def _has_parameters(n: Named) -> bool:
-    if isinstance(n.layer, (Residual, Container, Twice, Branch)):
+    if isinstance(n.layer, (Residual, Container, Twice, Branch, Hooked)):
         return any(isinstance(inner, (Linear, Conv, Attention, Norm)) for inner in children(n.layer))
     return isinstance(n.layer, (Linear, Conv, Attention, Norm, Embedding))
 

@@ -17,10 +17,16 @@ from harness.programs.spec import (
     Layout,
     Linear,
     Named,
+    Norm,
     Optimizer,
+    Option,
+    Scale,
     Step,
     children,
 )
+
+HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+"""Strategies that shard among some ranks, and replicate among others."""
 
 
 @st.composite
@@ -32,11 +38,17 @@ def tp_layouts(
     steps: Sequence[Step],
     optimizer: Optimizer,
     dtype: str,
+    *,
+    compiled: bool = False,
 ) -> Layout:
     """``able``: names of the layers that can be wrapped on their own."""
     tensor = draw(st.sampled_from([t for t in (1, 2, 3, 4) if world % t == 0]))
     data = world // tensor
-    strategy = draw(st.sampled_from(("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")))
+    # compiled_kept_shards.py: a compiled model whose parameters stay whole fails where it has gradients.
+    strategies = (
+        ("FULL_SHARD", "NO_SHARD", HYBRID[0]) if compiled else ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *HYBRID)
+    )
+    strategy = draw(st.sampled_from(strategies))
     chosen = draw(st.sets(st.sampled_from(list(able)))) if able else set()
     wrapped = tuple(n.name for n in reversed(named) if n.name in chosen)
     plan: list[tuple[str, str]] = []
@@ -55,7 +67,7 @@ def tp_layouts(
 
     # Without original parameters FSDP1 flattens only what requires gradients alike.
     frozen = any(isinstance(n.layer, Linear) and n.layer.frozen for n in named)
-    original = frozen or draw(st.sampled_from((True, False)))
+    original = frozen or compiled or draw(st.sampled_from((True, False)))  # torch.compile needs them
     sharded = data > 1 and strategy != "NO_SHARD"
     if (
         original
@@ -64,21 +76,31 @@ def tp_layouts(
         and not _gradients_everywhere(named, plan, wrapped, tensor, data, dtype)
     ):
         # tp_gradient_dtype.py: a rank without gradients of its own gathers float32.
-        strategy, original, sharded = ("NO_SHARD", True, False) if frozen else (strategy, False, sharded)
+        strategy, original, sharded = ("NO_SHARD", True, False) if frozen or compiled else (strategy, False, sharded)
     accumulated = any(not synced for step in steps for synced in step.averages)
     if original and plan and (accumulated or not sharded):
         # tp_no_sync.py, tp_no_shard.py: with tensor-parallel layers that takes flat parameters.
-        plan, original = ([], True) if frozen else (plan, False)
+        plan, original = ([], True) if frozen or compiled else (plan, False)
     # A flat parameter has gradients for all of it or none: what nothing used has zeros, and optimizers act on zeros.
     acts = optimizer.kind != "sgd" or optimizer.momentum or optimizer.weight_decay
     assume(not (acts and any(n.optional for n in named)))
+    options: dict[str, Option] = {"use_orig_params": original, "strategy": strategy}
+    if strategy in HYBRID:
+        # tp_one_shard.py: replicas of a single shard are never averaged.
+        options["replicas"] = draw(st.sampled_from([r for r in (1, 2) if data % r == 0 and (data > r or r == 1)]))
+    if dtype == "float32" and not compiled:
+        # Buffers are cast as well, and stay so.
+        if not any(isinstance(n.layer, (Scale, Norm)) for n in named) and draw(st.sampled_from((False, False, True))):
+            options["param_dtype"] = draw(st.sampled_from(("bfloat16", "float16")))
+        if draw(st.sampled_from((False, False, True))):
+            options["reduce_dtype"] = draw(st.sampled_from(("bfloat16", "float16", "float32")))
     return Layout(
         stack="tp_extension",
         world=world,
         tensor=tensor,
         wrapped=wrapped,
         plan=tuple(plan),
-        options=(("use_orig_params", original), ("strategy", strategy)),
+        options=tuple(options.items()),
     )
 
 
@@ -100,7 +122,8 @@ def _styles(
     if _takes(n.layer.out, tensor, reloaded) and n.layer.out > 1:  # tp_one_feature.py: no gradient of the bias
         found.append("columns")
     # Every rank adds its share of the bias, and a third is not representable.
-    if _takes(n.before[-1], tensor, reloaded) and (tensor & (tensor - 1) == 0 or not n.layer.bias):
+    extent = n.before[-1]
+    if extent > 1 and _takes(extent, tensor, reloaded) and (tensor & (tensor - 1) == 0 or not n.layer.bias):
         found.append("rows")
     return (*found, "")
 

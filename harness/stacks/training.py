@@ -19,8 +19,16 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.distributed._composable.replicate import replicate as replicate_ddp
 from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, ShardingStrategy, StateDictType
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffload,
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    StateDictType,
+)
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
@@ -46,6 +54,13 @@ class Party:
     """Number of nodes in each graph that was compiled, in order."""
     launched: dict[str, int] = field(default_factory=dict)
     """How many collectives each backward launched on the default group."""
+    divided_by: float = 0.0
+    """What the stack divides summed gradients by; 0 for the number of parts."""
+
+    @property
+    def factor(self) -> float:
+        """What a loss is multiplied with, so that gradients come out as those of one device."""
+        return self.divided_by or self.parts
 
     def root(self, model: Any) -> Any:
         """What has the parameters of a model that may have been compiled."""
@@ -66,32 +81,99 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 # putting a model on ranks
 
 
+def line_mesh(party: Party, shape: str) -> DeviceMesh:
+    """All ranks in one dimension, cut or flattened out of a mesh such as ``1x2`` or ``2x1x2``."""
+    sizes = [int(size) for size in shape.split("x")]
+    names = tuple(f"d{i}" for i in range(len(sizes)))
+    mesh = init_device_mesh(party.device.type, tuple(sizes), mesh_dim_names=names)
+    if len(sizes) == 1:
+        return mesh
+    long = [name for name, size in zip(names, sizes, strict=True) if size > 1]
+    return mesh._flatten() if len(long) > 1 else mesh[long[0] if long else names[0]]
+
+
 def on_replicate(
-    party: Party, model: nn.Module, wrapped: Sequence[str], *, hook: str = "", **options: Any
+    party: Party,
+    model: nn.Module,
+    wrapped: Sequence[str],
+    *,
+    hook: str = "",
+    mesh: str = "",
+    ignored: Sequence[str] = (),
+    recast: bool = False,
+    **options: Any,
 ) -> nn.Module:
-    """Composable DDP: ``wrapped`` submodules each on its own, or the whole model for [""]."""
+    """Composable DDP: ``wrapped`` submodules each on its own, or the whole model for [""].
+
+    ``mesh``: see :func:`line_mesh`; ``ignored``: submodules that are left alone; ``recast``: float64 while wrapped.
+    """
+    if recast:
+        model.to(torch.float64)
+    if mesh:
+        options["device_mesh"] = line_mesh(party, mesh)
+    if ignored:
+        options["ignored_modules"] = [model.get_submodule(name) for name in ignored]
     for name in wrapped:
         module: Any = model.get_submodule(name)
         replicate_ddp(module, **options)
         if hook:
-            module.register_comm_hook(None, getattr(default_hooks, hook))
+            # bf16_compress_hook refuses every backend but NCCL and XCCL; its wrapper takes any.
+            chosen = getattr(default_hooks, hook)
+            module.register_comm_hook(None, chosen(default_hooks.allreduce_hook) if "wrapper" in hook else chosen)
+    if recast:
+        model.to(party.dtype)
     party.model = model
     return model
 
 
 def on_replicate_fsdp(
-    party: Party, model: nn.Module, wrapped: Sequence[str], *, offload: bool = False, mesh_given: bool = True
+    party: Party,
+    model: nn.Module,
+    wrapped: Sequence[str],
+    *,
+    offload: bool = False,
+    mesh: str = "",
+    param_dtype: str = "",
+    reduce_dtype: str = "",
+    output_dtype: str = "",
+    divide: float = 0.0,
+    sums: bool = False,
+    ignored: Sequence[str] = (),
+    recast: bool = False,
 ) -> nn.Module:
-    """Replication on FSDP2's machinery, ``wrapped`` submodules first, each a group of its own."""
+    """Replication on FSDP2's machinery, ``wrapped`` submodules first, each a group of its own.
+
+    ``mesh``: see :func:`line_mesh`; ``output_dtype``: of the whole model; ``divide``: summed gradients by that, not by
+    the number of ranks; ``sums``: no reduction but sums; ``ignored``: layers whose parameters are left alone;
+    ``recast``: float64 while wrapped.
+    """
+    if recast:
+        model.to(torch.float64)
     known = inspect.signature(replicate_fsdp).parameters
     options: dict[str, Any] = {"offload_policy": CPUOffloadPolicy(pin_memory=False)} if offload else {}
-    if mesh_given:
-        mesh = init_device_mesh(party.device.type, (party.world,), mesh_dim_names=("replicate",))
-        options["mesh" if "mesh" in known else "device_mesh"] = mesh
+    if mesh:
+        options["mesh" if "mesh" in known else "device_mesh"] = line_mesh(party, mesh)
+    if ignored:
+        options["ignored_params"] = {p for name in ignored for p in model.get_submodule(name).parameters()}
     for name in wrapped:
-        replicate_fsdp(model.get_submodule(name), **options)
+        policy = MixedPrecisionPolicy(
+            dtype_of(param_dtype), dtype_of(reduce_dtype), None if name else dtype_of(output_dtype)
+        )
+        module: Any = replicate_fsdp(model.get_submodule(name), mp_policy=policy, **options)
+        if divide:
+            module.set_gradient_divide_factor(divide)
+        if sums:
+            module.set_force_sum_reduction_for_comms(True)
+    if recast:
+        model.to(party.dtype)
+    party.divided_by = divide
     party.model = model
     return model
+
+
+def dtype_of(name: str) -> torch.dtype | None:
+    """A dtype by its name; None for ""."""
+    return getattr(torch, name) if name else None
 
 
 def on_tp_extension(
@@ -103,9 +185,19 @@ def on_tp_extension(
     plan: Mapping[str, str],
     use_orig_params: bool = True,
     strategy: str = "FULL_SHARD",
+    replicas: int = 0,
+    param_dtype: str = "",
+    reduce_dtype: str = "",
+    offload: bool = False,
 ) -> nn.Module:
-    """FSDP1 over tensor parallelism: ``plan`` gives ``columns`` or ``rows`` to layers; the rest stays whole."""
-    mesh = init_device_mesh(party.device.type, (party.world // tensor, tensor), mesh_dim_names=("dp", "tp"))
+    """FSDP1 over tensor parallelism: ``plan`` gives ``columns`` or ``rows`` to layers; the rest stays whole.
+
+    ``replicas``: how often the shards are replicated, for hybrid strategies: a mesh of three dimensions; 0 for two.
+    """
+    data = party.world // tensor
+    sizes: tuple[int, ...] = (replicas, data // replicas, tensor) if replicas else (data, tensor)
+    names: tuple[str, ...] = ("replicas", "shards", "tp") if replicas else ("dp", "tp")
+    mesh = init_device_mesh(party.device.type, sizes, mesh_dim_names=names)
     styles: dict[str, ParallelStyle] = {
         name: ColwiseParallel(output_layouts=Replicate())
         if how == "columns"
@@ -114,11 +206,17 @@ def on_tp_extension(
     }
     parallelize_module(model, mesh["tp"], styles)
     options: dict[str, Any] = {
-        "device_mesh": mesh["dp"],
+        "device_mesh": mesh["replicas", "shards"] if replicas else mesh["dp"],
         "device_id": party.device,
         "use_orig_params": use_orig_params,
         "sharding_strategy": ShardingStrategy[strategy],
     }
+    if param_dtype or reduce_dtype:
+        options["mixed_precision"] = MixedPrecision(
+            dtype_of(param_dtype), dtype_of(reduce_dtype), dtype_of(param_dtype)
+        )
+    if offload:
+        options["cpu_offload"] = CPUOffload(offload_params=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
         warnings.filterwarnings("ignore", category=FutureWarning)
@@ -256,9 +354,11 @@ __all__ = [
     "Party",
     "clean_up",
     "compiled",
+    "dtype_of",
     "finish",
     "gradients",
     "launched",
+    "line_mesh",
     "on_replicate",
     "on_replicate_fsdp",
     "on_tp_extension",
