@@ -44,11 +44,7 @@ def tp_layouts(
     """``able``: names of the layers that can be wrapped on their own."""
     tensor = draw(st.sampled_from([t for t in (1, 2, 3, 4) if world % t == 0]))
     data = world // tensor
-    # compiled_kept_shards.py: a compiled model whose parameters stay whole fails where it has gradients.
-    strategies = (
-        ("FULL_SHARD", "NO_SHARD", HYBRID[0]) if compiled else ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *HYBRID)
-    )
-    strategy = draw(st.sampled_from(strategies))
+    strategy = draw(st.sampled_from(("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *HYBRID)))
     chosen = draw(st.sets(st.sampled_from(list(able)))) if able else set()
     wrapped = tuple(n.name for n in reversed(named) if n.name in chosen)
     plan: list[tuple[str, str]] = []

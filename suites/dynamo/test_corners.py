@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, requirement
+from harness.programs.assertion import assert_same_as_alone
+from harness.programs.spec import Activation, Compile, Layout, Linear, Model, Program, Step
 from harness.stacks import dynamo, replicate
 
 
@@ -71,3 +77,77 @@ def test_bucket_sizes(world: World, megabytes: float) -> None:
         return counter.graphs > 0
 
     assert world.run(body) == [True, True]
+
+
+@requirement(
+    "DYN-FSDP-01",
+    "A compiled model under FSDP1 is compiled again, for other shapes, whether it has gradients or not.",
+    source="torch/distributed/fsdp: ShardingStrategy; torch.compile",
+)
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
+@pytest.mark.world(2)
+def test_compiled_again(world: World, strategy: str) -> None:
+    """Two backwards, of four rows and of one, that add up."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.layer(x) + 1
+            return result
+
+    def body(rank: Rank) -> bool:
+        model = FullyShardedDataParallel(
+            Model(), device_id=rank.device, sharding_strategy=ShardingStrategy[strategy], use_orig_params=True
+        )
+        counter = dynamo.GraphCounter("eager")
+        compiled = torch.compile(model, backend=counter)
+        for rows in (4, 1):
+            compiled(torch.ones(rows, 4)).sum().backward()
+        return counter.graphs > 0
+
+    assert world.run(body) == [True, True]
+
+
+@requirement(
+    "DYN-HOOK-01",
+    "What of a model has no backward hook is compiled, whatever the rest has.",
+    source="torch/_dynamo/variables: module backward hooks",
+)
+@pytest.mark.parametrize("hooked", [False, True], ids=["plain", "hooked"])
+@pytest.mark.world(1)
+def test_backward_hooks(world: World, hooked: bool) -> None:
+    """The first of three layers has a full backward hook that changes nothing."""
+
+    def body(rank: Rank) -> bool:
+        model, counter = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)), dynamo.GraphCounter("eager")
+        if hooked:
+            model[0].register_full_backward_hook(lambda module, inputs, outputs: None)
+        torch.compile(model, backend=counter)(torch.ones(1, 2, requires_grad=True)).sum().backward()
+        return counter.graphs > 0
+
+    assert world.run(body) == [True]
+
+
+@requirement(
+    "DYN-GRAD-04",
+    "A model compiled with Inductor, and replicated, has the gradients of one device.",
+    source="torch.compile: backend='inductor', PyTorch's default",
+)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.world(2, timeout=280)
+@pytest.mark.skipif(
+    not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")),
+    reason="Inductor needs a C++ compiler on this machine",
+)
+def test_inductor(worlds: Callable[[int], World], dynamic: bool) -> None:
+    """Two layers of small whole numbers, so that any order of additions has the same bits."""
+    program = Program(
+        Model(inputs=(3,), layers=(Linear(4), Activation("relu"), Linear(2))),
+        Layout("dynamo", world=2, compiled=Compile("inductor", dynamic=dynamic)),
+        steps=(Step(rows=(4, 3)), Step(rows=(4,), evaluate=True)),
+        dtype="float32",
+    )
+    assert_same_as_alone(worlds, program)

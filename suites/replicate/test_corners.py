@@ -69,3 +69,23 @@ def test_unused_module(world: World, find: bool) -> None:
 
     ends = world.run(body)
     assert ends in ([[1.5, 1.5]] * 2, ["an error"] * 2)
+
+
+@requirement(
+    "REPL-STATIC-01",
+    "With static_graph, gradients accumulate without synchronisation, and are averaged with it.",
+    source="torch.nn.parallel.DistributedDataParallel: static_graph; pytorch/pytorch#143580",
+)
+@pytest.mark.parametrize("synced_first", [True, False], ids=["synced-first", "unsynced-first"])
+@pytest.mark.world(2)
+def test_static_graph(world: World, synced_first: bool) -> None:
+    """A step of two micro-batches, the first not synchronised, perhaps after a synchronised step."""
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate.apply(nn.Linear(2, 1, bias=False), rank, static_graph=True)
+        for synced in ([True] if synced_first else []) + [False, True]:
+            model.set_requires_gradient_sync(synced)
+            model(torch.full((1, 2), 1.0 + rank.index)).sum().backward()
+        return replicate.gradients(model)["weight"].flatten().tolist()
+
+    assert world.run(body) == [[4.5 if synced_first else 3.0] * 2] * 2

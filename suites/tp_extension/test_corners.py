@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 from harness import Rank, World, requirement
 from harness.stacks import tp_extension
@@ -212,3 +214,43 @@ def test_optimizer_state(world: World, original: bool) -> None:
         return all(map(torch.equal, before, after))
 
     assert world.run(body) == [True] * world.size
+
+
+@requirement(
+    "TP-HYB-01",
+    "A hybrid strategy averages gradients over replicas, whatever the number of shards.",
+    source="torch/distributed/fsdp/fully_sharded_data_parallel.py: ShardingStrategy; pytorch/pytorch#154888",
+)
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.world(4)
+def test_hybrid(world: World, shards: int) -> None:
+    """Every rank has a gradient of its own."""
+
+    def body(rank: Rank) -> list[float]:
+        mesh = rank.mesh(rank.size // shards, shards, names=("replicas", "shards"))
+        model = FullyShardedDataParallel(
+            linears(2, 1, bias=False),
+            device_mesh=mesh,
+            device_id=rank.device,
+            sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+            use_orig_params=True,
+        )
+        model(torch.full((1, 2), 1.0 + rank.index)).sum().backward()
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
+            return [float(x) for p in model.parameters() if p.grad is not None for x in p.grad.flatten()]
+
+    assert world.run(body) == [[2.5, 2.5]] * 4
+
+
+@requirement("TP-DIM-02", "A row-wise layer with one feature takes inputs of any number of dimensions.", source=SOURCE)
+@pytest.mark.parametrize("shape", [(2, 1), (2, 3, 1), (2, 1, 1)], ids=["rows", "sequences", "sequences-of-one"])
+@pytest.mark.world(2)
+def test_one_column(world: World, shape: tuple[int, ...]) -> None:
+    """On a tensor-parallel group of one rank."""
+
+    def body(rank: Rank) -> list[int]:
+        mesh = rank.mesh(rank.size, 1, names=("dp", "tp"))
+        model = parallelize_module(linears(1, 2), mesh["tp"], {"0": RowwiseParallel(input_layouts=Replicate())})
+        return list(model(torch.ones(shape)).shape)
+
+    assert world.run(body) == [[*shape[:-1], 2]] * 2

@@ -1,0 +1,106 @@
+"""Behaviours of replication on FSDP2's machinery that generated programs keep away from, since PyTorch has defects
+there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from harness import Rank, World, requirement
+from harness.stacks import replicate_fsdp
+
+SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
+
+
+@requirement(
+    "REPF-DIV-01",
+    "Summed gradients are divided by the factor that was set, once, whatever the dtype and kind of reduction.",
+    source="torch/distributed/fsdp/_fully_shard: set_gradient_divide_factor, set_force_sum_reduction_for_comms",
+)
+@pytest.mark.parametrize("sums", [False, True], ids=["any-reduction", "sums"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.world(1, 2, 3)
+def test_divide_factor(world: World, dtype: str, sums: bool) -> None:
+    """A factor of 4; every rank has a gradient of 8."""
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate_fsdp.apply(nn.Linear(2, 1, bias=False, dtype=getattr(torch, dtype)), rank)
+        model.set_gradient_divide_factor(4.0)
+        model.set_force_sum_reduction_for_comms(sums)
+        model(torch.full((1, 2), 8.0, dtype=getattr(torch, dtype))).sum().backward()
+        return [float(x) for x in replicate_fsdp.gradients(model)["weight"].flatten()]
+
+    assert world.run(body) == [[8.0 * world.size / 4.0] * 2] * world.size
+
+
+@requirement("REPF-DIM-01", "A parameter without elements has a gradient without elements.", source=SOURCE)
+@pytest.mark.parametrize("groups", [True, False], ids=["own-group", "one-group"])
+@pytest.mark.world(1, 2)
+def test_no_elements(world: World, groups: bool) -> None:
+    """A layer without outputs beside one that has some, in its group or not."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.some, self.none = nn.Linear(2, 2), nn.Linear(2, 0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.some(x)
+            return torch.cat([x, self.none(x)], dim=1)
+
+    def body(rank: Rank) -> list[int]:
+        model = replicate_fsdp.apply(Model(), rank, groups=groups)
+        model(torch.ones(1, 2)).sum().backward()
+        return list(replicate_fsdp.gradients(model)["none.weight"].shape)
+
+    assert world.run(body) == [[0, 2]] * world.size
+
+
+@requirement(
+    "REPF-THAW-01",
+    "A layer that was frozen in the first forward is trained once it requires gradients.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("reduced", [None, "bfloat16"], ids=["plain", "mixed"])
+@pytest.mark.world(2)
+def test_thawed(world: World, reduced: str | None) -> None:
+    """The second of two groups is frozen, used, and thawed; with and without mixed precision."""
+    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, reduced)) if reduced else MixedPrecisionPolicy()
+
+    def body(rank: Rank) -> str:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[1].requires_grad_(False)
+        replicate_fsdp.apply(model, rank, mp_policy=policy)
+        model(torch.ones(1, 2)).sum().backward()
+        model[1].requires_grad_(True)
+        model(torch.ones(1, 2)).sum().backward()
+        return str(replicate_fsdp.gradients(model)["1.weight"].dtype)
+
+    assert world.run(body) == ["torch.float32"] * world.size
+
+
+@requirement(
+    "REPF-TIED-01",
+    "A parameter shared by two groups either has its whole gradient, or is refused.",
+    source=SOURCE,
+)
+@pytest.mark.world(1, 2)
+def test_tied_across_groups(world: World) -> None:
+    """Two layers, each a group of its own, have the same weight: its gradient is that of both uses."""
+
+    def body(rank: Rank) -> str | list[float]:
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        nn.init.ones_(model[0].weight)
+        model[1].weight = model[0].weight
+        try:
+            replicate_fsdp.apply(model, rank)
+            model(torch.ones(1, 2)).sum().backward()
+        except (RuntimeError, ValueError, AssertionError) as e:
+            return type(e).__name__
+        return [float(x) for x in replicate_fsdp.gradients(model)["0.weight"].flatten()]
+
+    outcomes = world.run(body)
+    assert len({str(outcome) for outcome in outcomes}) == 1
+    assert isinstance(outcomes[0], str) or outcomes[0] == [4.0] * 4
