@@ -19,7 +19,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.distributed._composable.replicate import replicate as replicate_ddp
 from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, ShardingStrategy, StateDictType
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -44,8 +44,14 @@ class Party:
     """The model as the stack made it, before any compilation."""
     graphs: list[int] = field(default_factory=list)
     """Number of nodes in each graph that was compiled, in order."""
-    launched: dict[str, int] = field(default_factory=dict)
-    """How many collectives each backward launched on the default group."""
+    launched: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
+    """How many collectives each forward and backward launched, by micro-batch and by the members of the group."""
+    buckets: dict[str, list[tuple[int, bool]]] = field(default_factory=dict)
+    """Which buckets each module's communication hook was called with, and if with the last, since the last backward."""
+    hooked: dict[str, dict[str, list[tuple[int, bool]]]] = field(default_factory=dict)
+    """The same, by micro-batch."""
+    unwaited: int = 0
+    """Functional collectives that nothing had waited for after a synced backward."""
 
     def root(self, model: Any) -> Any:
         """What has the parameters of a model that may have been compiled."""
@@ -66,27 +72,63 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 # putting a model on ranks
 
 
+def flattened(party: Party, rows: int) -> DeviceMesh:
+    """A mesh of ``rows`` rows over the world, as one dimension."""
+    shape = (rows, party.world // rows)
+    return init_device_mesh(party.device.type, shape, mesh_dim_names=("rows", "columns"))._flatten("flat")
+
+
+def counted(party: Party, name: str, hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A communication hook that notes the buckets which it is called with, under a module's name."""
+    party.buckets[name] = []
+
+    def note(bucket: Any) -> Any:
+        party.buckets[name].append((bucket.index(), bucket.is_last()))
+        return bucket
+
+    return lambda state, bucket: hook(state, note(bucket))  # DDP minds annotations
+
+
 def on_replicate(
-    party: Party, model: nn.Module, wrapped: Sequence[str], *, hook: str = "", **options: Any
+    party: Party, model: nn.Module, wrapped: Sequence[str], *, hook: str = "", rows: int = 0, **options: Any
 ) -> nn.Module:
-    """Composable DDP: ``wrapped`` submodules each on its own, or the whole model for [""]."""
+    """Composable DDP: ``wrapped`` submodules each on its own, or the whole model for [""].
+
+    ``rows``: of a mesh that is flattened; 0 for the default group.
+    """
+    if rows:
+        options["device_mesh"] = flattened(party, rows)
     for name in wrapped:
         module: Any = model.get_submodule(name)
         replicate_ddp(module, **options)
         if hook:
-            module.register_comm_hook(None, getattr(default_hooks, hook))
+            module.register_comm_hook(None, counted(party, name, getattr(default_hooks, hook)))
     party.model = model
     return model
 
 
 def on_replicate_fsdp(
-    party: Party, model: nn.Module, wrapped: Sequence[str], *, offload: bool = False, mesh_given: bool = True
+    party: Party,
+    model: nn.Module,
+    wrapped: Sequence[str],
+    *,
+    offload: bool = False,
+    mesh_given: bool = True,
+    rows: int = 0,
 ) -> nn.Module:
-    """Replication on FSDP2's machinery, ``wrapped`` submodules first, each a group of its own."""
+    """Replication on FSDP2's machinery, ``wrapped`` submodules first, each a group of its own.
+
+    ``rows``: of a mesh that is flattened; 0 for a mesh of one dimension.
+    """
     known = inspect.signature(replicate_fsdp).parameters
     options: dict[str, Any] = {"offload_policy": CPUOffloadPolicy(pin_memory=False)} if offload else {}
-    if mesh_given:
-        mesh = init_device_mesh(party.device.type, (party.world,), mesh_dim_names=("replicate",))
+    if mesh_given or rows:
+        names = ("replicate",)
+        mesh = (
+            flattened(party, rows)
+            if rows
+            else init_device_mesh(party.device.type, (party.world,), mesh_dim_names=names)
+        )
         options["mesh" if "mesh" in known else "device_mesh"] = mesh
     for name in wrapped:
         replicate_fsdp(model.get_submodule(name), **options)
@@ -103,9 +145,17 @@ def on_tp_extension(
     plan: Mapping[str, str],
     use_orig_params: bool = True,
     strategy: str = "FULL_SHARD",
+    replicas: int = 0,
 ) -> nn.Module:
-    """FSDP1 over tensor parallelism: ``plan`` gives ``columns`` or ``rows`` to layers; the rest stays whole."""
+    """FSDP1 over tensor parallelism: ``plan`` gives ``columns`` or ``rows`` to layers; the rest stays whole.
+
+    ``replicas``: for hybrid sharding, how many groups of ranks have everything each.
+    """
     mesh = init_device_mesh(party.device.type, (party.world // tensor, tensor), mesh_dim_names=("dp", "tp"))
+    data = mesh["dp"]
+    if replicas:
+        shape = (replicas, party.world // replicas)
+        data = init_device_mesh(party.device.type, shape, mesh_dim_names=("replicas", "dp"))
     styles: dict[str, ParallelStyle] = {
         name: ColwiseParallel(output_layouts=Replicate())
         if how == "columns"
@@ -114,7 +164,7 @@ def on_tp_extension(
     }
     parallelize_module(model, mesh["tp"], styles)
     options: dict[str, Any] = {
-        "device_mesh": mesh["dp"],
+        "device_mesh": data,
         "device_id": party.device,
         "use_orig_params": use_orig_params,
         "sharding_strategy": ShardingStrategy[strategy],
@@ -157,14 +207,25 @@ def set_sync(party: Party, synced: bool) -> None:
             module._sync_gradients = synced
 
 
-def launched() -> int:
-    """How many collectives this process has launched on the default group."""
-    group: Any = dist.group.WORLD if dist.is_initialized() else None
-    return int(group._get_sequence_number_for_group()) if group is not None else 0
+def launched() -> dict[tuple[int, ...], int]:
+    """How many collectives this process has launched on its groups, by the members' global ranks, ascending."""
+    found: dict[tuple[int, ...], int] = {}
+    for group in dist.distributed_c10d._world.pg_map:
+        members = tuple(sorted(dist.get_process_group_ranks(group)))
+        counter: Any = group  # it has no type
+        found[members] = found.get(members, 0) + int(counter._get_sequence_number_for_group())
+    return found
+
+
+def since(before: Mapping[tuple[int, ...], int]) -> dict[tuple[int, ...], int]:
+    """How many collectives were launched since, by the members of the group; groups without any are left out."""
+    return {group: count - before.get(group, 0) for group, count in launched().items() if count != before.get(group, 0)}
 
 
 def finish(party: Party) -> None:
     """After a synced backward, nothing is on its way any more."""
+    if dist.is_initialized():
+        party.unwaited += torch._C._distributed_c10d._get_work_registry_size()
     if party.device.type != "cpu":
         torch.accelerator.synchronize()
 
@@ -256,7 +317,9 @@ __all__ = [
     "Party",
     "clean_up",
     "compiled",
+    "counted",
     "finish",
+    "flattened",
     "gradients",
     "launched",
     "on_replicate",
@@ -265,5 +328,6 @@ __all__ = [
     "optimizer_state",
     "reload",
     "set_sync",
+    "since",
     "whole",
 ]
