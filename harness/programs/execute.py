@@ -59,10 +59,22 @@ def alone(program: Program, dtype: torch.dtype = torch.float64) -> Callable[[], 
     The function that is returned trains, once, and returns everything that is compared, by name.
     """
     names = functions(program)
-    party = training.Party(dtype=dtype)
-    model = names["build"](party)
+    one = training.Party(dtype=dtype)
+    model = names["build"](one)
     train: Callable[[Any, Any], Tensors] = names["train"]
-    return lambda: train(party, model)
+    return lambda: train(one, model)
+
+
+def party(rank: Rank, program: Program) -> training.Party:
+    """Who trains on this rank."""
+    return training.Party(
+        dtype=getattr(torch, program.dtype),
+        device=rank.device,
+        index=rank.index,
+        world=rank.size,
+        part=program.part(rank.index),
+        parts=program.parts,
+    )
 
 
 def _trained(party: training.Party, names: dict[str, Any]) -> tuple[Tensors, residue.Remains, list[str]]:
@@ -86,22 +98,15 @@ def _trained(party: training.Party, names: dict[str, Any]) -> tuple[Tensors, res
 def on_rank(rank: Rank, program: Program) -> Outcome:
     """Train on this rank, on its part of each batch."""
     names = functions(program)
-    party = training.Party(
-        dtype=getattr(torch, program.dtype),
-        device=rank.device,
-        index=rank.index,
-        world=rank.size,
-        part=program.part(rank.index),
-        parts=program.parts,
-    )
+    of_rank = party(rank, program)
     before = residue.take()
     try:
-        seen, remains, left = _trained(party, names)
+        seen, remains, left = _trained(of_rank, names)
     finally:
         training.clean_up()
-    party.model = None
+    of_rank.model = None
     names.clear()
     left += remains.alive()
     # FSDP1 over tensor parallelism keeps layers, and their groups, in memory (docs/findings/tp_memory.py).
     left += residue.left(before, groups_freed=program.layout.stack != "tp_extension")
-    return Outcome(seen, tuple(party.graphs), party.launched, party.hooked, tuple(left))
+    return Outcome(seen, tuple(of_rank.graphs), of_rank.launched, of_rank.hooked, tuple(left))
