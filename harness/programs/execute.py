@@ -77,7 +77,9 @@ def party(rank: Rank, program: Program) -> training.Party:
     )
 
 
-def _trained(party: training.Party, names: dict[str, Any]) -> tuple[Tensors, residue.Remains, list[str]]:
+def _trained(
+    program: Program, party: training.Party, names: dict[str, Any]
+) -> tuple[Tensors, residue.Remains, list[str]]:
     """What was seen, what must be gone when this has returned, and what is wrong with the model after training."""
     model = names["build"](party)
     remains = residue.Remains(model)
@@ -86,7 +88,8 @@ def _trained(party: training.Party, names: dict[str, Any]) -> tuple[Tensors, res
     model = names["distribute"](party, model)
     seen = names["train"](party, model)
     remains.also("the stack's ", party.root(model).named_parameters())
-    problems = residue.misplaced(party.root(model), plain)
+    cleared, toggled = program.steps[-1].zero == "none", any(step.toggle for step in program.steps)
+    problems = residue.misplaced(party.root(model), plain, cleared=cleared, toggled=toggled)
     residue.release(party.root(model))
     if not torch.equal(random, residue.randomness()):
         problems.append("random numbers: the state is another")
@@ -101,7 +104,7 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
     of_rank = party(rank, program)
     before = residue.take()
     try:
-        seen, remains, left = _trained(of_rank, names)
+        seen, remains, left = _trained(program, of_rank, names)
     finally:
         training.clean_up()
     of_rank.model = None

@@ -197,9 +197,16 @@ def parameters_of(model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype, 
     return {name: (p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()}
 
 
-def misplaced(model: nn.Module, plain: Mapping[str, tuple[torch.Size, torch.dtype, bool]]) -> list[str]:
+def misplaced(
+    model: nn.Module,
+    plain: Mapping[str, tuple[torch.Size, torch.dtype, bool]],
+    *,
+    cleared: bool = False,
+    toggled: bool = False,
+) -> list[str]:
     """What is wrong with the parameters that a model has after a run, by their names in the plain model.
 
+    ``cleared``: whether gradients were set to None last; ``toggled``: whether some began or stopped to require them.
     A gradient has its parameter's shape, dtype, device and placements, and no history; so does no parameter.
     FSDP1's flat parameters are in the place of others, so names and shapes are not looked at there.
     """
@@ -213,9 +220,13 @@ def misplaced(model: nn.Module, plain: Mapping[str, tuple[torch.Size, torch.dtyp
             found.append(f"parameters: {name} is no parameter any more")
         if not flat and name in plain and (parameter.shape, parameter.dtype) != plain[name][:2]:
             found.append(f"parameters: {name} is {parameter.dtype}{list(parameter.shape)} now")
+        if not flat and not toggled and name in plain and parameter.requires_grad != plain[name][2]:
+            found.append(f"parameters: {name} requires a gradient: {parameter.requires_grad}, before {plain[name][2]}")
         gradient = parameter.grad
         if gradient is None:
             continue
+        if cleared:
+            found.append(f"gradients: {name} has one, after all were set to None")
         if gradient.requires_grad:
             found.append(f"gradients: that of {name} has a history")
         if (gradient.shape, gradient.dtype, gradient.device) != (parameter.shape, parameter.dtype, parameter.device):

@@ -17,6 +17,7 @@ from harness.programs.spec import (
     Layout,
     Linear,
     Named,
+    Norm,
     Optimizer,
     Step,
     children,
@@ -177,4 +178,6 @@ def _least_elements(n: Named, tensor: int) -> int:
         return min(rows // tensor * columns, rows * (columns // tensor))
     if isinstance(n.layer, Conv):
         return n.layer.out * n.before[0]
+    if isinstance(n.layer, Norm):
+        return n.before[0 if n.layer.kind == "batch" else -1]
     return n.layer.width if isinstance(n.layer, Embedding) else 0

@@ -119,6 +119,15 @@ def gradient_with_history(model: torch.nn.Module, seen: dict[str, Any]) -> None:
         parameter.grad = torch.ones_like(parameter).requires_grad_() * 2
 
 
+def gradient(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+
+def frozen(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    model.requires_grad_(False)
+
+
 def no_parameter(model: torch.nn.Module, seen: dict[str, Any]) -> None:
     linear: Any = model.get_submodule("linear0")
     weight = linear.weight
@@ -145,6 +154,8 @@ DAMAGES: list[tuple[Callable[[torch.nn.Module, dict[str, Any]], None], str]] = [
     (environment, "environment: LEFT: 1, before None"),
     (random_numbers, "random numbers: the state is another"),
     (gradient_with_history, "gradients: that of linear0.weight has a history"),
+    (gradient, "gradients: linear0.weight has one, after all were set to None"),
+    (frozen, "parameters: linear0.weight requires a gradient: False, before True"),
     (no_parameter, "parameters: ['linear0.bias'"),
     (wider, "parameters: linear0.weight is torch.float64[4, 3] now"),
 ]
