@@ -28,20 +28,24 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
     try:
         outcomes = world.run(execute.on_rank, program)
     except RanksFailed as e:
-        _write(world, program, e, e.summary(), None)
+        write(world, program, e, e.summary(), None)
         raise
     found = problems(program, truth, outcomes)
     if found:
         error = Different(found)
-        _write(world, program, error, "\n".join(found), truth)
+        write(world, program, error, "\n".join(found), truth)
         raise error
 
 
-def _write(world: World, program: Program, error: Exception, what: str, truth: Truth | None) -> None:
+def write(world: World, program: Program, error: Exception, what: str, truth: Truth | None, *, part: str = "") -> None:
+    """Write a reproducer of a program that fails, and note in the exception where it is.
+
+    ``part``: goes into the file's name, where a failure has several programs.
+    """
     try:
         file, command = reproducer.write(
             program,
-            reproducer.name_of_test(),
+            reproducer.name_of_test() + part,
             what=what,
             truth=truth,
             backend=world.spec.backend,

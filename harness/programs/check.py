@@ -3,8 +3,11 @@
 - *exact*: where the computation is proven exact in any order (:mod:`harness.oracles.proof`), bit for bit;
 - *bounded*: where it is not, within what rounding can explain (:mod:`harness.oracles.tolerance`);
 - *agreement*: ranks have the same gradients, parameters, buffers and states, bit for bit;
-- *accounting*: every rank launched the same number of collectives in every backward, none where synchronisation is off;
-  every rank compiled at least one graph, and all the same where they see the same shapes.
+- *accounting*: the ranks of a group launched the same number of collectives on it in every forward and backward, none
+  over data-parallel ranks where synchronisation is off, some where it is on; communication hooks are called once with
+  each bucket, alike on all ranks; every rank compiled at least one graph, and all the same where they see the same
+  shapes;
+- *residue*: a run leaves nothing behind in the process (:mod:`harness.programs.residue`).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import copy
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -177,15 +181,10 @@ def _disagree(one: Tensors, other: Tensors) -> list[str]:
 
 
 def _accounts(program: Program, outcomes: Sequence[Outcome]) -> list[str]:
-    found = []
-    for name in outcomes[0].launched:
-        counts = [o.launched.get(name, -1) for o in outcomes]
-        if len(set(counts)) > 1:
-            found.append(f"{name}: ranks launched different numbers of collectives: {counts}")
-        elif ", unsynced" in name and counts[0] and program.layout.under != "tp_extension":
-            found.append(f"{name}: {counts[0]} collectives, though gradients are not to be synchronised")
-        elif ", synced" in name and not counts[0] and program.layout.world > 1 and program.layout.under == "replicate":
-            found.append(f"{name}: no collective, though gradients are to be synchronised")
+    found = [f"rank {rank}: left behind: {what}" for rank, outcome in enumerate(outcomes) for what in outcome.left]
+    for name in dict.fromkeys(name for outcome in outcomes for name in outcome.launched):
+        found += _launches(program, name, [o.launched.get(name) for o in outcomes])
+        found += _hooks(name, [o.hooked.get(name, {}) for o in outcomes])
     if program.layout.compiled is not None:
         graphs = [o.graphs for o in outcomes]
         if not all(graphs):
@@ -193,3 +192,68 @@ def _accounts(program: Program, outcomes: Sequence[Outcome]) -> list[str]:
         elif len(set(graphs)) > 1 and program.even:  # other shapes may compile anew
             found.append(f"ranks compiled different graphs, of {' / '.join(map(str, graphs))} nodes")
     return found
+
+
+Launched: TypeAlias = dict[tuple[int, ...], int]
+
+
+def _launches(program: Program, name: str, ranks: Sequence[Launched | None]) -> list[str]:
+    """What is wrong with the numbers of collectives that ranks launched in one forward or backward."""
+    found = [f"{name}: rank {rank} has none" for rank, launched in enumerate(ranks) if launched is None]
+    tables = [launched or {} for launched in ranks]
+    for group in sorted({group for launched in tables for group in launched}):
+        others = [rank for rank, launched in enumerate(tables) if rank not in group and launched.get(group)]
+        if others:
+            found.append(f"{name}: ranks {others} launched collectives on the group of {_listed(group)}")
+        counts = [tables[rank].get(group, 0) for rank in group]
+        if len(set(counts)) > 1:
+            found.append(f"{name}: the ranks {_listed(group)} launched different numbers of collectives: {counts}")
+        elif ", unsynced" in name and group in _data_groups(program) and counts[0] > (most := _most_unsynced(program)):
+            allowed = f", at most {most}" if most else ""
+            what = f"{counts[0]} collectives of the ranks {_listed(group)}{allowed}"
+            found.append(f"{name}: {what}, though gradients are not to be synchronised")
+    idle = [group for group in (_data_groups(program) if ", synced" in name else ()) if not _joined(group, tables)]
+    what = "though gradients are to be synchronised"
+    return found + [f"{name}: no collective of the ranks {_listed(group)}, {what}" for group in idle]
+
+
+def _joined(group: Sequence[int], tables: Sequence[Launched]) -> bool:
+    """Whether collectives tell every rank of a group of every other, perhaps by way of a third."""
+    reached = {group[0]}
+    for _ in group:
+        for rank in tuple(reached):
+            reached |= {other for over, count in tables[rank].items() if count and rank in over for other in over}
+    return set(group) <= reached
+
+
+def _hooks(name: str, ranks: Sequence[Mapping[str, Sequence[tuple[int, bool]]]]) -> list[str]:
+    """What is wrong with the calls of communication hooks in one forward or backward."""
+    found = []
+    for module in dict.fromkeys(module for called in ranks for module in called):
+        for rank, called in enumerate(ranks):
+            calls = list(called.get(module, ()))
+            due = [(bucket, bucket == len(calls) - 1) for bucket in range(len(calls))]
+            if calls and ", synced" not in name:
+                found.append(f"{name}: rank {rank}: the communication hook of {module!r} was called: {calls}")
+            elif ", synced" in name and (not calls or calls != due):
+                found.append(f"{name}: rank {rank}: the communication hook of {module!r} was called with {calls}")
+            elif calls != ranks[0].get(module, ()):
+                found.append(f"{name}: ranks 0 and {rank} called the communication hook of {module!r} otherwise")
+    return found
+
+
+def _data_groups(program: Program) -> list[tuple[int, ...]]:
+    """The ranks that average gradients with each other."""
+    tensor = program.layout.tensor
+    return [tuple(range(first, program.layout.world, tensor)) for first in range(tensor)]
+
+
+def _most_unsynced(program: Program) -> int:
+    """How many collectives a backward may launch though it averages nothing: where FSDP1 has resharded, it gathers."""
+    layout = program.layout
+    gathers = layout.under == "tp_extension" and dict(layout.options).get("strategy") == "FULL_SHARD"
+    return len(layout.wrapped) if gathers else 0
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

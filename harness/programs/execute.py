@@ -6,13 +6,13 @@ import functools
 import linecache
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
 import torch
 
-from harness.programs import prelude
+from harness.programs import prelude, residue
 from harness.programs.source import source
 from harness.programs.spec import Program
 from harness.stacks import training
@@ -29,8 +29,12 @@ class Outcome:
     """Everything that is compared, by name, in order, whole and on the CPU."""
     graphs: tuple[int, ...]
     """Nodes of each compiled graph."""
-    launched: dict[str, int]
-    """How many collectives each backward launched on the default group, by micro-batch."""
+    launched: dict[str, dict[tuple[int, ...], int]]
+    """How many collectives each forward and backward launched, by micro-batch and by the members of the group."""
+    hooked: dict[str, dict[str, list[tuple[int, bool]]]] = field(default_factory=dict)
+    """Which buckets communication hooks were called with, and whether with the last, by micro-batch and module."""
+    left: tuple[str, ...] = ()
+    """What the run left behind in the process, a sentence each."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -55,16 +59,15 @@ def alone(program: Program, dtype: torch.dtype = torch.float64) -> Callable[[], 
     The function that is returned trains, once, and returns everything that is compared, by name.
     """
     names = functions(program)
-    party = training.Party(dtype=dtype)
-    model = names["build"](party)
+    one = training.Party(dtype=dtype)
+    model = names["build"](one)
     train: Callable[[Any, Any], Tensors] = names["train"]
-    return lambda: train(party, model)
+    return lambda: train(one, model)
 
 
-def on_rank(rank: Rank, program: Program) -> Outcome:
-    """Train on this rank, on its part of each batch."""
-    names = functions(program)
-    party = training.Party(
+def party(rank: Rank, program: Program) -> training.Party:
+    """Who trains on this rank."""
+    return training.Party(
         dtype=getattr(torch, program.dtype),
         device=rank.device,
         index=rank.index,
@@ -72,9 +75,41 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
         part=program.part(rank.index),
         parts=program.parts,
     )
-    build: Callable[..., Any] = names["build"]
+
+
+def _trained(
+    program: Program, party: training.Party, names: dict[str, Any]
+) -> tuple[Tensors, residue.Remains, list[str]]:
+    """What was seen, what must be gone when this has returned, and what is wrong with the model after training."""
+    model = names["build"](party)
+    remains = residue.Remains(model)
+    plain = residue.parameters_of(model)
+    random = residue.randomness()  # layers have been initialised
+    model = names["distribute"](party, model)
+    seen = names["train"](party, model)
+    remains.also("the stack's ", party.root(model).named_parameters())
+    cleared, toggled = program.steps[-1].zero == "none", any(step.toggle for step in program.steps)
+    problems = residue.misplaced(party.root(model), plain, cleared=cleared, toggled=toggled)
+    residue.release(party.root(model))
+    if not torch.equal(random, residue.randomness()):
+        problems.append("random numbers: the state is another")
+    if party.unwaited:
+        problems.append(f"collectives: nothing has waited for {party.unwaited} after a backward")
+    return seen, remains, problems
+
+
+def on_rank(rank: Rank, program: Program) -> Outcome:
+    """Train on this rank, on its part of each batch."""
+    names = functions(program)
+    of_rank = party(rank, program)
+    before = residue.take()
     try:
-        seen = names["train"](party, names["distribute"](party, build(party)))
+        seen, remains, left = _trained(program, of_rank, names)
     finally:
         training.clean_up()
-    return Outcome(seen, tuple(party.graphs), party.launched)
+    of_rank.model = None
+    names.clear()
+    left += remains.alive()
+    # FSDP1 over tensor parallelism keeps layers, and their groups, in memory (docs/findings/tp_memory.py).
+    left += residue.left(before, groups_freed=program.layout.under != "tp_extension")
+    return Outcome(seen, tuple(of_rank.graphs), of_rank.launched, of_rank.hooked, tuple(left))

@@ -1,102 +1,272 @@
-"""Laws that need no baseline: another program that must train to the same numbers on ranks.
+"""Laws that need no baseline: two runs that must end with the same numbers.
 
-Each law makes another program of one, or None where it has nothing to say.  Programs are compared with each other only
-where both are proven exact in any order, so any difference is one of the ranks'.
+A law makes two runs of one program, or None where it has nothing to say.  A run is a program and how it is executed: on
+its world, alone in a rank, or begun in one world and finished in another.  Programs are compared with each other only
+where both are proven exact in any order, so any difference is one of the ranks'; except where both runs do the same
+operations in the same order (``same_order``), whatever they round to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import msgspec
+import torch
 from hypothesis import assume
 
 from harness.oracles.exact import difference
-from harness.programs import execute
+from harness.programs import assertion, execute, resumption
 from harness.programs.check import Different, tame, truth_of
+from harness.programs.execute import Tensors
 from harness.programs.spec import Branch, Program, Scale, walk
+from harness.programs.tp_layouts import takes
+from harness.worlds.postmortem import RanksFailed
+from harness.worlds.rank import Rank
 from harness.worlds.world import World
+
+Worlds = Callable[[int], World]
 
 _with = msgspec.structs.replace
 
 
-def permuted(program: Program) -> Program | None:
+def _seen(rank: Rank, program: Program) -> Tensors:
+    return execute.on_rank(rank, program).seen
+
+
+def on_ranks(worlds: Worlds, program: Program) -> Tensors:
+    """A program on its world: what rank 0 saw."""
+    found: Tensors = worlds(program.layout.world).run(_seen, program)[0]
+    return found
+
+
+def _alone(rank: Rank, program: Program) -> Tensors:
+    return execute.alone(program, getattr(torch, program.dtype))()
+
+
+def plainly(worlds: Worlds, program: Program) -> Tensors:
+    """A program with torch alone, in its own dtype, in a process of a world of one rank."""
+    found: Tensors = worlds(1).run(_alone, program)[0]
+    return found
+
+
+@dataclass(frozen=True)
+class Law:
+    """Two runs of a program that must be the same."""
+
+    runs: Callable[[Program], tuple[Program, Program] | None]
+    """The programs of both; None where the law has nothing to say."""
+    second: Callable[[Worlds, Program], Tensors] = on_ranks
+    """How the second of them is executed."""
+    same_order: bool = False
+    """Whether both do the same operations in the same order, so that bits are compared whatever is rounded."""
+
+
+def _legal(program: Program) -> bool:
+    """Whether the stack takes a program that a law has made."""
+    if program.layout.under != "tp_extension":
+        return True
+    p = program
+    return takes(p.layout, list(walk(p.model)), p.steps, p.optimizer, p.dtype)
+
+
+def _pair(one: Program, other: Program) -> tuple[Program, Program] | None:
+    return (one, other) if one != other and _legal(one) and _legal(other) else None
+
+
+def _spanning(program: Program, world: int, **options: bool | int | float | str) -> Program:
+    """The same on so many ranks, with other options of the stack."""
+    merged = {**dict(program.layout.options), **options}
+    return _with(program, layout=_with(program.layout, world=world, options=tuple(merged.items())))
+
+
+def permuted(program: Program) -> tuple[Program, Program] | None:
     """Ranks exchange their parts of the batch: gradients are the same."""
-    return _with(program, rotated=program.rotated + 1) if program.parts > 1 else None
+    return _pair(program, _with(program, rotated=program.rotated + 1)) if program.parts > 1 else None
 
 
-def spread(program: Program) -> Program | None:
+def spread(program: Program) -> tuple[Program, Program] | None:
     """The same batch over twice as many ranks."""
-    if program.same_data:
-        return None
-    return _with(program, layout=_with(program.layout, world=2 * program.layout.world))
+    return None if program.same_data else _pair(program, _spanning(program, 2 * program.layout.world))
 
 
-def accumulated(program: Program) -> Program | None:
+def accumulated(program: Program) -> tuple[Program, Program] | None:
     """A batch in one piece, or in several micro-batches that are averaged after the last."""
     counting = any(
         isinstance(n.layer, Branch) or (isinstance(n.layer, Scale) and n.layer.kind == "rebound")
         for n in walk(program.model)
     )
+    if program.layout.compiled is not None and program.layout.under == "tp_extension":
+        return None  # compiled_gradients.py
     if counting or program.same_data:
         return None  # what a layer does depends on how many forwards there were
-    pieces = tuple(_with(step, rows=_halves(sum(step.rows)), synced=(), joint=True) for step in program.steps)
-    return _with(program, steps=pieces)
-
-
-def in_one_piece(program: Program) -> Program:
-    """What :func:`accumulated` is compared with."""
-    return _with(program, steps=tuple(_with(s, rows=(sum(s.rows),), synced=(), joint=True) for s in program.steps))
+    whole = _with(program, steps=tuple(_with(s, rows=(sum(s.rows),), synced=(), joint=True) for s in program.steps))
+    pieces = tuple(_with(s, rows=_halves(sum(s.rows)), synced=(), joint=True) for s in program.steps)
+    return _pair(whole, _with(program, steps=pieces))
 
 
 def _halves(rows: int) -> tuple[int, ...]:
     return (rows // 2, rows - rows // 2) if rows > 1 else (rows,)
 
 
-def unwrapped(program: Program) -> Program | None:
+def unwrapped(program: Program) -> tuple[Program, Program] | None:
     """No layer is wrapped on its own."""
     own = any(getattr(n.layer, "dtype", "") for n in walk(program.model))
-    return _with(program, layout=_with(program.layout, wrapped=())) if program.layout.wrapped and not own else None
+    return None if own else _pair(program, _with(program, layout=_with(program.layout, wrapped=())))
 
 
-def never_saved(program: Program) -> Program | None:
-    """Nothing is saved and loaded in between."""
-    if not any(step.reload for step in program.steps):
+def rewrapped(program: Program) -> tuple[Program, Program] | None:
+    """Layers are wrapped in the other order, those inside others still before them."""
+    backwards = program.layout.wrapped[::-1]
+    other = tuple(sorted(backwards, key=lambda name: -name.count(".")))
+    return _pair(program, _with(program, layout=_with(program.layout, wrapped=other)))
+
+
+def undivided(program: Program) -> tuple[Program, Program] | None:
+    """A mesh of data- and tensor-parallel ranks, or the same ranks all data parallel."""
+    if program.layout.tensor == 1 or program.same_data:
         return None
-    return _with(program, steps=tuple(_with(step, reload=False) for step in program.steps))
+    return _pair(program, _with(program, layout=_with(program.layout, tensor=1, plan=())))
 
 
-LAWS: dict[str, Callable[[Program], Program | None]] = {
-    "permuted": permuted,
-    "spread": spread,
-    "accumulated": accumulated,
-    "unwrapped": unwrapped,
-    "never-saved": never_saved,
+def flattened(program: Program) -> tuple[Program, Program] | None:
+    """Four ranks in one dimension, or in two that are flattened; for FSDP1, which takes two: sharded in pairs."""
+    layout = program.layout
+    if layout.under != "tp_extension":
+        return _pair(_spanning(program, 4), _spanning(program, 4, mesh="2x2"))
+    flat = _with(program, layout=_with(layout, tensor=1, plan=()))
+    flat = _spanning(flat, 4, strategy="FULL_SHARD")
+    return _pair(flat, _spanning(flat, 4, strategy="HYBRID_SHARD", replicas=2))
+
+
+def never_saved(program: Program) -> tuple[Program, Program] | None:
+    """Nothing is saved and loaded in between."""
+    return _pair(program, _with(program, steps=tuple(_with(step, reload=False) for step in program.steps)))
+
+
+def resumed(program: Program) -> tuple[Program, Program] | None:
+    """Half of the steps in one world, the others in a fresh one of another size; a single step is done in both.
+
+    Whole state dicts of FSDP1 are not those of one device where there are tensor-parallel layers, and fail where there
+    are several tensor-parallel ranks.
+    """
+    if program.layout.under == "tp_extension" and (program.layout.tensor > 1 or program.layout.plan):
+        return None
+    stateful = program.optimizer.momentum or program.optimizer.kind != "sgd"
+    if stateful and any(isinstance(n.layer, Branch) for n in walk(program.model)):
+        return None  # what had no gradient has no state yet, and strict loading wants one
+    steps = program.steps if len(program.steps) > 1 else program.steps * 2
+    half = len(steps) // 2
+    # Gradients are no part of what is saved.
+    steps = (*steps[: half - 1], _with(steps[half - 1], zero="none"), *steps[half:])
+    program = _with(program, steps=steps)
+    return (program, program) if _legal(program) and _legal(_continued(program)) else None
+
+
+def _continued(program: Program) -> Program:
+    """The same in the world in which it is finished."""
+    return _spanning(program, program.layout.tensor * (1 if program.layout.world > program.layout.tensor else 2))
+
+
+def _resume(worlds: Worlds, program: Program) -> Tensors:
+    half = len(program.steps) // 2
+    state = worlds(program.layout.world).run(resumption.begin, program, half)[0]
+    other = _continued(program)
+    found: Tensors = worlds(other.layout.world).run(resumption.finish, other, half, state)[0]
+    return found
+
+
+def eager(program: Program) -> tuple[Program, Program] | None:
+    """The same ranks, uncompiled."""
+    options = dict(program.layout.options)
+    inner = str(options.pop("inner", ""))
+    layout = _with(program.layout, stack=inner, compiled=None, options=tuple(options.items()))
+    return _pair(program, _with(program, layout=layout)) if inner else None
+
+
+def single(program: Program) -> tuple[Program, Program] | None:
+    """One rank, or torch alone.  FSDP1 adds squares for the norm of gradients in the order of flat parameters."""
+    if program.layout.under == "tp_extension" and any(step.clip for step in program.steps):
+        return None
+    if program.layout.dtypes:
+        return None  # what the stack casts is rounded otherwise
+    one = _with(program, layout=_with(program.layout, world=1, tensor=1, plan=()), rotated=0)
+    return (one, one) if _legal(one) else None
+
+
+LAWS: dict[str, Law] = {
+    "permuted": Law(permuted),
+    "spread": Law(spread),
+    "accumulated": Law(accumulated),
+    "unwrapped": Law(unwrapped),
+    "rewrapped": Law(rewrapped),
+    "undivided": Law(undivided),
+    "flattened": Law(flattened),
+    "never-saved": Law(never_saved),
+    "resumed": Law(resumed, second=_resume),
+    "eager": Law(eager, same_order=True),
+    "single": Law(single, second=plainly, same_order=True),
 }
 
 
-def assert_law(worlds: Callable[[int], World], program: Program, law: str) -> None:
-    """Require that a program and what a law makes of it end with the same parameters and states after every step.
+def assert_law(worlds: Worlds, program: Program, law: str) -> None:
+    """Require that the two runs of a law end with the same parameters and states after every step.
 
+    A program about which the law has nothing to say is given up (Hypothesis draws another).
     Errors: :class:`~harness.programs.check.Different`; :class:`~harness.RanksFailed` if ranks fail, hang or die.
+    Either has a note that says where the reproducers of both programs are.
     """
     __tracebackhide__ = True
-    if law == "accumulated":
-        program = in_one_piece(program)
-    other = LAWS[law](program)
-    assume(other is not None)
-    assert other is not None
-    for each in (program, other):
-        truth = truth_of(each, bound=False)
-        assume(truth.exact and tame(each, truth))
-    one, two = (worlds(p.layout.world).run(execute.on_rank, p)[0].seen for p in (program, other))
-    problems = []
-    for name in [name for name in one if name.startswith("step ") and "loaded again" not in name]:
-        if name not in two:
-            problems.append(f"{name}: is missing of the other program")
-            continue
-        problem = difference(one[name] + 0, two[name] + 0, name)
-        if problem:
-            problems.append(problem)
+    assume(holds(worlds, program, law))
+
+
+def holds(worlds: Worlds, program: Program, law: str) -> bool:
+    """The same; False where the law has nothing to say."""
+    __tracebackhide__ = True
+    made = LAWS[law].runs(program)
+    if made is None or not all(_comparable(each, LAWS[law]) for each in dict.fromkeys(made)):
+        return False
+    first, second = made
+    try:
+        one, other = on_ranks(worlds, first), LAWS[law].second(worlds, second)
+    except RanksFailed as e:
+        _write(worlds, made, e, e.summary())
+        raise
+    problems = list(_differences(one, other))
     if problems:
-        raise Different([f"the law {law!r} does not hold", *problems])
+        error = Different([f"the law {law!r} does not hold", *problems])
+        _write(worlds, made, error, "\n".join(error.problems))
+        raise error
+    return True
+
+
+def _comparable(program: Program, law: Law) -> bool:
+    truth = truth_of(program, bound=False)
+    return tame(program, truth) and (truth.exact or law.same_order)
+
+
+def _differences(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """What differs of the states after steps that the second run has seen, a sentence each."""
+    names = [
+        name
+        for name in one
+        if name.startswith("step ") and not any(word in name for word in ("loaded again", "calls of"))
+    ]
+    steps = {name.split(":")[0] for name in other if name.startswith("step ")}
+    if not steps:
+        yield "step: none was seen"
+    for name in names:
+        if name in other:
+            if problem := difference(one[name] + 0, other[name] + 0, name):
+                yield problem
+        elif name.split(":")[0] in steps and " of " not in name:
+            yield f"{name}: is missing of the other program"
+
+
+def _write(worlds: Worlds, made: tuple[Program, Program], error: Exception, what: str) -> None:
+    """Reproducers of both programs: each is compared with one device, and one at least is not what it is there."""
+    for number, program in enumerate(dict.fromkeys(made), 1):
+        assertion.write(worlds(program.layout.world), program, error, what, None, part=f"_{number}")
+
+
+__all__ = ["LAWS", "Law", "assert_law", "holds"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.stacks.training import Party, finish, gradients, launched, optimizer_state, plain, reload, set_sync
+from harness.stacks.training import Party, finish, gradients, launched, optimizer_state, plain, reload, set_sync, since
 
 # modules
 
@@ -205,9 +205,13 @@ class Run:
         """Everything that is compared, by name, in order."""
         self.turn = 0
 
-    def count(self, name: str, before: int) -> None:
-        """Keep how many collectives were launched since there had been ``before``."""
-        self.party.launched[name] = launched() - before
+    def count(self, name: str, before: dict[tuple[int, ...], int]) -> None:
+        """Keep how many collectives were launched on each group since there had been ``before``."""
+        self.party.launched[name] = since(before)
+        if self.party.buckets:
+            self.party.hooked[name] = {module: list(calls) for module, calls in self.party.buckets.items()}
+            for calls in self.party.buckets.values():
+                calls.clear()
 
     def note(self, name: str, tensor: torch.Tensor) -> None:
         """Keep a copy of a tensor."""
@@ -235,7 +239,9 @@ class Run:
         key, first, size = of if of else (self.turn, 0, rows)
         mine = slice(first, first + rows)
         set_sync(self.party, synced)
+        before = launched()
         output = model(self.part(self.batch(size, ("inputs", key))[mine]), self.turn)
+        self.count(f"{name}, forward", before)
         weights = values((size, *output.shape[1:]), (self.seed, "weights", key), self.span, 1)[mine]
         weights = self.part(weights).to(output)
         before = launched()

@@ -69,11 +69,15 @@ def agree(party, seen):
     dist.all_gather_object(everyone, (bits, party.launched, party.graphs))
     first = everyone[0]
     problems = [f"{{n}}: other bits than on rank 0" for n in bits if first[0].get(n) != bits[n]]
-    for name, count in party.launched.items():
-        if first[1].get(name) != count:
-            problems.append(f"{{name}}: {{count}} collectives, rank 0 launched {{first[1].get(name)}}")
-        if NOTHING_UNSYNCED and ", unsynced" in name and count:
-            problems.append(f"{{name}}: {{count}} collectives, though gradients are not to be synchronised")
+    for name, launched in party.launched.items():
+        for group, count in launched.items():
+            counts = [everyone[rank][1].get(name, {{}}).get(group, 0) for rank in group]
+            if len(set(counts)) > 1:
+                problems.append(f"{{name}}: ranks {{group}} launched different numbers of collectives: {{counts}}")
+            if NOTHING_UNSYNCED and ", unsynced" in name:
+                problems.append(f"{{name}}: {{count}} collectives, though gradients are not to be synchronised")
+        if SOME_SYNCED and ", synced" in name and not launched:
+            problems.append(f"{{name}}: no collective, though gradients are to be synchronised")
     if COMPILED and (not party.graphs or (SAME_SHAPES and party.graphs != first[2])):
         problems.append(f"compiled graphs of {{party.graphs}} nodes, rank 0 of {{first[2]}}")
     return problems
@@ -140,6 +144,7 @@ def reproducer(
                 if ": there is none" in line
             }
         ),
+        "SOME_SYNCED": program.layout.world > program.layout.tensor,
         "NOTHING_UNSYNCED": program.layout.under != "tp_extension",
         "COMPILED": program.layout.compiled is not None,
         "SAME_SHAPES": program.even,

@@ -63,6 +63,8 @@ class _Rules:
     smooth: bool
     """Whether layers and optimizers whose results are rounded are drawn."""
     compiled: bool = False
+    any_world: bool = False
+    """Whether only that is drawn which means the same on any number of ranks and in any micro-batches."""
 
     @property
     def tied(self) -> bool:
@@ -88,16 +90,18 @@ def programs(
     smooth: bool | None = None,
     most_steps: int = 3,
     dtypes: Sequence[str] = DTYPES,
+    any_world: bool = False,
 ) -> Program:
     """Programs for a stack on worlds of these sizes.
 
     ``smooth``: False for programs whose every result has a good chance to be representable, so that they are compared
     bit for bit; True for those with norms, attention, smooth activations, AdamW and clipping; None for both.
+    ``any_world``: only what means the same on any number of ranks, and in any number of micro-batches, as laws need it.
     """
     rounded = draw(st.booleans()) if smooth is None else smooth
     world = draw(st.sampled_from(sorted(worlds)))
     inner = draw(st.sampled_from(("replicate", "replicate_fsdp", "tp_extension"))) if stack == "dynamo" else stack
-    rules = _Rules(inner, rounded, stack == "dynamo")
+    rules = _Rules(inner, rounded, stack == "dynamo", any_world)
     dtype = draw(st.sampled_from(dtypes))
     model = draw(_models(rules, dtype))
     named = list(walk(model))
@@ -106,7 +110,7 @@ def programs(
     least = 2 if batch_norm else 1  # there are no statistics of one
     # What FSDP1 can't do with a plan of more than one tensor-parallel rank is not drawn half of the time.
     calm = inner == "tp_extension" and draw(st.booleans())
-    thawing = _thawing(named) if inner == "replicate_fsdp" else ()
+    thawing = _thawing(named) if inner == "replicate_fsdp" and not any_world else ()
     steps = tuple(draw(st.lists(_steps(rules, least, 2 * world + 1, thawing, calm), min_size=1, max_size=most_steps)))
     if rules.compiled and inner == "tp_extension":  # compiled_gradients.py: it can't be compiled while it has gradients
         steps = tuple(msgspec.structs.replace(s, rows=s.rows[:1], synced=(), zero="none") for s in steps)
@@ -210,7 +214,7 @@ def _keeping(rules: _Rules, dtype: str, shape: Shape) -> SearchStrategy[Layer]:
         st.builds(Activation, st.sampled_from(kinds)),
         _square(rules, shape),
         st.just(Mask()),
-        st.builds(Scale, st.sampled_from(("plain", "rebound", "per_rank"))),
+        st.builds(Scale, st.sampled_from(("plain", "rebound", "per_rank")[: 3 - rules.any_world])),
     ]
     if rules.smooth:
         norms = ("layer", "rms", "batch") if len(shape) < 3 and shape[0] else ("layer", "rms")
@@ -301,7 +305,7 @@ def _layouts(
     tied = _sharing(named)
     own = {n.name for n in named if getattr(n.layer, "dtype", "")}
     options: dict[str, Option] = {}
-    if draw(st.sampled_from((False, False, True))):
+    if not rules.any_world and draw(st.sampled_from((False, False, True))):
         options["mesh"] = draw(st.sampled_from(_meshes(world)))
     if not own and dtype != "float64" and draw(st.sampled_from((False, False, False, True))):
         options["recast"] = True
@@ -320,7 +324,7 @@ def _layouts(
             wrapped = pieces
     else:
         thawed = any(step.toggle for step in steps)
-        options |= draw(_fsdp_options(named, world, dtype, bool(own), same_data, thawed))
+        options |= draw(_fsdp_options(named, world, dtype, bool(own), same_data or rules.any_world, thawed))
         # Parameters of two dtypes can't be in one group; shared ones must be.
         able = [n.name for n in named if _wrappable(n) and not (tied | set(ignored)) & _within(n, named)]
         chosen = draw(st.sets(st.sampled_from(able))) if able else set()
@@ -355,7 +359,7 @@ def _ddp_options(draw: DrawFn, named: list[Named], rules: _Rules, steps: Sequenc
     branches = {n.layer.when for n in named if isinstance(n.layer, Branch)}
     # replicate_static_unsynced.py: a static graph takes no accumulation without synchronisation.
     synced = all(all(step.averages) for step in steps)
-    if synced and branches <= {"never"} and draw(st.sampled_from((False, False, False, True))):
+    if synced and branches <= {"never"} and not rules.any_world and draw(st.sampled_from((False, False, False, True))):
         found["static_graph"] = True
     elif branches or draw(st.sampled_from((False, False, True))):
         found["find_unused_parameters"] = True

@@ -100,6 +100,31 @@ def tp_layouts(
     )
 
 
+def takes(layout: Layout, named: Sequence[Named], steps: Sequence[Step], optimizer: Optimizer, dtype: str) -> bool:
+    """Whether such a layout could have been drawn: laws make programs of others, and must keep to the same limits."""
+    data = layout.world // layout.tensor
+    options = dict(layout.options)
+    original = bool(options.get("use_orig_params", True))
+    sharded = data > 1 and options.get("strategy") != "NO_SHARD"
+    by_name = {n.name: n for n in named}
+    if any(
+        how not in _styles(by_name[name], layout.tensor, data, steps, optimizer, dtype) for name, how in layout.plan
+    ):
+        return False
+    if dtype == "float64" and any(step.clip for step in steps) and options.get("strategy") != "NO_SHARD":
+        return False
+    once = all(len(step.rows) == 1 and step.zero == "none" for step in steps)
+    if _idle_units(named, layout.wrapped) and not (once and sharded):
+        return False
+    if not original:
+        return not any(isinstance(n.layer, Linear) and n.layer.frozen for n in named)
+    everywhere = _gradients_everywhere(named, layout.plan, layout.wrapped, layout.tensor, data, dtype)
+    if sharded and dtype != "float32" and not everywhere:
+        return False
+    accumulated = any(not synced for step in steps for synced in step.averages)
+    return not (layout.plan and (accumulated or not sharded))
+
+
 def _styles(
     n: Named, tensor: int, data: int, steps: Sequence[Step], optimizer: Optimizer, dtype: str
 ) -> tuple[str, ...]:
@@ -171,4 +196,6 @@ def _least_elements(n: Named, tensor: int) -> int:
         return min(rows // tensor * columns, rows * (columns // tensor))
     if isinstance(n.layer, Conv):
         return n.layer.out * n.before[0]
+    if isinstance(n.layer, Norm):
+        return n.before[0 if n.layer.kind == "batch" else -1]
     return n.layer.width if isinstance(n.layer, Embedding) else 0

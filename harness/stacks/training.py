@@ -52,8 +52,14 @@ class Party:
     """The model as the stack made it, before any compilation."""
     graphs: list[int] = field(default_factory=list)
     """Number of nodes in each graph that was compiled, in order."""
-    launched: dict[str, int] = field(default_factory=dict)
-    """How many collectives each backward launched on the default group."""
+    launched: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
+    """How many collectives each forward and backward launched, by micro-batch and by the members of the group."""
+    buckets: dict[str, list[tuple[int, bool]]] = field(default_factory=dict)
+    """Which buckets each module's communication hook was called with, and if with the last, since the last backward."""
+    hooked: dict[str, dict[str, list[tuple[int, bool]]]] = field(default_factory=dict)
+    """The same, by micro-batch."""
+    unwaited: int = 0
+    """Functional collectives that nothing had waited for after a synced backward."""
     divided_by: float = 0.0
     """What the stack divides summed gradients by; 0 for the number of parts."""
 
@@ -92,6 +98,17 @@ def line_mesh(party: Party, shape: str) -> DeviceMesh:
     return mesh._flatten() if len(long) > 1 else mesh[long[0] if long else names[0]]
 
 
+def counted(party: Party, name: str, hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A communication hook that notes the buckets which it is called with, under a module's name."""
+    party.buckets[name] = []
+
+    def note(bucket: Any) -> Any:
+        party.buckets[name].append((bucket.index(), bucket.is_last()))
+        return bucket
+
+    return lambda state, bucket: hook(state, note(bucket))  # DDP minds annotations
+
+
 def on_replicate(
     party: Party,
     model: nn.Module,
@@ -117,9 +134,7 @@ def on_replicate(
         module: Any = model.get_submodule(name)
         replicate_ddp(module, **options)
         if hook:
-            # bf16_compress_hook refuses every backend but NCCL and XCCL; its wrapper takes any.
-            chosen = getattr(default_hooks, hook)
-            module.register_comm_hook(None, chosen(default_hooks.allreduce_hook) if "wrapper" in hook else chosen)
+            module.register_comm_hook(None, counted(party, name, getattr(default_hooks, hook)))
     if recast:
         model.to(party.dtype)
     party.model = model
@@ -255,14 +270,25 @@ def set_sync(party: Party, synced: bool) -> None:
             module._sync_gradients = synced
 
 
-def launched() -> int:
-    """How many collectives this process has launched on the default group."""
-    group: Any = dist.group.WORLD if dist.is_initialized() else None
-    return int(group._get_sequence_number_for_group()) if group is not None else 0
+def launched() -> dict[tuple[int, ...], int]:
+    """How many collectives this process has launched on its groups, by the members' global ranks, ascending."""
+    found: dict[tuple[int, ...], int] = {}
+    for group in dist.distributed_c10d._world.pg_map:
+        members = tuple(sorted(dist.get_process_group_ranks(group)))
+        counter: Any = group  # it has no type
+        found[members] = found.get(members, 0) + int(counter._get_sequence_number_for_group())
+    return found
+
+
+def since(before: Mapping[tuple[int, ...], int]) -> dict[tuple[int, ...], int]:
+    """How many collectives were launched since, by the members of the group; groups without any are left out."""
+    return {group: count - before.get(group, 0) for group, count in launched().items() if count != before.get(group, 0)}
 
 
 def finish(party: Party) -> None:
     """After a synced backward, nothing is on its way any more."""
+    if dist.is_initialized():
+        party.unwaited += torch._C._distributed_c10d._get_work_registry_size()
     if party.device.type != "cpu":
         torch.accelerator.synchronize()
 
@@ -354,6 +380,7 @@ __all__ = [
     "Party",
     "clean_up",
     "compiled",
+    "counted",
     "dtype_of",
     "finish",
     "gradients",
@@ -365,5 +392,6 @@ __all__ = [
     "optimizer_state",
     "reload",
     "set_sync",
+    "since",
     "whole",
 ]

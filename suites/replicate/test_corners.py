@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from harness import Rank, World, requirement
 from harness.stacks import replicate
@@ -89,3 +90,23 @@ def test_static_graph(world: World, synced_first: bool) -> None:
         return replicate.gradients(model)["weight"].flatten().tolist()
 
     assert world.run(body) == [[4.5 if synced_first else 3.0] * 2] * 2
+
+
+@requirement(
+    "REPL-STATE-01",
+    "The whole state of model and optimizer, got, can be set.",
+    source="torch/distributed/checkpoint/state_dict.py: set_state_dict",
+)
+@pytest.mark.world(1, 2)
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_stateless_optimizer(world: World, momentum: float) -> None:
+    """SGD, whose state is empty without momentum."""
+
+    def body(rank: Rank) -> None:
+        model = replicate.apply(nn.Linear(4, 4), rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=momentum)
+        options = StateDictOptions(full_state_dict=True)
+        saved, state = get_state_dict(model, optimizer, options=options)
+        set_state_dict(model, optimizer, model_state_dict=saved, optim_state_dict=state, options=options)
+
+    world.run(body)

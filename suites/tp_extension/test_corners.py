@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -254,3 +256,19 @@ def test_one_column(world: World, shape: tuple[int, ...]) -> None:
         return list(model(torch.ones(shape)).shape)
 
     assert world.run(body) == [[*shape[:-1], 2]] * 2
+
+
+@requirement("TP-MEM-01", "Nothing of a model is left in memory when nobody has it any more.", source=SOURCE)
+@pytest.mark.world(1, 2)
+def test_memory(world: World) -> None:
+    """One backward with flat parameters; then the model is given up."""
+
+    def body(rank: Rank) -> bool:
+        module = sharded(linears(4, 4), rank, plan={}, use_orig_params=False)
+        backward(module, 1, 4)
+        flat = weakref.ref(next(module.parameters()))
+        del module
+        gc.collect()
+        return flat() is not None
+
+    assert world.run(body) == [False] * world.size

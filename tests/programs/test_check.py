@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 
@@ -28,6 +29,7 @@ ROUNDED = Program(
     Model((3,), (Linear(4), Norm(), Linear(2))), steps=(Step(rows=(2, 5)),), dtype="float32", span=0, denominator=1
 )
 COMPILED = Program(EXACT.model, Layout("dynamo", compiled=Compile()), (Step(rows=(2, 4)),))
+_with = msgspec.structs.replace
 GRADIENT = "micro-batch 1: gradient of linear0.weight"
 
 
@@ -44,7 +46,7 @@ def healthy(program: Program) -> list[Outcome]:
         for name, tensor in truth(program).tensors.items():
             mine = tensor.tensor_split(program.parts)[rank] if name.endswith(": output") else tensor
             seen[name] = mine.to(getattr(torch, program.dtype)) if mine.is_floating_point() else mine.clone()
-        launched = {"micro-batch 0, unsynced": 0, "micro-batch 1, synced": 1}
+        launched = {"micro-batch 0, unsynced": {}, "micro-batch 1, synced": {(0, 1): 1}}
         found.append(Outcome(seen, (4, 2) if program.layout.compiled else (), launched))
     return found
 
@@ -115,16 +117,52 @@ def not_a_number(outcomes: list[Outcome]) -> None:
 
 def too_early(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
-        outcome.launched["micro-batch 0, unsynced"] = 1
+        outcome.launched["micro-batch 0, unsynced"] = {(0, 1): 1}
 
 
 def not_at_all(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
-        outcome.launched["micro-batch 1, synced"] = 0
+        outcome.launched["micro-batch 1, synced"] = {}
 
 
 def one_more(outcomes: list[Outcome]) -> None:
-    outcomes[1].launched["micro-batch 1, synced"] = 2
+    outcomes[1].launched["micro-batch 1, synced"] = {(0, 1): 2}
+
+
+def on_another_group(outcomes: list[Outcome]) -> None:
+    outcomes[1].launched["micro-batch 1, synced"] = {(0,): 1}
+
+
+def alone(outcomes: list[Outcome]) -> None:
+    for rank, outcome in enumerate(outcomes):
+        outcome.launched["micro-batch 1, synced"] = {(rank,): 1}
+
+
+def not_counted(outcomes: list[Outcome]) -> None:
+    del outcomes[1].launched["micro-batch 1, synced"]
+
+
+def hook_too_early(outcomes: list[Outcome]) -> None:
+    outcomes[1].hooked["micro-batch 0, unsynced"] = {"linear0": [(0, True)]}
+
+
+def hook_not_called(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        outcome.hooked["micro-batch 1, synced"] = {"linear0": []}
+
+
+def hook_called_twice(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        outcome.hooked["micro-batch 1, synced"] = {"linear0": [(0, True), (0, True)]}
+
+
+def hook_called_otherwise(outcomes: list[Outcome]) -> None:
+    outcomes[0].hooked["micro-batch 1, synced"] = {"linear0": [(0, True)]}
+    outcomes[1].hooked["micro-batch 1, synced"] = {"linear0": [(0, False), (1, True)]}
+
+
+def left_behind(outcomes: list[Outcome]) -> None:
+    outcomes[1] = replace(outcomes[1], left=("threads: other: 1, before None",))
 
 
 @pytest.mark.parametrize(
@@ -139,9 +177,23 @@ def one_more(outcomes: list[Outcome]) -> None:
         (another_dtype, "found torch.float64, where torch.float32 is right"),
         (another_shape, "linear0.weight: expected float32[4, 3], found float32[12]"),
         (not_a_number, "1 of 12 elements differ"),
-        (too_early, "micro-batch 0, unsynced: 1 collectives, though gradients are not to be synchronised"),
-        (not_at_all, "micro-batch 1, synced: no collective, though gradients are to be synchronised"),
-        (one_more, "micro-batch 1, synced: ranks launched different numbers of collectives: [1, 2]"),
+        (
+            too_early,
+            "micro-batch 0, unsynced: 1 collectives of the ranks 0, 1, though gradients are not to be synchronised",
+        ),
+        (not_at_all, "micro-batch 1, synced: no collective of the ranks 0, 1, though gradients are to be synchronised"),
+        (one_more, "micro-batch 1, synced: the ranks 0, 1 launched different numbers of collectives: [1, 2]"),
+        (on_another_group, "micro-batch 1, synced: ranks [1] launched collectives on the group of 0"),
+        (alone, "micro-batch 1, synced: no collective of the ranks 0, 1, though gradients are to be synchronised"),
+        (not_counted, "micro-batch 1, synced: rank 1 has none"),
+        (hook_too_early, "unsynced: rank 1: the communication hook of 'linear0' was called: [(0, True)]"),
+        (hook_not_called, "synced: rank 0: the communication hook of 'linear0' was called with []"),
+        (
+            hook_called_twice,
+            "synced: rank 0: the communication hook of 'linear0' was called with [(0, True), (0, True)]",
+        ),
+        (hook_called_otherwise, "synced: ranks 0 and 1 called the communication hook of 'linear0' otherwise"),
+        (left_behind, "rank 1: left behind: threads: other: 1, before None"),
     ],
 )
 @pytest.mark.parametrize("program", [EXACT, ROUNDED], ids=["exact", "rounded"])
@@ -151,6 +203,36 @@ def test_damage_is_found(program: Program, damage: Callable[[list[Outcome]], Non
     damage(outcomes)
     found = problems(program, truth(program), outcomes)
     assert any(message in problem for problem in found), found
+
+
+SHARDED = Program(
+    EXACT.model,
+    Layout("tp_extension", 4, 2, wrapped=("linear0",), options=(("strategy", "FULL_SHARD"),)),
+    EXACT.steps,
+)
+
+
+@pytest.mark.parametrize(
+    ("group", "count", "strategy", "problem"),
+    [
+        ((0, 1), 5, "FULL_SHARD", False),
+        ((0, 2), 1, "FULL_SHARD", False),
+        ((0, 2), 2, "FULL_SHARD", True),
+        ((0, 2), 1, "NO_SHARD", True),
+    ],
+    ids=["tensor-parallel", "gathered", "reduced-too", "unsharded"],
+)
+def test_unsynced_where_groups_differ(group: tuple[int, ...], count: int, strategy: str, problem: bool) -> None:
+    """Without synchronisation tensor-parallel ranks go on, data-parallel ones gather what is sharded, and no more."""
+    program = Program(SHARDED.model, _with(SHARDED.layout, options=(("strategy", strategy),)), SHARDED.steps)
+    synced = [{(0, 2): 1}, {(1, 3): 1}] * 2
+    early: list[dict[tuple[int, ...], int]] = [{group: count} if rank in group else {} for rank in range(4)]
+    outcomes = [
+        Outcome({}, (), {"micro-batch 0, unsynced": early[rank], "micro-batch 1, synced": synced[rank]})
+        for rank in range(4)
+    ]
+    found = [p for p in problems(program, truth(EXACT), outcomes) if "collective" in p]
+    assert bool(found) == problem, found
 
 
 @pytest.mark.parametrize(

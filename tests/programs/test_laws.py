@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 
 from harness import Rank
-from harness.programs import execute
+from harness.programs import execute, reproducer
 from harness.programs.check import Different
-from harness.programs.laws import LAWS, assert_law
-from harness.programs.spec import Layout, Linear, Model, Optimizer, Program, Step
+from harness.programs.laws import LAWS, holds
+from harness.programs.spec import (
+    Activation,
+    Branch,
+    Compile,
+    Layout,
+    Linear,
+    Model,
+    Norm,
+    Optimizer,
+    Program,
+    Step,
+    loads,
+    walk,
+)
+from harness.programs.strategies import programs
+from harness.programs.tp_layouts import takes
 from tests.programs.damaged import Damaged, unreduced
 
 MODEL = Model((3,), (Linear(4), Linear(2)))
+ROUNDED = Model((3,), (Linear(4), Norm(), Activation("tanh"), Linear(2)))
 PLAIN = Program(MODEL, steps=(Step(rows=(4,), reload=True),), optimizer=Optimizer(momentum=0.5))
 WRAPPED = Program(MODEL, Layout("replicate_fsdp", wrapped=("linear0",)), PLAIN.steps, PLAIN.optimizer)
 
@@ -47,7 +65,7 @@ def last_micro_batch_only(rank: Rank) -> None:
 
 def loads_nothing(rank: Rank) -> None:
     """Optimizers forget what they are given."""
-    torch.optim.Optimizer.load_state_dict = lambda self, state: None  # type: ignore[method-assign,assignment]
+    torch.optim.Optimizer.load_state_dict = lambda self, state_dict: None  # type: ignore[method-assign,assignment]
 
 
 def wrapped_layers_stand_still(rank: Rank) -> None:
@@ -63,26 +81,178 @@ def wrapped_layers_stand_still(rank: Rank) -> None:
     execute.training.replicate_fsdp = replicate  # type: ignore[assignment]
 
 
+def first_wrapped_stands_still(rank: Rank) -> None:
+    """What is wrapped before all others is not trained."""
+    plain, before = execute.training.replicate_fsdp, []
+
+    @functools.wraps(plain)
+    def replicate(module: torch.nn.Module, **options: Any) -> Any:
+        if not isinstance(module, torch.nn.Linear):
+            before.clear()  # the whole model, which is the last
+        elif not before:
+            before.append(module)
+            module.requires_grad_(False)
+        return plain(module, **options)
+
+    execute.training.replicate_fsdp = replicate  # type: ignore[assignment]
+
+
+def divided_layers_are_others(rank: Rank) -> None:
+    """Tensor-parallel layers do not keep their parameters."""
+    plain = execute.training.parallelize_module
+
+    def parallelize(model: torch.nn.Module, mesh: Any, styles: Any) -> Any:
+        for name in styles:
+            torch.nn.init.ones_(model.get_submodule(name).weight)  # type: ignore[arg-type]
+        return plain(model, mesh, styles)
+
+    execute.training.parallelize_module = parallelize
+
+
+def rows_only(rank: Rank) -> None:
+    """Of a mesh that is flattened, only a row is left."""
+
+    def flattened(party: Any, rows: int) -> Any:
+        shape = (rows, party.world // rows)
+        return execute.training.init_device_mesh("cpu", shape, mesh_dim_names=("rows", "columns"))["columns"]
+
+    execute.training.flattened = flattened
+
+
+def compiled_wrong(rank: Rank) -> None:
+    """What is compiled gives twice its output."""
+    plain = execute.training.lookup_backend
+
+    def lookup(name: str) -> Any:
+        def backend(graph: Any, inputs: Any, **options: Any) -> Any:
+            made = plain(name)(graph, inputs, **options)
+            return lambda *args: tuple(2 * t if t.requires_grad else t for t in made(*args))
+
+        return backend
+
+    execute.training.lookup_backend = lookup
+
+
+def one_ulp(rank: Rank) -> None:
+    """Gradients on ranks are the next larger numbers."""
+    plain = execute.training.replicate_ddp
+
+    def replicate(model: torch.nn.Module, **options: Any) -> Any:
+        for parameter in model.parameters():
+            parameter.register_hook(lambda g: torch.nextafter(g, torch.full_like(g, torch.inf)))
+        return plain(model, **options)
+
+    execute.training.replicate_ddp = replicate  # type: ignore[assignment]
+
+
+def replicas_alone(rank: Rank) -> None:
+    """Nothing is summed but what is scattered."""
+    torch.distributed.all_reduce = lambda *args, **options: None
+
+
+_UNSAVED = (Step(rows=(4,)),) * 2
+_FLAT = (("use_orig_params", False),)
+
 DAMAGES: dict[str, tuple[Callable[[Rank], None], Program]] = {
     "permuted": (unreduced, PLAIN),
     "spread": (unreduced, PLAIN),
     "accumulated": (last_micro_batch_only, PLAIN),
     "unwrapped": (wrapped_layers_stand_still, WRAPPED),
+    "rewrapped": (
+        first_wrapped_stands_still,
+        Program(MODEL, Layout("replicate_fsdp", wrapped=("linear0", "linear1")), _UNSAVED, PLAIN.optimizer),
+    ),
+    "undivided": (
+        divided_layers_are_others,
+        Program(MODEL, Layout("tp_extension", 4, 2, plan=(("linear0", "columns"),), options=_FLAT), _UNSAVED),
+    ),
+    "flattened": (rows_only, PLAIN),
     "never-saved": (loads_nothing, Program(MODEL, steps=PLAIN.steps * 2, optimizer=PLAIN.optimizer)),
+    "resumed": (loads_nothing, Program(MODEL, steps=_UNSAVED, optimizer=PLAIN.optimizer)),
+    "eager": (
+        compiled_wrong,
+        Program(MODEL, Layout("dynamo", options=(("inner", "replicate"),), compiled=Compile()), _UNSAVED),
+    ),
+    "single": (one_ulp, Program(ROUNDED, steps=_UNSAVED, dtype="float32", span=0, denominator=1)),
 }
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_law(law: str) -> None:
-    """Quiet on healthy ranks; on damaged ones it says which law is broken, and by which number."""
-    damage, program = DAMAGES[law]
-    for do, broken in ((healthy, False), (damage, True)):
-        worlds = Damaged(do)
-        try:
-            if broken:
-                with pytest.raises(Different, match=f"the law '{law}' does not hold\nstep"):
-                    assert_law(worlds, program, law)
-            else:
-                assert_law(worlds, program, law)
-        finally:
-            worlds.close()
+CASES = {
+    **{law: (law, *case) for law, case in DAMAGES.items()},
+    "hybrid": ("flattened", replicas_alone, Program(MODEL, Layout("tp_extension", options=_FLAT), _UNSAVED)),
+}
+
+
+@pytest.fixture(scope="module")
+def sound() -> Iterator[Damaged]:
+    worlds = Damaged(healthy)
+    yield worlds
+    worlds.close()
+
+
+def test_every_law_is_seen_to_fail() -> None:
+    """No law is without a damage."""
+    assert DAMAGES.keys() == LAWS.keys()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_law(case: str, sound: Damaged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quiet on healthy ranks; of damaged ones it says which law is broken, by which number; programs are written."""
+    monkeypatch.setenv(reproducer.FOLDER, str(tmp_path))
+    law, damage, program = CASES[case]
+    assert holds(sound, program, law)
+    assert list(tmp_path.iterdir()) == []
+    worlds = Damaged(damage)
+    try:
+        with pytest.raises(Different, match=f"the law '{law}' does not hold\nstep") as caught:
+            holds(worlds, program, law)
+    finally:
+        worlds.close()
+    pair = LAWS[law].runs(program)
+    assert pair is not None
+    written = sorted(tmp_path.glob("*.json"))
+    assert {loads(file.read_text()) for file in written} == set(pair)
+    assert all(file.with_suffix(".py").exists() for file in written)
+    assert all(str(file) in "\n".join(caught.value.__notes__) for file in written)
+
+
+def test_hybrid_shards() -> None:
+    """Of FSDP1 the flattened mesh is compared with replicas of shards."""
+    made = LAWS["flattened"].runs(Program(MODEL, Layout("tp_extension", options=_FLAT), _UNSAVED))
+    assert made is not None
+    assert [dict(p.layout.options).get("strategy") for p in made] == ["FULL_SHARD", "HYBRID_SHARD"]
+
+
+@pytest.mark.parametrize(
+    ("law", "program"),
+    [
+        ("permuted", Program(MODEL, Layout(world=1))),
+        ("spread", Program(MODEL, same_data=True)),
+        ("accumulated", Program(Model((3,), (Branch(Linear(3)),)))),
+        ("unwrapped", Program(MODEL)),
+        ("rewrapped", WRAPPED),
+        ("undivided", Program(MODEL)),
+        ("never-saved", Program(MODEL)),
+        ("resumed", Program(MODEL, Layout("tp_extension", 2, 2))),
+        ("eager", Program(MODEL)),
+        ("permuted", Program(ROUNDED, dtype="float32", span=0, denominator=1)),
+    ],
+)
+def test_nothing_to_say(law: str, program: Program, sound: Damaged) -> None:
+    """Where a law makes no other program, or numbers are rounded in another order, nothing is executed."""
+    assert not holds(sound, program, law)
+
+
+@settings(max_examples=150, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs("tp_extension", (1, 2, 3, 4)))
+def test_what_is_drawn_is_taken(program: Program) -> None:
+    """Laws keep to the limits of drawn layouts, and those limits take whatever is drawn."""
+    named = list(walk(program.model))
+    assert takes(program.layout, named, program.steps, program.optimizer, program.dtype)
+
+
+def test_what_is_not_drawn_is_not_taken() -> None:
+    """Original parameters over tensor-parallel layers, accumulating without synchronisation: tp_no_sync.py."""
+    layout = Layout("tp_extension", 4, 2, plan=(("linear0", "columns"),))
+    for rows, expected in (((4,), True), ((4, 4), False)):
+        assert takes(layout, list(walk(MODEL)), (Step(rows=rows),), Optimizer(), "float32") == expected

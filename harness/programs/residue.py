@@ -1,0 +1,243 @@
+"""What a run leaves behind in a process: taken before, compared after.
+
+The steady state, found by running the same program again and again: no thread, no process group and no tensor of a run
+outlives it.  A model is in cycles of references, so the garbage collector has to run first; it looks at little, since
+what ranks start with is frozen.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.modules import module as modules
+from torch.nn.parallel import DistributedDataParallel
+
+_POOLS = frozenset(("pt_autograd_",))
+"""How names of threads begin that torch starts once and keeps."""
+
+_OF_GLOO = ("threads: gloo_", "threads: pt_gloo_")
+_PATIENCE = 0.5
+"""Seconds in which threads must have ended."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What another run in the same process could notice."""
+
+    threads: Mapping[str, int]
+    """How many, by name."""
+    groups: tuple[tuple[int, ...], ...]
+    """Members of every process group."""
+    global_hooks: Mapping[str, int]
+    """How many hooks all modules have, by kind."""
+    modes: tuple[str, ...]
+    """Of dispatch and of functions, outermost first."""
+    default_dtype: torch.dtype
+    default_device: torch.device
+    grad: bool
+    inference: bool
+    autocast: bool
+    anomaly: bool
+    saved_tensor_hooks: bool
+    deterministic: tuple[bool, bool]
+    threads_of_torch: int
+    active_ddp: bool
+    """Whether a DDP module is in the middle of its forward."""
+    registered_works: int
+    """Functional collectives that nothing has waited for."""
+    environment: Mapping[str, str] = field(repr=False)
+
+
+def take() -> State:
+    """The state of this process and thread."""
+    return State(
+        threads=_threads(),
+        groups=tuple(tuple(dist.get_process_group_ranks(group)) for group in dist.distributed_c10d._world.pg_map),
+        global_hooks={name: len(hooks) for name, hooks in vars(modules).items() if name in _GLOBAL_HOOKS},
+        modes=_modes(),
+        default_dtype=torch.get_default_dtype(),
+        default_device=torch.get_default_device(),
+        grad=torch.is_grad_enabled(),
+        inference=torch.is_inference_mode_enabled(),
+        autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled(),
+        anomaly=torch.is_anomaly_enabled(),
+        saved_tensor_hooks=_has_saved_tensor_hooks(),
+        deterministic=(
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        threads_of_torch=torch.get_num_threads(),
+        active_ddp=DistributedDataParallel._active_ddp_module is not None,
+        registered_works=torch._C._distributed_c10d._get_work_registry_size(),
+        environment=dict(os.environ),
+    )
+
+
+_GLOBAL_HOOKS = frozenset(
+    n for n, hooks in vars(modules).items() if n.startswith("_global_") and isinstance(hooks, dict)
+)
+
+
+def left(before: State, *, groups_freed: bool = True) -> list[str]:
+    """What is otherwise than before, a sentence each.
+
+    ``groups_freed``: whether threads of gloo must have ended, too; they live as long as anything holds their group.
+    """
+    if not groups_freed:
+        return [change for change in _changes(before) if not change.startswith(_OF_GLOO)]
+    found = _changes(before)
+    until = time.monotonic() + _PATIENCE
+    # A thread that has been joined is still listed for a moment.
+    while any(change.startswith("threads: ") for change in found) and time.monotonic() < until:
+        time.sleep(0.001)
+        found = _changes(before)
+    return found
+
+
+def _changes(before: State) -> list[str]:
+    after = take()
+    found = []
+    for f in fields(State):
+        was, now = getattr(before, f.name), getattr(after, f.name)
+        if was == now:
+            continue
+        what = f.name.replace("_", " ")
+        if isinstance(was, Mapping):
+            found += [
+                f"{what}: {name}: {now.get(name)}, before {was.get(name)}"
+                for name in sorted({*was, *now})
+                if was.get(name) != now.get(name) and (f.name != "threads" or was.get(name, 0) < now.get(name, 0))
+            ]
+        else:
+            found.append(f"{what}: {now}, before {was}")
+    return found
+
+
+def _threads() -> dict[str, int]:
+    """Of the process, C++'s and Python's; none of pools that torch keeps."""
+    names: Counter[str] = Counter()
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as f:
+                name = f.read().strip()
+        except OSError:  # it has ended
+            continue
+        if not name.startswith(tuple(_POOLS)):
+            names[name] += 1
+    return dict(names)
+
+
+def _modes() -> tuple[str, ...]:
+    dispatch = [torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
+    functions = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    return tuple(type(mode).__name__ for mode in (*dispatch, *functions))
+
+
+def _has_saved_tensor_hooks() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+# random state
+
+
+def randomness() -> torch.Tensor:
+    """The state of the CPU's random numbers: uint8[5056]."""
+    return torch.get_rng_state()
+
+
+# what must be gone
+
+
+class Remains:
+    """Things that must not outlive a run: its modules and parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._of: dict[str, weakref.ref[Any]] = {"the model": weakref.ref(model)}
+        self.also("parameter ", model.named_parameters())
+
+    def also(self, what: str, named: Iterable[tuple[str, Any]]) -> None:
+        """Watch more, such as what a stack has put into the place of parameters."""
+        for name, thing in named:
+            self._of.setdefault(f"{what}{name}", weakref.ref(thing))
+
+    def alive(self) -> list[str]:
+        """What is still there after a garbage collection, a sentence each."""
+        gc.collect()
+        return [f"memory: {name} is still there" for name, thing in self._of.items() if thing() is not None]
+
+
+def release(model: nn.Module) -> None:
+    """Break the cycles by which FSDP1's flat parameters keep themselves, which no collector sees.
+
+    A defect (docs/findings/tp_memory.py); what else is kept can be seen only without it.
+    """
+    for module in model.modules():
+        handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
+        if handle is not None:
+            vars(handle.flat_param).clear()
+
+
+# parameters and gradients
+
+
+def parameters_of(model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype, bool]]:
+    """Shape, dtype and whether it requires a gradient, of every parameter of a plain model."""
+    return {name: (p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()}
+
+
+def misplaced(
+    model: nn.Module,
+    plain: Mapping[str, tuple[torch.Size, torch.dtype, bool]],
+    *,
+    cleared: bool = False,
+    toggled: bool = False,
+) -> list[str]:
+    """What is wrong with the parameters that a model has after a run, by their names in the plain model.
+
+    ``cleared``: whether gradients were set to None last; ``toggled``: whether some began or stopped to require them.
+    A gradient has its parameter's shape, dtype, device and placements, and no history; so does no parameter.
+    FSDP1's flat parameters are in the place of others, so names and shapes are not looked at there.
+    """
+    found = []
+    flat = any(isinstance(m, FullyShardedDataParallel) for m in model.modules())
+    seen = {_plain(name): parameter for name, parameter in model.named_parameters()}
+    if not flat and list(seen) != list(plain):
+        found.append(f"parameters: {list(seen)}, before {list(plain)}")
+    for name, parameter in seen.items():
+        if not isinstance(parameter, nn.Parameter) or not parameter.is_leaf:
+            found.append(f"parameters: {name} is no parameter any more")
+        if not flat and name in plain and (parameter.shape, parameter.dtype) != plain[name][:2]:
+            found.append(f"parameters: {name} is {parameter.dtype}{list(parameter.shape)} now")
+        if not flat and not toggled and name in plain and parameter.requires_grad != plain[name][2]:
+            found.append(f"parameters: {name} requires a gradient: {parameter.requires_grad}, before {plain[name][2]}")
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        if cleared:
+            found.append(f"gradients: {name} has one, after all were set to None")
+        if gradient.requires_grad:
+            found.append(f"gradients: that of {name} has a history")
+        if (gradient.shape, gradient.dtype, gradient.device) != (parameter.shape, parameter.dtype, parameter.device):
+            found.append(f"gradients: that of {name} is {gradient.dtype}{list(gradient.shape)}")
+        if isinstance(gradient, DTensor) != isinstance(parameter, DTensor):
+            found.append(f"gradients: that of {name} is a {type(gradient).__name__}")
+    return found
+
+
+def _plain(name: str) -> str:
+    return name.replace("_fsdp_wrapped_module.", "").replace("_orig_mod.", "")
+
+
+__all__ = ["Remains", "State", "left", "misplaced", "parameters_of", "randomness", "release", "take"]

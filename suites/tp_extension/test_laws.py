@@ -1,0 +1,51 @@
+"""Laws that hold between two runs on ranks, whatever one device would say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+
+from harness import World, requirement
+from harness.programs.laws import assert_law
+from harness.programs.spec import Program
+from harness.programs.strategies import programs
+from suites.settings import examples
+
+
+@requirement(
+    "TP-LAW-01",
+    "Under FSDP over tensor parallelism the numbers stay the same when ranks exchange their parts of a batch, when "
+    "more ranks share it, when it comes in micro-batches, when no layer is wrapped on its own, when layers are "
+    "wrapped in another order, when no layer is tensor parallel, when shards are replicated in pairs, when state is "
+    "saved and loaded in between, and when a world of another size takes over.",
+    source="torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions",
+)
+@pytest.mark.parametrize(
+    "law",
+    ["permuted", "spread", "accumulated", "unwrapped", "rewrapped", "undivided", "flattened", "never-saved", "resumed"],
+)
+@pytest.mark.world(1, 2, 4, 8)
+@given(
+    program=programs(
+        "tp_extension", (1, 2, 4), smooth=False, most_steps=2, dtypes=("float64", "float32"), any_world=True
+    )
+)
+@examples(6)
+def test_law(worlds: Callable[[int], World], law: str, program: Program) -> None:
+    """Parameters, buffers and states of the optimizer after every step, bit for bit."""
+    assert_law(worlds, program, law)
+
+
+@requirement(
+    "TP-LAW-02",
+    "On one rank the numbers are those of torch alone, bit for bit, in the program's own dtype, whatever rounds.",
+    source="torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions",
+)
+@pytest.mark.world(1)
+@given(program=programs("tp_extension", (1,), most_steps=2, any_world=True))
+@examples(12)
+def test_single(worlds: Callable[[int], World], program: Program) -> None:
+    """The same operations in the same order, so that nothing has to be proven exact."""
+    assert_law(worlds, program, "single")

@@ -1,0 +1,249 @@
+"""What a run leaves behind: nothing, where ranks are healthy; and everything that can be left is found, on its rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import save_on_cpu
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness import Pool, Rank, WorldSpec
+from harness.programs import execute, residue
+from harness.programs.check import problems, truth_of
+from harness.programs.spec import Activation, Compile, Layout, Linear, Model, Program, Step
+from harness.stacks import training
+
+MODEL = Model((3,), (Linear(4), Activation(), Linear(2)))
+STEPS = (Step(rows=(2, 4)),) * 2
+
+
+def in_training(do: Callable[[torch.nn.Module, dict[str, Any]], None]) -> Callable[[Rank], None]:
+    """Something that rank 1 does with its model and what it has seen, after training."""
+
+    def damage(rank: Rank) -> None:
+        if rank.index != 1:
+            return
+        plain = execute.functions
+
+        def functions(program: Program) -> dict[str, Any]:
+            names = plain(program)
+            train = names["train"]
+
+            def damaged(party: Any, model: Any) -> Any:
+                seen = train(party, model)
+                do(party.root(model), seen)
+                return seen
+
+            return {**names, "train": damaged}
+
+        execute.functions = functions
+
+    return damage
+
+
+def keep_model(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    residue.gc.kept = [model]  # type: ignore[attr-defined]  # something that outlives the run
+
+
+def keep_parameter(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    residue.gc.kept = list(model.parameters())[:1]  # type: ignore[attr-defined]
+
+
+def thread(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
+
+
+def group(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    new = dist.distributed_c10d.PrefixStore("left", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
+    made = dist.ProcessGroup(new, 0, 1)
+    world = dist.distributed_c10d._world
+    world.pg_map[made] = ("gloo", new)
+    world.pg_names[made] = "left"
+    world.pg_group_ranks[made] = {1: 0}
+    training.clean_up = lambda: None
+
+
+def global_hook(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    register_module_forward_hook(lambda *args: None)
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def mode(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    _Mode().__enter__()
+
+
+def default_dtype(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+def grad_mode(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    torch.set_grad_enabled(False)
+
+
+def anomaly(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    torch.autograd.set_detect_anomaly(True)
+
+
+def saved_tensors(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    save_on_cpu().__enter__()  # type: ignore[no-untyped-call]
+
+
+def deterministic(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    torch.use_deterministic_algorithms(True)
+
+
+def environment(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    os.environ["LEFT"] = "1"
+
+
+def random_numbers(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    torch.rand(1)
+
+
+def gradient_with_history(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter).requires_grad_() * 2
+
+
+def gradient(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+
+def frozen(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    model.requires_grad_(False)
+
+
+def no_parameter(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    linear: Any = model.get_submodule("linear0")
+    weight = linear.weight
+    del linear._parameters["weight"]
+    linear.weight = weight.detach()
+
+
+def wider(model: torch.nn.Module, seen: dict[str, Any]) -> None:
+    model.double()
+
+
+DAMAGES: list[tuple[Callable[[torch.nn.Module, dict[str, Any]], None], str]] = [
+    (keep_model, "memory: the model is still there"),
+    (keep_parameter, "memory: parameter linear0.weight is still there"),
+    (thread, "threads: "),
+    (group, "groups: "),
+    (global_hook, "global hooks: _global_forward_hooks: 1, before 0"),
+    (mode, "modes: ('_Mode',), before ()"),
+    (default_dtype, "default dtype: torch.float64, before torch.float32"),
+    (grad_mode, "grad: False, before True"),
+    (anomaly, "anomaly: True, before False"),
+    (saved_tensors, "saved tensor hooks: True, before False"),
+    (deterministic, "deterministic: (True, False), before (False, False)"),
+    (environment, "environment: LEFT: 1, before None"),
+    (random_numbers, "random numbers: the state is another"),
+    (gradient_with_history, "gradients: that of linear0.weight has a history"),
+    (gradient, "gradients: linear0.weight has one, after all were set to None"),
+    (frozen, "parameters: linear0.weight requires a gradient: False, before True"),
+    (no_parameter, "parameters: ['linear0.bias'"),
+    (wider, "parameters: linear0.weight is torch.float64[4, 3] now"),
+]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize(("do", "message"), DAMAGES, ids=[do.__name__ for do, _ in DAMAGES])
+def test_what_is_left_is_found(pool: Pool, do: Callable[[torch.nn.Module, dict[str, Any]], None], message: str) -> None:
+    """Something that one of two ranks leaves, said of that rank and of no other."""
+    program = Program(MODEL, steps=STEPS, dtype="float32")
+    damage = in_training(do)
+
+    def body(rank: Rank) -> execute.Outcome:
+        damage(rank)
+        return execute.on_rank(rank, program)
+
+    world = pool.acquire(WorldSpec(2, timeout=30))
+    try:
+        outcomes = world.run(body)
+    finally:
+        world.kill()
+    found = [p for p in problems(program, truth_of(program), outcomes) if "left behind" in p]
+    assert any(p.startswith(f"rank 1: left behind: {message}") for p in found), found
+    assert all(p.startswith("rank 1: ") for p in found), found
+
+
+STACKS = [
+    Layout(),
+    Layout(options=(("hook", "allreduce_hook"),)),
+    Layout("replicate_fsdp", wrapped=("linear0",)),
+    Layout("tp_extension", 4, 2, ("linear2",), (("linear0", "columns"),), (("use_orig_params", False),)),
+    Layout("tp_extension", options=(("use_orig_params", False), ("strategy", "SHARD_GRAD_OP"))),
+    Layout("tp_extension", options=(("use_orig_params", True), ("strategy", "NO_SHARD"))),
+    Layout("dynamo", options=(("inner", "replicate"),), compiled=Compile()),
+]
+
+
+@pytest.mark.parametrize("layout", STACKS, ids=lambda layout: layout.stack)
+def test_nothing_is_left(pool: Pool, layout: Layout) -> None:
+    """The third run in a process leaves what the first did: nothing."""
+    program = Program(MODEL, layout, STEPS, dtype="float32")
+    world = pool.acquire(WorldSpec(layout.world, timeout=60))
+    for _ in range(3):
+        assert [o.left for o in world.run(execute.on_rank, program)] == [()] * layout.world
+    assert pool.release(world) == []
+
+
+@pytest.mark.parametrize("layout", STACKS, ids=lambda layout: layout.stack)
+def test_counts_are_true(pool: Pool, layout: Layout) -> None:
+    """What the groups' sequence numbers say is what the Flight Recorder has, group by group."""
+    program = Program(MODEL, layout, STEPS, dtype="float32")
+
+    def body(rank: Rank) -> tuple[dict[str, int], dict[str, int], int]:
+        names = execute.functions(program)
+        party = training.Party(
+            torch.float32, rank.device, rank.index, rank.size, program.part(rank.index), program.parts
+        )
+        model = names["distribute"](party, names["build"](party))
+        world = dist.distributed_c10d._world
+        seen: Counter[str] = Counter()
+        recorded = _recorded()
+        before = training.launched()
+        names["train"](party, model)
+        now = _recorded()
+        groups = {world.pg_names[g]: str(tuple(sorted(dist.get_process_group_ranks(g)))) for g in world.pg_map}
+        for record, group in now.items():
+            if record not in recorded:
+                seen[groups[group]] += 1
+        counted = {str(group): count for group, count in training.since(before).items()}
+        within = sum(sum(groups.values()) for groups in party.launched.values())
+        training.clean_up()
+        return dict(seen), counted, within
+
+    live = pool.acquire(WorldSpec(layout.world, timeout=60))
+    ranks = live.run(body)
+    live.kill()
+    for seen, counted, within in ranks:
+        assert seen == counted
+        assert 0 < within <= sum(counted.values())
+
+
+def _recorded() -> dict[int, str]:
+    """The name of the group of every collective that the Flight Recorder has, by its number."""
+    entries = json.loads(torch._C._distributed_c10d._dump_fr_trace_json()).get("entries", [])
+    return {entry["record_id"]: entry["process_group"][0] for entry in entries}
