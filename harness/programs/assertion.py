@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from hypothesis import assume
 
 from harness.programs import execute, reproducer
 from harness.programs.check import Different, Truth, problems, tame, truth_of
+from harness.programs.patience import Patience, patience_of
 from harness.programs.spec import Program
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.world import World
@@ -18,26 +20,35 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
 
     A program with numbers that may overflow is given up (Hypothesis draws another).  What fails is written down as a
     reproducer, each failure of a test over the one before, so that the smallest stays; the exception has a note that
-    says where it is.
+    says where it is.  Shrinking ends after a while (:mod:`harness.programs.patience`).
     Errors: :class:`~harness.programs.check.Different`; :class:`~harness.RanksFailed` if ranks fail, hang or die.
     """
     __tracebackhide__ = True
+    patience = patience_of(worlds)
+    patience.begin(program)
     truth = truth_of(program)
     assume(tame(program, truth))
     world = worlds(program.layout.world)
+    began = time.monotonic()
     try:
-        outcomes = world.run(execute.on_rank, program)
+        outcomes = world.run(execute.on_rank, program, timeout=patience.timeout(world.spec.timeout))
     except RanksFailed as e:
-        _write(world, program, e, e.summary(), None)
+        _failed(patience, world, program, e, e.summary(), None)
         raise
+    patience.passed(time.monotonic() - began)
     found = problems(program, truth, outcomes)
     if found:
         error = Different(found)
-        _write(world, program, error, "\n".join(found), truth)
+        _failed(patience, world, program, error, "\n".join(found), truth)
         raise error
 
 
-def _write(world: World, program: Program, error: Exception, what: str, truth: Truth | None) -> None:
+def _failed(
+    patience: Patience, world: World, program: Program, error: Exception, what: str, truth: Truth | None
+) -> None:
+    patience.failed(program)
+    if patience.ended:
+        error.add_note("shrinking has had its time, so the program may be larger than it has to be")
     try:
         file, command = reproducer.write(
             program,

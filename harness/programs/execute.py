@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class Outcome:
     """Nodes of each compiled graph."""
     launched: dict[str, int]
     """How many collectives each backward launched on the default group, by micro-batch."""
+    seconds: float = 0.0
+    """How long the program took: ``build``, ``distribute`` and ``train``."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -73,8 +76,10 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
         parts=program.parts,
     )
     build: Callable[..., Any] = names["build"]
+    began = time.perf_counter()
     try:
         seen = names["train"](party, names["distribute"](party, build(party)))
+        took = time.perf_counter() - began
     finally:
         training.clean_up()
-    return Outcome(seen, tuple(party.graphs), party.launched)
+    return Outcome(seen, tuple(party.graphs), party.launched, took)

@@ -26,6 +26,14 @@ class Comparison:
 
 
 _found = pytest.StashKey[list[Comparison]]()
+_OURS = "not PyTorch's"
+_shares = pytest.StashKey[list[dict[str, Any]]]()
+
+
+@pytest.fixture
+def shares(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Rows of the table of what a program costs."""
+    return request.config.stash.setdefault(_shares, [])
 
 
 @pytest.fixture
@@ -67,3 +75,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for r in rows:
             figures = f"{r.ours * 1000:9.1f} ms  {r.theirs * 1000:9.1f} ms  {r.ratio:7.3f}"
             terminalreporter.write_line(f"{r.what:<{width}}  {figures}  of {r.against} (wanted: {r.wanted})")
+    shares = config.stash.get(_shares, [])
+    if shares:
+        terminalreporter.section("milliseconds a program", sep="-")
+        width = max(len(r["what"]) for r in shares)
+        columns = [key for key in shares[0] if key not in ("what", "a second", _OURS)]
+        head = "  ".join([f"{'':<{width}}", "a second", *(f"{c:>{max(7, len(c))}}" for c in columns), _OURS])
+        terminalreporter.write_line(head)
+        for r in shares:
+            figures = [f"{r[c] * 1000:>{max(7, len(c))}.1f}" for c in columns]
+            share = f"{r[_OURS] * 100:>11.0f} %"
+            terminalreporter.write_line("  ".join([f"{r['what']:<{width}}", f"{r['a second']:8.2f}", *figures, share]))
