@@ -33,6 +33,8 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
     try:
         outcomes = world.run(execute.on_rank, program, timeout=patience.timeout(world.spec.timeout))
     except RanksFailed as e:
+        if e.verdict == "hung":  # one defect: where ranks stand when they are stopped is chance
+            e.__cause__ = e.__context__ = None
         _failed(patience, world, program, e, e.summary(), None)
         raise
     patience.passed(time.monotonic() - began)

@@ -28,6 +28,7 @@ class Comparison:
 _found = pytest.StashKey[list[Comparison]]()
 _OURS = "not PyTorch's"
 _shares = pytest.StashKey[list[dict[str, Any]]]()
+_reproducers = pytest.StashKey[list[dict[str, Any]]]()
 
 
 @pytest.fixture
@@ -67,6 +68,12 @@ def compare(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., Com
     return measure
 
 
+@pytest.fixture
+def reproducers(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Rows of the table of how long it takes from a failure to its reproducer."""
+    return request.config.stash.setdefault(_reproducers, [])
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     rows = config.stash.get(_found, [])
     if rows:
@@ -86,3 +93,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             figures = [f"{r[c] * 1000:>{max(7, len(c))}.1f}" for c in columns]
             share = f"{r[_OURS] * 100:>11.0f} %"
             terminalreporter.write_line("  ".join([f"{r['what']:<{width}}", f"{r['a second']:8.2f}", *figures, share]))
+    reproducers = config.stash.get(_reproducers, [])
+    if reproducers:
+        terminalreporter.section("from the first failure to the shrunk reproducer", sep="-")
+        for r in reproducers:
+            runs = f"{r['failing runs']} failing runs"
+            terminalreporter.write_line(f"{r['what']:<26}  {r['seconds']:6.1f} s  {runs}; {r['left']} left")

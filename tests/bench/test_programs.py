@@ -13,21 +13,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from torch.nn.parallel import DistributedDataParallel
 
-from harness import Pool, World, WorldSpec
+from harness import Pool, Rank, World, WorldSpec
 from harness.programs import assertion, execute
 from harness.programs.execute import Outcome
-from harness.programs.spec import Program
+from harness.programs.patience import Patience
+from harness.programs.spec import Program, walk
 from harness.programs.strategies import programs
+from tests.programs.damaged import unreduced
+from tests.programs.test_patience import computes_for_ever
+from tests.programs.test_shrinking import hangs_in_second_step, killed_where_biases_are, shrunk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-EXAMPLES = {"replicate": 40, "replicate_fsdp": 40, "tp_extension": 40, "dynamo": 12}
+EXAMPLES = {"replicate": 25, "replicate_fsdp": 25, "tp_extension": 25, "dynamo": 6}
 
 
 @dataclass
@@ -138,3 +145,71 @@ def test_share(
     benchmark.extra_info.update(row)
     shares.append(row)
     pool.release(plain)
+
+
+def wrong_on_one_rank(rank: Rank) -> None:
+    step = torch.optim.SGD.__dict__.get("_undamaged", torch.optim.SGD.step)
+
+    def damaged(self: Any, closure: Any = None) -> Any:
+        result = step(self, closure)
+        with torch.no_grad():
+            for group in self.param_groups if rank.index == 1 else ():
+                group["params"][0].view(-1)[0] += 1
+        return result
+
+    torch.optim.SGD.step, torch.optim.SGD._undamaged = damaged, step  # type: ignore[method-assign,attr-defined]
+
+
+def raises(rank: Rank) -> None:
+    plain = DistributedDataParallel.__init__
+
+    def init(self: Any, parameters: Any, **options: Any) -> None:
+        if rank.index == 1 and any(p.dim() == 1 for p in parameters):
+            raise RuntimeError("injected")
+        plain(self, parameters, **options)
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+
+
+DEFECTS: dict[str, Callable[[Rank], None]] = {
+    "values wrong on one rank": wrong_on_one_rank,
+    "gradients not averaged": unreduced,
+    "a rank raises": raises,
+    "a rank aborts": killed_where_biases_are,
+    "a deadlock": hangs_in_second_step,
+    "a rank computes for ever": computes_for_ever,
+}
+
+
+@pytest.mark.parametrize("defect", list(DEFECTS))
+def test_time_to_reproducer(
+    defect: str,
+    benchmark: Any,
+    reproducers: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the first failure to the shrunk reproducer, in the default setting."""
+    if not benchmark.enabled:
+        pytest.skip("a benchmark: runs with --benchmark-enable")
+    monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path))
+    failures: list[float] = []
+    noted = Patience.failed
+
+    def failed(self: Patience, what: object) -> None:
+        failures.append(time.perf_counter())
+        noted(self, what)
+
+    monkeypatch.setattr(Patience, "failed", failed)
+    _, program = benchmark.pedantic(lambda: shrunk(DEFECTS[defect], tmp_path), rounds=1)
+    seconds = time.perf_counter() - failures[0]
+    benchmark.extra_info.update(seconds=seconds)
+    layers = len(list(walk(program.model)))
+    reproducers.append(
+        {
+            "what": defect,
+            "seconds": seconds,
+            "failing runs": len(failures),
+            "left": f"{program.layout.world} ranks, {layers} layers, {len(program.steps)} steps",
+        }
+    )
