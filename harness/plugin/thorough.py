@@ -22,7 +22,6 @@ from unittest import SkipTest  # Hypothesis, where there is nothing to replay
 
 import pytest
 
-from harness import __version__
 from harness.effort import EXAMPLES, STATE, Effort, EffortError, effort, shown
 from harness.journal import Anew, Begun, Done, Example, Journal, JournalError, Plan, Progress, Round, Session, key_of
 
@@ -108,7 +107,7 @@ class Thorough:
             raise pytest.UsageError(why) from None
         except OSError as e:
             raise pytest.UsageError(f"{self._folder}: {e.strerror}; name another folder in {STATE}") from None
-        about = {"torch": _version("torch"), "concord": __version__}
+        about = {"torch": _version("torch"), "concord": _version("concord-harness")}
         try:
             why = self._why_anew(about)
             if why:

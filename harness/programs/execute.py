@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import linecache
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -34,6 +35,18 @@ class Outcome:
     """How many collectives each backward launched on the default group, by micro-batch."""
     seconds: float = 0.0
     """How long the program took: ``build``, ``distribute`` and ``train``."""
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread: tensors are small, and threads that wait for each other take ten times as
+    long where ranks have the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @functools.lru_cache(maxsize=256)

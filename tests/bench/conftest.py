@@ -86,7 +86,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if shares:
         terminalreporter.section("milliseconds a program", sep="-")
         width = max(len(r["what"]) for r in shares)
-        columns = [key for key in shares[0] if key not in ("what", "a second", _OURS)]
+        columns = [key for key in shares[0] if key not in ("what", "programs", "a second", _OURS)]
         head = "  ".join([f"{'':<{width}}", "a second", *(f"{c:>{max(7, len(c))}}" for c in columns), _OURS])
         terminalreporter.write_line(head)
         for r in shares:

@@ -11,8 +11,8 @@ waiting, cleaning up, comparing, and programs that are given up.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness import Pool, Rank, World, WorldSpec
 from harness.programs import assertion, execute
+from harness.programs.check import Truth
 from harness.programs.execute import Outcome
 from harness.programs.patience import Patience
 from harness.programs.spec import Program, walk
@@ -34,44 +35,72 @@ from tests.programs.test_shrinking import hangs_in_second_step, killed_where_bia
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-EXAMPLES = {"replicate": 25, "replicate_fsdp": 25, "tp_extension": 25, "dynamo": 6}
+EXAMPLES = {"replicate": 30, "replicate_fsdp": 30, "tp_extension": 30, "dynamo": 6}
 
 
 @dataclass
-class Clock:
-    """What each part of checking programs took, in seconds, one entry for each time."""
+class Cost:
+    """What checking one program took, in seconds."""
 
-    truth: list[float] = field(default_factory=list)
-    ranks: list[float] = field(default_factory=list)
-    """From sending a program to ranks until all have answered."""
-    inside: list[float] = field(default_factory=list)
+    program: Program
+    exact: bool = False
+    total: float = 0.0
+    """Since the program before: drawing, and what was given up in between, are in it."""
+    truth: float = 0.0
+    ranks: float = 0.0
+    """From sending a program to ranks until all have answered; meanwhile, the truth was found."""
+    inside: float = 0.0
     """Of that, what the slowest rank spent in the program."""
-    compared: list[float] = field(default_factory=list)
-    done: list[Program] = field(default_factory=list)
+    comparing: float = 0.0
 
-    def timing(self, kept: list[float], function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, its time kept."""
 
+class Clock:
+    """Takes the time of every part of :func:`assertion.assert_same_as_alone`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.costs: list[Cost] = []
+        self._cost: Any = None
+        self._since = 0.0
+        monkeypatch.setattr(assertion, "truth_of", self._timed("truth", assertion.truth_of, self._exact))
+        monkeypatch.setattr(assertion, "problems", self._timed("comparing", assertion.problems))
+
+    def _exact(self, truth: Truth) -> None:
+        self._cost.exact = truth.exact
+
+    def _inside(self, outcomes: list[Outcome]) -> None:
+        self._cost.inside = max(o.seconds for o in outcomes)
+
+    def _timed(
+        self, part: str, function: Callable[..., Any], look: Callable[[Any], None] | None = None
+    ) -> Callable[..., Any]:
         def timed(*args: Any, **options: Any) -> Any:
             began = time.perf_counter()
-            try:
-                return function(*args, **options)
-            finally:
-                kept.append(time.perf_counter() - began)
+            result = function(*args, **options)
+            setattr(self._cost, part, getattr(self._cost, part) + time.perf_counter() - began)
+            if look is not None:
+                look(result)
+            return result
 
         return timed
 
     def world(self, world: World) -> World:
         """The same world, its runs' times kept."""
-        run = self.timing(self.ranks, world.run)
-
-        def timed(*args: Any, **options: Any) -> list[Outcome]:
-            outcomes: list[Outcome] = run(*args, **options)
-            self.inside.append(max(o.seconds for o in outcomes))
-            return outcomes
-
-        world.run = timed  # type: ignore[method-assign]
+        timed = self._timed("ranks", world.run_beside, self._inside)
+        world.run_beside = timed  # type: ignore[method-assign]
         return world
+
+    def start(self) -> None:
+        """Forget everything."""
+        self.costs.clear()
+        self._since = time.perf_counter()
+
+    def check(self, world: World, program: Program) -> None:
+        """Check a program, and keep what it took."""
+        self._cost = Cost(program)
+        assertion.assert_same_as_alone(lambda _: world, program)
+        now = time.perf_counter()
+        self._cost.total, self._since = now - self._since, now
+        self.costs.append(self._cost)
 
 
 @pytest.fixture
@@ -82,6 +111,7 @@ def pool() -> Iterator[Pool]:
     found.close()
 
 
+@execute.one_thread()
 def alone(program: Program) -> float:
     """Seconds that training takes on one device, with nothing of ours around it."""
     execute.functions(program)
@@ -90,61 +120,69 @@ def alone(program: Program) -> float:
     return time.perf_counter() - began
 
 
-@pytest.mark.parametrize("kind", ["exact", "rounded"])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("stack", list(EXAMPLES))
 def test_share(
-    stack: str, size: int, kind: str, pool: Pool, benchmark: Any, shares: list[dict[str, Any]],
+    stack: str,
+    size: int,
+    pool: Pool,
+    benchmark: Any,
+    shares: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Programs a second, and whose time it is."""
+) -> None:
+    """Programs a second, and whose time it is; those compared bit for bit, and those within bounds, apart."""
     if not benchmark.enabled:
         pytest.skip("a benchmark: runs with --benchmark-enable")
-    clock = Clock()
+    clock = Clock(monkeypatch)
     plain = pool.acquire(WorldSpec(size, timeout=120))
     world = clock.world(plain)
-    monkeypatch.setattr(assertion, "truth_of", clock.timing(clock.truth, assertion.truth_of))
-    monkeypatch.setattr(assertion, "problems", clock.timing(clock.compared, assertion.problems))
 
     def run(count: int, number: int) -> None:
-        @seed(number)
-        @settings(
-            max_examples=count,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(programs(stack, (size,), smooth=kind == "rounded", most_steps=2 if stack == "dynamo" else 3))
-        def check(program: Program) -> None:
-            assertion.assert_same_as_alone(lambda _: world, program)
-            clock.done.append(program)
+        for smooth in (False, True):
 
-        check()
+            @seed(number)
+            @settings(
+                max_examples=count,
+                deadline=None,
+                database=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(programs(stack, (size,), smooth=smooth, most_steps=2 if stack == "dynamo" else 3))
+            def check(program: Program) -> None:
+                clock.check(world, program)
 
-    run(4, 1)  # imports, first compilations
-    for kept in (clock.truth, clock.ranks, clock.inside, clock.compared, clock.done):
-        kept.clear()  # type: ignore[attr-defined]
-    began = time.perf_counter()
+            check()
+
+    run(3, 1)  # imports, first compilations
+    clock.start()
     benchmark.pedantic(lambda: run(EXAMPLES[stack], 2), rounds=1)
-    total = time.perf_counter() - began
-    count = len(clock.done)
-    own = mean(map(alone, clock.done))
-    row = {
-        "what": f"{stack}, {size} ranks, {kind}",
-        "a second": count / total,
-        "total": total / count,
-        "alone": own,
-        "on ranks": sum(clock.inside) / count,
-        "truth": sum(clock.truth) / count - own,
-        "around ranks": (sum(clock.ranks) - sum(clock.inside)) / count,
-        "comparing": sum(clock.compared) / count,
-    }
-    row["drawing"] = row["total"] - sum(row[k] for k in ("alone", "on ranks", "truth", "around ranks", "comparing"))
-    row["not PyTorch's"] = 1 - (row["alone"] + row["on ranks"]) / row["total"]
-    benchmark.extra_info.update(row)
-    shares.append(row)
+    for kind in ("exact", "rounded"):
+        costs = [c for c in clock.costs if c.exact == (kind == "exact")]
+        if costs:
+            shares.append({"what": f"{stack}, {size} ranks, {kind}", **row_of(costs)})
+            benchmark.extra_info[kind] = shares[-1]
     pool.release(plain)
+
+
+def row_of(costs: Sequence[Cost]) -> dict[str, float]:
+    """Means, in seconds, and the share that is not PyTorch's."""
+    row = {
+        "programs": float(len(costs)),
+        "a second": 1 / mean(c.total for c in costs),
+        "total": mean(c.total for c in costs),
+        "alone": mean(alone(c.program) for c in costs),
+        "on ranks": mean(c.inside for c in costs),
+        "oracles": mean(c.truth for c in costs),
+        "around ranks": mean(c.ranks - max(c.inside, c.truth) for c in costs),
+        "at once": mean(min(c.inside, c.truth) for c in costs),
+        "comparing": mean(c.comparing for c in costs),
+    }
+    row["oracles"] -= row["alone"]  # the truth is a training run, too
+    others = sum(row[k] for k in ("alone", "on ranks", "oracles", "around ranks", "comparing"))
+    row["drawing"] = row["total"] + row["at once"] - others
+    row["not PyTorch's"] = 1 - (row["alone"] + row["on ranks"]) / row["total"]  # all of it where nothing is at once
+    return row
 
 
 def wrong_on_one_rank(rank: Rank) -> None:
