@@ -158,7 +158,8 @@ class Journal:
             self.path.write_bytes(self._encoder.encode(begun) + b"\n")
         except OSError as e:
             raise JournalError(f"{self.shown}: {e.strerror}") from e
-        self.__init__(self.path, self.shown)  # type: ignore[misc]
+        self.close()
+        self.tally, self._read, self._lines = Tally(), 0, 0
         self.read()
 
     def mend(self) -> None:

@@ -148,7 +148,7 @@ class Thorough:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        for item in items:
+        for item in items if self.config.pluginmanager.hasplugin("timeout") else ():
             if count_of(item):
                 # It ends by its budget, and ranks by their own timeout.
                 item.add_marker(pytest.mark.timeout(0), append=False)
