@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-from harness import Pool, Rank, RanksFailed, World, WorldSpec
+from harness import Rank, RanksFailed, World
 from harness.oracles.proof import Exactness, NotExact
 from harness.programs import execute
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    pool = Pool()
-    found = pool.acquire(WorldSpec(2, timeout=30))
-    yield found
-    found.kill()
-    pool.close()
 
 
 def waits_for(rank: Rank, name: str) -> int:
