@@ -84,7 +84,7 @@ class Thorough:
         self._ticker: _Ticker | None = None
         if worker is None:
             self._begin()
-            self._ticker = _Ticker(self._opened(), self.effort)
+            self._ticker = _Ticker(self._opened(), self.effort, config)
 
     def _opened(self) -> Journal:
         path = self._folder / "progress.jsonl"
@@ -385,8 +385,9 @@ class _Watch:
 class _Ticker:
     """Shows every so often how far properties are, whatever else the process does: it reads the journal."""
 
-    def __init__(self, kept: Journal, asked: Effort) -> None:
-        self._journal, self._asked = kept, asked
+    def __init__(self, kept: Journal, asked: Effort, config: pytest.Config) -> None:
+        self._journal, self._asked, self._config = kept, asked, config
+        self._column = 0
         # The tests' output is captured at its descriptor; pytest's own goes here.
         self._out = os.dup(sys.stdout.fileno()) if _has_descriptor() else -1
         self._every = min(60.0, max(1.0, asked.budget / 60)) if asked.budget else 30.0
@@ -418,12 +419,19 @@ class _Ticker:
                     if p.outcome or counts == seen.get(key, (0, 0)):
                         continue
                     seen[key] = counts
-                    lines.append(f"\nconcord: {line_of(p, timed=bool(self._asked.budget))}")
+                    lines.append(f"concord: {line_of(p, timed=bool(self._asked.budget))}")
                 if lines:
                     done = f"; {tally.done} of {len(tally.properties)} properties done\n"
-                    os.write(self._out, ("".join(lines) + done).encode(errors="replace"))
+                    os.write(self._out, (self._break() + "\n".join(lines) + done).encode(errors="replace"))
             except (JournalError, OSError):
                 continue  # whoever runs tests meets it, too, and says so
+
+    def _break(self) -> str:
+        """A line's end where pytest has written something since the last time."""
+        reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
+        writer = getattr(reporter, "_tw", None)
+        before, self._column = self._column, getattr(writer, "width_of_current_line", 0)
+        return "\n" if self._column and self._column != before else ""
 
 
 def _has_descriptor() -> bool:

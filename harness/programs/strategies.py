@@ -5,6 +5,7 @@ Simple comes first in every choice, so that failures shrink to fewer ranks, laye
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -145,6 +146,14 @@ def _models(draw: DrawFn, rules: _Rules, dtype: str) -> Model:
 
 def _layers(rules: _Rules, dtype: str, model: Model, shape: Shape) -> SearchStrategy[Layer]:
     """A layer that can stand next in a model."""
+    return st.one_of([*_untied(rules, dtype, shape), *(_tied(model, shape) if rules.tied else ())])
+
+
+# Strategies that are made anew for each draw cost more than the drawing.
+
+
+@functools.cache
+def _untied(rules: _Rules, dtype: str, shape: Shape) -> list[SearchStrategy[Any]]:
     keeping = _keeping(rules, dtype, shape)
     choices: list[SearchStrategy[Any]] = [
         _linear(rules, dtype),
@@ -157,11 +166,10 @@ def _layers(rules: _Rules, dtype: str, model: Model, shape: Shape) -> SearchStra
     if len(shape) in (2, 3):
         kernel = st.sampled_from([k for k in (1, 2) if k <= min(shape[1:])])
         choices.append(st.builds(Conv, st.sampled_from(WIDTHS), kernel, st.booleans()))
-    if rules.tied:
-        choices += _tied(model, shape)
-    return st.one_of(choices)
+    return choices
 
 
+@functools.cache
 def _linear(rules: _Rules, dtype: str) -> SearchStrategy[Layer]:
     return st.builds(
         Linear,
@@ -178,11 +186,13 @@ def _own_dtype(rules: _Rules, dtype: str) -> SearchStrategy[str]:
     return st.sampled_from(("", "", "", wider)) if rules.mixed_dtypes else st.just("")
 
 
+@functools.cache
 def _square(rules: _Rules, shape: Shape) -> SearchStrategy[Layer]:
     """A linear layer that keeps the shape."""
     return st.builds(Linear, out=st.just(shape[-1]), bias=st.sampled_from((True, False)))
 
 
+@functools.cache
 def _keeping(rules: _Rules, dtype: str, shape: Shape) -> SearchStrategy[Layer]:
     """A layer without layers inside that keeps the shape."""
     kinds = EXACT_ACTIVATIONS if not rules.smooth else SMOOTH_ACTIVATIONS  # the smooth have no kink to round across
@@ -203,6 +213,7 @@ def _keeping(rules: _Rules, dtype: str, shape: Shape) -> SearchStrategy[Layer]:
     return st.one_of(choices)
 
 
+@functools.cache
 @st.composite
 def _containers(draw: DrawFn, rules: _Rules, dtype: str, shape: Shape) -> Layer:
     body: list[Layer] = []
@@ -225,6 +236,7 @@ def _tied(model: Model, shape: Shape) -> list[SearchStrategy[Any]]:
 # schedules
 
 
+@functools.cache
 @st.composite
 def _steps(draw: DrawFn, rules: _Rules, least: int, most: int) -> Step:
     rows = tuple(draw(st.lists(st.integers(least, most), min_size=1, max_size=3)))
@@ -238,6 +250,7 @@ def _steps(draw: DrawFn, rules: _Rules, least: int, most: int) -> Step:
     )
 
 
+@functools.cache
 def _optimizers(rules: _Rules) -> SearchStrategy[Optimizer]:
     sgd = st.builds(
         Optimizer,
@@ -302,6 +315,7 @@ def _ddp_options(draw: DrawFn, named: list[Named], small_buckets: bool) -> dict[
     return found
 
 
+@functools.cache
 def _compiles() -> SearchStrategy[Compile]:
     return st.builds(
         Compile,
