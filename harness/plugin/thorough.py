@@ -70,7 +70,7 @@ class Thorough:
         self.share = 0.0
         """Seconds that each property has; 0 without a budget."""
         self._keys: dict[str, str] = {}
-        self._repeated = config.getoption("hypothesis_seed", None) if config.pluginmanager else None
+        self._repeated = config.getoption("hypothesis_seed", None)
         self._lock: Any = None
         self._news = ""
         worker: Mapping[str, Any] | None = getattr(config, "workerinput", None)
