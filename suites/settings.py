@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-SHARES = {"smoke": 0.1, "default": 1.0, "thorough": 50.0}
+from harness.effort import effort
 
 
 def examples(count: int) -> Callable[[Any], Any]:
-    """A property with so many examples in the default setting; ``CONCORD_EXAMPLES`` names another, or a factor."""
-    asked = os.environ.get("CONCORD_EXAMPLES", "default")
-    share = SHARES[asked] if asked in SHARES else float(asked)
+    """A property with so many examples in the default setting; ``CONCORD_EXAMPLES`` names another, or a factor.
+
+    In the thorough setting the plug-in draws them in rounds, and keeps what is done (docs/thorough.md).
+    """
     # A busy machine draws slowly, and programs that are not exact, or wild, are given up on purpose.
     given_up = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    return settings(max_examples=max(1, round(count * share)), print_blob=False, suppress_health_check=given_up)
+
+    def mark(test: Any) -> Any:
+        test.concord_examples = count
+        return settings(max_examples=effort().examples(count), print_blob=False, suppress_health_check=given_up)(test)
+
+    return mark

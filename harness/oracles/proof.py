@@ -51,16 +51,18 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     Tensors that enter must be representable in ``dtype``; integers and booleans are not looked at, nor are parameters
     and data before an operation uses them.
 
+    ``stop``: whether to end the computation where it is first seen not to be exact, with :class:`NotExact`.
+
     Errors: ValueError for a dtype other than float64, float32, float16 and bfloat16.
     """
 
-    def __init__(self, dtype: torch.dtype, *, spare_bits: int = 0) -> None:
+    def __init__(self, dtype: torch.dtype, *, spare_bits: int = 0, stop: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         if dtype not in _BITS:
             raise ValueError(f"dtype must be one of {', '.join(map(str, _BITS))}, not {dtype}")
         if spare_bits < 0:
             raise ValueError(f"spare_bits must be 0 or more, not {spare_bits}")
-        self._dtype, self._spare = dtype, spare_bits
+        self._dtype, self._spare, self._stop = dtype, spare_bits, stop
         self._name, self._bits = str(dtype).removeprefix("torch."), _BITS[dtype]
         info = torch.finfo(dtype)
         self._most = float(info.max)
@@ -259,6 +261,12 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def _say(self, what: str, why: str) -> None:
         if len(self._said) < _MOST_SAID:
             self._said.setdefault(what, f"{what}: {why}"[:200])
+        if self._stop:
+            raise NotExact(self._said[what])
+
+
+class NotExact(Exception):
+    """A computation was ended since it is not exact; says why."""
 
 
 class _Unproven(Exception):

@@ -53,6 +53,11 @@ def add(parser: pytest.Parser) -> None:
         action="store_true",
         help="Sweep what suites sample by default: every count, size, dtype, layout and group, many repeats.",
     )
+    group.addoption(
+        "--start-over",
+        action="store_true",
+        help="Begin a thorough run (CONCORD_EXAMPLES=thorough) anew, where an interrupted one would go on.",
+    )
     parser.addini("concord_results", "Folder for the results of runs, relative to the root directory.", default="")
 
 

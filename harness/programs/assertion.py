@@ -8,6 +8,7 @@ from hypothesis import assume
 
 from harness.programs import execute, reproducer
 from harness.programs.check import Different, Truth, problems, tame, truth_of
+from harness.programs.patience import Patience, patience_of
 from harness.programs.spec import Program
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.world import World
@@ -18,23 +19,45 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
 
     A program with numbers that may overflow is given up (Hypothesis draws another).  What fails is written down as a
     reproducer, each failure of a test over the one before, so that the smallest stays; the exception has a note that
-    says where it is.
+    says where it is.  Shrinking ends after a while (:mod:`harness.programs.patience`).
     Errors: :class:`~harness.programs.check.Different`; :class:`~harness.RanksFailed` if ranks fail, hang or die.
     """
     __tracebackhide__ = True
-    truth = truth_of(program)
-    assume(tame(program, truth))
+    patience = patience_of(worlds)
+    patience.begin(program)
     world = worlds(program.layout.world)
+    truths: list[Truth] = []
     try:
-        outcomes = world.run(execute.on_rank, program)
+        # Ranks mostly wait for one another: the truth is found meanwhile, for programs that are given up as well.
+        outcomes = world.run_beside(
+            lambda: truths.append(truth_of(program)),
+            execute.on_rank,
+            program,
+            timeout=patience.timeout(world.spec.timeout),
+        )
     except RanksFailed as e:
-        write(world, program, e, e.summary(), None)
+        assume(not truths or tame(program, truths[0]))
+        if e.verdict == "hung":  # one defect: where ranks stand when they are stopped is chance
+            e.__cause__ = e.__context__ = None
+        _failed(patience, world, program, e, e.summary(), None)
         raise
+    (truth,) = truths
+    assume(tame(program, truth))
+    patience.passed(max(outcome.seconds for outcome in outcomes))
     found = problems(program, truth, outcomes)
     if found:
         error = Different(found)
-        write(world, program, error, "\n".join(found), truth)
+        _failed(patience, world, program, error, "\n".join(found), truth)
         raise error
+
+
+def _failed(
+    patience: Patience, world: World, program: Program, error: Exception, what: str, truth: Truth | None
+) -> None:
+    patience.failed(program)
+    if patience.ended:
+        error.add_note("shrinking has had its time, so the program may be larger than it has to be")
+    write(world, program, error, what, truth)
 
 
 def write(world: World, program: Program, error: Exception, what: str, truth: Truth | None, *, part: str = "") -> None:

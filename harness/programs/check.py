@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import TypeAlias
 import torch
 
 from harness.oracles.exact import difference
-from harness.oracles.proof import Exactness
+from harness.oracles.proof import Exactness, NotExact
 from harness.oracles.tolerance import Bounded
 from harness.programs import execute
 from harness.programs.execute import Outcome, Tensors
@@ -55,6 +56,7 @@ class Truth:
         return not self.unproven
 
 
+@execute.one_thread()
 def truth_of(program: Program, *, bound: bool = True) -> Truth:
     """Train on one device, and find out what can be asked of ranks.
 
@@ -62,16 +64,18 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
     """
     narrowest = max((_torch(d) for d in program.dtypes), key=lambda d: torch.finfo(d).eps)
     # Ranks multiply the loss by their number, and divide the gradients by it.
-    proof = Exactness(narrowest, spare_bits=program.parts.bit_length() + 1)
+    proof = Exactness(narrowest, spare_bits=program.parts.bit_length() + 1, stop=bound)
     train = execute.alone(program)
-    with proof:
+    tensors: Tensors = {}
+    with contextlib.suppress(NotExact), proof:
         tensors = train()
     unproven = list(proof.unproven)
     if _averaged_again(program):
         unproven.append("an average over a number of ranks that is no power of two is averaged again")
     if not unproven or not bound:
         return Truth(tensors, tuple(unproven), None)
-    return Truth(tensors, tuple(unproven), Bounded(execute.alone(program), narrowest, world=program.layout.world))
+    bounded = Bounded(execute.alone(program), narrowest, world=program.layout.world)
+    return Truth(bounded.truth, tuple(unproven), bounded)
 
 
 def _averaged_again(program: Program) -> bool:
@@ -95,6 +99,7 @@ def tame(program: Program, truth: Truth) -> bool:
     return all(bool(t.isfinite().all()) and float(t.abs().max()) <= most for t in floats)
 
 
+@execute.one_thread()
 def problems(program: Program, truth: Truth, outcomes: Sequence[Outcome]) -> list[str]:
     """What is wrong with the outcomes of all ranks, a sentence each; [] if nothing."""
     found: list[str] = []

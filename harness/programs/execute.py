@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import linecache
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -35,6 +37,20 @@ class Outcome:
     """Which buckets communication hooks were called with, and whether with the last, by micro-batch and module."""
     left: tuple[str, ...] = ()
     """What the run left behind in the process, a sentence each."""
+    seconds: float = 0.0
+    """How long the program took: ``build``, ``distribute`` and ``train``."""
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread: tensors are small, and threads that wait for each other take ten times as
+    long where ranks have the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @functools.lru_cache(maxsize=256)
@@ -103,8 +119,10 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
     names = functions(program)
     of_rank = party(rank, program)
     before = residue.take()
+    began = time.perf_counter()
     try:
         seen, remains, left = _trained(program, of_rank, names)
+        took = time.perf_counter() - began
     finally:
         training.clean_up()
     of_rank.model = None
@@ -112,4 +130,4 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
     left += remains.alive()
     # FSDP1 over tensor parallelism keeps layers, and their groups, in memory (docs/findings/tp_memory.py).
     left += residue.left(before, groups_freed=program.layout.under != "tp_extension")
-    return Outcome(seen, tuple(of_rank.graphs), of_rank.launched, of_rank.hooked, tuple(left))
+    return Outcome(seen, tuple(of_rank.graphs), of_rank.launched, of_rank.hooked, tuple(left), took)

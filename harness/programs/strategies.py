@@ -5,6 +5,7 @@ Simple comes first in every choice, so that failures shrink to fewer ranks, laye
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -165,6 +166,14 @@ def _models(draw: DrawFn, rules: _Rules, dtype: str) -> Model:
 
 def _layers(rules: _Rules, dtype: str, model: Model, shape: Shape) -> SearchStrategy[Layer]:
     """A layer that can stand next in a model."""
+    return st.one_of([*_untied(rules, dtype, shape), *(_tied(model, shape) if rules.tied else ())])
+
+
+# Strategies that are made anew for each draw cost more than the drawing.
+
+
+@functools.cache
+def _untied(rules: _Rules, dtype: str, shape: Shape) -> list[SearchStrategy[Any]]:
     keeping = _keeping(rules, dtype, shape)
     choices: list[SearchStrategy[Any]] = [
         _linear(rules, dtype),
@@ -181,11 +190,10 @@ def _layers(rules: _Rules, dtype: str, model: Model, shape: Shape) -> SearchStra
     if len(shape) in (2, 3) and min(shape):
         kernel = st.sampled_from([k for k in (1, 2) if k <= min(shape[1:])])
         choices.append(st.builds(Conv, st.sampled_from(WIDTHS), kernel, st.booleans()))
-    if rules.tied:
-        choices += _tied(model, shape)
-    return st.one_of(choices)
+    return choices
 
 
+@functools.cache
 def _linear(rules: _Rules, dtype: str) -> SearchStrategy[Layer]:
     return st.builds(
         Linear,
@@ -202,11 +210,13 @@ def _own_dtype(rules: _Rules, dtype: str) -> SearchStrategy[str]:
     return st.sampled_from(("", "", "", wider)) if rules.mixed_dtypes else st.just("")
 
 
+@functools.cache
 def _square(rules: _Rules, shape: Shape) -> SearchStrategy[Layer]:
     """A linear layer that keeps the shape."""
     return st.builds(Linear, out=st.just(shape[-1]), bias=st.sampled_from((True, False)))
 
 
+@functools.cache
 def _keeping(rules: _Rules, dtype: str, shape: Shape) -> SearchStrategy[Layer]:
     """A layer without layers inside that keeps the shape."""
     kinds = EXACT_ACTIVATIONS if not rules.smooth else SMOOTH_ACTIVATIONS  # the smooth have no kink to round across
@@ -226,6 +236,7 @@ def _keeping(rules: _Rules, dtype: str, shape: Shape) -> SearchStrategy[Layer]:
     return st.one_of(choices)
 
 
+@functools.cache
 @st.composite
 def _containers(draw: DrawFn, rules: _Rules, dtype: str, shape: Shape) -> Layer:
     body: list[Layer] = []
@@ -248,6 +259,7 @@ def _tied(model: Model, shape: Shape) -> list[SearchStrategy[Any]]:
 # schedules
 
 
+@functools.cache
 @st.composite
 def _steps(draw: DrawFn, rules: _Rules, least: int, most: int, thawing: Sequence[str], calm: bool) -> Step:
     """``thawing``: layers that may stop, or begin again, to be trained; ``calm``: nothing is clipped or saved."""
@@ -275,6 +287,7 @@ def _trainable_first(named: list[Named]) -> bool:
     return first is not None and first.trains
 
 
+@functools.cache
 def _optimizers(rules: _Rules, calm: bool) -> SearchStrategy[Optimizer]:
     sgd = st.builds(
         Optimizer,
@@ -402,6 +415,7 @@ def _fsdp_options(
     return found
 
 
+@functools.cache
 def _compiles() -> SearchStrategy[Compile]:
     common = {"backend": st.sampled_from(("eager", "aot_eager")), "dynamic": st.booleans()}
     return st.one_of(

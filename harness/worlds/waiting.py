@@ -10,7 +10,7 @@ import os
 import select
 import selectors
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.worlds import looking, postmortem, watchdog, wire
@@ -139,8 +139,10 @@ class Waiting:
         self._ends: dict[int, End] = {}
         self._failed = False
 
-    def results(self, frame: list[bytes] | None = None) -> list[Any]:
+    def results(self, frame: list[bytes] | None = None, beside: Callable[[], object] | None = None) -> list[Any]:
         """Send every rank ``frame``, if there is one, and wait; returns the answers in rank order.
+
+        ``beside`` is called here before the wait, while ranks are at it.
 
         Errors: :class:`RanksFailed`; anything else that ends the wait (Ctrl-C, a test's timeout) has the evidence as
         a note.  The ranks are to be discarded then.
@@ -149,6 +151,8 @@ class Waiting:
         try:
             if frame is not None:
                 self._ranks.send(frame)
+            if beside is not None:
+                beside()
             self._pump()
         except RanksFailed:
             raise

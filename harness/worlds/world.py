@@ -130,14 +130,44 @@ class World:
         self.runs += 1
         return self._ask(frame, name, "returned", timeout or self.spec.timeout, proof=watch)
 
-    def _ask(self, frame: list[bytes], function: str, answer: str, timeout: float, *, proof: bool = False) -> list[Any]:
+    def run_beside(
+        self, beside: Callable[[], object], fn: Callable[..., Any], *args: Any, timeout: float | None = None
+    ) -> list[Any]:
+        """:meth:`run`, and call ``beside`` in this process while the ranks are at it, before they are waited for.
+
+        Errors: as of :meth:`run`; what ``beside`` raises, and the ranks are gone then.
+        """
+        __tracebackhide__ = True
+        name = getattr(fn, "__qualname__", repr(fn))
+        frame = frame_of(self._job + 1, fn, args, {}, name)
+        self.start()
+        self.runs += 1
+        return self._ask(frame, name, "returned", timeout or self.spec.timeout, proof=True, beside=beside)
+
+    def _ask(
+        self,
+        frame: list[bytes],
+        function: str,
+        answer: str,
+        timeout: float,
+        *,
+        proof: bool = False,
+        beside: Callable[[], object] | None = None,
+    ) -> list[Any]:
         """Send every rank a frame of the next job; returns their answers.  The ranks are gone if one fails."""
         __tracebackhide__ = True
         self._job += 1
-        return self._wait(self._job, frame, function, answer, timeout, proof)
+        return self._wait(self._job, frame, function, answer, timeout, proof, beside)
 
     def _wait(
-        self, job: int, frame: list[bytes] | None, function: str, answer: str, timeout: float, proof: bool
+        self,
+        job: int,
+        frame: list[bytes] | None,
+        function: str,
+        answer: str,
+        timeout: float,
+        proof: bool,
+        beside: Callable[[], object] | None = None,
     ) -> list[Any]:
         __tracebackhide__ = True
         assert self._ranks is not None
@@ -152,7 +182,7 @@ class World:
             on_host=self.spec.device == "cpu",
         )
         try:
-            return waiting.results(frame)
+            return waiting.results(frame, beside)
         except BaseException:
             self.kill()
             raise

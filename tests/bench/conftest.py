@@ -26,6 +26,15 @@ class Comparison:
 
 
 _found = pytest.StashKey[list[Comparison]]()
+_OURS = "not PyTorch's"
+_shares = pytest.StashKey[list[dict[str, Any]]]()
+_reproducers = pytest.StashKey[list[dict[str, Any]]]()
+
+
+@pytest.fixture
+def shares(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Rows of the table of what a program costs."""
+    return request.config.stash.setdefault(_shares, [])
 
 
 @pytest.fixture
@@ -59,6 +68,12 @@ def compare(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., Com
     return measure
 
 
+@pytest.fixture
+def reproducers(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Rows of the table of how long it takes from a failure to its reproducer."""
+    return request.config.stash.setdefault(_reproducers, [])
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     rows = config.stash.get(_found, [])
     if rows:
@@ -67,3 +82,20 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for r in rows:
             figures = f"{r.ours * 1000:9.1f} ms  {r.theirs * 1000:9.1f} ms  {r.ratio:7.3f}"
             terminalreporter.write_line(f"{r.what:<{width}}  {figures}  of {r.against} (wanted: {r.wanted})")
+    shares = config.stash.get(_shares, [])
+    if shares:
+        terminalreporter.section("milliseconds a program", sep="-")
+        width = max(len(r["what"]) for r in shares)
+        columns = [key for key in shares[0] if key not in ("what", "programs", "a second", _OURS)]
+        head = "  ".join([f"{'':<{width}}", "a second", *(f"{c:>{max(7, len(c))}}" for c in columns), _OURS])
+        terminalreporter.write_line(head)
+        for r in shares:
+            figures = [f"{r[c] * 1000:>{max(7, len(c))}.1f}" for c in columns]
+            share = f"{r[_OURS] * 100:>11.0f} %"
+            terminalreporter.write_line("  ".join([f"{r['what']:<{width}}", f"{r['a second']:8.2f}", *figures, share]))
+    reproducers = config.stash.get(_reproducers, [])
+    if reproducers:
+        terminalreporter.section("from the first failure to the shrunk reproducer", sep="-")
+        for r in reproducers:
+            runs = f"{r['failing runs']} failing runs"
+            terminalreporter.write_line(f"{r['what']:<26}  {r['seconds']:6.1f} s  {runs}; {r['left']} left")

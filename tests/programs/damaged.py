@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,24 +24,25 @@ class Damaged:
         if size not in self._live:
             self._live[size] = self._pool.acquire(WorldSpec(size, timeout=30))
         world = self._live[size]
-        plain, damage = world.run, self._damage
+        damage = self._damage
 
-        def run(fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-            def damaged(rank: Rank) -> Any:
+        def damaged(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[Rank], Any]:
+            def both(rank: Rank) -> Any:
                 damage(rank)
                 return fn(rank, *args)
 
-            return plain(damaged, **options)
+            return both
 
-        return _Only(run, world.spec)  # type: ignore[return-value]
+        def run(fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+            return world.run(damaged(fn, args), **options)
+
+        def run_beside(beside: Callable[[], object], fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+            return world.run_beside(beside, damaged(fn, args), **options)
+
+        return SimpleNamespace(run=run, run_beside=run_beside, spec=world.spec)  # type: ignore[return-value]
 
     def close(self) -> None:
         self._pool.close()
-
-
-class _Only:
-    def __init__(self, run: Callable[..., list[Any]], spec: WorldSpec) -> None:
-        self.run, self.spec = run, spec
 
 
 def unreduced(rank: Rank) -> None:

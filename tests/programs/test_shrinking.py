@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, RanksFailed
+from harness.programs import patience
 from harness.programs.assertion import assert_same_as_alone
 from harness.programs.check import Different
 from harness.programs.spec import Linear, Program, children, loads, walk
@@ -104,8 +105,9 @@ def hangs_in_second_step(rank: Rank) -> None:
     torch.optim.SGD.step, torch.optim.SGD._undamaged = step, plain  # type: ignore[method-assign,attr-defined]
 
 
-def test_hang(folder: Path) -> None:
+def test_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deadlock shrinks as well, in less than the ranks' timeout would cost for a few examples."""
+    monkeypatch.setattr(patience, "SHRINKING", 500.0)  # to the end, however busy the machine is
     began = time.monotonic()
     error, program = shrunk(hangs_in_second_step, folder, sizes=(1, 2), most_steps=2)
     assert isinstance(error, RanksFailed)

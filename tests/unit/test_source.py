@@ -16,7 +16,7 @@ LAYERS = (
     ("cli", "audit", "plugin"),
     ("programs", "stacks", "reference", "oracles", "bench", "faults"),
     ("worlds",),
-    ("results", "devices", "requirements", "profiles", "toml_lines"),
+    ("results", "devices", "requirements", "profiles", "toml_lines", "effort", "journal"),
 )
 """Of harness/, from the top down: a file may import what is beside it or below it."""
 

@@ -1,0 +1,253 @@
+"""What a generated training run costs: programs a second, and the share of the time that is not PyTorch's own.
+
+Run with ``pytest tests/bench/test_programs.py --benchmark-enable``; nothing here fails for being slow.
+
+PyTorch's own is what anybody would have to spend who trains on one device and on ranks and compares: the same program
+trained once alone in float64, watched by nothing, and the time that the slowest rank spends in ``build``,
+``distribute`` and ``train``.  The rest is ours: drawing, writing source, the proof and the sampled bounds, transport,
+waiting, cleaning up, comparing, and programs that are given up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import Pool, Rank, World, WorldSpec
+from harness.programs import assertion, execute
+from harness.programs.check import Truth
+from harness.programs.execute import Outcome
+from harness.programs.patience import Patience
+from harness.programs.spec import Program, walk
+from harness.programs.strategies import programs
+from tests.programs.damaged import unreduced
+from tests.programs.test_patience import computes_for_ever
+from tests.programs.test_shrinking import hangs_in_second_step, killed_where_biases_are, shrunk
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+EXAMPLES = {"replicate": 30, "replicate_fsdp": 30, "tp_extension": 30, "dynamo": 6}
+
+
+@dataclass
+class Cost:
+    """What checking one program took, in seconds."""
+
+    program: Program
+    exact: bool = False
+    total: float = 0.0
+    """Since the program before: drawing, and what was given up in between, are in it."""
+    truth: float = 0.0
+    ranks: float = 0.0
+    """From sending a program to ranks until all have answered; meanwhile, the truth was found."""
+    inside: float = 0.0
+    """Of that, what the slowest rank spent in the program."""
+    comparing: float = 0.0
+
+
+class Clock:
+    """Takes the time of every part of :func:`assertion.assert_same_as_alone`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.costs: list[Cost] = []
+        self._cost: Any = None
+        self._since = 0.0
+        monkeypatch.setattr(assertion, "truth_of", self._timed("truth", assertion.truth_of, self._exact))
+        monkeypatch.setattr(assertion, "problems", self._timed("comparing", assertion.problems))
+
+    def _exact(self, truth: Truth) -> None:
+        self._cost.exact = truth.exact
+
+    def _inside(self, outcomes: list[Outcome]) -> None:
+        self._cost.inside = max(o.seconds for o in outcomes)
+
+    def _timed(
+        self, part: str, function: Callable[..., Any], look: Callable[[Any], None] | None = None
+    ) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            result = function(*args, **options)
+            setattr(self._cost, part, getattr(self._cost, part) + time.perf_counter() - began)
+            if look is not None:
+                look(result)
+            return result
+
+        return timed
+
+    def world(self, world: World) -> World:
+        """The same world, its runs' times kept."""
+        timed = self._timed("ranks", world.run_beside, self._inside)
+        world.run_beside = timed  # type: ignore[method-assign]
+        return world
+
+    def start(self) -> None:
+        """Forget everything."""
+        self.costs.clear()
+        self._since = time.perf_counter()
+
+    def check(self, world: World, program: Program) -> None:
+        """Check a program, and keep what it took."""
+        self._cost = Cost(program)
+        assertion.assert_same_as_alone(lambda _: world, program)
+        now = time.perf_counter()
+        self._cost.total, self._since = now - self._since, now
+        self.costs.append(self._cost)
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    found = Pool()
+    found.launcher().wait_ready()  # type: ignore[attr-defined]
+    yield found
+    found.close()
+
+
+@execute.one_thread()
+def alone(program: Program) -> float:
+    """Seconds that training takes on one device, with nothing of ours around it."""
+    execute.functions(program)
+    began = time.perf_counter()
+    execute.alone(program)()
+    return time.perf_counter() - began
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("stack", list(EXAMPLES))
+def test_share(
+    stack: str,
+    size: int,
+    pool: Pool,
+    benchmark: Any,
+    shares: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Programs a second, and whose time it is; those compared bit for bit, and those within bounds, apart."""
+    if not benchmark.enabled:
+        pytest.skip("a benchmark: runs with --benchmark-enable")
+    clock = Clock(monkeypatch)
+    plain = pool.acquire(WorldSpec(size, timeout=120))
+    world = clock.world(plain)
+
+    def run(count: int, number: int) -> None:
+        for smooth in (False, True):
+
+            @seed(number)
+            @settings(
+                max_examples=count,
+                deadline=None,
+                database=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(programs(stack, (size,), smooth=smooth, most_steps=2 if stack == "dynamo" else 3))
+            def check(program: Program) -> None:
+                clock.check(world, program)
+
+            check()
+
+    run(3, 1)  # imports, first compilations
+    clock.start()
+    benchmark.pedantic(lambda: run(EXAMPLES[stack], 2), rounds=1)
+    for kind in ("exact", "rounded"):
+        costs = [c for c in clock.costs if c.exact == (kind == "exact")]
+        if costs:
+            shares.append({"what": f"{stack}, {size} ranks, {kind}", **row_of(costs)})
+            benchmark.extra_info[kind] = shares[-1]
+    pool.release(plain)
+
+
+def row_of(costs: Sequence[Cost]) -> dict[str, float]:
+    """Means, in seconds, and the share that is not PyTorch's."""
+    row = {
+        "programs": float(len(costs)),
+        "a second": 1 / mean(c.total for c in costs),
+        "total": mean(c.total for c in costs),
+        "alone": mean(alone(c.program) for c in costs),
+        "on ranks": mean(c.inside for c in costs),
+        "oracles": mean(c.truth for c in costs),
+        "around ranks": mean(c.ranks - max(c.inside, c.truth) for c in costs),
+        "at once": mean(min(c.inside, c.truth) for c in costs),
+        "comparing": mean(c.comparing for c in costs),
+    }
+    row["oracles"] -= row["alone"]  # the truth is a training run, too
+    others = sum(row[k] for k in ("alone", "on ranks", "oracles", "around ranks", "comparing"))
+    row["drawing"] = row["total"] + row["at once"] - others
+    row["not PyTorch's"] = 1 - (row["alone"] + row["on ranks"]) / row["total"]  # all of it where nothing is at once
+    return row
+
+
+def wrong_on_one_rank(rank: Rank) -> None:
+    step = torch.optim.SGD.__dict__.get("_undamaged", torch.optim.SGD.step)
+
+    def damaged(self: Any, closure: Any = None) -> Any:
+        result = step(self, closure)
+        with torch.no_grad():
+            for group in self.param_groups if rank.index == 1 else ():
+                group["params"][0].view(-1)[0] += 1
+        return result
+
+    torch.optim.SGD.step, torch.optim.SGD._undamaged = damaged, step  # type: ignore[method-assign,attr-defined]
+
+
+def raises(rank: Rank) -> None:
+    plain = DistributedDataParallel.__init__
+
+    def init(self: Any, parameters: Any, **options: Any) -> None:
+        if rank.index == 1 and any(p.dim() == 1 for p in parameters):
+            raise RuntimeError("injected")
+        plain(self, parameters, **options)
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+
+
+DEFECTS: dict[str, Callable[[Rank], None]] = {
+    "values wrong on one rank": wrong_on_one_rank,
+    "gradients not averaged": unreduced,
+    "a rank raises": raises,
+    "a rank aborts": killed_where_biases_are,
+    "a deadlock": hangs_in_second_step,
+    "a rank computes for ever": computes_for_ever,
+}
+
+
+@pytest.mark.parametrize("defect", list(DEFECTS))
+def test_time_to_reproducer(
+    defect: str,
+    benchmark: Any,
+    reproducers: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the first failure to the shrunk reproducer, in the default setting."""
+    if not benchmark.enabled:
+        pytest.skip("a benchmark: runs with --benchmark-enable")
+    monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path))
+    failures: list[float] = []
+    noted = Patience.failed
+
+    def failed(self: Patience, what: object) -> None:
+        failures.append(time.perf_counter())
+        noted(self, what)
+
+    monkeypatch.setattr(Patience, "failed", failed)
+    _, program = benchmark.pedantic(lambda: shrunk(DEFECTS[defect], tmp_path), rounds=1)
+    seconds = time.perf_counter() - failures[0]
+    benchmark.extra_info.update(seconds=seconds)
+    layers = len(list(walk(program.model)))
+    reproducers.append(
+        {
+            "what": defect,
+            "seconds": seconds,
+            "failing runs": len(failures),
+            "left": f"{program.layout.world} ranks, {layers} layers, {len(program.steps)} steps",
+        }
+    )
