@@ -61,6 +61,9 @@ def tp_layouts(
     if _idle_units(named, wrapped) and not (once and strategy != "NO_SHARD" and data > 1):
         wrapped = ()
 
+    if not once and _one_element(named, plan, wrapped, tensor):
+        strategy = "NO_SHARD"  # tp_one_element.py: gradients do not add up where all of them are one number
+
     # Without original parameters FSDP1 flattens only what requires gradients alike.
     frozen = any(isinstance(n.layer, Linear) and n.layer.frozen for n in named)
     original = frozen or compiled or draw(st.sampled_from((True, False)))  # torch.compile needs them
@@ -115,6 +118,8 @@ def takes(layout: Layout, named: Sequence[Named], steps: Sequence[Step], optimiz
         return False
     once = all(len(step.rows) == 1 and step.zero == "none" for step in steps)
     if _idle_units(named, layout.wrapped) and not (once and sharded):
+        return False
+    if sharded and not once and _one_element(named, layout.plan, layout.wrapped, layout.tensor):
         return False
     if not original:
         return not any(isinstance(n.layer, Linear) and n.layer.frozen for n in named)
@@ -179,12 +184,25 @@ def _gradients_everywhere(
     for n in named:
         if isinstance(n.layer, Branch) or (isinstance(n.layer, Linear) and (n.layer.frozen or n.optional)):
             return False
-    sizes = dict.fromkeys((*wrapped, ""), 0)
-    for n in named:
-        sizes[_unit(n, wrapped)] += _least_elements(n, tensor if n.name in dict(plan) else 1)
+    sizes = _least_sizes(named, plan, wrapped, tensor)
     # Between parameters there is padding to 16 bytes, at the end to as many elements as there are ranks.
     enough = data * (16 // getattr(torch, dtype).itemsize + data)
     return all(size >= enough for unit, size in sizes.items() if unit or size)
+
+
+def _least_sizes(
+    named: Sequence[Named], plan: Sequence[tuple[str, str]], wrapped: Sequence[str], tensor: int
+) -> dict[str, int]:
+    """How many elements a rank has at least of what is flattened together, by the wrapped layer's name."""
+    sizes = dict.fromkeys((*wrapped, ""), 0)
+    for n in named:
+        sizes[_unit(n, wrapped)] += _least_elements(n, tensor if n.name in dict(plan) else 1)
+    return sizes
+
+
+def _one_element(named: Sequence[Named], plan: Sequence[tuple[str, str]], wrapped: Sequence[str], tensor: int) -> bool:
+    """Whether all that is flattened together may be one number."""
+    return 1 in _least_sizes(named, plan, wrapped, tensor).values()
 
 
 def _least_elements(n: Named, tensor: int) -> int:

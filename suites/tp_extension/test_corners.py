@@ -272,3 +272,23 @@ def test_memory(world: World) -> None:
         return flat() is not None
 
     assert world.run(body) == [False] * world.size
+
+
+@requirement(
+    "TP-GRAD-08", "Gradients of synchronised backwards add up, whatever the size of a parameter.", source=SOURCE
+)
+@pytest.mark.parametrize("features", [1, 2])
+@pytest.mark.world(2, 3)
+def test_one_element(world: World, features: int) -> None:
+    """Two backwards of a flat parameter with one element, or with more, and a step by all of the gradient."""
+
+    def body(rank: Rank) -> list[float]:
+        module = linears(features, 1, bias=False)
+        module = FullyShardedDataParallel(module, device_mesh=rank.mesh(rank.size), device_id=rank.device)
+        for first in (1.0, 2.0):
+            module(torch.full((1, features), first + rank.index)).sum().backward()
+        torch.optim.SGD(module.parameters(), lr=1.0).step()
+        with FullyShardedDataParallel.summon_full_params(module, writeback=False):
+            return [float(x) for p in module.parameters() for x in p.flatten()]
+
+    assert world.run(body) == [[1.0 - (2.0 + world.size)] * features] * world.size

@@ -112,11 +112,11 @@ def divided_layers_are_others(rank: Rank) -> None:
 def rows_only(rank: Rank) -> None:
     """Of a mesh that is flattened, only a row is left."""
 
-    def flattened(party: Any, rows: int) -> Any:
-        shape = (rows, party.world // rows)
-        return execute.training.init_device_mesh("cpu", shape, mesh_dim_names=("rows", "columns"))["columns"]
+    def line_mesh(party: Any, shape: str) -> Any:
+        sizes = tuple(int(size) for size in shape.split("x"))
+        return execute.training.init_device_mesh("cpu", sizes, mesh_dim_names=("rows", "columns"))["columns"]
 
-    execute.training.flattened = flattened
+    execute.training.line_mesh = line_mesh
 
 
 def compiled_wrong(rank: Rank) -> None:
