@@ -346,8 +346,13 @@ def detection(program: Program, dtype: torch.dtype, repeats: int) -> Record:
 
 
 def table_of_detection(records: Sequence[Record], dtypes: Sequence[torch.dtype]) -> Iterator[str]:
-    yield "| dtype (programs) | oracle | scale: half | scale: 95 % | lost | lost: size | wrong rank |"
-    yield "|---|---|---|---|---|---|---|"
+    bands = ((0.0, 0.1), (0.1, 0.5), (0.5, math.inf))
+    yield (
+        "| dtype (programs) | oracle | scale: half | scale: 95 % | lost | of size "
+        + " | ".join(f"{low} to {high}" for low, high in bands)
+        + " | 95 % from | wrong rank |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for dtype in dtypes:
         mine = [r for r in records if r["dtype"] == short(dtype) and "least" in r]
         n = len(mine)
@@ -356,9 +361,15 @@ def table_of_detection(records: Sequence[Record], dtypes: Sequence[torch.dtype])
             lost = [(r["size"], oracle in r["lost"]) for r in mine]
             yield (
                 f"| {short(dtype)} ({n}) | {oracle} | {sizes[n // 2]:.2g} | {sizes[math.ceil(0.95 * n) - 1]:.2g} "
-                f"| {sum(hit for _, hit in lost) / n:.0%} | {surely(lost):.2g} "
+                f"| {share([hit for _, hit in lost])} "
+                f"| {' | '.join(share([hit for s, hit in lost if low <= s < high]) for low, high in bands)} "
+                f"| {surely(lost):.2g} "
                 f"| {sum(oracle in r['swapped'] for r in mine) / n:.1%} |"
             )
+
+
+def share(hits: Sequence[bool]) -> str:
+    return f"{sum(hits) / len(hits):.0%}" if hits else "-"
 
 
 def surely(lost: Sequence[tuple[float, bool]]) -> float:
