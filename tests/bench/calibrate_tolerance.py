@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -342,7 +343,7 @@ def detection(program: Program, dtype: torch.dtype, repeats: int) -> Record:
             parts[a] = [g.clone() for g in parts[b]]
 
     lost, swapped = caught(lose), caught(swap)
-    return {"least": least, "size": size, "lost": sorted(lost), "swapped": sorted(swapped)}
+    return {"steps": program.steps, "least": least, "size": size, "lost": sorted(lost), "swapped": sorted(swapped)}
 
 
 def table_of_detection(records: Sequence[Record], dtypes: Sequence[torch.dtype]) -> Iterator[str]:
@@ -353,14 +354,14 @@ def table_of_detection(records: Sequence[Record], dtypes: Sequence[torch.dtype])
         + " | 95 % from | wrong rank |"
     )
     yield "|---|---|---|---|---|---|---|---|---|---|"
-    for dtype in dtypes:
-        mine = [r for r in records if r["dtype"] == short(dtype) and "least" in r]
-        n = len(mine)
+    for dtype, most in itertools.product(dtypes, (math.inf, 1)):
+        mine = [r for r in records if r["dtype"] == short(dtype) and r.get("steps", math.inf) <= most and "least" in r]
+        n, of = len(mine), ", of one step" if most == 1 else ""
         for oracle in ORACLES if mine else ():
             sizes = sorted(r["least"][oracle] for r in mine)
             lost = [(r["size"], oracle in r["lost"]) for r in mine]
             yield (
-                f"| {short(dtype)} ({n}) | {oracle} | {sizes[n // 2]:.2g} | {sizes[math.ceil(0.95 * n) - 1]:.2g} "
+                f"| {short(dtype)} ({n}{of}) | {oracle} | {sizes[n // 2]:.2g} | {sizes[math.ceil(0.95 * n) - 1]:.2g} "
                 f"| {share([hit for _, hit in lost])} "
                 f"| {' | '.join(share([hit for s, hit in lost if low <= s < high]) for low, high in bands)} "
                 f"| {surely(lost):.2g} "
