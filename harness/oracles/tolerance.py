@@ -20,7 +20,7 @@ WIDEN = 3.0
 """Samples are run with errors this many times as large as a real run's."""
 MARGIN = 1.5
 """A tolerance is this many times the largest error that a sample made."""
-FLOOR = 0.5
+FLOOR = 0.75
 """A tolerance is never below this share of its tensor's (their root mean square), unless it is zero."""
 
 _TRUE = torch.float64
@@ -141,7 +141,7 @@ class Bounded:
             lost |= (far.isinf() & truth.isfinite()).reshape(samples + 1, -1).any(dim=1)
             # Without errors, float16 still underflows: everywhere in the same direction, as random errors do not.
             half = dtype == torch.float16
-            allowed = self.tolerance[name] = _floored(MARGIN * known[0 if half else 1 :].amax(dim=0))
+            allowed = self.tolerance[name] = _pooled(MARGIN * known[0 if half else 1 :].amax(dim=0), truth.abs())
             if not half and truth.numel() and bool((far[0] > 1e3 * allowed + 1e-9 * truth.abs().max()).any()):
                 raise RuntimeError(f"{name}: executed again, the run gave something else; is it random?")
 
@@ -187,12 +187,15 @@ class Bounded:
         )
 
 
-def _floored(tolerance: torch.Tensor) -> torch.Tensor:
-    """An event that is rare, such as a sign that flips, may be in no sample of one element, and in those of others."""
-    known = tolerance[tolerance.isfinite() & (tolerance > 0)]
-    if not known.numel():
+def _pooled(tolerance: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """An event that is rare, such as a sign that flips, may be in no sample of one element, and in those of others.
+    ``size``: of the elements of the truth."""
+    finite = tolerance.isfinite() & (tolerance > 0)
+    if not bool(finite.any()):
         return tolerance
-    floor = FLOOR * float(known.square().mean().sqrt())
+    unknown = finite & (tolerance > size)
+    tolerance = torch.where(unknown, MARGIN * tolerance.masked_fill(~unknown, 0).max(), tolerance)
+    floor = FLOOR * float(tolerance[finite].square().mean().sqrt())
     return torch.where(tolerance > 0, tolerance.clamp(min=floor), tolerance)
 
 
@@ -253,33 +256,61 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         errors = _NONE if view else self._errors(operation, args, results)
         slots = tuple([self._new(t) if isinstance(t, torch.Tensor) else -1 for t in results])
         if operation.name == "native_batch_norm" and args[5]:
-            self._batch_norm(func, args, taken, slots, errors)
+            self._batch_norm(args, taken, slots)
             return result
         self._steps.append(_Step(func, taken, named, slots, listed, view, errors=errors))
         return result
 
-    def _batch_norm(
-        self, func: Any, args: tuple[Any, ...], taken: tuple[Any, ...], slots: tuple[int, ...], errors: _Errors
-    ) -> None:
-        """Batch normalisation in training, which also writes to its running statistics and does not say so."""
-        unwritten = (*taken[:3], None, None, *taken[5:])
-        self._steps.append(_Step(func, unwritten, {}, slots, listed=True, errors=errors))
-        momentum, eps, rows = args[6], args[7], args[0].numel() // args[0].shape[1]
+    def _batch_norm(self, args: tuple[Any, ...], taken: tuple[Any, ...], slots: tuple[int, ...]) -> None:
+        """Batch normalisation in training: it rounds the mean and the deviation before it uses them, and it writes to
+        its running statistics, which it does not say."""
+        x, momentum, eps = args[0], args[6], args[7]
+        rows = x.numel() // x.shape[1]
+        over = [d for d in range(x.dim()) if d != 1]
+        unit, within = self._unit, self._unit_within
+        sums = self._sum(rows, within)
 
-        def mean(running: torch.Tensor, of_batch: torch.Tensor) -> torch.Tensor:
-            moved: torch.Tensor = (1 - momentum) * running + momentum * of_batch
-            return moved
+        def of_channel(values: torch.Tensor | None, otherwise: float) -> torch.Tensor | float:
+            return otherwise if values is None else values.reshape(-1, *[1] * (x.dim() - 2))
 
-        def variance(running: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-            of_batch = inverse.pow(-2).sub(eps).mul(rows / (rows - 1))
-            return mean(running, of_batch)
+        def mean(x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = x.mean(dim=over)
+            return result
 
-        for number, call, of_batch in ((3, mean, slots[1]), (4, variance, slots[2])):
+        def inverse(x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = ((x - of_channel(mean, 0.0)).square().mean(dim=over) + eps).rsqrt()
+            return result
+
+        def normal(
+            x: torch.Tensor,
+            mean: torch.Tensor,
+            inverse: torch.Tensor,
+            weight: torch.Tensor | None,
+            bias: torch.Tensor | None,
+        ) -> torch.Tensor:
+            scale = of_channel(inverse, 1.0) * of_channel(weight, 1.0)
+            result: torch.Tensor = (x - of_channel(mean, 0.0)) * scale + of_channel(bias, 0.0)
+            return result
+
+        def moved(running: torch.Tensor, of_batch: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = (1 - momentum) * running + momentum * of_batch
+            return result
+
+        def moved_variance(running: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+            return moved(running, inverse.pow(-2).sub(eps).mul(rows / (rows - 1)))
+
+        batch = (_Slot(slots[1]), _Slot(slots[2]))
+        self._steps.append(_Step(mean, taken[:1], {}, slots[1:2], errors=sums))
+        self._steps.append(_Step(inverse, (taken[0], batch[0]), {}, slots[2:], errors=sums))
+        # It may add up x * scale and -mean * scale, which cancel.
+        inner = _Errors(within, 2, 0.0, unit)
+        self._steps.append(_Step(normal, (taken[0], *batch, *taken[1:3]), {}, slots[:1], errors=inner))
+        for number, call, of_batch in ((3, moved, batch[0]), (4, moved_variance, batch[1])):
             if isinstance(args[number], torch.Tensor):
                 self._mutated.add(_storage(args[number]))
-                written = taken[number].number
-                given = (_Slot(written), _Slot(of_batch))
-                self._steps.append(_Step(call, given, {}, written=written, errors=_Errors(results=self._unit)))
+                slot = taken[number].number
+                given = (_Slot(slot), of_batch)
+                self._steps.append(_Step(call, given, {}, written=slot, errors=_Errors(results=unit)))
 
     def _write(
         self, func: Any, operation: _Operation, args: tuple[Any, ...], taken: tuple[Any, ...], named: dict[str, Any]
@@ -302,11 +333,16 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operation.name in _OWN_PRECISION:
             within = unit
         length = _length(operation.name, args, results)
+        return self._sum(length, within, _PRODUCTS.get(operation.name, 3))
+
+    def _sum(self, length: int, within: float, leading: int = 1) -> _Errors:
+        """Of a sum of so many terms, added up in a precision of this unit roundoff."""
+        unit = self._unit
         parts = self._world if self._world > 1 else 0
         operands = math.sqrt(unit**2 * (1 + parts / 2) * bool(parts) + within**2 * length / 2)
         out = math.sqrt(unit**2 * (1 + (2 + parts / 3) * bool(parts)) + within**2 * length / 3)
         # Small beside the rounding of the result: not worth its time.
-        return _Errors(operands if operands > out / 20 else 0.0, _PRODUCTS.get(operation.name, 3), 0.0, out)
+        return _Errors(operands if operands > out / 20 else 0.0, leading, 0.0, out)
 
     def _mark(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -349,32 +385,36 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def replay(self, wanted: Sequence[torch.Tensor], samples: int, seed: int) -> list[torch.Tensor]:
         """Execute the run again; [1 + samples, *shape] for each tensor wanted, the first without errors."""
         outputs = [self._slot(tensor) for tensor in wanted]
-        noise, along, starts = _noise(samples, seed)
+        noise, rounded, starts = _noise(samples, seed)
+        if self._dtype == torch.float16:
+            rounded = rounded.index_fill(0, torch.tensor(0), True)  # underflow, as every run has it
         env: dict[int, torch.Tensor] = {}
         varied: dict[int, torch.Tensor] = {}
         for i, (slot, constant) in enumerate(self._constants.items()):
-            error = self._rounding(constant)
-            if error is not None:
-                factors = along[:, i % along.shape[1]].reshape(-1, *[1] * constant.dim())
-                varied[slot] = constant + factors * (error * WIDEN)
+            held = self._held(constant)
+            if held is not None:
+                where = rounded[:, i % rounded.shape[1]].reshape(-1, *[1] * constant.dim())
+                varied[slot] = torch.where(where, held, constant)
             elif self._storages[slot] in self._mutated:
                 varied[slot] = constant.expand(samples + 1, *constant.shape).clone()
             else:
                 env[slot] = constant
         self._steps = [self._reshaped(step) for step in self._steps]
         slots, values = list(varied), list(varied.values())
-        zero = torch.zeros(samples + 1, dtype=_TRUE)
+        # Half of the samples underflow where every run does; in the others that is random as well.
+        tiny = torch.full((samples + 1,), _HALF_TINY / UNIT[torch.float16], dtype=_TRUE)
+        tiny[1::2] = 0
 
-        def once(values: Sequence[torch.Tensor], zero: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return self._execute({**env, **dict(zip(slots, values, strict=True))}, zero, noise, starts, outputs)
+        def once(values: Sequence[torch.Tensor], tiny: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return self._execute({**env, **dict(zip(slots, values, strict=True))}, tiny, noise, starts, outputs)
 
         with torch.no_grad():
             try:
                 _functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
-                return list(torch.func.vmap(once)(values, zero, noise))
+                return list(torch.func.vmap(once)(values, tiny, noise))
             except (RuntimeError, ValueError):
                 # An operation that cannot be executed on all samples at once: one sample after the other, then.
-                each = [once([v[k].clone() for v in values], zero[k], noise[k]) for k in range(samples + 1)]
+                each = [once([v[k].clone() for v in values], tiny[k], noise[k]) for k in range(samples + 1)]
                 return [torch.stack(tensors) for tensors in zip(*each, strict=True)]
 
     def _reshaped(self, step: _Step) -> _Step:
@@ -383,23 +423,24 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return step._replace(call=torch.reshape)
         return step
 
-    def _rounding(self, constant: torch.Tensor) -> torch.Tensor | None:
-        """What rounding a constant to the dtype adds to it; None for nothing."""
+    def _held(self, constant: torch.Tensor) -> torch.Tensor | None:
+        """A constant, rounded to the dtype; None where that changes nothing."""
         if constant.dtype != _TRUE or self._dtype == _TRUE:
             return None
-        error = constant.to(self._dtype).to(_TRUE) - constant
-        return error if bool(error.any()) else None
+        held = constant.to(self._dtype).to(_TRUE)
+        return held if bool((held != constant).any()) else None
 
     def _execute(
         self,
         env: dict[int, torch.Tensor],
-        zero: torch.Tensor,
+        tiny: torch.Tensor,
         noise: torch.Tensor,
         starts: Sequence[int],
         outputs: Sequence[int],
     ) -> tuple[torch.Tensor, ...]:
         mutated, storages = self._mutated, self._storages
         half = self._dtype == torch.float16
+        zero = 0 * tiny
         at = 0
 
         def errors(shape: torch.Size) -> torch.Tensor:
@@ -415,7 +456,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not half:
                 return torch.addcmul(tensor, tensor, errors(tensor.shape), value=size)
             # float16 also loses what is below its smallest numbers, and what is above its largest.
-            scale = torch.where(tensor == 0, 0.0, tensor.abs() + _HALF_TINY / UNIT[torch.float16])
+            scale = torch.where(tensor == 0, 0.0, tensor.abs() + tiny)
             rounded = torch.addcmul(tensor, scale, errors(tensor.shape), value=size).to(torch.float16).to(_TRUE)
             return torch.where(rounded * tensor < 0, 0.0, rounded)  # rounding changes no sign
 
@@ -472,12 +513,16 @@ def _place(tensor: torch.Tensor) -> _Place:
 
 @lru_cache(maxsize=8)
 def _noise(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Errors, uniform from -1 to 1: [1 + samples, _NOISE], another [1 + samples, 61] for constants, none in the first
-    sample; and places in the former to start at."""
+    """Errors, uniform from -1 to 1: [1 + samples, _NOISE], none in the first sample, and places in them to start at;
+    between the two, which constants are rounded to the dtype: [1 + samples, 61] of bool, none in the first sample, all
+    in every other one."""
     generator = torch.Generator().manual_seed(seed)
-    noise, along = (torch.rand(samples + 1, count, generator=generator, dtype=_TRUE) * 2 - 1 for count in (_NOISE, 61))
-    noise[0] = along[0] = 0
-    return noise, along, torch.randint(0, _NOISE // 2, (4093,), generator=generator).tolist()
+    noise = torch.rand(samples + 1, _NOISE, generator=generator, dtype=_TRUE) * 2 - 1
+    noise[0] = 0
+    rounded = torch.rand(samples + 1, 61, generator=generator) < 0.5
+    rounded[0] = False
+    rounded[1::2] = True
+    return noise, rounded, torch.randint(0, _NOISE // 2, (4093,), generator=generator).tolist()
 
 
 @cache

@@ -1,24 +1,31 @@
 """How often the bounded oracle is wrong about healthy runs, and how small an error it still sees: the figures of
 docs/tolerances.md.
 
-    python tests/bench/calibrate_tolerance.py false-alarms --programs 1000
-    python tests/bench/calibrate_tolerance.py detection --programs 200
+    python tests/bench/calibrate_tolerance.py false-alarms --programs 1000 --file alarms.jsonl
+    python tests/bench/calibrate_tolerance.py detection --programs 200 --file detection.jsonl
 
-Needs no ranks: a run on N ranks is emulated in one process, in the dtype under test.  The batch is split, each part's
-gradients are computed in the dtype, added up in the dtype in random order, and divided.
+Every program is a line of the file as soon as it is measured: what a killed run had measured is not measured again,
+unless the code changed.  Needs no ranks: a run on N ranks is emulated in one process, in the dtype under test.  The
+batch is split, each part's gradients are computed in the dtype, added up in the dtype in random order, and divided.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import hashlib
+import itertools
+import json
 import math
+import os
+import platform
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +33,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from harness.oracles import tolerance
 from harness.oracles.tolerance import Bounded
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -92,14 +100,21 @@ class Program:
         length = draw.choice((2, 3, 5))
         family = draw.choice(("mlp", "mlp", "conv", "attention", "embedding"))
         bias = draw.random() < 0.8
+        self.batch_norm = norm is nn.Identity and family in ("mlp", "conv") and self.seed % 2 == 0
+        """Each rank normalises its own rows, as without SyncBatchNorm: the truth is split as well, then."""
+        if self.batch_norm:
+            rows = max(rows, 2 * self.world)
         if family == "mlp":
-            middle = [nn.Linear(width, wide, bias), norm(wide), act(), nn.Linear(wide, wide), act()]
+            between = nn.BatchNorm1d(wide) if self.batch_norm else norm(wide)
+            middle = [nn.Linear(width, wide, bias), between, act(), nn.Linear(wide, wide), act()]
             layers = [*middle, nn.Linear(wide, out, bias)]
             self.inputs = [torch.randn(rows, width, dtype=torch.float64) for _ in range(self.steps)]
         elif family == "conv":
             size = draw.choice((4, 5))
             layers = [nn.Conv2d(width, 4, 3, padding=1, bias=bias), act(), nn.Flatten()]
             layers += [norm(4 * size * size), nn.Linear(4 * size * size, out)]
+            if self.batch_norm:
+                layers.insert(1, nn.BatchNorm2d(4))
             self.inputs = [torch.randn(rows, width, size, size, dtype=torch.float64) for _ in range(self.steps)]
         elif family == "attention":
             width = max(4, width)
@@ -125,7 +140,7 @@ class Program:
 
     def truth(self, dtype: torch.dtype) -> Callable[[], dict[str, torch.Tensor]]:
         """The run alone in float64."""
-        return lambda: self.run(torch.float64, dtype, 1, random.Random(0), None)
+        return lambda: self.run(torch.float64, dtype, self.world if self.batch_norm else 1, random.Random(0), None)
 
     def run(
         self, dtype: torch.dtype, of: torch.dtype, world: int, draw: random.Random, fault: Fault | None
@@ -137,10 +152,11 @@ class Program:
                 return t
             return (t.to(of) if self.rounded else t).to(dtype)
 
-        module = copy.deepcopy(self.module)
+        # Deep copies of what is no parameter set a storage, which the oracle does not follow.
+        module = copy.deepcopy(self.module, {id(b): b.clone() for b in self.module.buffers()})
         with torch.no_grad():
-            for p in module.parameters():
-                p.data = data(p.data)
+            for t in (*module.parameters(), *module.buffers()):
+                t.data = data(t.data)
         parameters = list(module.parameters())
         if self.optimizer == "adamw":
             # float16 has no 1e-8: it would divide zero by zero.
@@ -176,6 +192,7 @@ class Program:
                 for name, state in optimizer.state[p].items():
                     if isinstance(state, torch.Tensor) and state.dim():
                         found[f"{step} {name} {i}"] = state.clone()
+            found |= {f"{step} {name}": b.clone() for name, b in module.named_buffers() if b.is_floating_point()}
             optimizer.zero_grad()
         return found
 
@@ -223,48 +240,47 @@ def nearness(bounded: Bounded, found: dict[str, torch.Tensor]) -> float:
     return worst
 
 
-def false_alarms(dtypes: Sequence[torch.dtype], programs: int, first: int, repeats: int) -> None:
+Record = dict[str, Any]
+
+
+def false_alarms(program: Program, dtype: torch.dtype, repeats: int) -> Record:
     """Healthy runs: how many tensors each oracle calls wrong."""
-    count = dict.fromkeys(dtypes, 0)
-    alarms = {(dtype, oracle): 0 for dtype in dtypes for oracle in ORACLES}
-    loose: dict[torch.dtype, list[float]] = {dtype: [] for dtype in dtypes}
-    near: dict[torch.dtype, list[float]] = {dtype: [] for dtype in dtypes}
-    cost: list[float] = []
-    for seed in range(first, first + programs):
-        program = Program(seed)
-        for dtype in dtypes:
-            start = time.process_time()
-            bounded = Bounded(program.truth(dtype), dtype, world=program.world, seed=seed)
-            cost.append(time.process_time() - start)
-            loose[dtype].append(bounded.loose)
-            for repeat in range(repeats):
-                found = program.run(dtype, dtype, program.world, random.Random(repeat), None)
-                count[dtype] += len(found)
-                near[dtype].append(nearness(bounded, found))
-                for oracle, names in verdicts(bounded, found, dtype).items():
-                    alarms[dtype, oracle] += len(names)
-                    if oracle == "bounded":
-                        for name in names:
-                            print(f"{program.describe()}: {bounded.differs(name, found[name])}", flush=True)
-        if (seed - first + 1) % 100 == 0 or seed == first + programs - 1:
-            print(f"after {seed - first + 1} programs, {sum(count.values())} comparisons:")
-            print(
-                "| dtype | comparisons | bounded | assert_close | rtol=atol=1e-5 | loose | error/allowed: 99 %, most |"
-            )
-            print("|---|---|---|---|---|---|---|")
-            for dtype in dtypes:
-                n, shares = count[dtype], sorted(near[dtype])
-                rates = [f"{alarms[dtype, o]} ({alarms[dtype, o] / n:.2%})" for o in ORACLES]
-                print(
-                    f"| {str(dtype)[6:]} | {n} | {' | '.join(rates)} | {sum(loose[dtype]) / len(loose[dtype]):.1%} "
-                    f"| {shares[int(0.99 * len(shares))]:.2f}, {shares[-1]:.2f} |"
-                )
-            cost.sort()
-            print(
-                f"Bounded(): median {cost[len(cost) // 2] * 1e3:.0f} ms of CPU, "
-                f"95 % {cost[int(0.95 * len(cost))] * 1e3:.0f} ms",
-                flush=True,
-            )
+    start = time.process_time()
+    bounded = Bounded(program.truth(dtype), dtype, world=program.world, seed=program.seed)
+    cost = time.process_time() - start
+    alarms = dict.fromkeys(ORACLES, 0)
+    near, count = 0.0, 0
+    for repeat in range(repeats):
+        found = program.run(dtype, dtype, program.world, random.Random(repeat), None)
+        count += len(found)
+        near = max(near, nearness(bounded, found))
+        for oracle, names in verdicts(bounded, found, dtype).items():
+            alarms[oracle] += len(names)
+            if oracle == "bounded":
+                for name in names:
+                    print(f"{program.describe()}: {bounded.differs(name, found[name])}", flush=True)
+    return {"count": count, "alarms": alarms, "loose": bounded.loose, "near": near, "cost": cost}
+
+
+def table_of_false_alarms(records: Sequence[Record], dtypes: Sequence[torch.dtype]) -> Iterator[str]:
+    yield f"{sum(r['count'] for r in records)} comparisons"
+    yield "| dtype | programs | comparisons | bounded | assert_close | 1e-5 | loose | error/allowed: 99 %, most |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for dtype in dtypes:
+        mine = [r for r in records if r["dtype"] == short(dtype)]
+        if not mine:
+            continue
+        n, shares = sum(r["count"] for r in mine), sorted(r["near"] for r in mine)
+        alarms = [sum(r["alarms"][oracle] for r in mine) for oracle in ORACLES]
+        yield (
+            f"| {short(dtype)} | {len(mine)} | {n} | {' | '.join(f'{a} ({a / n:.2%})' for a in alarms)} "
+            f"| {sum(r['loose'] for r in mine) / len(mine):.1%} "
+            f"| {shares[int(0.99 * len(shares))]:.2f}, {shares[-1]:.2f} |"
+        )
+    cost = sorted(r["cost"] for r in records)
+    yield (
+        f"Bounded(): median {cost[len(cost) // 2] * 1e3:.0f} ms of CPU, 95 % {cost[int(0.95 * len(cost))] * 1e3:.0f} ms"
+    )
 
 
 def scaled(factor: float, at: int) -> Fault:
@@ -278,82 +294,86 @@ def scaled(factor: float, at: int) -> Fault:
     return fault
 
 
-def detection(dtypes: Sequence[torch.dtype], programs: int, first: int) -> None:
-    """Broken runs: what each oracle catches."""
+def detection(program: Program, dtype: torch.dtype, repeats: int) -> Record:
+    """Broken runs: what each oracle catches; nothing is returned for a program that has nothing to get wrong."""
+    if program.world == 1:
+        return {}
+    bounded = Bounded(program.truth(dtype), dtype, world=program.world, seed=program.seed)
+    draw = random.Random(program.seed)
+    at = draw.randrange(program.steps)
+    if not any(bool(t.any()) for name, t in bounded.truth.items() if name.startswith(f"{at} gradient")):
+        return {}
+    healthy = verdicts(bounded, program.run(dtype, dtype, program.world, random.Random(1), None), dtype)
+
+    def caught(fault: Fault) -> set[str]:
+        found = program.run(dtype, dtype, program.world, random.Random(1), fault)
+        # An oracle that is wrong about the healthy run has caught nothing: only what is new counts.
+        return {o for o, names in verdicts(bounded, found, dtype).items() if set(names) - set(healthy[o])}
+
     scales = [2.0**-k for k in range(-1, 50)]
-    for dtype in dtypes:
-        least = {oracle: [] for oracle in ORACLES}  # type: dict[str, list[float]]
-        lost = {oracle: [] for oracle in ORACLES}  # type: dict[str, list[tuple[float, bool]]]
-        swapped = {oracle: [] for oracle in ORACLES}  # type: dict[str, list[bool]]
-        for seed in range(first, first + programs):
-            program = Program(seed)
-            if program.world == 1:
-                continue
-            bounded = Bounded(program.truth(dtype), dtype, world=program.world, seed=seed)
-            draw = random.Random(seed)
-            at = draw.randrange(program.steps)
-            if not any(bool(t.any()) for name, t in bounded.truth.items() if name.startswith(f"{at} gradient")):
-                continue  # nothing to get wrong
-            healthy = verdicts(bounded, program.run(dtype, dtype, program.world, random.Random(1), None), dtype)
+    least: dict[str, float] = {}
+    seen: dict[int, set[str]] = {}
+    for oracle in ORACLES:
+        low, high = 0, len(scales)  # caught below low, missed from high on
+        while low < high:
+            middle = (low + high) // 2
+            if middle not in seen:
+                seen[middle] = caught(scaled(1 + scales[middle], at))
+            low, high = (middle + 1, high) if oracle in seen[middle] else (low, middle)
+        least[oracle] = scales[low - 1] if low else math.inf
 
-            def caught(fault: Fault) -> Iterator[str]:
-                found = program.run(dtype, dtype, program.world, random.Random(1), fault)  # noqa: B023
-                for oracle, names in verdicts(bounded, found, dtype).items():  # noqa: B023
-                    # An oracle that is wrong about the healthy run has caught nothing: only what is new counts.
-                    if set(names) - set(healthy[oracle]):  # noqa: B023
-                        yield oracle
+    size = 0.0
 
-            seen: dict[int, set[str]] = {}
-            for oracle in ORACLES:
-                low, high = 0, len(scales)  # caught below low, missed from high on
-                while low < high:
-                    middle = (low + high) // 2
-                    if middle not in seen:
-                        seen[middle] = set(caught(scaled(1 + scales[middle], at)))
-                    low, high = (middle + 1, high) if oracle in seen[middle] else (low, middle)
-                least[oracle].append(scales[low - 1] if low else math.inf)
+    def lose(step: int, parts: list[Gradients]) -> None:
+        nonlocal size
+        there = [(grads, i) for grads in parts for i, g in enumerate(grads) if bool(g.any())]
+        if step != at or not there:
+            return
+        grads, i = draw.choice(there)
+        flat = grads[i].clone(memory_format=torch.contiguous_format).view(-1)
+        j = draw.choice(flat.nonzero().reshape(-1).tolist())
+        total = torch.stack([p[i].double() for p in parts]).sum(dim=0)
+        size = abs(float(flat[j])) / max(float(total.square().mean().sqrt()), 1e-300)
+        flat[j] = 0
+        grads[i] = flat.view(grads[i].shape)
 
-            size = [0.0]
+    def swap(step: int, parts: list[Gradients]) -> None:
+        if step == at:
+            a, b = draw.sample(range(len(parts)), 2)
+            parts[a] = [g.clone() for g in parts[b]]
 
-            def lose(step: int, parts: list[Gradients]) -> None:
-                if step != at:  # noqa: B023
-                    return
-                there = [(grads, i) for grads in parts for i, g in enumerate(grads) if bool(g.any())]
-                if not there:
-                    return
-                grads, i = draw.choice(there)  # noqa: B023
-                flat = grads[i].clone(memory_format=torch.contiguous_format).view(-1)
-                j = draw.choice(flat.nonzero().reshape(-1).tolist())  # noqa: B023
-                total = torch.stack([p[i].double() for p in parts]).sum(dim=0)
-                size[0] = abs(float(flat[j])) / max(float(total.square().mean().sqrt()), 1e-300)  # noqa: B023
-                flat[j] = 0
-                grads[i] = flat.view(grads[i].shape)
+    lost, swapped = caught(lose), caught(swap)
+    return {"steps": program.steps, "least": least, "size": size, "lost": sorted(lost), "swapped": sorted(swapped)}
 
-            names = set(caught(lose))
-            for oracle in ORACLES:
-                lost[oracle].append((size[0], oracle in names))
 
-            def swap(step: int, parts: list[Gradients]) -> None:
-                if step == at:  # noqa: B023
-                    a, b = draw.sample(range(len(parts)), 2)  # noqa: B023
-                    parts[a] = [g.clone() for g in parts[b]]
-
-            names = set(caught(swap))
-            for oracle in ORACLES:
-                swapped[oracle].append(oracle in names)
-        print(f"{str(dtype)[6:]}: {len(least['bounded'])} programs on more than one rank", flush=True)
-        for oracle in ORACLES:
-            sizes = sorted(least[oracle])
-            n = len(sizes)
-            hits = sum(hit for _, hit in lost[oracle])
-            print(
-                f"| {str(dtype)[6:]} | {oracle} | {sizes[n // 2]:.2g} | {sizes[math.ceil(0.95 * n) - 1]:.2g} "
-                f"| {hits / n:.0%} | {surely(lost[oracle]):.2g} | {sum(swapped[oracle]) / n:.1%} |",
-                flush=True,
+def table_of_detection(records: Sequence[Record], dtypes: Sequence[torch.dtype]) -> Iterator[str]:
+    bands = ((0.0, 0.1), (0.1, 0.5), (0.5, math.inf))
+    yield (
+        "| dtype (programs) | oracle | scale: half | scale: 95 % | lost | of size "
+        + " | ".join(f"{low} to {high}" for low, high in bands)
+        + " | 95 % from | wrong rank |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for dtype, most in itertools.product(dtypes, (math.inf, 1)):
+        mine = [r for r in records if r["dtype"] == short(dtype) and r.get("steps", math.inf) <= most and "least" in r]
+        n, of = len(mine), ", of one step" if most == 1 else ""
+        for oracle in ORACLES if mine else ():
+            sizes = sorted(r["least"][oracle] for r in mine)
+            lost = [(r["size"], oracle in r["lost"]) for r in mine]
+            yield (
+                f"| {short(dtype)} ({n}{of}) | {oracle} | {sizes[n // 2]:.2g} | {sizes[math.ceil(0.95 * n) - 1]:.2g} "
+                f"| {share([hit for _, hit in lost])} "
+                f"| {' | '.join(share([hit for s, hit in lost if low <= s < high]) for low, high in bands)} "
+                f"| {surely(lost):.2g} "
+                f"| {sum(oracle in r['swapped'] for r in mine) / n:.1%} |"
             )
 
 
-def surely(lost: list[tuple[float, bool]]) -> float:
+def share(hits: Sequence[bool]) -> str:
+    return f"{sum(hits) / len(hits):.0%}" if hits else "-"
+
+
+def surely(lost: Sequence[tuple[float, bool]]) -> float:
     """The smallest size from which on 95 % of lost elements are caught."""
     best, hits = math.inf, 0
     for n, (size, hit) in enumerate(sorted(lost, reverse=True), 1):
@@ -363,17 +383,54 @@ def surely(lost: list[tuple[float, bool]]) -> float:
     return best
 
 
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def measure_all(what: str, dtypes: Sequence[torch.dtype], seeds: range, repeats: int, file: Path | None) -> None:
+    """A record of each program in each dtype, out of ``file`` where it has one of this very code."""
+    code = hashlib.sha256(Path(tolerance.__file__).read_bytes() + Path(__file__).read_bytes()).hexdigest()[:12]
+    known: dict[tuple[Any, ...], Record] = {}
+    if file is not None and file.exists():
+        for line in file.read_text().splitlines():
+            record = json.loads(line)
+            known[tuple(record[key] for key in ("code", "what", "repeats", "dtype", "seed"))] = record
+    measure, table = MEASURES[what]
+    records: list[Record] = []
+    for seed in seeds:
+        for dtype in dtypes:
+            key = (code, what, repeats, short(dtype), seed)
+            record = known.get(key) or {
+                **dict(zip(("code", "what", "repeats", "dtype", "seed"), key, strict=True)),
+                **measure(Program(seed), dtype, repeats),
+            }
+            records.append(record)
+            if file is not None and key not in known:
+                with file.open("a") as lines:
+                    lines.write(json.dumps(record) + "\n")
+        if (seed - seeds.start + 1) % 100 == 0 or seed == seeds[-1]:
+            print(f"after {seed - seeds.start + 1} programs:", *table(records, dtypes), sep="\n", flush=True)
+
+
+MEASURES = {"false-alarms": (false_alarms, table_of_false_alarms), "detection": (detection, table_of_detection)}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("false-alarms", "detection"))
+    parser.add_argument("what", choices=tuple(MEASURES))
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="seed of the first program")
     parser.add_argument("--repeats", type=int, default=2, help="healthy runs of each program")
-    parser.add_argument("--dtypes", nargs="+", default=[str(dtype)[6:] for dtype in DTYPES])
+    parser.add_argument("--dtypes", nargs="+", default=[short(dtype) for dtype in DTYPES])
+    parser.add_argument("--file", type=Path, help="where to keep what was measured, program by program")
     options = parser.parse_args()
-    chosen = [getattr(torch, name) for name in options.dtypes]
     torch.set_num_threads(1)
-    if options.what == "false-alarms":
-        false_alarms(chosen, options.programs, options.first, options.repeats)
-    else:
-        detection(chosen, options.programs, options.first)
+    measure_all(
+        options.what,
+        [getattr(torch, name) for name in options.dtypes],
+        range(options.first, options.first + options.programs),
+        options.repeats,
+        options.file,
+    )
+    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
+    print(f"{time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, torch {torch.__version__}, load {load}")

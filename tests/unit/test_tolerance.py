@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.oracles.tolerance import Bounded
+from harness.oracles.tolerance import UNIT, Bounded
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SCALE_CAUGHT = {torch.float64: 1e-13, torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.06}
@@ -185,12 +185,59 @@ def test_numbers_that_the_dtype_cannot_hold() -> None:
     assert bounded.differs("x", torch.full((2,), 0.11, dtype=torch.bfloat16)) != ""
 
 
+def test_constants_are_rounded_together() -> None:
+    """What rounding does to many constants adds up to the same error in every run, far larger than by chance."""
+
+    def run(dtype: torch.dtype) -> Tensors:
+        constants = [torch.full((1,), 1 + 2.0**-10, dtype=torch.float64).to(dtype) for _ in range(64)]
+        total = constants[0] - 1
+        for constant in constants[1:]:
+            total = total + (constant - 1)
+        return {"x": total}
+
+    bounded = Bounded(lambda: run(torch.float64), torch.bfloat16)
+    assert bounded.truth["x"].tolist() == [2.0**-4]
+    assert bounded.differs("x", run(torch.bfloat16)["x"]) == ""
+    assert bounded.differs("x", torch.full((1,), -(2.0**-3), dtype=torch.bfloat16)) != ""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_batch_norm_of_rows_that_are_nearly_alike(dtype: torch.dtype) -> None:
+    """Batch norm subtracts a mean that it has rounded: where rows hardly differ, little is left of them."""
+
+    def run(dtype: torch.dtype) -> Tensors:
+        module = nn.BatchNorm1d(8).to(dtype)
+        x = torch.tensor([[-1.0], [1.0]]) * UNIT[of] * 16 + torch.linspace(0.7, 1.3, 8)
+        output = module(x.to(of).to(dtype).requires_grad_())
+        return {"output": output.detach(), "mean": module.running_mean, "variance": module.running_var}  # type: ignore[dict-item]
+
+    of = dtype
+    bounded = Bounded(lambda: run(torch.float64), dtype)
+    found = run(dtype)
+    assert wrong(bounded, found) == []
+    assert bounded.differs("mean", found["mean"] * 1.5) != ""
+    assert bounded.differs("variance", found["variance"] * 1.5) != ""
+
+
+def test_elements_of_unknown_sign_share_their_samples() -> None:
+    """Where all that is left is rounding errors, any may be as large as the largest."""
+
+    def run() -> Tensors:
+        x = torch.arange(1, 65, dtype=torch.float64) / 64
+        return {"x": x.exp().log() - x}
+
+    tolerance = Bounded(run, torch.float32).tolerance["x"]
+    assert tolerance.unique().numel() == 1
+    assert 2.0**-24 < float(tolerance[0]) < 2.0**-18
+
+
 def test_elements_of_unknown_size_are_reported() -> None:
     """AdamW's first step goes by the sign of the gradient alone: where that is noise, the bound says so."""
 
     def run() -> Tensors:
-        x = torch.nn.Parameter(torch.tensor([1.0, 1.0], dtype=torch.float64))
-        weight = torch.tensor([[1.0, 1.0], [0.1, 0.0], [-0.1, 0.0], [-1.0, 1.0]], dtype=torch.float64)
+        x = torch.nn.Parameter(torch.ones(64, dtype=torch.float64))
+        weight = torch.tensor([[1.0], [0.0], [0.0], [1.0]], dtype=torch.float64).repeat(1, 64)
+        weight[:, 0] = torch.tensor([1.0, 0.1, -0.1, -1.0])
         before = x.detach().clone()
         (weight.exp().log() * x).sum().backward()
         torch.optim.AdamW([x], lr=0.1, weight_decay=0.0).step()
@@ -198,9 +245,9 @@ def test_elements_of_unknown_size_are_reported() -> None:
 
     bounded = Bounded(run, torch.float32)
     moved = bounded.tolerance["moved"] > 0.1
-    assert moved.tolist() == [True, False]
-    assert bounded.loose == 0.5
-    assert "(1 are allowed more than their own size)" in bounded.differs("moved", torch.zeros(2) + 0.5)
+    assert moved.tolist() == [True] + [False] * 63
+    assert bounded.loose == 1 / 64
+    assert "(1 are allowed more than their own size)" in bounded.differs("moved", torch.zeros(64) + 0.5)
 
 
 def test_cancellation_is_allowed_for() -> None:
