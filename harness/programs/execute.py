@@ -114,6 +114,11 @@ def _trained(
     return seen, remains, problems
 
 
+def _flattened(program: Program) -> bool:
+    mesh = str(dict(program.layout.options).get("mesh", ""))
+    return sum(size != "1" for size in mesh.split("x")) > 1
+
+
 def on_rank(rank: Rank, program: Program) -> Outcome:
     """Train on this rank, on its part of each batch."""
     names = functions(program)
@@ -128,6 +133,8 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
     of_rank.model = None
     names.clear()
     left += remains.alive()
-    # FSDP1 over tensor parallelism keeps layers, and their groups, in memory (docs/findings/tp_memory.py).
-    left += residue.left(before, groups_freed=program.layout.under != "tp_extension")
+    # FSDP1 over tensor parallelism keeps layers, and their groups, in memory (docs/findings/tp_memory.py).  Of a flattened
+    # mesh, DTensor remembers the groups of the mesh that it was until it sees another.
+    freed = program.layout.under != "tp_extension" and not _flattened(program)
+    left += residue.left(before, groups_freed=freed)
     return Outcome(seen, tuple(of_rank.graphs), of_rank.launched, of_rank.hooked, tuple(left), took)

@@ -20,7 +20,7 @@ from harness.programs import assertion, execute, resumption
 from harness.programs.check import Different, tame, truth_of
 from harness.programs.execute import Tensors
 from harness.programs.spec import Branch, Program, Scale, walk
-from harness.programs.tp_layouts import takes
+from harness.programs.tp_layouts import HYBRID, takes
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import Rank
 from harness.worlds.world import World
@@ -77,6 +77,8 @@ def _pair(one: Program, other: Program) -> tuple[Program, Program] | None:
 def _spanning(program: Program, world: int, **options: bool | int | float | str) -> Program:
     """The same on so many ranks, with other options of the stack."""
     merged = {**dict(program.layout.options), **options}
+    if merged.get("strategy") not in HYBRID:
+        merged.pop("replicas", None)
     return _with(program, layout=_with(program.layout, world=world, options=tuple(merged.items())))
 
 
@@ -190,6 +192,10 @@ def single(program: Program) -> tuple[Program, Program] | None:
         return None
     if program.layout.dtypes:
         return None  # what the stack casts is rounded otherwise
+    every = all(all(step.averages) for step in program.steps)
+    last = all(sum(step.averages) == 1 and step.zero != "keep" for step in program.steps)
+    if program.layout.under != "replicate" and not (every or last):
+        return None  # what was averaged and what was not are added up apart
     one = _with(program, layout=_with(program.layout, world=1, tensor=1, plan=()), rotated=0)
     return (one, one) if _legal(one) else None
 

@@ -323,7 +323,8 @@ def _layouts(
     if not own and dtype != "float64" and draw(st.sampled_from((False, False, False, True))):
         options["recast"] = True
     # A layer that is ignored trains on its rank's part alone, which is right if that is everything, or it is frozen.
-    ignorable = [n.name for n in named if _ignorable(n, same_data) and n.name not in tied]
+    toggled = {step.toggle for step in steps}
+    ignorable = [n.name for n in named if _ignorable(n, same_data) and n.name not in tied | toggled]
     if len([n for n in named if _trainable(n)]) < 2:
         ignorable = [n.name for n in named if n.name in ignorable and not n.trains]
     ignored = draw(st.sampled_from((*((),) * 3, *((name,) for name in ignorable))))
@@ -348,6 +349,8 @@ def _layouts(
 
 
 def _compiled(layout: Layout, how: Compile) -> Layout:
+    if layout.plan:  # compiled_dynamic.py: endless recursion
+        how = msgspec.structs.replace(how, dynamic=False)
     options = (*layout.options, ("inner", layout.stack))
     if layout.wrapped:  # their hooks break the graph
         how = msgspec.structs.replace(how, fullgraph=False)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness import Rank, World, requirement
 from harness.programs.assertion import assert_same_as_alone
 from harness.programs.spec import Activation, Compile, Layout, Linear, Model, Program, Step
-from harness.stacks import dynamo, replicate
+from harness.stacks import dynamo, replicate, tp_extension
 
 
 @requirement(
@@ -151,3 +151,31 @@ def test_inductor(worlds: Callable[[int], World], dynamic: bool) -> None:
         dtype="float32",
     )
     assert_same_as_alone(worlds, program)
+
+
+@requirement(
+    "DYN-TP-01",
+    "A tensor-parallel layer under FSDP1 can be compiled for dynamic shapes, as for static ones.",
+    source="torch.compile: dynamic",
+)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.world(2)
+def test_dynamic(world: World, dynamic: bool) -> None:
+    """A forward and a backward through AOTAutograd."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.layer(x).relu()
+            return result
+
+    def body(rank: Rank) -> list[int]:
+        model = tp_extension.apply(Model(), rank, plan={"layer": "replicated_columns"}, use_orig_params=True)
+        output = torch.compile(model, backend="aot_eager", dynamic=dynamic)(torch.ones(2, 4))
+        output.sum().backward()
+        return list(output.shape)
+
+    assert world.run(body) == [[2, 4]] * 2
