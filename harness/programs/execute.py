@@ -133,8 +133,8 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
     of_rank.model = None
     names.clear()
     left += remains.alive()
-    # FSDP1 over tensor parallelism keeps layers, and their groups, in memory (docs/findings/tp_memory.py).  Of a flattened
-    # mesh, DTensor remembers the groups of the mesh that it was until it sees another.
+    # FSDP1 over tensor parallelism keeps layers, and their groups, in memory (docs/findings/tp_memory.py).  DTensor
+    # remembers, of a flattened mesh, the groups of the mesh that it was, until it sees another.
     freed = program.layout.under != "tp_extension" and not _flattened(program)
     left += residue.left(before, groups_freed=freed)
     return Outcome(seen, tuple(of_rank.graphs), of_rank.launched, of_rank.hooked, tuple(left), took)
