@@ -46,6 +46,8 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
     patience.passed(max(outcome.seconds for outcome in outcomes))
     found = problems(program, truth, outcomes)
     if found:
+        if any(outcome.left for outcome in outcomes):
+            world.kill()  # or what was left behind would be found again after every smaller program
         error = Different(found)
         _failed(patience, world, program, error, "\n".join(found), truth)
         raise error

@@ -256,7 +256,7 @@ def _data_groups(program: Program) -> list[tuple[int, ...]]:
 def _most_unsynced(program: Program) -> int:
     """How many collectives a backward may launch though it averages nothing: where FSDP1 has resharded, it gathers."""
     layout = program.layout
-    gathers = layout.under == "tp_extension" and dict(layout.options).get("strategy") == "FULL_SHARD"
+    gathers = layout.under == "tp_extension" and dict(layout.options).get("strategy") in ("FULL_SHARD", "HYBRID_SHARD")
     return len(layout.wrapped) if gathers else 0
 
 

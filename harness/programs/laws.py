@@ -77,6 +77,8 @@ def _pair(one: Program, other: Program) -> tuple[Program, Program] | None:
 def _spanning(program: Program, world: int, **options: bool | int | float | str) -> Program:
     """The same on so many ranks, with other options of the stack."""
     merged = {**dict(program.layout.options), **options}
+    if merged.get("strategy") in HYBRID and "strategy" not in options:
+        merged["strategy"] = "FULL_SHARD"  # so many replicas may not fit
     if merged.get("strategy") not in HYBRID:
         merged.pop("replicas", None)
     return _with(program, layout=_with(program.layout, world=world, options=tuple(merged.items())))
@@ -89,7 +91,9 @@ def permuted(program: Program) -> tuple[Program, Program] | None:
 
 def spread(program: Program) -> tuple[Program, Program] | None:
     """The same batch over twice as many ranks."""
-    return None if program.same_data else _pair(program, _spanning(program, 2 * program.layout.world))
+    if program.same_data or program.layout.world > 3:
+        return None  # worlds of more ranks than cores add nothing but time
+    return _pair(program, _spanning(program, 2 * program.layout.world))
 
 
 def accumulated(program: Program) -> tuple[Program, Program] | None:

@@ -58,6 +58,7 @@ class Hooked(nn.Sequential):
     def __init__(self, layer: nn.Module, kind: str) -> None:
         super().__init__(layer)
         self.calls = 0
+        self.inward = kind == "backward"
         if kind == "forward":
             layer.register_forward_hook(self.doubled)
         elif kind == "before":
@@ -78,7 +79,7 @@ class Hooked(nn.Sequential):
         return tuple(2 * gradient for gradient in inputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled() and not x.requires_grad:
+        if self.inward and torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # for the hook to have something to double
         return through(self, x)
 

@@ -14,6 +14,7 @@ from harness.programs.spec import (
     Branch,
     Conv,
     Embedding,
+    Hooked,
     Layout,
     Linear,
     Named,
@@ -50,6 +51,8 @@ def tp_layouts(
     plan: list[tuple[str, str]] = []
     for n in named:
         styles = _styles(n, tensor, data, steps, optimizer, dtype)
+        if _inward(n, named):  # nobody reads the gradient of its input, or waits for the collective that makes it
+            styles = tuple(style for style in styles if style != "rows")
         if len(styles) > 1 and (style := draw(st.sampled_from(styles))):
             plan.append((n.name, style))
 
@@ -152,6 +155,12 @@ def _styles(
     if extent > 1 and _takes(extent, tensor, reloaded) and (tensor & (tensor - 1) == 0 or not n.layer.bias):
         found.append("rows")
     return (*found, "")
+
+
+def _inward(n: Named, named: Sequence[Named]) -> bool:
+    """Whether a layer has a backward hook, which the gradient of its input is made for."""
+    hooked = (m for m in named if isinstance(m.layer, Hooked) and m.layer.kind == "backward")
+    return any(n.name.startswith(f"{outer.name}.") for outer in hooked)
 
 
 def _takes(extent: int, tensor: int, reloaded: bool) -> bool:
