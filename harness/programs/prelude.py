@@ -246,9 +246,11 @@ class Run:
         weights = values((size, *output.shape[1:]), (self.seed, "weights", key), self.span, 1)[mine]
         weights = self.part(weights).to(output)
         before = launched()
-        (self.party.factor * (output * weights).sum()).backward()
+        losses = (output * weights).flatten(1).sum(1)
+        (self.party.factor * losses.sum()).backward()
         self.count(f"{name}, {'' if synced else 'un'}synced", before)
         self.note(f"{name}: output", output)
+        self.note(f"{name}, loss of each row: output", losses)
         if synced:
             finish(self.party)
             for parameter, gradient in gradients(self.party, model).items():
