@@ -100,7 +100,7 @@ def _new_addresses() -> None:
     if world is None:
         return
     backend, store = groups[world]
-    plain = _plain.get("plain") if store is _plain.get("ours") else store
+    plain: Any = _plain.get("plain") if store is _plain.get("ours") else store
     ours = dist.distributed_c10d.PrefixStore(f"run {next(_runs)}", plain)
     _plain.update(plain=plain, ours=ours)
     groups[world] = (backend, ours)

@@ -10,8 +10,9 @@ waiting, cleaning up, comparing, and programs that are given up.
 
 from __future__ import annotations
 
+import importlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -35,6 +36,7 @@ from tests.programs.test_shrinking import hangs_in_second_step, killed_where_bia
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
+_OURS = "not PyTorch's"
 EXAMPLES = {"replicate": 30, "replicate_fsdp": 30, "tp_extension": 30, "dynamo": 6}
 
 
@@ -43,7 +45,10 @@ class Cost:
     """What checking one program took, in seconds."""
 
     program: Program
+    smooth: bool = False
+    """Whether layers and optimizers that round were drawn."""
     exact: bool = False
+    """Whether it was proven exact."""
     total: float = 0.0
     """Since the program before: drawing, and what was given up in between, are in it."""
     truth: float = 0.0
@@ -59,6 +64,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.costs: list[Cost] = []
+        self.smooth = False
         self._cost: Any = None
         self._since = 0.0
         monkeypatch.setattr(assertion, "truth_of", self._timed("truth", assertion.truth_of, self._exact))
@@ -96,7 +102,7 @@ class Clock:
 
     def check(self, world: World, program: Program) -> None:
         """Check a program, and keep what it took."""
-        self._cost = Cost(program)
+        self._cost = Cost(program, self.smooth)
         assertion.assert_same_as_alone(lambda _: world, program)
         now = time.perf_counter()
         self._cost.total, self._since = now - self._since, now
@@ -139,6 +145,7 @@ def test_share(
 
     def run(count: int, number: int) -> None:
         for smooth in (False, True):
+            clock.smooth = smooth
 
             @seed(number)
             @settings(
@@ -157,12 +164,48 @@ def test_share(
     run(3, 1)  # imports, first compilations
     clock.start()
     benchmark.pedantic(lambda: run(EXAMPLES[stack], 2), rounds=1)
+    _OF_A_SUITE.setdefault(size, {})[stack] = whole = of_a_suite(stack, clock.costs)
+    shares.append({"what": f"{stack}, {size} ranks, as its suite draws", **whole})
     for kind in ("exact", "rounded"):
         costs = [c for c in clock.costs if c.exact == (kind == "exact")]
         if costs:
             shares.append({"what": f"{stack}, {size} ranks, {kind}", **row_of(costs)})
             benchmark.extra_info[kind] = shares[-1]
     pool.release(plain)
+
+
+_OF_A_SUITE: dict[int, dict[str, dict[str, float]]] = {}
+"""Of each stack, what its suite's programs take in the default setting, by number of ranks."""
+
+
+def of_a_suite(stack: str, costs: Sequence[Cost]) -> dict[str, float]:
+    """Means over programs in the proportion in which the stack's suite draws them, and how many those are."""
+    suite = importlib.import_module(f"suites.{stack}.test_programs")
+    drawn = {False: suite.test_representable, True: suite.test_rounded}
+    counts = {smooth: test._hypothesis_internal_use_settings.max_examples for smooth, test in drawn.items()}
+    rows = {smooth: row_of([c for c in costs if c.smooth == smooth]) for smooth in drawn}
+    count = sum(counts.values())
+    row = {key: sum(rows[kind][key] * counts[kind] for kind in counts) / count for key in rows[False]}
+    return row | {"programs": float(count), "a second": 1 / row["total"], _OURS: share_of(row)}
+
+
+def test_share_of_the_suites(benchmark: Any, shares: list[dict[str, Any]]) -> None:
+    """All four suites together, in the default setting: of what CI waits for, how much is not PyTorch's."""
+    if not benchmark.enabled:
+        pytest.skip("a benchmark: runs with --benchmark-enable")
+    benchmark.pedantic(lambda: None, rounds=1)  # it was measured above
+    for size, stacks in _OF_A_SUITE.items():
+        if len(stacks) == len(EXAMPLES):
+            count = sum(row["programs"] for row in stacks.values())
+            keys = next(iter(stacks.values()))
+            row = {key: sum(r[key] * r["programs"] for r in stacks.values()) / count for key in keys}
+            row |= {"programs": count, "a second": 1 / row["total"], _OURS: share_of(row)}
+            shares.append({"what": f"all suites, {size} ranks", **row})
+
+
+def share_of(row: Mapping[str, float]) -> float:
+    """The share of the time that is not PyTorch's."""
+    return 1 - (row["alone"] + row["on ranks"]) / row["total"]  # all of it where nothing is at once
 
 
 def row_of(costs: Sequence[Cost]) -> dict[str, float]:
@@ -181,7 +224,7 @@ def row_of(costs: Sequence[Cost]) -> dict[str, float]:
     row["oracles"] -= row["alone"]  # the truth is a training run, too
     others = sum(row[k] for k in ("alone", "on ranks", "oracles", "around ranks", "comparing"))
     row["drawing"] = row["total"] + row["at once"] - others
-    row["not PyTorch's"] = 1 - (row["alone"] + row["on ranks"]) / row["total"]  # all of it where nothing is at once
+    row[_OURS] = share_of(row)
     return row
 
 
