@@ -90,6 +90,7 @@ def tp_layouts(
     if strategy in HYBRID:
         # tp_one_shard.py: replicas of a single shard are never averaged.
         options["replicas"] = draw(st.sampled_from([r for r in (1, 2) if data % r == 0 and (data > r or r == 1)]))
+    # FSDP1's CPUOffload pins memory, which takes an accelerator.
     if dtype == "float32" and not compiled:
         # Buffers are cast as well, and stay so.
         if not any(isinstance(n.layer, (Scale, Norm)) for n in named) and draw(st.sampled_from((False, False, True))):

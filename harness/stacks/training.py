@@ -21,7 +21,6 @@ from torch.distributed._composable.replicate_with_fsdp import replicate as repli
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
-    CPUOffload,
     CPUOffloadPolicy,
     FullyShardedDataParallel,
     MixedPrecision,
@@ -203,7 +202,6 @@ def on_tp_extension(
     replicas: int = 0,
     param_dtype: str = "",
     reduce_dtype: str = "",
-    offload: bool = False,
 ) -> nn.Module:
     """FSDP1 over tensor parallelism: ``plan`` gives ``columns`` or ``rows`` to layers; the rest stays whole.
 
@@ -230,8 +228,6 @@ def on_tp_extension(
         options["mixed_precision"] = MixedPrecision(
             dtype_of(param_dtype), dtype_of(reduce_dtype), dtype_of(param_dtype)
         )
-    if offload:
-        options["cpu_offload"] = CPUOffload(offload_params=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
         warnings.filterwarnings("ignore", category=FutureWarning)
