@@ -39,7 +39,7 @@ class Damaged:
         def run_beside(beside: Callable[[], object], fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
             return world.run_beside(beside, damaged(fn, args), **options)
 
-        return SimpleNamespace(run=run, run_beside=run_beside, spec=world.spec)  # type: ignore[return-value]
+        return SimpleNamespace(run=run, run_beside=run_beside, spec=world.spec, kill=world.kill)  # type: ignore[return-value]
 
     def close(self) -> None:
         self._pool.close()
