@@ -337,8 +337,7 @@ def _layouts(
         if not rules.compiled and pieces and not tied and not ignored and draw(st.sampled_from((False, False, True))):
             wrapped = pieces
     else:
-        thawed = any(step.toggle for step in steps)
-        options |= draw(_fsdp_options(named, world, dtype, bool(own), same_data or rules.any_world, thawed))
+        options |= draw(_fsdp_options(named, world, dtype, steps, bool(own), same_data or rules.any_world))
         # Parameters of two dtypes can't be in one group; shared ones must be.
         able = [n.name for n in named if _wrappable(n) and not (tied | set(ignored)) & _within(n, named)]
         chosen = draw(st.sets(st.sampled_from(able))) if able else set()
@@ -385,22 +384,25 @@ def _ddp_options(draw: DrawFn, named: list[Named], rules: _Rules, steps: Sequenc
     if not rules.compiled and draw(st.booleans()):
         found["bucket_cap_mb"] = 0.0001  # about a hundred bytes: a bucket for every other parameter
     hook = draw(st.sampled_from(("", "", "allreduce_hook", "fp16_compress_hook")))
-    if hook:
+    if hook and "static_graph" not in found:  # replicate_static_buckets.py: hooks are told the wrong buckets
         found["hook"] = hook
     return found
 
 
 @st.composite
 def _fsdp_options(
-    draw: DrawFn, named: list[Named], world: int, dtype: str, own_dtypes: bool, same_data: bool, thawed: bool
+    draw: DrawFn, named: list[Named], world: int, dtype: str, steps: Sequence[Step], own_dtypes: bool, same_data: bool
 ) -> dict[str, Option]:
     found: dict[str, Option] = {}
     if draw(st.sampled_from((False, False, True))):
         found["offload"] = True
     # Buffers keep their dtype: a product with one of float32 is no input for a layer of bfloat16.
     buffers = any(isinstance(n.layer, Scale) for n in named)
+    thawed = any(step.toggle for step in steps)
     # fsdp_thawed.py: the dtypes of a group that has been frozen at first are forgotten.
-    castable = dtype in ("float64", "float32") and not own_dtypes and not thawed
+    # fsdp_accumulated_dtype.py: what was not used when others accumulated has another dtype.
+    mixed = any(n.optional for n in named) and not all(all(step.averages) for step in steps)
+    castable = dtype in ("float64", "float32") and not own_dtypes and not thawed and not mixed
     if castable and draw(st.sampled_from((False, False, True))):
         if not buffers and not same_data:
             found["param_dtype"] = draw(st.sampled_from(LOW))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from harness import Rank, World, requirement
@@ -110,3 +112,37 @@ def test_stateless_optimizer(world: World, momentum: float) -> None:
         set_state_dict(model, optimizer, model_state_dict=saved, optim_state_dict=state, options=options)
 
     world.run(body)
+
+
+@requirement(
+    "REPL-HOOK-01",
+    "A communication hook is told the number of each bucket, and which is the last.",
+    source="torch.distributed.GradBucket: index, is_last",
+)
+@pytest.mark.parametrize("static", [False, True], ids=["plain", "static"])
+@pytest.mark.world(2)
+def test_hook_buckets(world: World, static: bool) -> None:
+    """Two layers of two dtypes, hence two buckets, in the first backward."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.second(self.first(x).double())
+            return result
+
+    def body(rank: Rank) -> list[tuple[int, bool]]:
+        buckets: list[tuple[int, bool]] = []
+
+        def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            buckets.append((bucket.index(), bucket.is_last()))
+            return allreduce_hook(rank.group, bucket)
+
+        model = replicate.apply(Model(), rank, static_graph=static)
+        model.register_comm_hook(None, hook)
+        model(torch.ones(1, 2)).sum().backward()
+        return buckets
+
+    assert world.run(body) == [[(0, False), (1, True)]] * 2

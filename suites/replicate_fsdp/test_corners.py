@@ -15,7 +15,7 @@ SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
 
 
 @requirement(
-    "REPF-DIV-01",
+    "RFSDP-DIV-01",
     "Summed gradients are divided by the factor that was set, once, whatever the dtype and kind of reduction.",
     source="torch/distributed/fsdp/_fully_shard: set_gradient_divide_factor, set_force_sum_reduction_for_comms",
 )
@@ -35,7 +35,7 @@ def test_divide_factor(world: World, dtype: str, sums: bool) -> None:
     assert world.run(body) == [[8.0 * world.size / 4.0] * 2] * world.size
 
 
-@requirement("REPF-DIM-01", "A parameter without elements has a gradient without elements.", source=SOURCE)
+@requirement("RFSDP-DIM-01", "A parameter without elements has a gradient without elements.", source=SOURCE)
 @pytest.mark.parametrize("groups", [True, False], ids=["own-group", "one-group"])
 @pytest.mark.world(1, 2)
 def test_no_elements(world: World, groups: bool) -> None:
@@ -59,7 +59,7 @@ def test_no_elements(world: World, groups: bool) -> None:
 
 
 @requirement(
-    "REPF-THAW-01",
+    "RFSDP-THAW-01",
     "A layer that was frozen in the first forward is trained once it requires gradients.",
     source=SOURCE,
 )
@@ -82,7 +82,7 @@ def test_thawed(world: World, reduced: str | None) -> None:
 
 
 @requirement(
-    "REPF-TIED-01",
+    "RFSDP-TIED-01",
     "A parameter shared by two groups either has its whole gradient, or is refused.",
     source=SOURCE,
 )
@@ -104,3 +104,33 @@ def test_tied_across_groups(world: World) -> None:
     outcomes = world.run(body)
     assert len({str(outcome) for outcome in outcomes}) == 1
     assert isinstance(outcomes[0], str) or outcomes[0] == [4.0] * 4
+
+
+@requirement(
+    "RFSDP-ACC-01",
+    "Gradients accumulate without synchronisation whatever layers a micro-batch leaves out, also with a reduce_dtype.",
+    source="torch/distributed/fsdp/_fully_shard: MixedPrecisionPolicy.reduce_dtype, set_requires_gradient_sync",
+)
+@pytest.mark.parametrize("reduced", [None, "float32"], ids=["plain", "reduced"])
+@pytest.mark.world(2)
+def test_accumulated_dtype(world: World, reduced: str | None) -> None:
+    """An unsynchronised backward through one of two layers, then a synchronised one through both."""
+    policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, reduced)) if reduced else MixedPrecisionPolicy()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always, self.sometimes = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+            result: torch.Tensor = self.always(x)
+            return self.sometimes(result) if both else result
+
+    def body(rank: Rank) -> str:
+        model = replicate_fsdp.apply(Model().double(), rank, groups=False, mp_policy=policy)
+        for both in (False, True):
+            model.set_requires_gradient_sync(both)
+            model(torch.ones(1, 2, dtype=torch.float64), both).sum().backward()
+        return str(replicate_fsdp.gradients(model)["always.weight"].dtype)
+
+    assert world.run(body) == ["torch.float64"] * world.size
