@@ -8,6 +8,7 @@ from hypothesis import assume
 
 from harness.programs import execute, reproducer
 from harness.programs.check import Different, Truth, problems, tame, truth_of
+from harness.programs.connecting import once_connected
 from harness.programs.patience import Patience, patience_of
 from harness.programs.spec import Program
 from harness.worlds.postmortem import RanksFailed
@@ -25,23 +26,29 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
     __tracebackhide__ = True
     patience = patience_of(worlds)
     patience.begin(program)
-    world = worlds(program.layout.world)
     truths: list[Truth] = []
-    try:
+    world = worlds(program.layout.world)
+
+    def run() -> list[execute.Outcome]:
+        nonlocal world
+        world = worlds(program.layout.world)
         # Ranks mostly wait for one another: the truth is found meanwhile, for programs that are given up as well.
-        outcomes = world.run_beside(
+        return world.run_beside(
             lambda: truths.append(truth_of(program)),
             execute.on_rank,
             program,
             timeout=patience.timeout(world.spec.timeout),
         )
+
+    try:
+        outcomes = once_connected(run)
     except RanksFailed as e:
         assume(not truths or tame(program, truths[0]))
         if e.verdict == "hung":  # one defect: where ranks stand when they are stopped is chance
             e.__cause__ = e.__context__ = None
         _failed(patience, world, program, e, e.summary(), None)
         raise
-    (truth,) = truths
+    truth = truths[-1]
     assume(tame(program, truth))
     patience.passed(max(outcome.seconds for outcome in outcomes))
     found = problems(program, truth, outcomes)

@@ -18,6 +18,7 @@ from hypothesis import assume
 from harness.oracles.exact import difference
 from harness.programs import assertion, execute, resumption
 from harness.programs.check import Different, tame, truth_of
+from harness.programs.connecting import once_connected
 from harness.programs.execute import Tensors
 from harness.programs.spec import Branch, Program, Scale, walk
 from harness.programs.tp_layouts import HYBRID, takes
@@ -238,7 +239,8 @@ def holds(worlds: Worlds, program: Program, law: str) -> bool:
         return False
     first, second = made
     try:
-        one, other = on_ranks(worlds, first), LAWS[law].second(worlds, second)
+        one = once_connected(lambda: on_ranks(worlds, first))
+        other = once_connected(lambda: LAWS[law].second(worlds, second))
     except RanksFailed as e:
         _write(worlds, made, e, e.summary())
         raise
