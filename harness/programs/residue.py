@@ -81,7 +81,8 @@ def take() -> State:
         threads_of_torch=torch.get_num_threads(),
         active_ddp=DistributedDataParallel._active_ddp_module is not None,
         registered_works=torch._C._distributed_c10d._get_work_registry_size(),
-        environment=dict(os.environ),
+        # Inductor tells its compiled code the offset of a tensor's pointer in a variable, once for a process.
+        environment={name: value for name, value in os.environ.items() if not name.startswith("_TORCHINDUCTOR_")},
     )
 
 
