@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import linecache
 import time
 import zlib
@@ -14,7 +13,6 @@ from types import CodeType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from harness.programs import prelude, residue
 from harness.programs.source import source
@@ -83,32 +81,8 @@ def alone(program: Program, dtype: torch.dtype = torch.float64) -> Callable[[], 
     return lambda: train(one, model)
 
 
-_runs = itertools.count()
-"""Of programs in this process, which are those of every rank of its world."""
-_plain: dict[str, Any] = {}
-"""The default group's store as it was, and the one with a prefix that stands in its place."""
-
-
-def _new_addresses() -> None:
-    """Let groups that are made from now on find each other under keys of their own.
-
-    A mesh that is made again has groups of the same names, and would read addresses of those that were destroyed from
-    the store; if another listens there by then, "Connection closed by peer" is all that gloo says.
-    """
-    groups = dist.distributed_c10d._world.pg_map
-    world = dist.group.WORLD
-    if world is None:
-        return
-    backend, store = groups[world]
-    plain: Any = _plain.get("plain") if store is _plain.get("ours") else store
-    ours = dist.distributed_c10d.PrefixStore(f"run {next(_runs)}", plain)
-    _plain.update(plain=plain, ours=ours)
-    groups[world] = (backend, ours)
-
-
 def party(rank: Rank, program: Program) -> training.Party:
     """Who trains on this rank."""
-    _new_addresses()
     return training.Party(
         dtype=getattr(torch, program.dtype),
         device=rank.device,

@@ -32,7 +32,7 @@ def test_healthy(tmp_path: Path) -> None:
     ended = concord("replay", stored(HEALTHY, tmp_path), "--times", "2")
     assert ended.returncode == 0, ended.stderr
     assert "replicate on 2 ranks (gloo on cpu), compared bit for bit" in ended.stdout
-    assert "run 2 of 2: the same: 5 tensors on every rank" in ended.stdout
+    assert "run 2 of 2: the same: 6 tensors on every rank" in ended.stdout
 
 
 def test_defect(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ PRIVATE_TORCH = {
     "harness/worlds/monitor.py": "the Flight Recorder has no public reader, nor have the names of process groups",
     "harness/worlds/recorder.py": "collectives are noted where Python enters the C++ class",
     "harness/worlds/residue.py": "how many groups a test left, and whether Dynamo has caches to empty",
+    "harness/programs/residue.py": "what a run left in the process is where no public name reaches",
     "harness/oracles/proof.py": "what sees every operation, whatever issues it, has no public name",
     "harness/worlds/launch.py": "names of modules that the server imports ahead, so that no rank has to",
     "harness/oracles/tolerance.py": "every operation of a run is recorded below autograd, which no public mode can",
