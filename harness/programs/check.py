@@ -155,7 +155,7 @@ def _differs(program: Program, truth: Truth, name: str, found: torch.Tensor, par
 @functools.lru_cache(maxsize=16)
 def _own_dtypes(model: Model) -> dict[str, str]:
     """The dtypes of layers that have one of their own, by name.  Asked for everything that a rank has seen."""
-    return {n.name: own for n in walk(model) if (own := getattr(n.layer, "dtype", ""))}
+    return {n.name: n.dtype for n in walk(model) if n.dtype}
 
 
 def _dtype_of(program: Program, name: str) -> torch.dtype:

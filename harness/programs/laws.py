@@ -118,7 +118,7 @@ def _halves(rows: int) -> tuple[int, ...]:
 
 def unwrapped(program: Program) -> tuple[Program, Program] | None:
     """No layer is wrapped on its own."""
-    own = any(getattr(n.layer, "dtype", "") for n in walk(program.model))
+    own = any(n.dtype for n in walk(program.model))
     return None if own else _pair(program, _with(program, layout=_with(program.layout, wrapped=())))
 
 
@@ -197,7 +197,7 @@ def single(program: Program) -> tuple[Program, Program] | None:
         return None
     if program.layout.dtypes:
         return None  # what the stack casts is rounded otherwise
-    every = all(all(step.averages) for step in program.steps)
+    every = not any(step.accumulates for step in program.steps)
     last = all(sum(step.averages) == 1 and step.zero != "keep" for step in program.steps)
     if program.layout.under != "replicate" and not (every or last):
         return None  # what was averaged and what was not are added up apart

@@ -100,7 +100,7 @@ class Cast(nn.Module):
 class Scale(nn.Module):
     """Multiplies with a float buffer; ``rebound`` gives the buffer's name to a new tensor in every forward.
 
-    ``shares``: how much more each part of the rows is multiplied with; of one part the buffer has it.
+    ``shares``: how much more than the buffer says each part of the rows is multiplied with.
     """
 
     scale: torch.Tensor
@@ -181,9 +181,11 @@ def narrower(dtype: torch.dtype, own: torch.dtype) -> torch.dtype:
 
 def per_part(party: Party, scale: Scale, parts: int) -> None:
     """Part i of a batch is multiplied by i more: those who have it have that in the buffer."""
-    scale.shares = list(range(parts)) if party.parts != parts else [party.part]
-    if len(scale.shares) == 1:
+    if party.parts == parts:
+        scale.shares = [0]
         scale.scale += party.part
+    else:
+        scale.shares = list(range(parts))
 
 
 def toggle(model: nn.Module, name: str) -> None:
@@ -281,7 +283,7 @@ class Run:
                 self.note(f"{when}: calls of hooks of {name}", torch.tensor(module.calls))
             if isinstance(module, Scale) and module.shares:  # each part has another
                 others.add(f"{name}.scale")
-                scales = [module.scale + (share if len(module.shares) > 1 else 0) for share in module.shares]
+                scales = [module.scale + share for share in module.shares]
                 self.note(f"{when}: scale of each part in {name}: output", torch.stack(scales))
         for kind, tensors in optimizer_state(self.party, model, optimizer).items():
             for name, tensor in tensors.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -104,12 +103,12 @@ def save(party: training.Party, model: Any, optimizer: torch.optim.Optimizer) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = get_state_dict(party.root(model), optimizer, options=StateDictOptions(full_state_dict=True))
-    return _host(found[0]), _host(found[1])
+    return training.copied(found[0], "cpu"), training.copied(found[1], "cpu")
 
 
 def load(party: training.Party, model: Any, optimizer: torch.optim.Optimizer, state: State) -> None:
     """The inverse of :func:`save`."""
-    model_state, optimizer_state = copy.deepcopy(state)
+    model_state, optimizer_state = (training.copied(part) for part in state)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if not optimizer_state.get("state"):  # docs/findings/stateless_optimizer.py
@@ -122,15 +121,6 @@ def load(party: training.Party, model: Any, optimizer: torch.optim.Optimizer, st
             optim_state_dict=optimizer_state,
             options=StateDictOptions(full_state_dict=True),
         )
-
-
-def _host(state: Any) -> Any:
-    """The same on the CPU, a copy."""
-    if isinstance(state, dict):
-        return {key: _host(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_host(value) for value in state]
-    return state.detach().to("cpu", copy=True) if isinstance(state, torch.Tensor) else state
 
 
 __all__ = ["begin", "finish"]

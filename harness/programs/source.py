@@ -135,9 +135,8 @@ def _build(program: Program, named: list[Named]) -> list[str]:
         "    model.to(dtype=party.dtype, device=party.device)",
     ]
     for n in named:
-        dtype = getattr(n.layer, "dtype", "")
-        if dtype:
-            lines.append(f"    model.get_submodule({n.name!r}).to(narrower(party.dtype, torch.{dtype}))")
+        if n.dtype:
+            lines.append(f"    model.get_submodule({n.name!r}).to(narrower(party.dtype, torch.{n.dtype}))")
         if isinstance(n.layer, Linear) and n.layer.frozen:
             lines.append(f"    model.get_submodule({n.name!r}).requires_grad_(False)")
         if isinstance(n.layer, Scale) and n.layer.kind == "per_rank":

@@ -199,6 +199,11 @@ class Step(_Data, frozen=True):
         last = len(self.rows) - 1
         return tuple(i == last or (i < len(self.synced) and self.synced[i]) for i in range(len(self.rows)))
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether some micro-batch is not averaged at once."""
+        return not all(self.averages)
+
 
 # layout
 
@@ -241,7 +246,7 @@ class Layout(_Data, frozen=True):
     def dtypes(self) -> set[str]:
         """Those to which the stack casts parameters, gradients, or what it sends."""
         options = dict(self.options)
-        hook = {"fp16_compress_hook": "float16", "bf16_compress_wrapper": "bfloat16"}.get(str(options.get("hook")), "")
+        hook = {"fp16_compress_hook": "float16", "bf16_compress_hook": "bfloat16"}.get(str(options.get("hook")), "")
         named = (options.get(key, "") for key in ("param_dtype", "reduce_dtype", "output_dtype"))
         return {str(dtype) for dtype in (*named, hook) if dtype}
 
@@ -277,8 +282,7 @@ class Program(_Data, frozen=True):
     @property
     def dtypes(self) -> set[str]:
         """Every dtype in which something is stored or sent."""
-        own = {own for n in walk(self.model) if (own := getattr(n.layer, "dtype", ""))}
-        return {self.dtype, *own, *self.layout.dtypes}
+        return {self.dtype, *(n.dtype for n in walk(self.model) if n.dtype), *self.layout.dtypes}
 
     @property
     def even(self) -> bool:
@@ -336,6 +340,11 @@ class Named(_Data, frozen=True):
     after: Shape
     optional: bool = False
     """Whether some micro-batch may leave it out."""
+
+    @property
+    def dtype(self) -> str:
+        """Of the layer's own parameters, where it is not the program's; else ""."""
+        return getattr(self.layer, "dtype", "")
 
     @property
     def trains(self) -> bool:

@@ -251,7 +251,7 @@ def _tied(model: Model, shape: Shape) -> list[SearchStrategy[Any]]:
     names = [
         n.name
         for n in walk(model)
-        if (weight_shape(n, model) or (0, -1))[1] == shape[-1] and not n.optional and not getattr(n.layer, "dtype", "")
+        if (weight_shape(n, model) or (0, -1))[1] == shape[-1] and not n.optional and not n.dtype
     ]
     return [st.builds(Tied, st.sampled_from(names), st.booleans())] if names else []
 
@@ -277,14 +277,11 @@ def _steps(draw: DrawFn, rules: _Rules, least: int, most: int, thawing: Sequence
 
 def _thawing(named: list[Named]) -> tuple[str, ...]:
     """Layers that may be frozen and thawed: at least one other always trains."""
-    linear = [n.name for n in named if isinstance(n.layer, Linear) and not n.optional]
+    linear = [n for n in named if isinstance(n.layer, Linear) and not n.optional]
+    if not linear or not linear[0].trains:
+        return ()
     shared = _sharing(named)
-    return tuple(name for name in linear[1:] if name not in shared) if _trainable_first(named) else ()
-
-
-def _trainable_first(named: list[Named]) -> bool:
-    first = next((n for n in named if isinstance(n.layer, Linear) and not n.optional), None)
-    return first is not None and first.trains
+    return tuple(n.name for n in linear[1:] if n.name not in shared)
 
 
 @functools.cache
@@ -316,7 +313,7 @@ def _layouts(
 ) -> Layout:
     wrapped: tuple[str, ...] = ()
     tied = _sharing(named)
-    own = {n.name for n in named if getattr(n.layer, "dtype", "")}
+    own = {n.name for n in named if n.dtype}
     options: dict[str, Option] = {}
     if not rules.any_world and draw(st.sampled_from((False, False, True))):
         options["mesh"] = draw(st.sampled_from(_meshes(world)))
@@ -348,11 +345,12 @@ def _layouts(
 
 
 def _compiled(layout: Layout, how: Compile) -> Layout:
-    if layout.plan:  # compiled_dynamic.py: endless recursion
-        how = msgspec.structs.replace(how, dynamic=False)
+    how = msgspec.structs.replace(
+        how,
+        dynamic=how.dynamic and not layout.plan,  # compiled_dynamic.py: endless recursion
+        fullgraph=how.fullgraph and not layout.wrapped,  # their hooks break the graph
+    )
     options = (*layout.options, ("inner", layout.stack))
-    if layout.wrapped:  # their hooks break the graph
-        how = msgspec.structs.replace(how, fullgraph=False)
     return msgspec.structs.replace(layout, stack="dynamo", options=options, compiled=how)
 
 
@@ -373,8 +371,13 @@ def _ddp_options(draw: DrawFn, named: list[Named], rules: _Rules, steps: Sequenc
     found: dict[str, Option] = {}
     branches = {n.layer.when for n in named if isinstance(n.layer, Branch)}
     # replicate_static_unsynced.py: a static graph takes no accumulation without synchronisation.
-    synced = all(all(step.averages) for step in steps)
-    if synced and branches <= {"never"} and not rules.any_world and draw(st.sampled_from((False, False, False, True))):
+    accumulated = any(step.accumulates for step in steps)
+    if (
+        not accumulated
+        and branches <= {"never"}
+        and not rules.any_world
+        and draw(st.sampled_from((False, False, False, True)))
+    ):
         found["static_graph"] = True
     elif branches or draw(st.sampled_from((False, False, True))):
         found["find_unused_parameters"] = True
@@ -401,7 +404,7 @@ def _fsdp_options(
     thawed = any(step.toggle for step in steps)
     # fsdp_thawed.py: the dtypes of a group that has been frozen at first are forgotten.
     # fsdp_accumulated_dtype.py: what was not used when others accumulated has another dtype.
-    mixed = any(n.optional for n in named) and not all(all(step.averages) for step in steps)
+    mixed = any(n.optional for n in named) and any(step.accumulates for step in steps)
     castable = dtype in ("float64", "float32") and not own_dtypes and not thawed and not mixed
     if castable and draw(st.sampled_from((False, False, True))):
         if not buffers and not same_data:

@@ -60,7 +60,7 @@ def tp_layouts(
         strategy = "NO_SHARD"  # tp_clip_float64.py: norms are computed in float32 and no wider gradients are taken
     # tp_idle_unit.py, tp_idle_gradient.py: what was flattened together loses its gradients, or its parameters, where a
     # backward leaves all of it out.
-    once = all(len(step.rows) == 1 and step.zero == "none" for step in steps)
+    once = _once(steps)
     if _idle_units(named, wrapped) and not (once and strategy != "NO_SHARD" and data > 1):
         wrapped = ()
 
@@ -79,7 +79,7 @@ def tp_layouts(
     ):
         # tp_gradient_dtype.py: a rank without gradients of its own gathers float32.
         strategy, original, sharded = ("NO_SHARD", True, False) if frozen or compiled else (strategy, False, sharded)
-    accumulated = any(not synced for step in steps for synced in step.averages)
+    accumulated = any(step.accumulates for step in steps)
     if original and plan and (accumulated or not sharded):
         # tp_no_sync.py, tp_no_shard.py: with tensor-parallel layers that takes flat parameters.
         plan, original = ([], True) if frozen or compiled else (plan, False)
@@ -120,7 +120,7 @@ def takes(layout: Layout, named: Sequence[Named], steps: Sequence[Step], optimiz
         return False
     if dtype == "float64" and any(step.clip for step in steps) and options.get("strategy") != "NO_SHARD":
         return False
-    once = all(len(step.rows) == 1 and step.zero == "none" for step in steps)
+    once = _once(steps)
     if _idle_units(named, layout.wrapped) and not (once and sharded):
         return False
     if sharded and not once and _one_element(named, layout.plan, layout.wrapped, layout.tensor):
@@ -130,7 +130,7 @@ def takes(layout: Layout, named: Sequence[Named], steps: Sequence[Step], optimiz
     everywhere = _gradients_everywhere(named, layout.plan, layout.wrapped, layout.tensor, data, dtype)
     if sharded and dtype != "float32" and not everywhere:
         return False
-    accumulated = any(not synced for step in steps for synced in step.averages)
+    accumulated = any(step.accumulates for step in steps)
     return not (layout.plan and (accumulated or not sharded))
 
 
@@ -174,6 +174,11 @@ def _takes(extent: int, tensor: int, reloaded: bool) -> bool:
 def _unit(n: Named, wrapped: Sequence[str]) -> str:
     """The wrapped layer that a layer's parameters are flattened with; "" for the whole model's."""
     return next((name for name in wrapped if n.name == name or n.name.startswith(f"{name}.")), "")
+
+
+def _once(steps: Sequence[Step]) -> bool:
+    """Whether gradients are made anew by every backward, and never added to."""
+    return all(len(step.rows) == 1 and step.zero == "none" for step in steps)
 
 
 def _idle_units(named: Sequence[Named], wrapped: Sequence[str]) -> bool:

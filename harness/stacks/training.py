@@ -334,10 +334,7 @@ def reload(party: Party, model: Any, optimizer: torch.optim.Optimizer) -> None:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             stack.enter_context(FullyShardedDataParallel.state_dict_type(root, StateDictType.SHARDED_STATE_DICT))
-        saved = {
-            name: value.clone() if isinstance(value, torch.Tensor) else value
-            for name, value in root.state_dict().items()
-        }
+        saved = copied(root.state_dict())
         state = copied(FullyShardedDataParallel.optim_state_dict(root, optimizer) if fsdp1 else optimizer.state_dict())
         with torch.no_grad():
             for tensor in root.parameters():
@@ -352,13 +349,15 @@ def reload(party: Party, model: Any, optimizer: torch.optim.Optimizer) -> None:
         optimizer.load_state_dict(state)
 
 
-def copied(state: Any) -> Any:
-    """A copy of nested dicts and lists, tensors and all."""
+def copied(state: Any, device: str = "") -> Any:
+    """A copy of nested dicts and lists, tensors and all, on their own device or another."""
     if isinstance(state, dict):
-        return {key: copied(value) for key, value in state.items()}
+        return {key: copied(value, device) for key, value in state.items()}
     if isinstance(state, list):
-        return [copied(value) for value in state]
-    return state.clone() if isinstance(state, torch.Tensor) else state
+        return [copied(value, device) for value in state]
+    if not isinstance(state, torch.Tensor):
+        return state
+    return state.detach().to(device, copy=True) if device else state.clone()
 
 
 def clean_up() -> None:
@@ -376,6 +375,7 @@ __all__ = [
     "Party",
     "clean_up",
     "compiled",
+    "copied",
     "counted",
     "dtype_of",
     "finish",

@@ -124,11 +124,7 @@ class World:
         Errors: :class:`RanksFailed` if any rank raised, skipped, left, died, or had to be stopped.
         """
         __tracebackhide__ = True
-        name = getattr(fn, "__qualname__", repr(fn))
-        frame = frame_of(self._job + 1, fn, args, kwargs, name)
-        self.start()
-        self.runs += 1
-        return self._ask(frame, name, "returned", timeout or self.spec.timeout, proof=watch)
+        return self._run(fn, args, kwargs, timeout, watch)
 
     def run_beside(
         self, beside: Callable[[], object], fn: Callable[..., Any], *args: Any, timeout: float | None = None
@@ -138,11 +134,23 @@ class World:
         Errors: as of :meth:`run`; what ``beside`` raises, and the ranks are gone then.
         """
         __tracebackhide__ = True
+        return self._run(fn, args, {}, timeout, True, beside)
+
+    def _run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        watch: bool,
+        beside: Callable[[], object] | None = None,
+    ) -> list[Any]:
+        __tracebackhide__ = True
         name = getattr(fn, "__qualname__", repr(fn))
-        frame = frame_of(self._job + 1, fn, args, {}, name)
+        frame = frame_of(self._job + 1, fn, args, kwargs, name)
         self.start()
         self.runs += 1
-        return self._ask(frame, name, "returned", timeout or self.spec.timeout, proof=True, beside=beside)
+        return self._ask(frame, name, "returned", timeout or self.spec.timeout, proof=watch, beside=beside)
 
     def _ask(
         self,

@@ -17,6 +17,18 @@ from harness.programs.spec import Activation, Compile, Layout, Linear, Model, Pr
 from harness.stacks import dynamo, replicate, tp_extension
 
 
+class OneLayer(nn.Module):
+    """Of a class of the user's, whose forward torch.compile looks into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x) + 1
+        return result
+
+
 @requirement(
     "DYN-DDP-01",
     "A model with replicated layers that torch.compile was given has a compiled graph after its first step.",
@@ -61,17 +73,8 @@ def test_replicated_layers(world: World, kind: str) -> None:
 def test_bucket_sizes(world: World, megabytes: float) -> None:
     """Below, at and above the size of DDP's first bucket."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.layer(x) + 1
-            return result
-
     def body(rank: Rank) -> bool:
-        model = DistributedDataParallel(Model(), bucket_cap_mb=megabytes)
+        model = DistributedDataParallel(OneLayer(), bucket_cap_mb=megabytes)
         counter = dynamo.GraphCounter("eager")
         torch.compile(model, backend=counter)(torch.ones(1, 4)).sum().backward()
         return counter.graphs > 0
@@ -89,18 +92,9 @@ def test_bucket_sizes(world: World, megabytes: float) -> None:
 def test_compiled_again(world: World, strategy: str) -> None:
     """Two backwards, of four rows and of one, that add up."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.layer(x) + 1
-            return result
-
     def body(rank: Rank) -> bool:
         model = FullyShardedDataParallel(
-            Model(), device_id=rank.device, sharding_strategy=ShardingStrategy[strategy], use_orig_params=True
+            OneLayer(), device_id=rank.device, sharding_strategy=ShardingStrategy[strategy], use_orig_params=True
         )
         counter = dynamo.GraphCounter("eager")
         compiled = torch.compile(model, backend=counter)

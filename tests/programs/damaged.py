@@ -44,6 +44,12 @@ class Damaged:
     def close(self) -> None:
         self._pool.close()
 
+    def __enter__(self) -> Damaged:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
 
 def unreduced(rank: Rank) -> None:
     def replicate(model: torch.nn.Module, **options: Any) -> torch.nn.Module:

@@ -185,9 +185,8 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def sound() -> Iterator[Damaged]:
-    worlds = Damaged(healthy)
-    yield worlds
-    worlds.close()
+    with Damaged(healthy) as worlds:
+        yield worlds
 
 
 def test_every_law_is_seen_to_fail() -> None:
@@ -202,12 +201,9 @@ def test_law(case: str, sound: Damaged, tmp_path: Path, monkeypatch: pytest.Monk
     law, damage, program = CASES[case]
     assert holds(sound, program, law)
     assert list(tmp_path.iterdir()) == []
-    worlds = Damaged(damage)
-    try:
-        with pytest.raises(Different, match=f"the law '{law}' does not hold\nstep") as caught:
-            holds(worlds, program, law)
-    finally:
-        worlds.close()
+    said = pytest.raises(Different, match=f"the law '{law}' does not hold\nstep")
+    with Damaged(damage) as worlds, said as caught:
+        holds(worlds, program, law)
     pair = LAWS[law].runs(program)
     assert pair is not None
     written = sorted(tmp_path.glob("*.json"))

@@ -45,7 +45,7 @@ def other_scale(rank: Rank) -> None:
     """Ranks multiply with each other's scale."""
 
     def per_part(party: Any, scale: Any, parts: int) -> None:
-        scale.shares = [party.part]
+        scale.shares = [0]
         scale.scale += 1 - party.part
 
     execute.prelude.per_part = per_part
@@ -96,27 +96,20 @@ CASES: dict[str, tuple[Program, Damage, str]] = {
 }
 
 
-@pytest.fixture
-def damaged() -> Iterator[Callable[[Damage], Damaged]]:
-    made: list[Damaged] = []
-
-    def make(damage: Damage) -> Damaged:
-        made.append(Damaged(damage))
-        return made[-1]
-
-    yield make
-    for worlds in made:
-        worlds.close()
+@pytest.fixture(scope="module")
+def sound() -> Iterator[Damaged]:
+    with Damaged(nothing) as worlds:
+        yield worlds
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_found_out(case: str, damaged: Callable[[Damage], Damaged], tmp_path: Any, monkeypatch: Any) -> None:
+def test_found_out(case: str, sound: Damaged, tmp_path: Any, monkeypatch: Any) -> None:
     """Nothing is said of healthy ranks; of damaged ones, what is wrong."""
     monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path))
     program, damage, words = CASES[case]
-    assert_same_as_alone(damaged(nothing), program)
-    with pytest.raises((Different, RanksFailed)) as error:
-        assert_same_as_alone(damaged(damage), program)
+    assert_same_as_alone(sound, program)
+    with Damaged(damage) as worlds, pytest.raises((Different, RanksFailed)) as error:
+        assert_same_as_alone(worlds, program)
     said = error.value.problems if isinstance(error.value, Different) else [str(error.value)]
     assert any(words in problem for problem in said)
 
@@ -150,7 +143,7 @@ def test_found_out(case: str, damaged: Callable[[Damage], Damaged], tmp_path: An
     ],
     ids=lambda p: f"{p.layout.stack} {' '.join(key for key, _ in p.layout.options)}",
 )
-def test_healthy(program: Program, damaged: Callable[[Damage], Damaged], tmp_path: Any, monkeypatch: Any) -> None:
+def test_healthy(program: Program, sound: Damaged, tmp_path: Any, monkeypatch: Any) -> None:
     """What else may be asked for trains as one device does."""
     monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path))
-    assert_same_as_alone(damaged(nothing), program)
+    assert_same_as_alone(sound, program)
