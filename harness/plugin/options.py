@@ -38,6 +38,14 @@ def add(parser: pytest.Parser) -> None:
         "Default: the one in fixtures/profiles that is about what the run uses.",
     )
     group.addoption(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Put a defect of the catalogue (fixtures/faults) into every rank, to see whether the suites notice it. "
+        "May be given several times; `concord faults` lists them.",
+    )
+    group.addoption(
         "--rank-pdb",
         type=int,
         metavar="R",
@@ -70,6 +78,20 @@ def check(config: pytest.Config) -> None:
     per_device = config.getoption("ranks_per_device")
     if per_device is not None and per_device < 1:
         raise pytest.UsageError(f"--ranks-per-device {per_device}: at least 1")
+    for name in config.getoption("fault"):
+        _check_fault(name)
     timeout = config.getoption("world_timeout")
     if timeout is not None and not timeout > 0:
         raise pytest.UsageError(f"--world-timeout {timeout:g}: a number of seconds above 0")
+
+
+def _check_fault(name: str) -> None:
+    from difflib import get_close_matches
+
+    from harness.faults import catalogue
+
+    names = list(catalogue())
+    if name not in names:
+        near = get_close_matches(name, names)
+        hint = f"did you mean {near[0]}?" if near else "`concord faults` lists them"
+        raise pytest.UsageError(f"--fault {name}: no such fault in the catalogue; {hint}")

@@ -96,6 +96,10 @@ class Worlds:
         self.profiles = profiles
         self._pool: Pool | None = None
         self._inventories: dict[str | None, Inventory] = {}
+        self.first: tuple[tuple[str, str], ...] = tuple(
+            ("harness.faults:put", name) for name in config.getoption("fault")
+        )
+        """What every rank calls before anything else."""
 
     @property
     def pool(self) -> Pool:
@@ -148,6 +152,7 @@ class Worlds:
             timeout=mark.timeout or option("world_timeout") or (claims and claims.timeout) or 60.0,
             env=tuple(sorted({**dict(claims.env if claims else ()), **dict(mark.env)}.items())),
             imports=(*(claims.imports if claims else ()), *mark.imports),
+            first=self.first,
             record=mark.record,
             exclusive=mark.exclusive,
             debug_rank=option("rank_pdb"),

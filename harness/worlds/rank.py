@@ -55,6 +55,8 @@ class RankSetup:
     cwd: str = "."
     imports: tuple[str, ...] = ()
     """Modules that register the backend or the device."""
+    first: tuple[tuple[str, str], ...] = ()
+    """What to call before anything else, once the rank is in its group: ``module:function``, and its only argument."""
     record: bool = True
     """Whether to keep our own record of collectives."""
     traceback_style: str = "short"
@@ -148,13 +150,10 @@ class _RankProcess:
         monitor.start(watch)
         try:
             self.rank = self.join(listener)
+            self.begin()
         except BaseException as e:
             self.answer(("raised", 0, self.describe(e)))
             signal.pause()  # the controller kills us once it has looked
-        if self.setup.record:
-            from harness.worlds import recorder
-
-            recorder.install(self.box)
         sys.breakpointhook = self.breakpoint
         baseline = residue.take()
         self.answer(("ready", 0, None))
@@ -224,6 +223,18 @@ class _RankProcess:
         )
         dist.init_process_group(setup.backend, store=store, rank=setup.index, world_size=setup.size, timeout=timeout)
         return Rank(setup, store)
+
+    def begin(self) -> None:
+        """What comes before anything else on a rank that is in its group."""
+        import importlib
+
+        if self.setup.record:
+            from harness.worlds import recorder
+
+            recorder.install(self.box)
+        for where, argument in self.setup.first:
+            module, _, name = where.partition(":")
+            getattr(importlib.import_module(module), name)(argument)
 
     def run(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:

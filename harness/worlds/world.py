@@ -37,6 +37,8 @@ class WorldSpec:
     env: tuple[tuple[str, str], ...] = ()
     imports: tuple[str, ...] = ()
     """Modules that a rank imports first, because they register the backend or the device."""
+    first: tuple[tuple[str, str], ...] = ()
+    """What a rank calls before anything else, once it is in its group: ``module:function``, and its only argument."""
     record: bool = True
     """Whether ranks keep our own record of collectives."""
     exclusive: bool = False
@@ -225,6 +227,7 @@ class World:
                 sys_path=import_path(),
                 cwd=working_directory(),
                 imports=spec.imports,
+                first=spec.first,
                 record=spec.record,
                 traceback_style=spec.traceback_style,
                 show_locals=spec.show_locals,
