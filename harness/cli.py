@@ -72,6 +72,94 @@ def replay(
     raise typer.Exit(1 if failed else 0)
 
 
+@app.command()
+def faults(
+    components: Annotated[list[str] | None, typer.Argument(help="Of these components; all by default.")] = None,
+) -> None:
+    """List the catalogue of faults: what `pytest suites/ --fault NAME` can put into ranks."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from harness.faults import COMPONENTS, catalogue
+
+    wrong = set(components or ()) - set(COMPONENTS)
+    if wrong:
+        raise typer.Exit(_bad(f"no component {', '.join(sorted(wrong))}; there are {', '.join(COMPONENTS)}"))
+    table = Table("name", "component", "class", "what is wrong", "issue", box=None, pad_edge=False)
+    for fault in catalogue().values():
+        if not components or fault.component in components:
+            table.add_row(fault.name, fault.component, fault.kind, fault.sentence, fault.issue)
+    Console().print(table)
+
+
+@app.command()
+def audit(
+    components: Annotated[list[str] | None, typer.Argument(help="Of these components; all by default.")] = None,
+    with_faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Defects of the catalogue.")] = True,
+    mutants: Annotated[
+        str, typer.Option(help="source: of the sources under test; all: of what they stand on, too; none.")
+    ] = "source",
+    sample: Annotated[int, typer.Option(help="So many of each sort and component, always the same; 0: all.")] = 0,
+    name: Annotated[list[str] | None, typer.Option(help="Only defects with this in their name.")] = None,
+    survivors: Annotated[Path | None, typer.Option(help="Only what nobody noticed in this saved audit.")] = None,
+    workers: Annotated[int, typer.Option(help="Pytest processes; 0: as many as cores, at most 8.", min=0)] = 0,
+    limit: Annotated[float, typer.Option(help="Seconds for a defect, after which no further test is begun.")] = 240.0,
+    state: Annotated[Path, typer.Option(help="Folder of journals, from which an audit goes on.")] = Path(
+        "reports/out/audit"
+    ),
+    save: Annotated[Path | None, typer.Option(help="Write the whole audit to this file (JSON).")] = None,
+    compare: Annotated[Path | None, typer.Option(help="A saved audit that must not have noticed more.")] = None,
+) -> None:
+    """Put defects into the ranks, one at a time, and see whether the suites notice.
+
+    Run it where the suites are.  An audit that was interrupted goes on where it was, as long as nothing has changed.
+    Exits with 1 if a test fails without a defect, or an earlier audit (--compare) noticed more.
+    """
+    import os
+
+    from rich.console import Console
+
+    from harness.audit.records import AuditError, load
+    from harness.audit.run import Audit, Plan
+    from harness.audit.table import Shown, show, show_lost, unnoticed
+    from harness.faults import COMPONENTS
+
+    wrong = set(components or ()) - set(COMPONENTS)
+    if wrong:
+        raise typer.Exit(_bad(f"no component {', '.join(sorted(wrong))}; there are {', '.join(COMPONENTS)}"))
+    if mutants not in ("source", "all", "none"):
+        raise typer.Exit(_bad(f"--mutants {mutants}: source, all or none"))
+    root = Path.cwd()
+    if not (root / "suites").is_dir():
+        raise typer.Exit(_bad(f"{root} has no folder suites; run this where they are"))
+    console = Console()
+    try:
+        before = load(compare) if compare else None
+        only = frozenset(r.defect.name for r in unnoticed(load(survivors))) if survivors else frozenset()
+        plan = Plan(
+            components=tuple(components or COMPONENTS[:-1]),
+            faults=with_faults,
+            mutants=mutants,
+            sample=sample,
+            names=tuple(name or ()),
+            only=only,
+            limit=limit,
+        )
+        with Shown(console) as shown:
+            found = Audit(
+                root, state, plan, workers=workers or min(8, len(os.sched_getaffinity(0))), progress=shown
+            ).run()
+    except (AuditError, ValueError, ImportError) as e:
+        raise typer.Exit(_bad(str(e))) from e
+    show(found, console)
+    if save:
+        import msgspec
+
+        save.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    worse = show_lost(before, found, console) if before else False
+    raise typer.Exit(1 if worse or found.red else 0)
+
+
 def _bad(message: str) -> int:
     typer.echo(f"concord: {message}", err=True)
     return BAD_INPUT

@@ -1,7 +1,7 @@
 """Mutants: modules of torch with one edit, put into a rank without touching a file.
 
-An edit is inside the body of a function.  The module's syntax tree is edited and compiled, and the live function is given
-the code that came of it (``function.__code__``), so it does not matter who has the function under which name already.
+An edit is inside the body of a function.  The module's syntax tree is edited and compiled, and the live function is
+given the code that came of it (``function.__code__``), so it does not matter who has it under which name already.
 Nothing of an edit may change which variables are free in a function, so what is taken away stays in the tree where
 it is never reached.
 """
@@ -18,7 +18,7 @@ import importlib.util
 import marshal
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +79,22 @@ class Mutant:
     module: str
     function: str
     """Its name in the module, as in ``Class.method``: the outermost function around the edit."""
-    line: int
-    column: int
     edit: str
     """What is done there, in words."""
+    lines: tuple[int, int]
+    """The first and the last line of the statement; of one that holds others, of its head."""
     number: int
     """Among the edits of the module, from 0."""
 
     @property
     def name(self) -> str:
-        """``module:line:column edit``: unique, and readable."""
-        return f"{self.module}:{self.line}:{self.column} {self.edit}"
+        """``module function: edit``: unique, readable, and the same where lines have moved."""
+        return f"{self.module} {self.function}: {self.edit}"
+
+    @property
+    def file(self) -> str:
+        """Where its module is."""
+        return file(self.module)
 
     def __str__(self) -> str:
         return self.name
@@ -102,7 +107,7 @@ def mutants(module: str) -> list[Mutant]:
     for number, site in enumerate(_sites(module)):
         names[site.key] = names.get(site.key, 0) + 1
         again = f" ({names[site.key]})" if names[site.key] > 1 else ""
-        found.append(Mutant(module, site.function, site.line, site.column, site.edit + again, number))
+        found.append(Mutant(module, site.function, site.edit + again, site.lines, number))
     return found
 
 
@@ -112,7 +117,7 @@ def prepared(mutant: Mutant) -> str:
     tree = copy.deepcopy(_tree(mutant.module))
     _replace(tree, site.path, site.make(functools.reduce(_at, site.path, tree)))
     ast.fix_missing_locations(tree)
-    code = _code_of(compile(tree, _file(mutant.module), "exec", dont_inherit=True), site)
+    code = _code_of(compile(tree, file(mutant.module), "exec", dont_inherit=True), site)
     return base64.b85encode(marshal.dumps((mutant.module, code))).decode()
 
 
@@ -176,8 +181,7 @@ class _Site:
     function: str
     first: int
     """The first line of the function, decorators and all."""
-    line: int
-    column: int
+    lines: tuple[int, int]
     edit: str
     path: tuple[tuple[str, int], ...]
     """From the tree to the node: names of fields, and indices (-1 where a field is no list)."""
@@ -186,10 +190,11 @@ class _Site:
 
     @property
     def key(self) -> str:
-        return f"{self.line}:{self.column}:{self.edit}"
+        return f"{self.function}: {self.edit}"
 
 
-def _file(module: str) -> str:
+def file(module: str) -> str:
+    """Where a module is.  Errors: ModuleNotFoundError."""
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.origin:
         raise ModuleNotFoundError(f"no module {module}")
@@ -198,8 +203,8 @@ def _file(module: str) -> str:
 
 @functools.cache
 def _tree(module: str) -> ast.Module:
-    file = _file(module)
-    return ast.parse(Path(file).read_text(), file)
+    path = file(module)
+    return ast.parse(Path(path).read_text(), path)
 
 
 def _at(node: Any, step: tuple[str, int]) -> Any:
@@ -252,8 +257,8 @@ class _Function:
     name: str
     first: int
 
-    def site(self, node: Any, path: tuple[tuple[str, int], ...], edit: str, make: Any) -> _Site:
-        return _Site(self.name, self.first, node.lineno, node.col_offset, edit, path, make)
+    def site(self, path: tuple[tuple[str, int], ...], edit: str, make: Any) -> _Site:
+        return _Site(self.name, self.first, (0, 0), edit, path, make)
 
     def statements(self, owner: Any, path: tuple[tuple[str, int], ...]) -> Iterator[_Site]:
         for field in ("body", "orelse", "finalbody"):
@@ -265,6 +270,12 @@ class _Function:
             yield from self.statements(handler, (*path, ("handlers", i)))
 
     def statement(self, node: Any, path: tuple[tuple[str, int], ...]) -> Iterator[_Site]:
+        inner = [n.lineno for field in ("body", "handlers") for n in getattr(node, field, ())]
+        lines = node.lineno, max(node.lineno, min(inner) - 1 if inner else node.end_lineno)
+        for site in self.edits(node, path):
+            yield site if site.lines[0] else replace(site, lines=lines)
+
+    def edits(self, node: Any, path: tuple[tuple[str, int], ...]) -> Iterator[_Site]:
         if isinstance(node, ast.Expr) and (_is_text(node) or _only_says(node.value)):
             return
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):  # part of the function around it
@@ -275,23 +286,23 @@ class _Function:
         if isinstance(node, ast.Expr | ast.AugAssign | ast.Delete | ast.Raise | ast.Assert) or (
             isinstance(node, ast.Assign) and not any(isinstance(t, ast.Name | ast.Tuple) for t in node.targets)
         ):
-            yield self.site(node, path, f"leaves out: {_short(node)}", _never)
+            yield self.site(path, f"leaves out: {_short(node)}", _never)
         if isinstance(node, ast.Raise | ast.Assert):
             if isinstance(node, ast.Assert):
                 yield from self.expression(node.test, (*path, ("test", -1)))
             return  # what an error says is no behaviour that a mutant is about
         if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
-            yield self.site(node.value, (*path, ("value", -1)), f"returns None for {_short(node.value)}", _none)
+            yield self.site((*path, ("value", -1)), f"returns None for {_short(node.value)}", _none)
         if isinstance(node, ast.If | ast.While) and not isinstance(node.test, ast.Compare | ast.BoolOp):
             positive = not (isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not))
             if positive:
-                yield self.site(node.test, (*path, ("test", -1)), f"not ({_short(node.test)})", _negated)
+                yield self.site((*path, ("test", -1)), f"not ({_short(node.test)})", _negated)
         if isinstance(node, ast.For):
-            yield self.site(node.iter, (*path, ("iter", -1)), f"no iteration over {_short(node.iter)}", _emptied)
+            yield self.site((*path, ("iter", -1)), f"no iteration over {_short(node.iter)}", _emptied)
         if isinstance(node, ast.Break):
-            yield self.site(node, path, "break to continue", lambda node: ast.copy_location(ast.Continue(), node))
+            yield self.site(path, "break to continue", lambda node: ast.copy_location(ast.Continue(), node))
         if isinstance(node, ast.Continue):
-            yield self.site(node, path, "continue to break", lambda node: ast.copy_location(ast.Break(), node))
+            yield self.site(path, "continue to break", lambda node: ast.copy_location(ast.Break(), node))
         for field, value in ast.iter_fields(node):
             if field in ("body", "orelse", "finalbody", "handlers", "annotation", "target", "type_comment"):
                 continue
@@ -311,24 +322,20 @@ class _Function:
             return
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
             new = _COMPARISONS[type(node.ops[0])]
-            yield self.site(node, path, f"{_short(node)}: {_symbol(new)}", functools.partial(_compared, new=new))
+            yield self.site(path, f"{_short(node)}: {_symbol(new)}", functools.partial(_compared, new=new))
         elif isinstance(node, ast.BoolOp):
             other = ast.Or if isinstance(node.op, ast.And) else ast.And
-            yield self.site(
-                node, path, f"{_symbol(other)} in {_short(node)}", functools.partial(_with_op, new=other)
-            )
+            yield self.site(path, f"{_symbol(other)} in {_short(node)}", functools.partial(_with_op, new=other))
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            yield self.site(node, path, f"without not: {_short(node)}", lambda node: node.operand)
+            yield self.site(path, f"without not: {_short(node)}", lambda node: node.operand)
         elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS and not _is_string(node):
             operator = _OPERATORS[type(node.op)]
-            yield self.site(
-                node, path, f"{_symbol(operator)} in {_short(node)}", functools.partial(_with_op, new=operator)
-            )
+            yield self.site(path, f"{_symbol(operator)} in {_short(node)}", functools.partial(_with_op, new=operator))
         elif isinstance(node, ast.IfExp):
-            yield self.site(node.test, (*path, ("test", -1)), f"not ({_short(node.test)})", _negated)
+            yield self.site((*path, ("test", -1)), f"not ({_short(node.test)})", _negated)
         elif isinstance(node, ast.Constant) and not isinstance(node.value, str | bytes | None | type(...)):
             value = not node.value if isinstance(node.value, bool) else node.value + 1
-            yield self.site(node, path, f"{node.value} to {value}", functools.partial(_constant, value=value))
+            yield self.site(path, f"{node.value} to {value}", functools.partial(_constant, value=value))
         elif isinstance(node, ast.Call):
             if ast.unparse(node.func) in _TYPES_ONLY:
                 yield from self.expression(node.args[-1], (*path, ("args", len(node.args) - 1)))
@@ -336,11 +343,11 @@ class _Function:
             for i, keyword in enumerate(node.keywords):
                 if keyword.arg is not None:
                     edit = f"{_short(node.func)} without {keyword.arg}="
-                    yield self.site(keyword.value, path, edit, functools.partial(_without, index=i))
+                    yield self.site(path, edit, functools.partial(_without, index=i))
         elif isinstance(node, ast.comprehension):
             for i, test in enumerate(node.ifs):
                 if not isinstance(test, ast.Compare | ast.BoolOp):
-                    yield self.site(test, (*path, ("ifs", i)), f"not ({_short(test)})", _negated)
+                    yield self.site((*path, ("ifs", i)), f"not ({_short(test)})", _negated)
         for field, value in ast.iter_fields(node):
             if field != "ctx":
                 yield from self.field(value, path, field)
@@ -391,7 +398,9 @@ def _is_text(node: ast.AST) -> bool:
 def _is_string(node: ast.BinOp) -> bool:
     """Whether a sum is of text, or of types (``a | b``)."""
     sides = (node.left, node.right)
-    return any(isinstance(s, ast.JoinedStr) or (isinstance(s, ast.Constant) and isinstance(s.value, str)) for s in sides)
+    return any(
+        isinstance(s, ast.JoinedStr) or (isinstance(s, ast.Constant) and isinstance(s.value, str)) for s in sides
+    )
 
 
 def _is_none(node: ast.AST) -> bool:
@@ -432,5 +441,5 @@ _SYMBOLS = {
 }
 
 
-def _symbol(kind: type) -> str:
+def _symbol(kind: type[ast.AST]) -> str:
     return _SYMBOLS[kind]

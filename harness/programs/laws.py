@@ -20,7 +20,7 @@ from harness.programs import assertion, execute, resumption
 from harness.programs.check import Different, tame, truth_of
 from harness.programs.connecting import once_connected
 from harness.programs.execute import Tensors
-from harness.programs.spec import Branch, Program, Scale, walk
+from harness.programs.spec import Branch, Program, Scale, Tied, walk
 from harness.programs.tp_layouts import HYBRID, takes
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import Rank
@@ -162,12 +162,23 @@ def resumed(program: Program) -> tuple[Program, Program] | None:
     stateful = program.optimizer.momentum or program.optimizer.kind != "sgd"
     if stateful and any(isinstance(n.layer, Branch) for n in walk(program.model)):
         return None  # what had no gradient has no state yet, and strict loading wants one
+    if program.layout.under == "replicate_fsdp" and _twice_in_one_module(program):
+        return None  # docs/findings/fsdp_two_names.py
     steps = program.steps if len(program.steps) > 1 else program.steps * 2
     half = len(steps) // 2
     # Gradients are no part of what is saved.
     steps = (*steps[: half - 1], _with(steps[half - 1], zero="none"), *steps[half:])
     program = _with(program, steps=steps)
     return (program, program) if _legal(program) and _legal(_continued(program)) else None
+
+
+def _twice_in_one_module(program: Program) -> bool:
+    """Whether the model itself has one Parameter under two names, besides the layer's that made it."""
+    aliases: dict[str, str] = {}
+    for n in walk(program.model):
+        if isinstance(n.layer, Tied) and n.layer.alias:
+            aliases[n.name] = aliases.get(n.layer.of, n.layer.of)
+    return len(set(aliases.values())) < len(aliases)
 
 
 def _continued(program: Program) -> Program:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from harness import Rank, World, requirement
@@ -134,3 +135,30 @@ def test_accumulated_dtype(world: World, reduced: str | None) -> None:
         return str(replicate_fsdp.gradients(model)["always.weight"].dtype)
 
     assert world.run(body) == ["torch.float64"] * world.size
+
+
+@requirement(
+    "RFSDP-STATE-01",
+    "A whole state dict can be set into a replicated model, whatever names its parameters have.",
+    source="torch/distributed/checkpoint/state_dict.py: set_model_state_dict",
+)
+@pytest.mark.parametrize("names", ["one-name", "two-modules", "one-module"])
+@pytest.mark.world(2)
+def test_names(world: World, names: str) -> None:
+    """A weight with one name; with one in each of two layers; with two in the same module."""
+
+    def body(rank: Rank) -> list[float] | str:
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        if names != "one-name":
+            model[1].weight = model[0].weight
+        if names == "one-module":
+            model[0].again = model[0].weight
+        saved = {name: torch.full((2, 2), 3.0) for name in model.state_dict()}
+        replicate_fsdp.apply(model, rank, groups=False)
+        try:
+            set_model_state_dict(model, saved, options=StateDictOptions(full_state_dict=True))
+        except RuntimeError as e:
+            return str(e)
+        return [float(x) for p in model.parameters() for x in p.detach().full_tensor().flatten()]  # type: ignore[attr-defined]
+
+    assert world.run(body) == [[3.0] * (8 if names == "one-name" else 4)] * world.size

@@ -1,0 +1,75 @@
+"""Which lines of some files the ranks of a test reach, in which order.
+
+The rank's side writes each step from line to line at once and only once, so that nothing is lost with a rank that is
+killed.
+Line 0 stands for outside of the function.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+Steps = dict[str, set[tuple[int, int]]]
+"""By file: from which line to which."""
+
+_Tracer = Callable[[FrameType, str, Any], Any]
+
+
+def argument(folder: Path, files: Sequence[str]) -> str:
+    """What :func:`start` is called with: files of ranks go into ``folder``, which must be there."""
+    return json.dumps([str(folder), list(files)])
+
+
+def start(argument: str) -> None:
+    """Write down from now on what this process reaches in the files."""
+    folder, files = json.loads(argument)
+    numbers = {file: i for i, file in enumerate(files)}
+    fd = os.open(f"{folder}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    seen: set[tuple[int, int, int]] = set()
+
+    def local(file: int, first: int) -> _Tracer:
+        before = 0
+
+        def step(frame: FrameType, event: str, arg: Any) -> _Tracer:
+            nonlocal before
+            if event == "line" or event == "return":
+                line = frame.f_lineno if event == "line" else 0
+                found = file, before or -first, line or -first
+                if found not in seen:
+                    seen.add(found)
+                    os.write(fd, b"%d %d %d\n" % found)
+                before = line
+            return step
+
+        return step
+
+    def called(frame: FrameType, event: str, arg: Any) -> _Tracer | None:
+        code = frame.f_code
+        file = numbers.get(code.co_filename)
+        return None if file is None else local(file, code.co_firstlineno)
+
+    threading.settrace(called)
+    sys.settrace(called)
+
+
+def collect(folder: Path, files: Sequence[str]) -> Steps:
+    """What ranks have written into a folder, and remove it."""
+    found: Steps = {}
+    for path in folder.iterdir():
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            file, before, after = map(int, line.split())
+            found.setdefault(files[file], set()).add((before, after))
+        path.unlink()
+    return found
+
+
+def lines(steps: Steps) -> dict[str, set[int]]:
+    """The lines alone."""
+    return {file: {line for step in found for line in step if line > 0} for file, found in steps.items()}

@@ -1,0 +1,162 @@
+"""What an audit finds out, as data: the lines of its journal, and the file that ``--save`` writes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+VERSION = 1
+
+KILLED, SURVIVED, TIMED_OUT, NOT_REACHED, FAILED = "killed", "survived", "timed out", "not reached", "not injected"
+STATES = (KILLED, SURVIVED, TIMED_OUT, NOT_REACHED, FAILED)
+"""What can become of a defect.  ``not reached``: no test executes the lines; ``not injected``: it can't be put in."""
+
+
+class Defect(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault of the catalogue, or a mutant."""
+
+    name: str
+    sort: str
+    """``fault`` or ``mutant``."""
+    component: str
+    says: str
+    """What is wrong."""
+    about: str = ""
+    """Of a fault, its class and its issue; of a mutant, file and line."""
+
+
+class Healthy(msgspec.Struct, tag="healthy", tag_field="record", kw_only=True, omit_defaults=True):
+    """A test without any defect."""
+
+    test: str
+    verdict: str
+    seconds: float
+    headline: str = ""
+    steps: dict[str, list[tuple[int, int]]] = {}
+    """From line to line in the sources that mutants are made of, as ranks went."""
+
+
+class Result(msgspec.Struct, tag="result", tag_field="record", kw_only=True, omit_defaults=True):
+    """What became of one defect."""
+
+    defect: Defect
+    state: str
+    seconds: float
+    tests: int = 0
+    """How many were run."""
+    test: str = ""
+    """That noticed."""
+    verdict: str = ""
+    headline: str = ""
+    requirements: list[str] = []
+    ranks: list[int] = []
+    equivalent: str = ""
+    """Why nobody could notice it, where the list of equivalent mutants says so."""
+
+
+class Begun(msgspec.Struct, tag="audit", tag_field="record", kw_only=True):
+    """The first line of a journal."""
+
+    version: int = VERSION
+    started: float
+    digest: str
+    environment: dict[str, str]
+
+
+Record = Begun | Healthy | Result
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """A whole audit: what ``--save`` writes and ``--compare`` reads."""
+
+    schema: str = "concord.audit"
+    version: int = VERSION
+    started: float
+    seconds: float
+    arguments: list[str]
+    environment: dict[str, str]
+    digest: str
+    red: list[str]
+    """Tests that failed without a defect."""
+    healthy: dict[str, str]
+    """Verdicts without a defect, by test."""
+    results: list[Result]
+
+
+class AuditError(ValueError):
+    """A file of an audit that can't be used; says which, where and why."""
+
+
+class Journal:
+    """Lines on disk, one a record, so that an interrupted audit goes on where it was."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def read(self) -> list[Record]:
+        """What is there; a line that was cut off does not count, and is taken away."""
+        text = self.path.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
+        if whole != text:
+            os.ftruncate(self._fd, len(whole))
+        decoder = msgspec.json.Decoder(Record)
+        records: list[Record] = []
+        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+            try:
+                records.append(decoder.decode(line))
+            except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+                raise AuditError(f"{self.path}, line {number}: {e}; move the file away to begin anew") from e
+        return records
+
+    def write(self, record: Record) -> None:
+        rest = memoryview(msgspec.json.encode(record) + b"\n")
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def load(path: Path) -> Summary:
+    """Read what ``--save`` wrote.  Errors: AuditError."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Summary)
+    except OSError as e:
+        raise AuditError(f"{path}: {e.strerror}") from e
+    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+        raise AuditError(f"{path}: not a file of `concord audit --save`: {e}") from e
+    if found.version > VERSION:
+        raise AuditError(f"{path}: version {found.version}, and this Concord reads up to {VERSION}; update it")
+    return found
+
+
+def equivalents(path: Path) -> dict[str, str]:
+    """Mutants that nobody could notice, and why.  Errors: AuditError."""
+    try:
+        rows = tomllib.loads(path.read_text()).get("equivalent", [])
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise AuditError(f"{path}: {e}") from e
+    found: dict[str, str] = {}
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or set(row) != {"mutants", "why"} or not str(row["why"]).strip():
+            raise AuditError(f"{path}, entry {number}: an entry has `mutants`, a list of names, and `why`, a sentence")
+        found.update(dict.fromkeys(row["mutants"], str(row["why"])))
+    return found
+
+
+def digest(root: Path) -> str:
+    """Of everything that an audit's outcome depends on in this tree."""
+    found = hashlib.sha256()
+    for folder in ("harness", "suites", "fixtures"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (".py", ".toml") and path.name != "equivalent.toml":
+                found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]

@@ -1,0 +1,385 @@
+"""The run of an audit: processes that collect the suites once, and are given one defect after another.
+
+A defect's tests are run cheapest first, those that noticed others before those that never did, until one fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Listener, wait
+from pathlib import Path
+from typing import Any
+
+from harness import faults
+from harness.audit import mutants, reach, worker
+from harness.audit.records import (
+    FAILED,
+    KILLED,
+    NOT_REACHED,
+    SURVIVED,
+    TIMED_OUT,
+    AuditError,
+    Begun,
+    Defect,
+    Healthy,
+    Journal,
+    Result,
+    Summary,
+    digest,
+    equivalents,
+)
+from harness.results import BAD, environment, stack_of
+
+EQUIVALENT = Path("fixtures/faults/equivalent.toml")
+FAULT, MUTANT = "fault", "mutant"
+_UNINJECTED = "LookupError: ", "ValueError: "
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be audited."""
+
+    components: tuple[str, ...]
+    faults: bool = True
+    mutants: str = "source"
+    """``source``: of the sources under test; ``all``: of what they stand on, too; ``none``."""
+    sample: int = 0
+    """So many faults and so many mutants of each component, always the same ones; 0 for all."""
+    names: tuple[str, ...] = ()
+    """Only defects with one of these in their name."""
+    only: frozenset[str] = frozenset()
+    """Only these, by their whole name; all if empty."""
+    limit: float = 240.0
+    """Seconds for a defect after which no further test is begun."""
+
+
+@dataclass
+class Target:
+    """A defect, and how it gets into a rank."""
+
+    defect: Defect
+    first: Callable[[], tuple[str, str]]
+    mutant: mutants.Mutant | None = None
+
+
+def targets(plan: Plan) -> list[Target]:
+    """Every defect of a plan.  Errors: ValueError if the catalogue has two of one name."""
+    found: list[Target] = []
+    if plan.faults:
+        for fault in faults.catalogue().values():
+            if fault.component in plan.components:
+                about = " ".join(filter(None, (fault.kind, fault.issue)))
+                defect = Defect(
+                    name=fault.name, sort=FAULT, component=fault.component, says=fault.sentence, about=about
+                )
+                found.append(Target(defect, lambda name=fault.name: ("harness.faults:put", name)))  # type: ignore[misc]
+    if plan.mutants != "none":
+        for component in plan.components:
+            sources = mutants.SOURCES.get(component, ())
+            for module in sources if plan.mutants == "all" else sources[:1]:
+                found += [_mutant(component, mutant) for mutant in mutants.mutants(module)]
+    if plan.only:
+        found = [t for t in found if t.defect.name in plan.only]
+    if plan.names:
+        found = [t for t in found if any(name in t.defect.name for name in plan.names)]
+    if plan.sample:
+        kept: Counter[tuple[str, str]] = Counter()
+        chosen = []
+        for target in sorted(found, key=lambda t: hashlib.sha256(t.defect.name.encode()).digest()):
+            key = target.defect.component, target.defect.sort
+            kept[key] += 1
+            if kept[key] <= plan.sample:
+                chosen.append(target)
+        found = [t for t in found if t in chosen]
+    return found
+
+
+def _mutant(component: str, mutant: mutants.Mutant) -> Target:
+    about = f"{Path(mutant.file).name}:{mutant.lines[0]}"
+    defect = Defect(name=mutant.name, sort=MUTANT, component=component, says=mutant.edit, about=about)
+    return Target(defect, lambda: ("harness.audit.mutants:put", mutants.prepared(mutant)), mutant)
+
+
+@dataclass
+class Progress:
+    """What an audit says while it runs; whoever shows it puts functions here."""
+
+    phase: Callable[[str, int, int], None] = lambda name, done, of: None
+    """Something begins: its name, how much is done, and of how much."""
+    step: Callable[[str], None] = lambda line: None
+    """One more is done: what came of it, in a line."""
+
+
+class Audit:
+    """One audit.  Errors of all methods: AuditError."""
+
+    def __init__(self, root: Path, state: Path, plan: Plan, *, workers: int, progress: Progress) -> None:
+        self.plan = plan
+        self.root = root
+        self.progress = progress
+        self.digest = digest(root)
+        self.workers = workers
+        self.started = time.time()
+        self.healthy: dict[str, Healthy] = {}
+        self.results: dict[str, Result] = {}
+        self.kills: Counter[str] = Counter()
+        self.equivalent = equivalents(root / EQUIVALENT)
+        self.environment = environment_with_torch()
+        self.files = [mutants.file(m) for c in plan.components for m in mutants.SOURCES.get(c, ())]
+        components = "-".join(plan.components)
+        self.journal = Journal(state / f"{self.digest}-{self.environment['torch']}-{components}.jsonl")
+        self._read()
+
+    def _read(self) -> None:
+        records = self.journal.read()
+        if not records:
+            self.journal.write(Begun(started=self.started, digest=self.digest, environment=self.environment))
+        for record in records:
+            if isinstance(record, Healthy):
+                self.healthy[record.test] = record
+            elif isinstance(record, Result):
+                self.results[record.defect.name] = record
+                self.kills[record.test] += bool(record.test)
+
+    def run(self) -> Summary:
+        """Do what is not done yet."""
+        chosen = targets(self.plan)
+        with Workers(self.root, self.plan.components, self.workers) as workers:
+            tests = workers.tests
+            self._look_at_healthy(workers, [t for t in tests if t not in self.healthy])
+            left = [t for t in chosen if t.defect.name not in self.results]
+            self._look_at(workers, left, len(chosen))
+            names = {t.defect.name for t in chosen}
+            killers = sorted({r.test for n, r in self.results.items() if n in names and r.state == KILLED})
+            red = self._confirm(workers, killers)
+        return Summary(
+            started=self.started,
+            seconds=round(time.time() - self.started, 1),
+            arguments=sys.argv[1:],
+            environment=self.environment,
+            digest=self.digest,
+            red=sorted({*red, *(h.test for h in self.healthy.values() if h.verdict in BAD)}),
+            healthy={h.test: h.verdict for h in self.healthy.values()},
+            results=[
+                self._with_equivalence(self.results[t.defect.name]) for t in chosen if t.defect.name in self.results
+            ],
+        )
+
+    def _with_equivalence(self, result: Result) -> Result:
+        result.equivalent = self.equivalent.get(result.defect.name, "")
+        return result
+
+    def _look_at_healthy(self, workers: Workers, tests: Sequence[str]) -> None:
+        self.progress.phase("healthy", len(self.healthy), len(self.healthy) + len(tests))
+        pending = [worker.Job(tests=[test], trace=self.files or ["-"]) for test in tests]
+
+        def heard(outcome: worker.Outcome) -> None:
+            record = Healthy(
+                test=outcome.test,
+                verdict=outcome.verdict,
+                seconds=outcome.seconds,
+                headline=outcome.headline,
+                steps=outcome.steps,
+            )
+            self.healthy[record.test] = record
+            self.journal.write(record)
+            self.progress.step(f"{record.verdict} {record.test}")
+
+        for job, outcomes, _ in workers.do(iter(pending), limit=600):
+            if outcomes:
+                heard(outcomes[-1])
+            else:
+                heard(worker.Outcome(test=job.tests[0], verdict="crashed", seconds=0, headline="its process died"))
+
+    def _look_at(self, workers: Workers, left: Sequence[Target], total: int) -> None:
+        self.progress.phase("defects", total - len(left), total)
+        by_job: dict[int, Target] = {}
+
+        def jobs() -> Iterator[worker.Job]:
+            for target in left:
+                tests = self.tests_of(target)
+                if not tests:
+                    self._done(Result(defect=target.defect, state=NOT_REACHED, seconds=0))
+                    continue
+                job = worker.Job(tests=tests, first=[target.first()], seconds=self.plan.limit)
+                by_job[id(job)] = target
+                yield job
+
+        for job, outcomes, complete in workers.do(jobs(), limit=self.plan.limit + 120):
+            self._done(_result(by_job[id(job)].defect, outcomes, complete))
+
+    def _done(self, result: Result) -> None:
+        self.results[result.defect.name] = result
+        self.kills[result.test] += bool(result.test)
+        self.journal.write(result)
+        by = f" by {result.test.split('/')[-1]}" if result.test else ""
+        self.progress.step(f"{result.state} {result.defect.name}{by}, {result.seconds:.1f} s")
+
+    def tests_of(self, target: Target) -> list[str]:
+        """The tests that could see a defect, the most promising and cheapest first."""
+        good = [h for h in self.healthy.values() if h.verdict == "passed"]
+        if target.mutant is None:
+            found = [h for h in good if stack_of(h.test) == target.defect.component]
+        else:
+            file, (first, last) = target.mutant.file, target.mutant.lines
+            found = [h for h in good if any(first <= line <= last for _, line in h.steps.get(file, ()))]
+        return [h.test for h in sorted(found, key=lambda h: h.seconds / (1 + 4 * self.kills[h.test]))]
+
+    def _confirm(self, workers: Workers, tests: Sequence[str]) -> list[str]:
+        """Tests that noticed something, once more without anything to notice: those that fail all the same."""
+        self.progress.phase("healthy again", 0, len(tests))
+        red = []
+        for job, outcomes, _ in workers.do((worker.Job(tests=[test]) for test in tests), limit=600):
+            if not outcomes or outcomes[-1].verdict in BAD:
+                red.append(job.tests[0])
+            self.progress.step(job.tests[0])
+        return red
+
+
+def environment_with_torch() -> dict[str, str]:
+    """What the outcome depends on besides the tree."""
+    import importlib.metadata
+
+    return {**environment(), "torch": importlib.metadata.version("torch")}
+
+
+def _result(defect: Defect, outcomes: Sequence[worker.Outcome], complete: bool) -> Result:
+    seconds = round(sum(o.seconds for o in outcomes), 2)
+    last = outcomes[-1] if outcomes else None
+    result = Result(defect=defect, state=SURVIVED, seconds=seconds, tests=len(outcomes))
+    if last is not None and last.verdict in BAD:
+        result.state = KILLED
+        result.test, result.verdict, result.headline = last.test, last.verdict, last.headline
+        result.requirements, result.ranks = last.requirements, last.ranks
+        if "harness/audit/mutants.py" in last.headline or last.headline.startswith("no live function"):
+            result.state = FAILED
+    elif not complete:
+        result.state = TIMED_OUT
+    return result
+
+
+@dataclass
+class _Process:
+    popen: subprocess.Popen[bytes]
+    connection: Connection
+    job: worker.Job | None = None
+    since: float = 0.0
+    outcomes: list[worker.Outcome] = field(default_factory=list)
+
+
+class Workers:
+    """Pytest processes that have collected the suites, and do jobs."""
+
+    def __init__(self, root: Path, components: Sequence[str], count: int) -> None:
+        self.root = root
+        self.suites = [f"suites/{c}" for c in components if (root / "suites" / c).is_dir()]
+        self.count = count
+        self.tests: list[str] = []
+        self._processes: list[_Process] = []
+
+    def __enter__(self) -> Workers:
+        self._folder = tempfile.TemporaryDirectory(prefix="concord-audit-")
+        self._listener = Listener(f"{self._folder.name}/socket", "AF_UNIX")
+        self._log = Path(self._folder.name, "log")
+        try:
+            self._processes = [self._start() for _ in range(self.count)]
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self._processes:
+            process.connection.close()
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.popen.wait(20)
+            process.popen.kill()
+            process.popen.wait()
+        self._listener.close()
+        self._folder.cleanup()
+
+    def _start(self) -> _Process:
+        """Start one, and wait until it has collected."""
+        environment = {
+            **os.environ,
+            worker.ADDRESS: str(self._listener.address),
+            "CONCORD_REPRODUCERS": f"{self._folder.name}/reproducers",
+        }
+        environment.pop("CONCORD_EXAMPLES", None)
+        command = [sys.executable, "-m", "pytest", "-p", "harness.audit.worker", "-q", "-p", "no:cacheprovider"]
+        command += ["--world-timeout", "20", "--concord-results", f"{self._folder.name}/results", *self.suites]
+        with self._log.open("ab") as log:
+            popen = subprocess.Popen(command, cwd=self.root, env=environment, stdout=log, stderr=log)
+        connection = self._accepted(popen)
+        process = _Process(popen, connection)
+        try:
+            found = worker.messages.decode(connection.recv_bytes())
+        except EOFError:
+            raise AuditError(self._said()) from None
+        assert isinstance(found, worker.Collected)
+        self.tests = found.tests
+        return process
+
+    def _accepted(self, popen: subprocess.Popen[bytes]) -> Connection:
+        listening: Any = self._listener
+        while not wait([listening._listener._socket], timeout=0.2):
+            if popen.poll() is not None:
+                raise AuditError(self._said())
+        return self._listener.accept()
+
+    def _said(self) -> str:
+        return f"the suites can't be collected:\n{self._log.read_text(errors='replace')[-3000:]}"
+
+    def do(
+        self, jobs: Iterator[worker.Job], *, limit: float
+    ) -> Iterator[tuple[worker.Job, list[worker.Outcome], bool]]:
+        """Have jobs done; a process that dies, or takes longer than ``limit`` seconds, is replaced."""
+        for process in self._processes:
+            self._give(process, jobs)
+        while any(p.job for p in self._processes):
+            busy = {p.connection: p for p in self._processes if p.job}
+            for connection in wait(list(busy), timeout=1.0):
+                process = busy[connection]  # type: ignore[index]
+                try:
+                    message = worker.messages.decode(process.connection.recv_bytes())
+                except (EOFError, ConnectionError):
+                    yield self._lost(process, jobs)
+                    continue
+                if isinstance(message, worker.Outcome):
+                    process.outcomes.append(message)
+                elif isinstance(message, worker.Finished):
+                    assert process.job is not None
+                    done = process.job, process.outcomes, message.complete
+                    self._give(process, jobs)
+                    yield done
+            for process in [p for p in self._processes if p.job and time.monotonic() - p.since > limit]:
+                yield self._lost(process, jobs)
+
+    def _give(self, process: _Process, jobs: Iterator[worker.Job]) -> None:
+        process.job, process.outcomes, process.since = next(jobs, None), [], time.monotonic()
+        if process.job is not None:
+            process.connection.send_bytes(worker.encoder.encode(process.job))
+
+    def _lost(self, process: _Process, jobs: Iterator[worker.Job]) -> tuple[worker.Job, list[worker.Outcome], bool]:
+        job, outcomes = process.job, process.outcomes
+        assert job is not None
+        process.popen.kill()
+        process.popen.wait()
+        process.connection.close()
+        fresh = self._start()
+        process.popen, process.connection = fresh.popen, fresh.connection
+        self._give(process, jobs)
+        return job, outcomes, False
+
+
+__all__ = ["Audit", "Plan", "Progress", "Target", "reach", "targets"]

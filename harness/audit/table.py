@@ -1,0 +1,179 @@
+"""An audit for the eyes: progress, tables in the terminal, Markdown, and a comparison with an earlier one."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+import rich.box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from harness.audit.records import FAILED, KILLED, NOT_REACHED, SURVIVED, TIMED_OUT, Result, Summary
+from harness.audit.run import FAULT, MUTANT, Progress
+from harness.results import stack_of
+
+COLUMNS = ("component", "defects", "injected", "killed", "survived", "timed out", "not reached", "equivalent", "score")
+_STYLES = {KILLED: "green", SURVIVED: "red", TIMED_OUT: "red", NOT_REACHED: "yellow", FAILED: "yellow"}
+
+
+def score(results: Iterable[Result]) -> float | None:
+    """The share of killed ones among defects that are not equivalent and could be injected; None of none.
+
+    A defect on lines that no test reaches is one that nobody noticed.
+    """
+    counted = [r for r in results if r.state != FAILED and (r.state == KILLED or not r.equivalent)]
+    return sum(r.state == KILLED for r in counted) / len(counted) if counted else None
+
+
+def row(component: str, sort: str, results: Sequence[Result]) -> list[str]:
+    """A row of the table: as COLUMNS say."""
+    counts = {state: sum(r.state == state and not r.equivalent for r in results) for state in _STYLES}
+    killed = sum(r.state == KILLED for r in results)
+    found = score(results)
+    return [
+        component,
+        f"{sort}s",
+        str(len(results) - counts[FAILED]),
+        str(killed),
+        str(counts[SURVIVED]),
+        str(counts[TIMED_OUT]),
+        str(counts[NOT_REACHED]),
+        str(sum(bool(r.equivalent) and r.state != KILLED for r in results)),
+        "-" if found is None else f"{100 * found:.0f} %",
+    ]
+
+
+def rows(summary: Summary) -> list[list[str]]:
+    """One for each component and sort of defect, and one for all."""
+    components = list(dict.fromkeys(r.defect.component for r in summary.results))
+    found = []
+    for sort in (FAULT, MUTANT):
+        chosen = [r for r in summary.results if r.defect.sort == sort]
+        by = {c: [r for r in chosen if r.defect.component == c] for c in components}
+        found += [row(c, sort, results) for c, results in by.items() if results]
+        if sum(bool(results) for results in by.values()) > 1:
+            found.append(row("all", sort, chosen))
+    return found
+
+
+def unnoticed(summary: Summary) -> list[Result]:
+    """Defects that nobody noticed, and that are in no list of equivalent ones."""
+    return [r for r in summary.results if r.state != KILLED and not r.equivalent]
+
+
+def mistaken(summary: Summary) -> list[Result]:
+    """Mutants that are said to be equivalent, and that were noticed."""
+    return [r for r in summary.results if r.state == KILLED and r.equivalent]
+
+
+def misnamed(summary: Summary) -> list[Result]:
+    """Defects that a test of another component noticed."""
+    return [r for r in summary.results if r.state == KILLED and stack_of(r.test) != r.defect.component]
+
+
+def lost(before: Summary, now: Summary) -> list[tuple[Result, Result]]:
+    """Defects that were noticed before and are not now, with both results."""
+    old = {r.defect.name: r for r in before.results if r.state == KILLED}
+    return [(old[r.defect.name], r) for r in now.results if r.defect.name in old and r.state != KILLED]
+
+
+def speed(summary: Summary) -> str:
+    """Seconds for a defect, in words."""
+    seconds = sorted(r.seconds for r in summary.results if r.state == KILLED)
+    if not seconds:
+        return ""
+    rest = sorted(r.seconds for r in summary.results if r.state in (SURVIVED, TIMED_OUT))
+    text = f"a defect that is noticed takes {statistics.median(seconds):.1f} s (median), {seconds[-1]:.0f} s at most"
+    return f"{text}; one that is not, {statistics.median(rest):.0f} s" if rest else text
+
+
+def show(summary: Summary, console: Console) -> None:
+    """The audit in the terminal."""
+    table = Table(*COLUMNS, box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for cells in rows(summary):
+        table.add_row(*cells, style="bold" if cells[0] == "all" else "")
+    console.print(table)
+    for title, results in (
+        ("Not noticed", unnoticed(summary)),
+        ("Said to be equivalent, and noticed", mistaken(summary)),
+        ("Noticed by a test of another component", misnamed(summary)),
+    ):
+        if results:
+            console.print(Text(title, style="bold"))
+            for result in results:
+                line = Text(f"  {result.state:<12}", style=_STYLES[result.state])
+                about = f"  ({result.defect.about})" if result.defect.about else ""
+                line.append(f"{result.defect.name}{about}", style="default")
+                console.print(line, soft_wrap=True)
+    if summary.red:
+        console.print(Text("Failed without any defect; say nothing here until they pass", style="bold red"))
+        for test in summary.red:
+            console.print(Text(f"  {test}"), soft_wrap=True)
+    console.print(Text(speed(summary)), soft_wrap=True)
+
+
+def show_lost(before: Summary, now: Summary, console: Console) -> bool:
+    """What an earlier audit noticed and this one did not; whether there is any."""
+    found = lost(before, now)
+    for old, new in found:
+        line = Text("lost: ", style="bold red")
+        line.append(f"{new.defect.name} {new.state}; before, {old.test} noticed it", style="default")
+        console.print(line, soft_wrap=True)
+    if not found:
+        console.print(Text("Everything that was noticed before and is in both was noticed again."))
+    return bool(found)
+
+
+def markdown(summary: Summary) -> str:
+    """The table, and each defect with what noticed it, for a file."""
+    lines = [_row(COLUMNS), _row(["---"] * len(COLUMNS)), *(_row(cells) for cells in rows(summary))]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+class Shown(Progress):
+    """Progress in a terminal: a bar with an estimate; elsewhere, a line for each defect."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(self._phase, self._step)
+        self._console = console
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("collecting", total=None)
+
+    def __enter__(self) -> Shown:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def _phase(self, name: str, done: int, of: int) -> None:
+        self._name = name
+        self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(name, total=of, completed=done)
+        if not self._console.is_terminal:
+            self._console.print(Text(f"{name}: {of - done} to do"))
+
+    def _step(self, line: str) -> None:
+        self._bar.advance(self._task)
+        if not line.startswith("passed") and self._name == "defects":
+            state = next((s for s in _STYLES if line.startswith(s)), "")
+            self._console.print(Text(line, style=_STYLES.get(state, "")), soft_wrap=True)

@@ -1,0 +1,176 @@
+"""A pytest plug-in: a process of an audit, which collects suites once and runs tests of them as it is told.
+
+Loaded by ``-p harness.audit.worker``; it is told what to do over the connection whose address is in ``CONCORD_AUDIT``.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness.audit import reach
+from harness.plugin import worlds
+from harness.plugin.summary import verdict_of
+from harness.results import BAD, stack_of
+
+ADDRESS = "CONCORD_AUDIT"
+"""Environment variable: where the audit listens."""
+
+
+class Job(msgspec.Struct, tag_field="job", tag="run", kw_only=True):
+    """Run tests until one fails."""
+
+    tests: list[str]
+    first: list[tuple[str, str]] = []
+    """What ranks call before anything else."""
+    trace: list[str] = []
+    """Files whose lines are traced in ranks; all tests are run then, whatever comes of them."""
+    seconds: float = 0.0
+    """No test is begun after so many; 0 for no limit."""
+
+
+class Outcome(msgspec.Struct, tag_field="job", tag="outcome", kw_only=True, omit_defaults=True):
+    """What came of one test."""
+
+    test: str
+    verdict: str
+    seconds: float
+    headline: str = ""
+    requirements: list[str] = []
+    ranks: list[int] = []
+    """Those that failed first."""
+    steps: dict[str, list[tuple[int, int]]] = {}
+
+
+class Collected(msgspec.Struct, tag_field="job", tag="collected"):
+    """What a process has collected, when it is ready."""
+
+    tests: list[str]
+
+
+class Finished(msgspec.Struct, tag_field="job", tag="finished"):
+    """A job is over.  ``complete``: all its tests were run, or one failed."""
+
+    complete: bool
+
+
+Message = Collected | Outcome | Finished
+
+encoder = msgspec.msgpack.Encoder()
+_jobs = msgspec.msgpack.Decoder(Job)
+messages = msgspec.msgpack.Decoder(Message)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Properties draw the same examples whatever is in the ranks, and stop at the first failure."""
+    from hypothesis import Phase, settings
+
+    settings.register_profile(
+        "audit",
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
+        phases=[Phase.explicit, Phase.generate],
+    )
+    settings.load_profile("audit")
+    config.pluginmanager.register(_Worker(config), "concord-audit")
+
+
+class _Worker:
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.worlds = worlds.plugin_of(config)
+        self.folder = Path(tempfile.mkdtemp(prefix="concord-audit-"))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """In place of running what was collected."""
+        if session.testsfailed:
+            raise session.Interrupted(f"{session.testsfailed} errors during collection")
+        items = {item.nodeid: item for item in session.items}
+        with Client(os.environ[ADDRESS]) as connection:
+            connection.send_bytes(encoder.encode(Collected(list(items))))
+            while True:
+                try:
+                    job = _jobs.decode(connection.recv_bytes())
+                except EOFError:
+                    return True
+                done = self.do(job, items, connection)
+                connection.send_bytes(encoder.encode(Finished(done)))
+
+    def do(self, job: Job, items: dict[str, Any], connection: Connection) -> bool:
+        started = time.monotonic()
+        first = [(where, argument) for where, argument in job.first]
+        if job.trace:
+            first.append(("harness.audit.reach:start", reach.argument(self.folder, job.trace)))
+        self.worlds.first = tuple(first)
+        for number, name in enumerate(job.tests):
+            if job.seconds and time.monotonic() - started > job.seconds:
+                return False
+            following = items[job.tests[number + 1]] if number + 1 < len(job.tests) else None
+            outcome = self.once(items[name], following)
+            if job.trace:
+                found = reach.collect(self.folder, job.trace)
+                outcome.steps = {file: sorted(steps) for file, steps in found.items()}
+            connection.send_bytes(encoder.encode(outcome))
+            if outcome.verdict in BAD and not job.trace:
+                break
+        self.worlds.pool.forget_begun()
+        return True
+
+    def once(self, item: Any, following: Any) -> Outcome:
+        """Run a test, as if for the first time."""
+        from _pytest.runner import runtestprotocol
+
+        item._initrequest()
+        item.user_properties.clear()
+        item._report_sections.clear()
+        started = time.monotonic()
+        try:
+            reports = runtestprotocol(item, log=False, nextitem=following if following is not item else item.parent)
+        except Exception:
+            return Outcome(
+                test=item.nodeid,
+                verdict="crashed",
+                seconds=time.monotonic() - started,
+                headline=traceback.format_exc(limit=-3),
+            )
+        return _outcome(item, reports, time.monotonic() - started)
+
+
+def _outcome(item: Any, reports: Sequence[Any], seconds: float) -> Outcome:
+    properties = {k.removeprefix("concord."): str(v) for k, v in item.user_properties if k.startswith("concord.")}
+    reason, headline = "", properties.get("headline", "")
+    for report in reports:
+        if report.skipped and isinstance(report.longrepr, tuple):
+            reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+        if report.skipped and hasattr(report, "wasxfail"):
+            properties["waived"] = "xfail"
+        if report.failed and not headline:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            headline = str(getattr(crash, "message", report.longrepr or "")).strip()
+    culprit = properties.get("first_rank", "")
+    return Outcome(
+        test=item.nodeid,
+        verdict=verdict_of({report.when: report.outcome for report in reports}, properties, reason, False),
+        seconds=round(seconds, 3),
+        headline=_lines(headline),
+        requirements=[mark.args[0].id for mark in item.iter_markers("requirement")],
+        ranks=[int(culprit)] if culprit.isdigit() else [],
+    )
+
+
+def _lines(text: str, most: int = 400) -> str:
+    return " ".join(text.split())[:most]
+
+
+__all__ = ["Collected", "Finished", "Job", "Message", "Outcome", "encoder", "messages", "stack_of"]
