@@ -116,6 +116,7 @@ def audit(
     Exits with 1 if a test fails without a defect, or an earlier audit (--compare) noticed more.
     """
     import os
+    import sys
 
     from rich.console import Console
 
@@ -133,6 +134,7 @@ def audit(
     if not (root / "suites").is_dir():
         raise typer.Exit(_bad(f"{root} has no folder suites; run this where they are"))
     console = Console()
+    sys.path.insert(0, str(root))  # the catalogue of faults is there
     try:
         before = load(compare) if compare else None
         only = frozenset(r.defect.name for r in unnoticed(load(survivors))) if survivors else frozenset()

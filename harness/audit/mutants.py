@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness.faults import NotInjected
+
 SOURCES: dict[str, tuple[str, ...]] = {
     "replicate": ("torch.distributed._composable.replicate", "torch.nn.parallel.distributed"),
     "replicate_fsdp": (
@@ -124,14 +126,17 @@ def prepared(mutant: Mutant) -> str:
 def put(prepared: str) -> None:
     """Make an edit in this process.
 
-    Errors: LookupError if the live function is not found; ValueError if it can't take the code.
+    Errors: :class:`~harness.faults.NotInjected` if the live function is not found, or can't take the code.
     """
     module, code = marshal.loads(base64.b85decode(prepared))  # noqa: S302  our own, over inherited sockets
     functions = live(module, code)
     if not functions:
-        raise LookupError(f"{module}: no live function {code.co_qualname} at line {code.co_firstlineno}")
+        raise NotInjected(f"{module}: no live function {code.co_qualname} at line {code.co_firstlineno}")
     for function in functions:
-        function.__code__ = code
+        try:
+            function.__code__ = code
+        except ValueError as e:
+            raise NotInjected(f"{module}: {e}") from e
 
 
 def live(module: str, code: types.CodeType) -> list[types.FunctionType]:

@@ -37,11 +37,11 @@ from harness.audit.records import (
     digest,
     equivalents,
 )
+from harness.faults import NotInjected
 from harness.results import BAD, environment, stack_of
 
 EQUIVALENT = Path("fixtures/faults/equivalent.toml")
 FAULT, MUTANT = "fault", "mutant"
-_UNINJECTED = "LookupError: ", "ValueError: "
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def _result(defect: Defect, outcomes: Sequence[worker.Outcome], complete: bool) 
         result.state = KILLED
         result.test, result.verdict, result.headline = last.test, last.verdict, last.headline
         result.requirements, result.ranks = last.requirements, last.ranks
-        if "harness/audit/mutants.py" in last.headline or last.headline.startswith("no live function"):
+        if NotInjected.__name__ in last.headline:
             result.state = FAILED
     elif not complete:
         result.state = TIMED_OUT
