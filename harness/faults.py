@@ -123,20 +123,12 @@ def _faults_of(module: types.ModuleType) -> list[Fault]:
     ]
 
 
-class NotInjected(Exception):
-    """A defect could not be put into this process: what it is about is not there, or is another."""
-
-
 def put(name: str) -> None:
     """Put a fault of the catalogue into this process.
 
-    Errors: KeyError if there is none of that name; :class:`NotInjected` if this torch does not have what it replaces.
+    Errors: KeyError if there is none of that name; AttributeError if this torch does not have what it replaces.
     """
-    fault = catalogue()[name]
-    try:
-        fault.put()
-    except Exception as e:
-        raise NotInjected(f"fault {name}: {type(e).__name__}: {e}") from e
+    catalogue()[name].put()
 
 
 # for those who write faults

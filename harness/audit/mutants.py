@@ -22,8 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.faults import NotInjected
-
 SOURCES: dict[str, tuple[str, ...]] = {
     "replicate": ("torch.distributed._composable.replicate", "torch.nn.parallel.distributed"),
     "replicate_fsdp": (
@@ -126,17 +124,14 @@ def prepared(mutant: Mutant) -> str:
 def put(prepared: str) -> None:
     """Make an edit in this process.
 
-    Errors: :class:`~harness.faults.NotInjected` if the live function is not found, or can't take the code.
+    Errors: LookupError if the live function is not found; ValueError if it can't take the code.
     """
     module, code = marshal.loads(base64.b85decode(prepared))  # noqa: S302  our own, over inherited sockets
     functions = live(module, code)
     if not functions:
-        raise NotInjected(f"{module}: no live function {code.co_qualname} at line {code.co_firstlineno}")
+        raise LookupError(f"{module}: no live function {code.co_qualname} at line {code.co_firstlineno}")
     for function in functions:
-        try:
-            function.__code__ = code
-        except ValueError as e:
-            raise NotInjected(f"{module}: {e}") from e
+        function.__code__ = code
 
 
 def live(module: str, code: types.CodeType) -> list[types.FunctionType]:

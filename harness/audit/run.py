@@ -37,8 +37,8 @@ from harness.audit.records import (
     digest,
     equivalents,
 )
-from harness.faults import NotInjected
 from harness.results import BAD, environment, stack_of
+from harness.worlds.rank import NotPrepared
 
 EQUIVALENT = Path("fixtures/faults/equivalent.toml")
 FAULT, MUTANT = "fault", "mutant"
@@ -218,6 +218,8 @@ class Audit:
             self._done(_result(by_job[id(job)].defect, outcomes, complete))
 
     def _done(self, result: Result) -> None:
+        if digest(self.root) != self.digest:
+            raise AuditError("harness, suites or fixtures have changed under the audit; start it again")
         self.results[result.defect.name] = result
         self.kills[result.test] += bool(result.test)
         self.journal.write(result)
@@ -260,7 +262,7 @@ def _result(defect: Defect, outcomes: Sequence[worker.Outcome], complete: bool) 
         result.state = KILLED
         result.test, result.verdict, result.headline = last.test, last.verdict, last.headline
         result.requirements, result.ranks = last.requirements, last.ranks
-        if NotInjected.__name__ in last.headline:
+        if NotPrepared.__name__ in last.headline:
             result.state = FAILED
     elif not complete:
         result.state = TIMED_OUT

@@ -66,6 +66,10 @@ class RankSetup:
     """The rank where a failure or a breakpoint opens a debugger; None if no rank is being debugged."""
 
 
+class NotPrepared(Exception):
+    """What a rank was to call before anything else has failed."""
+
+
 class Rank:
     """One process of a world, as a function that runs on it sees it.
 
@@ -234,7 +238,10 @@ class _RankProcess:
             recorder.install(self.box)
         for where, argument in self.setup.first:
             module, _, name = where.partition(":")
-            getattr(importlib.import_module(module), name)(argument)
+            try:
+                getattr(importlib.import_module(module), name)(argument)
+            except Exception as e:
+                raise NotPrepared(f"{where}({argument[:80]!r}): {type(e).__name__}: {e}") from e
 
     def run(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
