@@ -21,6 +21,7 @@ LAYERS = (
 """Of harness/, from the top down: a file may import what is beside it or below it."""
 
 PRIVATE_TORCH = {
+    "harness/audit/mutants.py": "names of the modules whose functions are edited",
     "harness/worlds/wire.py": "tensors of newer dtypes can only be put together again by torch's own function",
     "harness/worlds/monitor.py": "the Flight Recorder has no public reader, nor have the names of process groups",
     "harness/worlds/recorder.py": "collectives are noted where Python enters the C++ class",
