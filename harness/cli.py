@@ -108,6 +108,7 @@ def audit(
         "reports/out/audit"
     ),
     save: Annotated[Path | None, typer.Option(help="Write the whole audit to this file (JSON).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page that shows it to this file.")] = None,
     compare: Annotated[Path | None, typer.Option(help="A saved audit that must not have noticed more.")] = None,
 ) -> None:
     """Put defects into the ranks, one at a time, and see whether the suites notice.
@@ -118,11 +119,12 @@ def audit(
     import os
     import sys
 
+    import msgspec
     from rich.console import Console
 
     from harness.audit.records import AuditError, load
     from harness.audit.run import Audit, Plan
-    from harness.audit.table import Shown, show, show_lost, unnoticed
+    from harness.audit.table import COLUMNS, Shown, rows, show, show_lost, unnoticed
     from harness.faults import COMPONENTS
 
     wrong = set(components or ()) - set(COMPONENTS)
@@ -155,9 +157,11 @@ def audit(
         raise typer.Exit(_bad(str(e))) from e
     show(found, console)
     if save:
-        import msgspec
-
         save.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    if html:
+        from reports.audit import page
+
+        html.write_text(page(msgspec.to_builtins(found), rows(found), COLUMNS))
     worse = show_lost(before, found, console) if before else False
     raise typer.Exit(1 if worse or found.red else 0)
 

@@ -40,7 +40,7 @@ class Healthy(msgspec.Struct, tag="healthy", tag_field="record", kw_only=True, o
     """From line to line in the sources that mutants are made of, as ranks went."""
 
 
-class Result(msgspec.Struct, tag="result", tag_field="record", kw_only=True, omit_defaults=True):
+class Result(msgspec.Struct, tag="result", tag_field="record", kw_only=True):
     """What became of one defect."""
 
     defect: Defect

@@ -16,7 +16,7 @@ from harness.audit.records import FAILED, KILLED, NOT_REACHED, SURVIVED, TIMED_O
 from harness.audit.run import FAULT, MUTANT, Progress
 from harness.results import stack_of
 
-COLUMNS = ("component", "defects", "injected", "killed", "survived", "timed out", "not reached", "equivalent", "score")
+COLUMNS = ("component", "defects", "number", "killed", "survived", "unreached", "equivalent", "score")
 _STYLES = {KILLED: "green", SURVIVED: "red", TIMED_OUT: "red", NOT_REACHED: "yellow", FAILED: "yellow"}
 
 
@@ -39,8 +39,7 @@ def row(component: str, sort: str, results: Sequence[Result]) -> list[str]:
         f"{sort}s",
         str(len(results) - counts[FAILED]),
         str(killed),
-        str(counts[SURVIVED]),
-        str(counts[TIMED_OUT]),
+        str(counts[SURVIVED] + counts[TIMED_OUT]),
         str(counts[NOT_REACHED]),
         str(sum(bool(r.equivalent) and r.state != KILLED for r in results)),
         "-" if found is None else f"{100 * found:.0f} %",
@@ -94,8 +93,9 @@ def speed(summary: Summary) -> str:
 def show(summary: Summary, console: Console) -> None:
     """The audit in the terminal."""
     table = Table(*COLUMNS, box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns[2:]:
-        column.justify = "right"
+    for number, column in enumerate(table.columns):
+        column.no_wrap = True
+        column.justify = "left" if number < 2 else "right"
     for cells in rows(summary):
         table.add_row(*cells, style="bold" if cells[0] == "all" else "")
     console.print(table)
@@ -107,7 +107,7 @@ def show(summary: Summary, console: Console) -> None:
         if results:
             console.print(Text(title, style="bold"))
             for result in results:
-                line = Text(f"  {result.state:<12}", style=_STYLES[result.state])
+                line = Text(f"  {result.state:<13}", style=_STYLES[result.state])
                 about = f"  ({result.defect.about})" if result.defect.about else ""
                 line.append(f"{result.defect.name}{about}", style="default")
                 console.print(line, soft_wrap=True)
@@ -131,7 +131,7 @@ def show_lost(before: Summary, now: Summary, console: Console) -> bool:
 
 
 def markdown(summary: Summary) -> str:
-    """The table, and each defect with what noticed it, for a file."""
+    """The table, for a file."""
     lines = [_row(COLUMNS), _row(["---"] * len(COLUMNS)), *(_row(cells) for cells in rows(summary))]
     return "\n".join(lines) + "\n"
 

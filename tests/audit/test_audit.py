@@ -167,7 +167,7 @@ def test_evidence(first: tuple[Path, Ended]) -> None:
 def test_said(first: tuple[Path, Ended]) -> None:
     """The terminal has a table, and what nobody noticed."""
     _, ended = first
-    assert re.search(r"collectives +faults +5 +3 +2 +0 +0 +0 +60 %", ended.out)
+    assert re.search(r"collectives +faults +5 +3 +2 +0 +0 +60 %", ended.out)
     assert re.search(r"survived +not-summed-if-large\[above 10\]", ended.out)
     assert "not injected another-torch" in ended.out
 
