@@ -1,0 +1,241 @@
+"""How composable DDP is put on a module: what it takes, what it refuses, and what the module is afterwards."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed._composable.replicate import DDP, replicate
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from harness import Rank, World, requirement
+
+SOURCE = "torch/distributed/_composable/replicate.py: replicate"
+
+
+def layers() -> nn.Sequential:
+    """Two layers whose weights are all different, and small whole numbers."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            parameter.copy_((torch.arange(parameter.numel()).reshape(parameter.shape) % 5 - 2 + i).float())
+    return model
+
+
+def rows(parts: range) -> torch.Tensor:
+    """One row for each part of the batch; every element is another."""
+    return torch.stack([torch.arange(4.0) + 3 * part - 2 for part in parts])
+
+
+def alone(parts: int) -> list[list[float]]:
+    """Gradients of the mean over all parts, on one device."""
+    model = layers()
+    (model(rows(range(parts))).sum() / parts).backward()
+    return [p.grad.flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
+
+
+def train(model: nn.Module, part: int) -> list[list[float]]:
+    """Gradients after one backward of a part."""
+    model(rows(range(part, part + 1))).sum().backward()
+    found = []
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        whole = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+        found.append(whole.flatten().tolist())
+    return found
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    return fully_shard(model)  # type: ignore[return-value]
+
+
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "device-as-text": (lambda: replicate(layers(), device_id="cpu"), RuntimeError, "device_id"),
+    "device-as-float": (lambda: replicate(layers(), device_id=0.0), RuntimeError, "device_id"),
+    "fully-sharded": (lambda: replicate(sharded(layers())), RuntimeError, "fully_shard"),
+    "twice": (lambda: replicate(replicate(layers())), Exception, ""),
+    "deepcopy": (lambda: copy.deepcopy(replicate(layers())), AssertionError, "deepcopy"),
+}
+
+
+@requirement(
+    "REPL-APPLY-01",
+    "What composable DDP can't be put on, or can't do, is refused at once by an error that names it.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("case", list(REFUSED))
+@pytest.mark.world(1)
+def test_refused(world: World, case: str) -> None:
+    """A device that is none, another stack's module, a second time, a copy."""
+    refused, kind, word = REFUSED[case]
+
+    def body(rank: Rank) -> str:
+        try:
+            refused()
+        except kind as e:
+            return "" if word in str(e) else f"{type(e).__name__}: {e}"
+        return "no error"
+
+    assert world.run(body) == [""]
+
+
+@requirement(
+    "REPL-APPLY-02",
+    "A replicated module is of its own class and of DDP's, and its layers and parameters have the names that they had.",
+    source=SOURCE,
+)
+@pytest.mark.world(1)
+def test_class(world: World) -> None:
+    """A container of two layers."""
+
+    def body(rank: Rank) -> list[Any]:
+        model = replicate(layers())
+        return [
+            type(model).__name__,
+            isinstance(model, DDP) and isinstance(model, nn.Sequential),
+            [name for name, _ in model.named_parameters()],
+            type(model[0]).__name__,  # type: ignore[index]
+        ]
+
+    assert world.run(body) == [["DDPSequential", True, ["0.weight", "1.weight"], "Linear"]]
+
+
+@requirement(
+    "REPL-APPLY-08",
+    "A part of a replicated container, taken by a slice, is a container of that class that is not replicated.",
+    source="torch/distributed/_composable/replicate.py: DDP.__new__",
+)
+@pytest.mark.parametrize("kind", [nn.Sequential, nn.ModuleList])
+@pytest.mark.world(1)
+def test_slice(world: World, kind: type[nn.Module]) -> None:
+    """The first of two layers."""
+
+    def body(rank: Rank) -> list[Any]:
+        part = replicate(kind(*layers()) if kind is nn.Sequential else kind(layers()))[:1]  # type: ignore[arg-type,index]
+        return [type(part).__name__, [name for name, _ in part.named_parameters()]]
+
+    assert world.run(body) == [[kind.__name__, ["0.weight"]]]
+
+
+@requirement(
+    "REPL-APPLY-03",
+    "However the device is said that the module is on, gradients are those of the mean over all ranks.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("said", ["as-device", "not-at-all"])
+@pytest.mark.world(2, 4)
+def test_device(world: World, said: str) -> None:
+    """device_id as a torch.device, and none."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        options = {"device_id": rank.device} if said == "as-device" else {}
+        return train(replicate(layers().to(rank.device), **options), rank.index)
+
+    assert world.run(body) == [alone(world.size)] * world.size
+
+
+@requirement(
+    "REPL-APPLY-04",
+    "A layer that fully_shard manages inside a replicated model is left to fully_shard: each has the gradients of the mean.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("which", ["0", "1"])
+@pytest.mark.world(2)
+def test_sharded_inside(world: World, which: str) -> None:
+    """The first layer, and the second."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        model = layers().to(rank.device)
+        fully_shard(model.get_submodule(which))
+        replicate(model)
+        return train(model, rank.index)
+
+    assert world.run(body) == [alone(2)] * 2
+
+
+@requirement(
+    "REPL-APPLY-05",
+    "Ignored modules are left alone with all that is in them: their gradients are the rank's own.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("nested", [False, True], ids=["a-layer", "a-container"])
+@pytest.mark.world(2)
+def test_ignored(world: World, nested: bool) -> None:
+    """A layer, and a container with one."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        model = layers()
+        if nested:
+            model[0] = nn.Sequential(model[0])
+        model.to(rank.device)
+        return train(replicate(model, ignored_modules=[model[0]]), rank.index)
+
+    own = []
+    for part in range(2):
+        model = layers()
+        model(rows(range(part, part + 1))).sum().backward()
+        own.append([p.grad.flatten().tolist() for p in model.parameters()])  # type: ignore[union-attr]
+    assert world.run(body) == [[own[part][0], alone(2)[1]] for part in range(2)]
+
+
+@requirement(
+    "REPL-APPLY-06",
+    "With tensor-parallel layers on the other dimension of its mesh, a replicated model trains as on one device.",
+    source="torch/distributed/_composable/replicate.py: device_mesh; torch/distributed/tensor/parallel/ddp.py",
+)
+@pytest.mark.world(2, 4)
+def test_tensor_parallel(world: World) -> None:
+    """Two layers, column-wise and row-wise, on two tensor-parallel ranks; outputs of three steps."""
+    data = world.size // 2
+
+    def body(rank: Rank) -> list[list[float]]:
+        mesh = rank.mesh(data, 2, names=("data", "tensor"))
+        model = layers().to(rank.device)
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        replicate(model, device_mesh=mesh["data"])
+        return steps(model, [mesh["data"].get_local_rank()])
+
+    expected = steps(layers(), list(range(data)))
+    assert world.run(body) == [[e[2 * (r // 2) : 2 * (r // 2) + 2] for e in expected] for r in range(world.size)]
+
+
+@requirement(
+    "REPL-APPLY-07",
+    "A forward takes no parameters away from a replicated model, nor from its state dict.",
+    source="torch/distributed/_composable/replicate.py: device_mesh; torch/distributed/tensor/parallel/ddp.py",
+)
+@pytest.mark.parametrize("plan", ["divided", "whole"])
+@pytest.mark.world(2)
+def test_names_after_forward(world: World, plan: str) -> None:
+    """With tensor-parallel layers, and without."""
+
+    def body(rank: Rank) -> list[list[str]]:
+        mesh = rank.mesh(1, 2, names=("data", "tensor"))
+        model = layers().to(rank.device)
+        if plan == "divided":
+            parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        replicate(model, device_mesh=mesh["data"])
+        model(rows(range(1)).to(rank.device))
+        return [[name for name, _ in model.named_parameters()], list(model.state_dict())]
+
+    names = ["0.weight", "1.weight"]
+    assert world.run(body) == [[names, names]] * world.size
+
+
+def steps(model: nn.Module, parts: list[int]) -> list[list[float]]:
+    """Outputs in three steps of SGD on the mean over parts, of which each is on another rank or all on one device."""
+    optimizer = torch.optim.SGD(model.double().parameters(), lr=2.0**-10)
+    found = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        output = torch.cat([model(rows(range(part, part + 1)).double()) for part in parts])
+        (output.sum() / len(parts)).backward()
+        optimizer.step()
+        found.append(output.flatten().tolist())
+    return found
