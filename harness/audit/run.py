@@ -243,6 +243,7 @@ class Audit:
         for job, outcomes, _ in workers.do((worker.Job(tests=[test]) for test in tests), limit=600):
             if not outcomes or outcomes[-1].verdict in BAD:
                 red.append(job.tests[0])
+                self.progress.step(f"red without a defect: {outcomes[-1].headline if outcomes else 'its process died'}")
             self.progress.step(job.tests[0])
         return red
 

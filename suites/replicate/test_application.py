@@ -142,7 +142,7 @@ def test_device(world: World, said: str) -> None:
 
 @requirement(
     "REPL-APPLY-04",
-    "A layer that fully_shard manages inside a replicated model is left to fully_shard: each has the gradients of the mean.",
+    "A layer inside that fully_shard manages is left to fully_shard, and all layers have the gradients of the mean.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("which", ["0", "1"])
@@ -203,6 +203,33 @@ def test_tensor_parallel(world: World) -> None:
 
     expected = steps(layers(), list(range(data)))
     assert world.run(body) == [[e[2 * (r // 2) : 2 * (r // 2) + 2] for e in expected] for r in range(world.size)]
+
+
+@requirement(
+    "REPL-APPLY-09",
+    "With tensor-parallel layers on the other dimension of its mesh, a replicated model gives the outputs of one "
+    "device, forward after forward, and its backwards do not fail.",
+    source="torch/distributed/_composable/replicate.py: device_mesh; torch/distributed/tensor/parallel/ddp.py",
+)
+@pytest.mark.world(2, 4)
+def test_tensor_parallel_outputs(world: World) -> None:
+    """Two layers, column-wise and row-wise, on two tensor-parallel ranks; three forwards and backwards."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        mesh = rank.mesh(rank.size // 2, 2, names=("data", "tensor"))
+        model = layers().to(rank.device)
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        replicate(model, device_mesh=mesh["data"])
+        found = []
+        for number in range(3):
+            output = model(rows(range(rank.index // 2 + number, rank.index // 2 + number + 1)).to(rank.device))
+            output.sum().backward()
+            found.append(output.flatten().tolist())
+        return found
+
+    model = layers()
+    expected = [[model(rows(range(p + n, p + n + 1))).flatten().tolist() for n in range(3)] for p in range(2)]
+    assert world.run(body) == [expected[r // 2] for r in range(world.size)]
 
 
 @requirement(

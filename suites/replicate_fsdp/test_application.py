@@ -1,0 +1,195 @@
+"""How replication on FSDP2's machinery is put on a module: what it takes, what it refuses, what it gives back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import DataParallelMeshDims
+from torch.distributed.tensor import DTensor, Replicate
+
+from harness import Rank, World, requirement
+
+SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
+
+
+def layers() -> nn.Sequential:
+    """Two layers whose weights are all different, and small whole numbers."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            parameter.copy_((torch.arange(parameter.numel()).reshape(parameter.shape) % 5 - 2 + i).float())
+    return model
+
+
+def rows(part: int) -> torch.Tensor:
+    """The row of a part of the batch; every element is another."""
+    return torch.arange(4.0)[None] + 3 * part - 2
+
+
+def alone(parts: int) -> list[list[float]]:
+    """Gradients of the mean over all parts, on one device."""
+    model = layers()
+    (model(torch.cat([rows(part) for part in range(parts)])).sum() / parts).backward()
+    return [p.grad.flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
+
+
+def train(model: nn.Module, part: int) -> list[list[float]]:
+    """Gradients after one backward of a part."""
+    model(rows(part)).sum().backward()
+    found = []
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        assert gradient is not None
+        whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+        found.append(whole.flatten().tolist())
+    return found
+
+
+def sharded(rank: Rank) -> nn.Module:
+    return fully_shard(layers(), mesh=rank.mesh())  # type: ignore[return-value]
+
+
+def named(rank: Rank, *shape: int) -> Any:
+    return rank.mesh(*shape, names=("one", "two", "three")[: len(shape)])
+
+
+REFUSED: dict[str, tuple[Callable[[Rank], object], type[Exception], str]] = {
+    "fully-sharded": (lambda rank: replicate(sharded(rank)), RuntimeError, "fully_shard"),
+    "list-of-modules": (lambda rank: replicate(nn.ModuleList(layers())), ValueError, "forward"),
+    "dict-of-modules": (lambda rank: replicate(nn.ModuleDict({"a": layers()})), ValueError, "forward"),
+    "two-dimensions": (lambda rank: replicate(layers(), mesh=named(rank, 1, 1)), ValueError, "1D"),
+    "dimension-that-is-not-there": (
+        lambda rank: replicate(layers(), mesh=named(rank, 1), dp_mesh_dims=DataParallelMeshDims(replicate="other")),
+        ValueError,
+        "other",
+    ),
+    "sharded-dimension": (
+        lambda rank: replicate(layers(), mesh=named(rank, 1), dp_mesh_dims=DataParallelMeshDims(shard="one")),
+        ValueError,
+        "replicate",
+    ),
+    "twice": (lambda rank: replicate(replicate(layers())), Exception, ""),
+    "deepcopy": (lambda rank: copy.deepcopy(replicate(layers())), AssertionError, "deepcopy"),
+}
+
+
+@requirement(
+    "RFSDP-APPLY-01",
+    "What replicate can't be put on, or can't do, is refused at once by an error that names it.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("case", list(REFUSED))
+@pytest.mark.world(1)
+def test_refused(world: World, case: str) -> None:
+    """Another stack's module, containers without a forward, meshes that do not fit, a second time, a copy."""
+    refused, kind, word = REFUSED[case]
+
+    def body(rank: Rank) -> str:
+        try:
+            refused(rank)
+        except kind as e:
+            return "" if word in str(e) else f"{type(e).__name__}: {e}"
+        return "no error"
+
+    assert world.run(body) == [""]
+
+
+@requirement(
+    "RFSDP-APPLY-02",
+    "A replicated module is the module that was given, of its own class and of FSDP's, with its names; a slice of a "
+    "container is a container of that class that is not replicated.",
+    source=SOURCE,
+)
+@pytest.mark.world(1)
+def test_class(world: World) -> None:
+    """A container of two layers."""
+
+    def body(rank: Rank) -> list[Any]:
+        given = layers()
+        model = replicate(given, mesh=rank.mesh())
+        part = given[:1]
+        return [
+            model is given,
+            type(model).__name__,
+            isinstance(model, FSDPModule) and isinstance(model, nn.Sequential),
+            [name for name, _ in model.named_parameters()],
+            type(part).__name__,
+            len(part),
+        ]
+
+    assert world.run(body) == [[True, "ReplicateSequential", True, ["0.weight", "1.weight"], "Sequential", 1]]
+
+
+@requirement(
+    "RFSDP-APPLY-03",
+    "Every parameter of a replicated model is whole on each rank, and gradients are those of the mean over all ranks, "
+    "whatever mesh the ranks are given as.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("mesh", ["none", "whole", "list", "ignoring"])
+@pytest.mark.world(1, 2, 4)
+def test_mesh(world: World, mesh: str) -> None:
+    """No mesh; all ranks; both layers at once; a parameter left out."""
+
+    def body(rank: Rank) -> list[Any]:
+        model = layers().to(rank.device)
+        if mesh == "none":
+            replicate(model)
+        elif mesh == "whole":
+            replicate(model, mesh=rank.mesh())
+        elif mesh == "list":
+            replicate([model[0], model[1]], mesh=rank.mesh())
+            replicate(model, mesh=rank.mesh())
+        else:
+            replicate(model, mesh=rank.mesh(), ignored_params={model[0].weight})
+        kinds = [
+            p.placements == (Replicate(),) and p.to_local().shape == p.shape if isinstance(p, DTensor) else "plain"
+            for p in model.parameters()
+        ]
+        return [kinds, train(model, rank.index)]
+
+    found = world.run(body)
+    expected = alone(world.size)
+    if mesh != "ignoring":
+        assert found == [[[True, True], expected]] * world.size
+        return
+    for part, (kinds, gradients) in enumerate(found):
+        own = layers()
+        own(rows(part)).sum().backward()
+        assert own[0].weight.grad is not None
+        assert kinds == ["plain", True]
+        assert gradients == [own[0].weight.grad.flatten().tolist(), expected[1]]
+
+
+@requirement(
+    "RFSDP-APPLY-04",
+    "Layers that are replicated on their own inside a replicated model have gradients that are averaged once, and "
+    "belong to one root, which is asked to synchronise all of them.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("order", ["inner-first", "layers-only"])
+@pytest.mark.world(2)
+def test_nested(world: World, order: str) -> None:
+    """A first backward without synchronisation, a second with it: what both add up to is averaged."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        model = layers().to(rank.device)
+        for layer in model:
+            replicate(layer, mesh=rank.mesh())
+        if order == "inner-first":
+            replicate(model, mesh=rank.mesh())
+        roots = [model] if order == "inner-first" else list(model)
+        for synced in (False, True):
+            for root in roots:
+                root.set_requires_gradient_sync(synced)  # type: ignore[operator]
+            model(rows(rank.index)).sum().backward()
+        return [p.grad.full_tensor().flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
+
+    assert world.run(body) == [[[2 * x for x in gradient] for gradient in alone(2)]] * 2
