@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.distributed._composable.replicate import replicate
+from torch.distributed._composable.replicate import DDP, replicate
 
 from harness.oracles.baseline import plain_gradients as gradients
 from harness.oracles.baseline import plain_parameters as parameters
 from harness.worlds.rank import Rank
 
-__all__ = ["apply", "gradients", "parameters", "parts"]
+__all__ = ["DDP", "apply", "gradients", "parameters", "parts", "replicate"]
 
 
 def apply(module: nn.Module, rank: Rank, **options: Any) -> nn.Module:

@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 from harness.oracles.baseline import Tensors
 from harness.worlds.rank import Rank
 
-_MESH = "mesh" if "mesh" in inspect.signature(replicate).parameters else "device_mesh"
+MESH = "mesh" if "mesh" in inspect.signature(replicate).parameters else "device_mesh"
+"""How the argument is called that takes the mesh."""
 
 
 def apply(module: nn.Module, rank: Rank, *, groups: bool = True, **options: Any) -> nn.Module:
@@ -22,7 +23,7 @@ def apply(module: nn.Module, rank: Rank, *, groups: bool = True, **options: Any)
     ``options`` go to ``replicate``.
     """
     module.to(rank.device)
-    options.setdefault(_MESH, rank.mesh())
+    options.setdefault(MESH, rank.mesh())
     if groups:
         for child in module.children():
             if any(True for _ in child.parameters()):

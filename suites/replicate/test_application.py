@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed._composable.replicate import DDP, replicate
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from harness import Rank, World, requirement
+from harness.stacks.replicate import DDP, replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed import fsdp
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_api import DataParallelMeshDims
 from torch.distributed.tensor import DTensor, Replicate
 
 from harness import Rank, World, requirement
+from harness.stacks.replicate_fsdp import MESH, replicate
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
 
@@ -64,14 +64,16 @@ REFUSED: dict[str, tuple[Callable[[Rank], object], type[Exception], str]] = {
     "fully-sharded": (lambda rank: replicate(sharded(rank)), RuntimeError, "fully_shard"),
     "list-of-modules": (lambda rank: replicate(nn.ModuleList(layers())), ValueError, "forward"),
     "dict-of-modules": (lambda rank: replicate(nn.ModuleDict({"a": layers()})), ValueError, "forward"),
-    "two-dimensions": (lambda rank: replicate(layers(), mesh=named(rank, 1, 1)), ValueError, "1D"),
-    "dimension-that-is-not-there": (
-        lambda rank: replicate(layers(), mesh=named(rank, 1), dp_mesh_dims=DataParallelMeshDims(replicate="other")),
+    "two-dimensions": (lambda rank: replicate(layers(), **{MESH: named(rank, 1, 1)}), ValueError, "1D"),
+    "missing-dimension": (
+        lambda rank: replicate(
+            layers(), **{MESH: named(rank, 1)}, dp_mesh_dims=fsdp.DataParallelMeshDims(replicate="other")
+        ),
         ValueError,
         "other",
     ),
     "sharded-dimension": (
-        lambda rank: replicate(layers(), mesh=named(rank, 1), dp_mesh_dims=DataParallelMeshDims(shard="one")),
+        lambda rank: replicate(layers(), **{MESH: named(rank, 1)}, dp_mesh_dims=fsdp.DataParallelMeshDims(shard="one")),
         ValueError,
         "replicate",
     ),
@@ -90,6 +92,8 @@ REFUSED: dict[str, tuple[Callable[[Rank], object], type[Exception], str]] = {
 def test_refused(world: World, case: str) -> None:
     """Another stack's module, containers without a forward, meshes that do not fit, a second time, a copy."""
     refused, kind, word = REFUSED[case]
+    if case.endswith("-dimension") and not hasattr(fsdp, "DataParallelMeshDims"):
+        pytest.skip("unsupported: this torch has no dp_mesh_dims")
 
     def body(rank: Rank) -> str:
         try:
@@ -113,7 +117,7 @@ def test_class(world: World) -> None:
 
     def body(rank: Rank) -> list[Any]:
         given = layers()
-        model = replicate(given, mesh=rank.mesh())
+        model = replicate(given, **{MESH: rank.mesh()})
         part = given[:1]
         return [
             model is given,
@@ -143,12 +147,12 @@ def test_mesh(world: World, mesh: str) -> None:
         if mesh == "none":
             replicate(model)
         elif mesh == "whole":
-            replicate(model, mesh=rank.mesh())
+            replicate(model, **{MESH: rank.mesh()})
         elif mesh == "list":
-            replicate([model[0], model[1]], mesh=rank.mesh())
-            replicate(model, mesh=rank.mesh())
+            replicate([model[0], model[1]], **{MESH: rank.mesh()})
+            replicate(model, **{MESH: rank.mesh()})
         else:
-            replicate(model, mesh=rank.mesh(), ignored_params={model[0].weight})
+            replicate(model, **{MESH: rank.mesh()}, ignored_params={model[0].weight})
         kinds = [
             p.placements == (Replicate(),) and p.to_local().shape == p.shape if isinstance(p, DTensor) else "plain"
             for p in model.parameters()
@@ -182,9 +186,9 @@ def test_nested(world: World, order: str) -> None:
     def body(rank: Rank) -> list[list[float]]:
         model = layers().to(rank.device)
         for layer in model:
-            replicate(layer, mesh=rank.mesh())
+            replicate(layer, **{MESH: rank.mesh()})
         if order == "inner-first":
-            replicate(model, mesh=rank.mesh())
+            replicate(model, **{MESH: rank.mesh()})
         roots = [model] if order == "inner-first" else list(model)
         for synced in (False, True):
             for root in roots:

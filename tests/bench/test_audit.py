@@ -39,7 +39,7 @@ def spawned(mutant: mutants.Mutant) -> float:
 
 
 def test_seconds_for_a_mutant(compare: Callable[..., Any], benchmark: Any, tmp_path: Path) -> None:
-    """The same mutants of composable DDP, all of which are noticed; collecting and looking at healthy ranks left out."""
+    """Mutants of composable DDP, all of which are noticed; collecting and looking at healthy ranks left out."""
     if not benchmark.enabled:
         pytest.skip("a benchmark: runs with --benchmark-enable")
     plan = Plan(components=("replicate",), faults=False, names=("_collect_params", "_ReplicateState.init:"))

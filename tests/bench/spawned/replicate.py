@@ -3,12 +3,12 @@
 import os
 
 import torch.distributed as dist
+from torch.distributed._composable.replicate import replicate
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 
 from fixtures.models import TwoLayers, batch
 from harness.audit import mutants
 from harness.oracles.baseline import assert_same_training, train
-from torch.distributed._composable.replicate import replicate
 
 
 class Gradients(MultiProcessTestCase):
