@@ -102,12 +102,17 @@ def audit(
     sample: Annotated[int, typer.Option(help="So many of each sort and component, always the same; 0: all.")] = 0,
     name: Annotated[list[str] | None, typer.Option(help="Only defects with this in their name.")] = None,
     survivors: Annotated[Path | None, typer.Option(help="Only what nobody noticed in this saved audit.")] = None,
+    again: Annotated[
+        Path | None,
+        typer.Option(help="Only what this saved audit noticed, each by the test that noticed it: takes minutes."),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Pytest processes; 0: as many as cores, at most 8.", min=0)] = 0,
     limit: Annotated[float, typer.Option(help="Seconds for a defect, after which no further test is begun.")] = 240.0,
     state: Annotated[Path, typer.Option(help="Folder of journals, from which an audit goes on.")] = Path(
         "reports/out/audit"
     ),
-    save: Annotated[Path | None, typer.Option(help="Write the whole audit to this file (JSON).")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the audit to this file (JSON).")] = None,
+    brief: Annotated[bool, typer.Option("--brief", help="Save only what --compare and --again need.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page that shows it to this file.")] = None,
     compare: Annotated[Path | None, typer.Option(help="A saved audit that must not have noticed more.")] = None,
 ) -> None:
@@ -122,7 +127,7 @@ def audit(
     import msgspec
     from rich.console import Console
 
-    from harness.audit.records import AuditError, load
+    from harness.audit.records import KILLED, AuditError, load, shortened
     from harness.audit.run import Audit, Plan
     from harness.audit.table import COLUMNS, Shown, rows, show, show_lost, unnoticed
     from harness.faults import COMPONENTS
@@ -147,6 +152,7 @@ def audit(
             sample=sample,
             names=tuple(name or ()),
             only=only,
+            again={r.defect.name: r.test for r in load(again).results if r.state == KILLED} if again else {},
             limit=limit,
         )
         with Shown(console) as shown:
@@ -157,7 +163,9 @@ def audit(
         raise typer.Exit(_bad(str(e))) from e
     show(found, console)
     if save:
-        save.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        save.write_bytes(
+            msgspec.json.format(msgspec.json.encode(shortened(found) if brief else found), indent=1) + b"\n"
+        )
     if html:
         from reports.audit import page
 

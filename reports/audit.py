@@ -14,9 +14,7 @@ _TEMPLATE = Path(__file__).parent / "templates"
 
 def page(audit: Mapping[str, Any], rows: Sequence[Sequence[str]], columns: Sequence[str]) -> str:
     """The page of a saved audit; ``rows`` and ``columns``: the table above.  Whatever is in it stays text."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_TEMPLATE), autoescape=True, trim_blocks=True)
     when = datetime.datetime.fromtimestamp(audit["started"], datetime.UTC)
     return environment.get_template("audit.html").render(
         audit=audit, rows=rows, columns=columns, when=f"{when:%Y-%m-%d %H:%M} UTC"

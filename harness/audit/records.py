@@ -16,7 +16,7 @@ STATES = (KILLED, SURVIVED, TIMED_OUT, NOT_REACHED, FAILED)
 """What can become of a defect.  ``not reached``: no test executes the lines; ``not injected``: it can't be put in."""
 
 
-class Defect(msgspec.Struct, frozen=True, kw_only=True):
+class Defect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A fault of the catalogue, or a mutant."""
 
     name: str
@@ -40,7 +40,7 @@ class Healthy(msgspec.Struct, tag="healthy", tag_field="record", kw_only=True, o
     """From line to line in the sources that mutants are made of, as ranks went."""
 
 
-class Result(msgspec.Struct, tag="result", tag_field="record", kw_only=True):
+class Result(msgspec.Struct, tag="result", tag_field="record", kw_only=True, omit_defaults=True):
     """What became of one defect."""
 
     defect: Defect
@@ -134,6 +134,20 @@ def load(path: Path) -> Summary:
     if found.version > VERSION:
         raise AuditError(f"{path}: version {found.version}, and this Concord reads up to {VERSION}; update it")
     return found
+
+
+def shortened(summary: Summary) -> Summary:
+    """What a later audit needs to know: of each defect its state, and which test noticed it."""
+    results = [
+        Result(
+            defect=Defect(name=r.defect.name, sort=r.defect.sort, component=r.defect.component, says=""),
+            state=r.state,
+            seconds=r.seconds,
+            test=r.test,
+        )
+        for r in summary.results
+    ]
+    return msgspec.structs.replace(summary, healthy={}, results=results)
 
 
 def equivalents(path: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
@@ -58,6 +58,8 @@ class Plan:
     """Only defects with one of these in their name."""
     only: frozenset[str] = frozenset()
     """Only these, by their whole name; all if empty."""
+    again: Mapping[str, str] = field(default_factory=dict)
+    """Only these, each by one test alone: that which noticed it before."""
     limit: float = 240.0
     """Seconds for a defect after which no further test is begun."""
 
@@ -89,6 +91,8 @@ def targets(plan: Plan) -> list[Target]:
                 found += [_mutant(component, mutant) for mutant in mutants.mutants(module)]
     if plan.only:
         found = [t for t in found if t.defect.name in plan.only]
+    if plan.again:
+        found = [t for t in found if t.defect.name in plan.again]
     if plan.names:
         found = [t for t in found if any(name in t.defect.name for name in plan.names)]
     if plan.sample:
@@ -136,7 +140,8 @@ class Audit:
         self.environment = environment_with_torch()
         self.files = [mutants.file(m) for c in plan.components for m in mutants.SOURCES.get(c, ())]
         components = "-".join(plan.components)
-        self.journal = Journal(state / f"{self.digest}-{self.environment['torch']}-{components}.jsonl")
+        again = "-again" if plan.again else ""
+        self.journal = Journal(state / f"{self.digest}-{self.environment['torch']}-{components}{again}.jsonl")
         self._read()
 
     def _read(self) -> None:
@@ -153,8 +158,10 @@ class Audit:
     def run(self) -> Summary:
         """Do what is not done yet."""
         chosen = targets(self.plan)
+        again = self.plan.again
+        wanted = {again[t.defect.name] for t in chosen} if again else None
         with Workers(self.root, self.plan.components, self.workers) as workers:
-            tests = workers.tests
+            tests = [t for t in workers.tests if wanted is None or t in wanted]
             self._look_at_healthy(workers, [t for t in tests if t not in self.healthy])
             left = [t for t in chosen if t.defect.name not in self.results]
             self._look_at(workers, left, len(chosen))
@@ -180,7 +187,7 @@ class Audit:
 
     def _look_at_healthy(self, workers: Workers, tests: Sequence[str]) -> None:
         self.progress.phase("healthy", len(self.healthy), len(self.healthy) + len(tests))
-        pending = [worker.Job(tests=[test], trace=self.files or ["-"]) for test in tests]
+        pending = [worker.Job(tests=[test], trace=[] if self.plan.again else self.files or ["-"]) for test in tests]
 
         def heard(outcome: worker.Outcome) -> None:
             record = Healthy(
@@ -229,6 +236,8 @@ class Audit:
     def tests_of(self, target: Target) -> list[str]:
         """The tests that could see a defect, the most promising and cheapest first."""
         good = [h for h in self.healthy.values() if h.verdict == "passed"]
+        if self.plan.again:
+            return [h.test for h in good if h.test == self.plan.again[target.defect.name]]
         if target.mutant is None:
             found = [h for h in good if stack_of(h.test) == target.defect.component]
         else:

@@ -127,10 +127,10 @@ def audit(folder: Path, *arguments: str) -> Ended:
 def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     """A tree, and an audit of it with every fault and some mutants."""
     folder = tree(tmp_path_factory.mktemp("audited"))
-    return folder, audit(folder, "--mutants", "source", "--name", "not-", "--name", "s all_reduce: ", *EVERYTHING)
+    return folder, audit(folder, "--mutants", "source", *NAMES)
 
 
-EVERYTHING = ("--name", "waits", "--name", "dies", "--name", "another")
+NAMES = [x for n in ("not-", "s all_reduce: ", "waits", "dies", "another") for x in ("--name", n)]
 
 
 def test_states(first: tuple[Path, Ended]) -> None:
@@ -189,6 +189,21 @@ def test_again_nothing_is_done(first: tuple[Path, Ended]) -> None:
     assert "defects: 0 to do" in ended.out
     unnoticed = [name for name, state in before.states().items() if state != "killed"]
     assert sorted(ended.states()) == sorted(unnoticed)
+    assert ended.code == 0
+
+
+def test_again(first: tuple[Path, Ended]) -> None:
+    """What was noticed is noticed again by the same tests, and nothing else is looked at."""
+    folder, before = first
+    brief = folder / "brief.json"
+    audit(folder, "--mutants", "source", *NAMES, "--brief", "--save", str(brief))
+    assert "healthy" not in {k for k, v in json.loads(brief.read_text()).items() if v}
+    ended = audit(folder, "--again", str(brief), "--compare", str(brief))
+    killed = {name for name, state in before.states().items() if state == "killed"}
+    assert set(ended.states()) == killed
+    assert set(ended.states().values()) == {"killed"}
+    assert f"defects: {len(killed)} to do" in ended.out
+    assert [r.get("tests") for r in ended.saved["results"]] == [1] * len(killed)
     assert ended.code == 0
 
 
