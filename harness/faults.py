@@ -1,8 +1,8 @@
 """Faults: named defects that are put into every rank, to see whether the suites notice.
 
-A catalogue is a package whose modules hold functions marked with :func:`fault`.  Each puts one defect into the process
-in which it is called: it replaces something of torch by something that is wrong, and never undoes it, since the process is
-a rank that ends with its world.
+A catalogue is a package whose modules hold functions marked with :func:`fault`, or a list of faults called ``FAULTS``.
+Each puts one defect into the process in which it is called: it replaces something of torch by something that is wrong,
+and never undoes it, since the process is a rank that ends with its world.
 """
 
 from __future__ import annotations
@@ -115,6 +115,13 @@ def catalogue(package: str = CATALOGUE) -> dict[str, Fault]:
 
 
 def _faults_of(module: types.ModuleType) -> list[Fault]:
+    return [
+        *getattr(module, "FAULTS", ()),
+        *_marked(module),
+    ]
+
+
+def _marked(module: types.ModuleType) -> list[Fault]:
     return [
         fault
         for value in vars(module).values()

@@ -9,9 +9,10 @@ from typing import Any
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from fixtures.faults.collectives.calls import Damage
+from fixtures.faults.collectives.catalogue import CATALOGUE, NONE
 from harness import World
-from tests.collectives.broken import BrokenWorld, Damage
-from tests.collectives.catalogue import CATALOGUE, NONE
+from tests.collectives.broken import BrokenWorld
 from tests.collectives.repairs import REPAIRS
 
 WRONG = "wrong values"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.faults.collectives.catalogue import CATALOGUE, NONE
 from harness import RanksFailed, World
-from tests.collectives.catalogue import CATALOGUE, NONE
 from tests.collectives.finding import ASSERTION, ERROR, HANG, SILENCE, WRONG, Finding
 from tests.collectives.found import FOUND
 from tests.collectives.repairs import REPAIRS

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
+from fixtures.faults.collectives.catalogue import CATALOGUE
 from harness import World
 from tests.collectives.broken import changed
-from tests.collectives.catalogue import CATALOGUE
 from tests.collectives.finding import Finding
 from tests.collectives.found import FOUND
 
