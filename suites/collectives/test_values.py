@@ -1,4 +1,4 @@
-"""Values at the ends of their dtype: infinities, not-a-numbers, negative zeros, the largest and the smallest numbers."""
+"""Values at the ends of their dtype: infinities, not-a-numbers, negative zeros, the largest and smallest numbers."""
 
 from __future__ import annotations
 
