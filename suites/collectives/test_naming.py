@@ -76,8 +76,8 @@ def test_parts_of_a_group(world: World, ranks: tuple[int, ...]) -> None:
 )
 @spmd(3)
 def test_many_groups(rank: Rank) -> None:
-    """Forty groups, each pair of ranks and the world in turn; every one is used when all are there."""
-    pairs = [(0, 1), (1, 2), (0, 2), (0, 1, 2)] * 10
+    """Forty-eight groups, each pair of ranks and the world in turn; every one is used when all are there."""
+    pairs = [(0, 1), (1, 2), (0, 2), (0, 1, 2)] * 12
     groups = [dist.new_group(list(pair)) for pair in pairs]
     for pair, group in zip(pairs, groups, strict=True):
         if rank.index in pair:
@@ -103,6 +103,7 @@ def test_twins(rank: Rank) -> None:
     assert [tensor.item() for tensor in tensors] == [everyone, 2 * everyone]
     dist.barrier()
     dist.destroy_process_group(groups[0])
+    assert (dist.get_rank(groups[1]), dist.get_world_size(groups[1])) == (rank.index, rank.size)
     assert total(groups[1], rank.index) == everyone
 
 
