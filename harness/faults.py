@@ -1,8 +1,8 @@
 """Faults: named defects that are put into every rank, to see whether the suites notice.
 
-A catalogue is a package whose modules hold functions marked with :func:`fault`.  Each puts one defect into the process
-in which it is called: it replaces something of torch by something that is wrong, and never undoes it, since the
-process is a rank that ends with its world.
+A catalogue is a package whose modules hold functions marked with :func:`fault`, or a list of faults called ``FAULTS``.
+Each puts one defect into the process in which it is called: it replaces something of torch by something that is wrong,
+and never undoes it, since the process is a rank that ends with its world.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Fault:
-    """One defect that can be put into a rank."""
+    """One defect that can be put into a rank.
+
+    Errors: ValueError for a component or a class that there is not, and if nothing says what is wrong or what it needs.
+    """
 
     name: str
     component: str
@@ -53,6 +56,14 @@ class Fault:
     """Puts it into this process; called once, when the rank has joined its group and before anything else."""
     issue: str = ""
     """Where it was reported, as ``owner/repository#number``; empty for one of the family of another."""
+
+    def __post_init__(self) -> None:
+        if self.component not in COMPONENTS:
+            raise ValueError(f"fault {self.name}: component {self.component!r}; there are {', '.join(COMPONENTS)}")
+        if self.kind not in CLASSES:
+            raise ValueError(f"fault {self.name}: class {self.kind!r}; there are {', '.join(CLASSES)}")
+        if not self.sentence or not self.needs:
+            raise ValueError(f"fault {self.name}: say what is wrong (docstring) and what it needs to be seen")
 
     def __str__(self) -> str:
         return self.name
@@ -75,19 +86,21 @@ def fault(
     """
 
     def mark(put: _F) -> _F:
-        if component not in COMPONENTS:
-            raise ValueError(f"fault {put.__name__}: component {component!r}; there are {', '.join(COMPONENTS)}")
-        if kind not in CLASSES:
-            raise ValueError(f"fault {put.__name__}: class {kind!r}; there are {', '.join(CLASSES)}")
         sentence = " ".join((inspect.getdoc(put) or "").split("\n\n")[0].split())
-        if not sentence or not needs:
-            raise ValueError(f"fault {put.__name__}: say what is wrong (docstring) and what it needs to be seen")
         name = put.__name__.strip("_").replace("_", "-")
         if each is None:
             found = [Fault(name, component, kind, sentence, needs, put, issue)]
         else:
             found = [
-                Fault(f"{name}[{entry}]", component, kind, sentence, f"{needs}; {entry}", _with(put, value), issue)
+                Fault(
+                    f"{name}[{entry}]",
+                    component,
+                    kind,
+                    sentence,
+                    f"{needs}; {entry}" if needs else "",
+                    _with(put, value),
+                    issue,
+                )
                 for entry, value in each.items()
             ]
         put.concord_faults = found  # type: ignore[attr-defined]
@@ -116,6 +129,13 @@ def catalogue(package: str = CATALOGUE) -> dict[str, Fault]:
 
 def _faults_of(module: types.ModuleType) -> list[Fault]:
     return [
+        *getattr(module, "FAULTS", ()),
+        *_marked(module),
+    ]
+
+
+def _marked(module: types.ModuleType) -> list[Fault]:
+    return [
         fault
         for value in vars(module).values()
         if getattr(value, "__module__", None) == module.__name__
@@ -124,10 +144,7 @@ def _faults_of(module: types.ModuleType) -> list[Fault]:
 
 
 def put(name: str) -> None:
-    """Put a fault of the catalogue into this process.
-
-    Errors: KeyError if there is none of that name; AttributeError if this torch does not have what it replaces.
-    """
+    """Put a fault of the catalogue into this process.  Errors: KeyError if there is none of that name."""
     catalogue()[name].put()
 
 
@@ -149,7 +166,8 @@ def everywhere(old: Any, new: Any) -> None:
 
 def _classes() -> list[type]:
     gc.unfreeze()  # what the server has frozen is not looked at otherwise
-    return [found for found in gc.get_objects() if isinstance(found, type) and found.__module__.startswith("torch")]
+    every = (found for found in gc.get_objects() if issubclass(type(found), type))  # isinstance asks some for __class__
+    return [found for found in every if found.__module__.startswith("torch")]
 
 
 def on_call(number: int) -> Callable[..., bool]:

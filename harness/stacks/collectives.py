@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import _make_nccl_premul_sum as premul_sum  # type: ignore[attr-defined]  # not in __all__
 from torch.distributed.distributed_c10d import _coalescing_manager as coalescing_manager
+from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout
 
 from harness.oracles import collectives as model
 from harness.oracles.collectives import IN_PLACE, REDUCING, Case
@@ -27,6 +28,7 @@ __all__ = [
     "reduction",
     "refusals",
     "run_cases",
+    "set_timeout",
 ]
 
 _MOST_SHOWN = 12

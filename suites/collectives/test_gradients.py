@@ -146,3 +146,126 @@ def test_differentiable(world: World, name: str, ranks: tuple[int, ...]) -> None
 def test_functional(world: World, name: str, ranks: tuple[int, ...]) -> None:
     """The first member is the root."""
     assert_gradients(world, name, ranks, through_functional)
+
+
+@requirement(
+    "COLL-GRAD-03",
+    "The gradient of an exchange of parts of different sizes goes back where each part came from.",
+    source="torch.distributed.nn.functional.all_to_all_single; torch.distributed._functional_collectives: "
+    "all_to_all_single_autograd",
+)
+@GROUPS
+@pytest.mark.parametrize("through", ["module", "functional"])
+@pytest.mark.world(3)
+def test_uneven_exchange(world: World, through: str, ranks: tuple[int, ...]) -> None:
+    """Member s sends s + r + 1 rows to member r."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return
+        me, size = ranks.index(rank.index), len(ranks)
+        parts = [me + other + 1 for other in range(size)]  # as many from each as to each
+        x = torch.arange(2.0 * sum(parts)).reshape(-1, 2).requires_grad_()
+        if through == "module":
+            found = differentiable.all_to_all_single(torch.zeros_like(x), x, parts, parts, group=group)
+        else:
+            found = functional.all_to_all_single_autograd(x, parts, parts, group)
+        weights = [
+            torch.cat([_rows(sender, member, member + sender + 1) for sender in range(size)]) for member in range(size)
+        ]
+        (found * weights[me]).sum().backward()
+        assert x.grad is not None
+        assert_same(torch.cat([_rows(me, member, parts[member]) for member in range(size)]), x.grad, "gradient")
+
+    world.run(body)
+
+
+def _rows(sender: int, receiver: int, count: int) -> torch.Tensor:
+    """float32[count, 2]: weights that tell whose part it is, and which element."""
+    return torch.arange(2.0 * count).reshape(count, 2) + 100 * sender + 1000 * receiver
+
+
+@requirement(
+    "COLL-GRAD-04",
+    "A functional collective along any dimension has its gradient along that dimension, and its result before.",
+    source="torch.distributed._functional_collectives: all_gather_tensor_autograd, reduce_scatter_tensor_autograd",
+)
+@pytest.mark.parametrize("dimension", [0, 1, 2])
+@pytest.mark.world(1, 2, 3)
+def test_along_dimensions(world: World, dimension: int) -> None:
+    """Tensors of three dimensions of different extent."""
+
+    def body(rank: Rank) -> None:
+        size, me = rank.size, rank.index
+        shape = [2, 3, 4]
+        parts = [torch.arange(24.0).reshape(shape) + 100 * i for i in range(size)]
+        whole = torch.cat(parts, dimension)
+        weights = [whole * 2 + 1000 * i for i in range(size)]
+        x = parts[me].clone().requires_grad_()
+        gathered = functional.all_gather_tensor_autograd(x, dimension, rank.group)
+        (gathered * weights[me]).sum().backward()
+        assert_same(whole, functional.wait_tensor(gathered.detach()), "gathered")
+        assert x.grad is not None
+        everyone = sum(weights[1:], weights[0])
+        assert_same(everyone.chunk(size, dimension)[me].contiguous(), x.grad, "gradient of the gathering")
+        y = (whole * (me + 1)).requires_grad_()
+        scattered = functional.reduce_scatter_tensor_autograd(y, "sum", dimension, rank.group)
+        (scattered * parts[me]).sum().backward()
+        assert_same(parts[me] * sum(range(1, size + 1)), functional.wait_tensor(scattered.detach()), "scattered")
+        assert y.grad is not None
+        assert_same(whole, y.grad, "gradient of the scattering")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GRAD-05",
+    "A gradient that is one number for all elements goes through a collective as any other.",
+    source="torch.Tensor.sum: its gradient is expanded",
+)
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all_single"])
+@pytest.mark.world(2, 3)
+def test_expanded(world: World, name: str) -> None:
+    """The sum of what comes out, times the rank's own number; functional forms."""
+
+    def body(rank: Rank) -> None:
+        size, me = rank.size, rank.index
+        x = torch.arange(4.0 * size).reshape(-1, 2).requires_grad_()
+        through = {
+            "all_reduce": lambda: functional.all_reduce(x, "sum", rank.group),
+            "all_gather": lambda: functional.all_gather_tensor_autograd(x, 0, rank.group),
+            "reduce_scatter": lambda: functional.reduce_scatter_tensor_autograd(x, "sum", 0, rank.group),
+            "all_to_all_single": lambda: functional.all_to_all_single_autograd(x, [2] * size, [2] * size, rank.group),
+        }[name]
+        found = through()
+        found.backward(torch.tensor(10.0**me).expand(found.shape))
+        numbers = torch.tensor([10.0**i for i in range(size)])
+        by_part = numbers.repeat_interleave(2)[:, None].expand(-1, 2).contiguous()
+        everyone = torch.full_like(by_part, numbers.sum().item())
+        right = everyone if name in ("all_reduce", "all_gather") else by_part
+        assert x.grad is not None
+        assert_same(right, x.grad, "gradient")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-FUNC-15",
+    "A functional exchange of parts of different sizes has as many rows as it receives, without elements too.",
+    source="torch.distributed._functional_collectives: all_to_all_single; pytorch/pytorch#84099",
+)
+@pytest.mark.parametrize("width", [0, 1, 3])
+@pytest.mark.world(2, 3)
+def test_rows_received(world: World, width: int) -> None:
+    """Member s sends s + 1 rows to everyone; rows of no, one and three elements."""
+
+    def body(rank: Rank) -> None:
+        size, me = rank.size, rank.index
+        given = torch.full((size * (me + 1), width), float(me))
+        received = [sender + 1 for sender in range(size)]
+        found = functional.all_to_all_single(given, received, [me + 1] * size, rank.group)
+        right = torch.cat([torch.full((rows, width), float(sender)) for sender, rows in enumerate(received)])
+        assert_same(right, functional.wait_tensor(found), "received")
+
+    world.run(body)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness import Rank, World, requirement, spmd
+from harness.stacks.collectives import set_timeout
 
 SECONDS = 0.5
 
@@ -49,6 +50,43 @@ def _await(what: str, group: dist.ProcessGroup) -> None:
 def test_timeout_is_honoured(world: World, what: str) -> None:
     """Not before it, and not long after it."""
     for seconds in world.run(late, what, watch=False, timeout=30):
+        assert 0.9 * SECONDS <= seconds < SECONDS + 5
+
+
+@requirement(
+    "COLL-TIMEOUT-02",
+    "Groups of some ranks, groups whose timeout was changed, and default groups have the timeout they were given.",
+    source="torch.distributed.new_group, init_process_group: timeout; pytorch/pytorch#165422",
+)
+@pytest.mark.parametrize("how", ["subgroup", "changed", "default"])
+@pytest.mark.world(3)
+def test_timeout_of_a_group(world: World, how: str) -> None:
+    """Rank 2 waits for rank 1, which stays away until it has seen the error."""
+
+    def body(rank: Rank) -> float:
+        short = timedelta(seconds=SECONDS)
+        if how == "default":
+            dist.barrier()
+            dist.destroy_process_group()
+            store = dist.PrefixStore("short", rank.store)
+            dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=rank.size, timeout=short)
+        group = (
+            dist.new_group([1, 2], **({"timeout": short} if how == "subgroup" else {})) if how != "default" else None
+        )
+        if rank.index != 2:
+            rank.store.wait(["seen"])
+            return SECONDS
+        if how == "changed":
+            set_timeout(short, group)
+        before = time.monotonic()
+        try:
+            with pytest.raises(RuntimeError, match=r"(?i)timed out"):
+                dist.all_reduce(torch.ones(2), group=group)
+        finally:
+            rank.store.set("seen", "")
+        return time.monotonic() - before
+
+    for seconds in world.run(body, watch=False, timeout=20):
         assert 0.9 * SECONDS <= seconds < SECONDS + 5
 
 

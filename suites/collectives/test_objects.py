@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, requirement, spmd
+from harness import Rank, World, requirement, spmd
 
 
 def thing(rank: int, call: int = 0) -> Any:
@@ -123,3 +123,98 @@ def test_unpicklable(rank: Rank) -> None:
     found: list[Any] = [None] * rank.size
     dist.all_gather_object(found, rank.index)
     assert found == list(range(rank.size))
+
+
+@requirement(
+    "COLL-OBJECT-09",
+    "In any subgroup objects are gathered, scattered and sent, with roots by global rank or by rank in the group.",
+    source="torch.distributed.gather_object: group_dst, scatter_object_list: group_src, send_object_list: group_dst, "
+    "recv_object_list: group_src; pytorch/pytorch#149200",
+)
+@pytest.mark.parametrize("named", ["global", "group"])
+@pytest.mark.parametrize("ranks", [(1, 2, 3), (0, 2), (1, 3)], ids=str)
+@pytest.mark.world(4)
+def test_roots_in_subgroups(world: World, ranks: tuple[int, ...], named: str) -> None:
+    """The last member is the root, and sends to the first."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return
+        first, root = ranks[0], ranks[-1]
+
+        def by(role: str, member: int) -> dict[str, int]:
+            return {role: member} if named == "global" else {f"group_{role}": ranks.index(member)}
+
+        found: list[Any] | None = [None] * len(ranks) if rank.index == root else None
+        dist.gather_object(thing(rank.index), found, group=group, **by("dst", root))
+        assert found == ([thing(member) for member in ranks] if rank.index == root else None)
+        given = [thing(member, 3) for member in ranks] if rank.index == root else [None] * len(ranks)
+        mine: list[Any] = [None]
+        dist.scatter_object_list(mine, given, group=group, **by("src", root))
+        assert mine == [thing(rank.index, 3)]
+        if rank.index == root:
+            dist.send_object_list([thing(root, 1), None], group=group, **by("dst", first))
+        elif rank.index == first:
+            received: list[Any] = ["", ""]
+            assert dist.recv_object_list(received, group=group, **by("src", root)) == root
+            assert received == [thing(root, 1), None]
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-OBJECT-10",
+    "Objects may be large, and of very different sizes on the ranks.",
+    source="torch.distributed.all_gather_object, broadcast_object_list, gather_object, scatter_object_list",
+)
+@pytest.mark.parametrize("large", [0, 1])
+@pytest.mark.world(2)
+def test_large_objects(world: World, large: int) -> None:
+    """Texts of some bytes, 100 kB and 3 MB; one rank has the largest."""
+
+    def text(count: int, of: int) -> str:
+        return f"{of}:" + "".join(chr(97 + (i * 7 + of) % 26) for i in range(26)) * (count // 26)
+
+    def body(rank: Rank) -> None:
+        count = 3_000_000 if rank.index == large else 10
+        sizes = [3_000_000 if i == large else 10 for i in range(2)]
+        found: list[Any] = [None, None]
+        dist.all_gather_object(found, text(count, rank.index))
+        assert found == [text(sizes[i], i) for i in range(2)]
+        several = [text(100_000, 1), text(10, 2), text(3_000_000, 3)]
+        given: list[Any] = list(several) if rank.index == large else [None] * 3
+        dist.broadcast_object_list(given, large)
+        assert given == several
+        gathered: list[Any] | None = [None, None] if rank.index == 0 else None
+        dist.gather_object(text(count, rank.index), gathered)
+        assert gathered == (found if rank.index == 0 else None)
+        mine: list[Any] = [None]
+        dist.scatter_object_list(mine, several[::2] if rank.index == 0 else [None, None])
+        assert mine == [several[2 * rank.index]]
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-OBJECT-11",
+    "Tensors among objects keep dtype, shape and elements.",
+    source="torch.distributed.all_gather_object",
+)
+@spmd(2, 3)
+def test_tensors_among_objects(rank: Rank) -> None:
+    """Alone and inside of a dictionary; a view, an empty one, one without a dimension."""
+
+    def things(of: int) -> list[Any]:
+        some = torch.arange(6, dtype=torch.float64).reshape(2, 3) + of
+        return [some, some.t(), torch.tensor(of, dtype=torch.int16), {"half": some.half()[:0], "flag": some > 2}]
+
+    for number in range(4):
+        found: list[Any] = [None] * rank.size
+        dist.all_gather_object(found, things(rank.index)[number])
+        for sender, object_ in enumerate(found):
+            right = things(sender)[number]
+            pairs = [(right[k], object_[k]) for k in right] if isinstance(right, dict) else [(right, object_)]
+            for expected, tensor in pairs:
+                assert (expected.dtype, expected.shape) == (tensor.dtype, tensor.shape)
+                assert torch.equal(expected, tensor)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, requirement, spmd
+from harness import Rank, World, requirement, spmd
 from harness.oracles.collectives import Case, inputs, poison
 from harness.oracles.exact import assert_same
 from suites.collectives.cases import DTYPES, OPTIONAL
@@ -157,3 +157,108 @@ def test_to_itself(rank: Rank) -> None:
     """An error in Python."""
     with pytest.raises(ValueError, match="Invalid destination rank"):
         dist.send(torch.ones(1), rank.index)
+
+
+@requirement(
+    "COLL-P2P-09",
+    "In a subgroup too, recv without a source returns the sender's global rank.",
+    source="torch.distributed.recv: 'Sender rank'",
+)
+@pytest.mark.parametrize("ranks", [(1, 2, 3), (0, 3), (1, 3)], ids=str)
+@pytest.mark.world(4)
+def test_any_source_in_a_subgroup(world: World, ranks: tuple[int, ...]) -> None:
+    """Each of the other members sends to the first."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(list(ranks))
+        if rank.index in ranks[1:]:
+            dist.send(message(rank.index), ranks[0], group=group)
+        elif rank.index == ranks[0]:
+            seen = set()
+            for _ in ranks[1:]:
+                found = poison((7,), torch.float32)
+                sender = dist.recv(found, group=group)
+                assert_same(message(sender), found, f"from rank {sender}")
+                seen.add(sender)
+            assert seen == set(ranks[1:])
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-P2P-10",
+    "Messages are told apart by any tags, large ones too.",
+    source="torch.distributed.isend: tag",
+)
+@spmd(2)
+def test_large_tags(rank: Rank) -> None:
+    """Tags that have bytes in common, received in the reverse order."""
+    tags = (1, 257, 65537, 1 << 20, 0)
+    if rank.index == 0:
+        for work in [dist.isend(message(0, call=call), 1, tag=tag) for call, tag in enumerate(tags)]:
+            work.wait()
+        return
+    found = {tag: poison((7,), torch.float32) for tag in reversed(tags)}
+    for work in [dist.irecv(tensor, 0, tag=tag) for tag, tensor in found.items()]:
+        work.wait()
+    for call, tag in enumerate(tags):
+        assert_same(message(0, call=call), found[tag], f"tag {tag}")
+
+
+@requirement(
+    "COLL-P2P-11",
+    "A batch may have several messages to and from each peer, in a subgroup too, which arrive in their order.",
+    source="torch.distributed.batch_isend_irecv, P2POp: group, group_peer",
+)
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2), (2, 0)], ids=str)
+@pytest.mark.parametrize("named", ["peer", "group_peer"])
+@pytest.mark.world(3)
+def test_larger_batches(world: World, ranks: tuple[int, ...], named: str) -> None:
+    """Two messages of different sizes to every other member, and two from each."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return
+        members = sorted(ranks)
+        others = [member for member in members if member != rank.index]
+        counts = (7, 300)
+
+        def to(member: int) -> dict[str, int]:
+            return {"peer": member} if named == "peer" else {"group_peer": members.index(member)}
+
+        found = {(other, call): poison((counts[call],), torch.float32) for other in others for call in range(2)}
+        ops = []
+        for other in others:
+            for call in range(2):
+                sent = message(rank.index, count=counts[call], call=10 * other + call)
+                ops.append(dist.P2POp(dist.isend, sent, group=group, **to(other)))
+                ops.append(dist.P2POp(dist.irecv, found[other, call], group=group, **to(other)))
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        for (other, call), tensor in found.items():
+            expected = message(other, count=counts[call], call=10 * rank.index + call)
+            assert_same(expected, tensor, f"message {call} from rank {other}")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-P2P-12",
+    "Messages of any size arrive, at each power of two and one above it.",
+    source="torch.distributed.send, recv",
+)
+@spmd(2)
+def test_every_size(rank: Rank) -> None:
+    """256 bytes to half a megabyte, there and back, blocking and not."""
+    for power in range(6, 18):
+        for more in (0, 1):
+            count = (1 << power) + more
+            found = poison((count,), torch.float32)
+            if rank.index == 0:
+                dist.send(message(0, count=count), 1)
+                dist.irecv(found, 1).wait()
+            else:
+                dist.recv(found, 0)
+                dist.isend(message(1, count=count), 0).wait()
+            assert_same(message(1 - rank.index, count=count), found, f"{count} elements")

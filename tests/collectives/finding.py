@@ -9,10 +9,15 @@ from typing import Any
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from fixtures.faults.collectives import gradients, membership, values, works
+from fixtures.faults.collectives.calls import Damage
+from fixtures.faults.collectives.catalogue import CATALOGUE, NONE
 from harness import World
-from tests.collectives.broken import BrokenWorld, Damage
-from tests.collectives.catalogue import CATALOGUE, NONE
+from tests.collectives.broken import BrokenWorld
 from tests.collectives.repairs import REPAIRS
+
+RELATIVES = {damage.name: damage for module in (values, works, membership, gradients) for damage in module.DAMAGES}
+"""Narrow relatives of damages, of which a fault audit finds more than are looked for here."""
 
 WRONG = "wrong values"
 ERROR = "error"
@@ -42,7 +47,7 @@ class Finding:
     """Seconds, for a test that hangs."""
 
     def __post_init__(self) -> None:
-        assert self.damage in CATALOGUE
+        assert self.damage in (CATALOGUE | RELATIVES)
 
     @property
     def repairs(self) -> tuple[Damage, ...]:
@@ -50,7 +55,7 @@ class Finding:
 
     def run(self, world: World) -> None:
         """The test, with the damage."""
-        self._run(BrokenWorld(world, (*self.repairs, CATALOGUE[self.damage]), self.timeout))
+        self._run(BrokenWorld(world, (*self.repairs, (CATALOGUE | RELATIVES)[self.damage]), self.timeout))
 
     def run_undamaged(self, world: World) -> None:
         """The test with collectives that are replaced, or repaired, and right."""

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.collectives.broken import INPUT, OUTPUT, Call, DifferentWhenAgain, Repair
-from tests.collectives.conditions import coalescing, complex_numbers
-from tests.collectives.damages import EVERY
+from fixtures.faults.collectives.calls import EVERY, INPUT, OUTPUT, Call, DifferentWhenAgain
+from fixtures.faults.collectives.conditions import coalescing, complex_numbers
+from tests.collectives.broken import Repair
 
 DONE = {name: getattr(dist, name) for name in ("broadcast", "all_gather_object", "all_to_all_single", "all_reduce")}
 """Collectives as they are where none is changed."""

@@ -5,20 +5,24 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
+from fixtures.faults.collectives.catalogue import CATALOGUE
 from harness import World
+from tests.collectives import found, found_relatives
 from tests.collectives.broken import changed
-from tests.collectives.catalogue import CATALOGUE
 from tests.collectives.finding import Finding
-from tests.collectives.found import FOUND
 
-ONCE = list({f"{f.test.__module__}.{f.test.__name__}{f.size}{f.arguments}": f for f in FOUND}.values())
+ONCE = list(
+    {
+        f"{f.test.__module__}.{f.test.__name__}{f.size}{f.arguments}": f for f in (*found.FOUND, *found_relatives.FOUND)
+    }.values()
+)
 
 
 def of_size(size: int) -> pytest.MarkDecorator:
     """A parameter for every test in a world of a size."""
-    found = [finding for finding in ONCE if finding.size == size]
-    names = [f"{f.test.__name__}-{'-'.join(map(str, f.arguments.values()))}" for f in found]
-    return pytest.mark.parametrize("finding", found, ids=[name.replace(" ", "") for name in names])
+    some = [finding for finding in ONCE if finding.size == size]
+    names = [f"{f.test.__name__}-{'-'.join(map(str, f.arguments.values()))}" for f in some]
+    return pytest.mark.parametrize("finding", some, ids=[name.replace(" ", "") for name in names])
 
 
 @pytest.mark.world(1)

@@ -1,0 +1,181 @@
+"""Work in flight: much of it, beside other calls, asked whether it is done, and its future."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement, spmd
+from harness.oracles.collectives import COLLECTIVES, Case, inputs, outputs
+from harness.oracles.exact import assert_same
+from harness.stacks.collectives import issue
+from suites.collectives.cases import every_collective
+
+
+@requirement(
+    "COLL-ASYNC-06",
+    "A hundred works may be in flight, of one collective or of all in turn.",
+    source="torch.distributed.Work.wait",
+)
+@pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "in turn"])
+@pytest.mark.world(2, 3)
+def test_a_hundred(world: World, kind: str) -> None:
+    """Waited for in reverse."""
+
+    def body(rank: Rank) -> None:
+        turn = [case.collective for case in every_collective()] if kind == "in turn" else [kind]
+        flying = []
+        for call in range(100):
+            case = Case(turn[call % len(turn)], form="async", root=1)
+            given = inputs(case, rank.size, rank.index, call)
+            right = outputs(case, rank.size, rank.index, call)
+            in_place = case.collective in ("all_reduce", "reduce", "broadcast")
+            found = given if in_place else [torch.full_like(out, -1) for out in right]
+            flying.append((issue(case, given, found, None), right, found, f"{case}, call {call}"))
+        for work, _, _, _ in reversed(flying):
+            work.wait()
+        for _, right, found, said in flying:
+            for expected, out in zip(right, found, strict=False):  # reduce promises nothing but to its root
+                assert_same(expected, out, said)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-ASYNC-07",
+    "Work is not completed as long as a rank that it needs has not come.",
+    source="torch.distributed.Work.is_completed",
+)
+@pytest.mark.parametrize("what", ["all_reduce", "all_gather", "reduce_scatter_tensor", "barrier", "irecv"])
+@pytest.mark.world(2)
+def test_not_completed_alone(world: World, what: str) -> None:
+    """Rank 0 asks, and then tells rank 1 to come."""
+
+    def begin(rank: Rank) -> Any:
+        tensor = torch.arange(4.0) + rank.index
+        if what == "all_reduce":
+            return dist.all_reduce(tensor, async_op=True)
+        if what == "all_gather":
+            return dist.all_gather([torch.zeros(4), torch.zeros(4)], tensor, async_op=True)
+        if what == "reduce_scatter_tensor":
+            return dist.reduce_scatter_tensor(torch.zeros(2), tensor, async_op=True)
+        if what == "barrier":
+            return dist.barrier(async_op=True)
+        return dist.irecv(tensor, 1) if rank.index == 0 else dist.isend(tensor, 0)
+
+    def body(rank: Rank) -> None:
+        if rank.index == 1:
+            rank.store.wait(["asked"])
+        work = begin(rank)
+        if rank.index == 0:
+            completed = work.is_completed()
+            rank.store.set("asked", "")
+            assert not completed
+        work.wait()
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-ASYNC-08",
+    "The future of work has the tensors of its result.",
+    source="torch.distributed.Work.get_future",
+)
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "all_gather"])
+@pytest.mark.world(1, 2, 3)
+def test_future(world: World, collective: str) -> None:
+    """Waited for, and in a callback."""
+
+    def body(rank: Rank) -> None:
+        for call in range(2):
+            case = Case(collective, form="async")
+            given = inputs(case, rank.size, rank.index, call)
+            right = outputs(case, rank.size, rank.index, call)
+            found = given if collective != "all_gather" else [torch.full_like(out, -1) for out in right]
+            work = issue(case, given, found, None)
+            future = work.get_future()
+            doubled = future.then(lambda done: [out * 2 for out in _flat(done.value())])
+            values = _flat(future.wait())
+            work.wait()
+            for expected, out, value, twice in zip(right, found, values, doubled.wait(), strict=True):
+                assert_same(expected, value, f"future, call {call}")
+                assert_same(expected, out, f"output, call {call}")
+                assert_same(expected * 2, twice, f"callback, call {call}")
+
+    world.run(body)
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    """Tensors in what a future has: a tensor, a list of them, or a list of lists."""
+    return [value] if isinstance(value, torch.Tensor) else [tensor for inner in value for tensor in _flat(inner)]
+
+
+@requirement(
+    "COLL-ASYNC-09",
+    "A collective is right while other work on the group has not been waited for.",
+    source="torch.distributed: asynchronous collective operations; intel/torch-xpu-ops#2178",
+)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.world(2, 3)
+def test_beside_other_work(world: World, collective: str) -> None:
+    """A large sum in flight, then the collective, then the sum's result."""
+
+    def body(rank: Rank) -> None:
+        large = Case("all_reduce", shape=(1 << 16,))
+        for call in range(3):
+            (total,) = inputs(large, rank.size, rank.index, call)
+            pending = dist.all_reduce(total, async_op=True)
+            case = Case(collective, form="async", shape=(33,))
+            given, right = (of(case, rank.size, rank.index, call) for of in (inputs, outputs))
+            in_place = collective in ("all_reduce", "reduce", "broadcast")
+            found = given if in_place else [torch.full_like(out, -1) for out in right]
+            _synchronously(collective, given, found)
+            for expected, out in zip(right, found, strict=False):
+                assert_same(expected, out, f"{case}, call {call}")
+            pending.wait()
+            assert_same(outputs(large, rank.size, rank.index, call)[0], total, "the work that was in flight")
+
+    world.run(body)
+
+
+def _synchronously(collective: str, given: list[torch.Tensor], found: list[torch.Tensor]) -> None:
+    """Call a collective on the default group; rank 0 is the root."""
+    function, root = getattr(dist, collective), dist.get_rank() == 0
+    if collective in ("all_reduce", "reduce", "broadcast"):
+        function(given[0], **({} if collective == "all_reduce" else {"dst" if collective == "reduce" else "src": 0}))
+    elif collective == "all_gather":
+        function(found, given[0])
+    elif collective == "gather":
+        function(given[0], found if root else None, 0)
+    elif collective == "scatter":
+        function(found[0], given if root else None, 0)
+    elif collective == "reduce_scatter":
+        function(found[0], given)
+    elif collective == "all_to_all":
+        function(found, given)
+    else:
+        function(found[0], given[0])
+
+
+@requirement(
+    "COLL-OBJECT-08",
+    "Collectives of objects are right while other work on the group has not been waited for.",
+    source="torch.distributed.all_gather_object; intel/torch-xpu-ops#2178",
+)
+@spmd(2, 3)
+def test_objects_beside_other_work(rank: Rank) -> None:
+    """A large sum in flight, then objects of all ranks, then objects of one."""
+    for call in range(3):
+        total = torch.full((1 << 16,), float(rank.index + call))
+        pending = dist.all_reduce(total, async_op=True)
+        found: list[Any] = [None] * rank.size
+        dist.all_gather_object(found, ("object", rank.index, call))
+        assert found == [("object", i, call) for i in range(rank.size)]
+        several = [("from", rank.index, call), "x" * call] if rank.index == 0 else [None, None]
+        dist.broadcast_object_list(several, 0)
+        assert several == [("from", 0, call), "x" * call]
+        pending.wait()
+        assert total.eq(sum(i + call for i in range(rank.size))).all()

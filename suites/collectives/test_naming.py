@@ -1,0 +1,169 @@
+"""How ranks and groups are named: in groups with gaps, in parts of groups, in meshes; many groups, and twins."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement, spmd
+
+
+def total(group: object, me: int) -> int:
+    """A sum that tells by its digits whose tensors are in it."""
+    tensor = torch.tensor([10**me])
+    dist.all_reduce(tensor, group=group)  # type: ignore[arg-type]
+    return int(tensor.item())
+
+
+@requirement(
+    "COLL-GROUP-10",
+    "Ranks in a group and global ranks are translated into each other, in groups with gaps too.",
+    source="torch.distributed.get_global_rank, get_group_rank, get_process_group_ranks, get_rank, get_world_size",
+)
+@pytest.mark.parametrize("ranks", [(0, 2), (3, 1), (1, 3, 2), (2,), (0, 1, 3)], ids=str)
+@pytest.mark.world(4)
+def test_translation(world: World, ranks: tuple[int, ...]) -> None:
+    """Every member asks about every member; of the world, both are the same."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(list(ranks))
+        assert [dist.get_global_rank(dist.group.WORLD, i) for i in range(4)] == [0, 1, 2, 3]
+        if rank.index not in ranks:
+            assert dist.get_rank(group) == -1
+            return
+        members = sorted(ranks)
+        assert dist.get_process_group_ranks(group) == members
+        assert (dist.get_rank(group), dist.get_world_size(group)) == (members.index(rank.index), len(members))
+        assert [dist.get_global_rank(group, i) for i in range(len(members))] == members
+        assert [dist.get_group_rank(group, member) for member in members] == list(range(len(members)))
+        assert total(group, rank.index) == sum(10**member for member in members)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GROUP-11",
+    "new_subgroups of a group divides that group, and gives each member the part that it is in.",
+    source="torch.distributed.new_subgroups: group; pytorch/pytorch#153798",
+)
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (2, 3)], ids=str)
+@pytest.mark.world(4)
+def test_parts_of_a_group(world: World, ranks: tuple[int, ...]) -> None:
+    """Parts of one rank and, of the world, of two."""
+
+    def body(rank: Rank) -> None:
+        parent = dist.group.WORLD if len(ranks) == 4 else dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return
+        for size in (1, 2):
+            mine, groups = dist.new_subgroups(size, group=parent)
+            first = ranks[ranks.index(rank.index) // size * size]
+            part = list(range(first, first + size))
+            assert len(groups) == len(ranks) // size
+            assert dist.get_process_group_ranks(mine) == part
+            assert total(mine, rank.index) == sum(10**member for member in part)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GROUP-12",
+    "There may be many groups at a time, and each works among its own ranks.",
+    source="torch.distributed.new_group",
+)
+@spmd(3)
+def test_many_groups(rank: Rank) -> None:
+    """Forty-eight groups, each pair of ranks and the world in turn; every one is used when all are there."""
+    pairs = [(0, 1), (1, 2), (0, 2), (0, 1, 2)] * 12
+    groups = [dist.new_group(list(pair)) for pair in pairs]
+    for pair, group in zip(pairs, groups, strict=True):
+        if rank.index in pair:
+            assert dist.get_process_group_ranks(group) == list(pair)
+            assert total(group, rank.index) == sum(10**member for member in pair)
+
+
+@requirement(
+    "COLL-GROUP-13",
+    "Groups of the same ranks are apart: each keeps its own calls, and outlives the others.",
+    source="torch.distributed.new_group, destroy_process_group",
+)
+@spmd(2, 3)
+def test_twins(rank: Rank) -> None:
+    """Calls on two groups, issued in another order on each rank; then one is destroyed, and the other used."""
+    groups = [dist.new_group(), dist.new_group()]
+    tensors = [torch.tensor([10**rank.index * weight]) for weight in (1, 2)]
+    order = (0, 1) if rank.index == 0 else (1, 0)
+    works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]
+    for work in works:
+        work.wait()
+    everyone = sum(10**i for i in range(rank.size))
+    assert [tensor.item() for tensor in tensors] == [everyone, 2 * everyone]
+    dist.barrier()
+    dist.destroy_process_group(groups[0])
+    assert (dist.get_rank(groups[1]), dist.get_world_size(groups[1])) == (rank.index, rank.size)
+    assert total(groups[1], rank.index) == everyone
+
+
+@requirement(
+    "COLL-MESH-03",
+    "Dimensions of a mesh can be asked for by number and by name, and sliced off by name, and are the same.",
+    source="torch.distributed.device_mesh.DeviceMesh: get_group, size, get_coordinate, slicing",
+)
+@pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4), (1, 2, 2), (2, 1, 2)], ids=str)
+@pytest.mark.world(4)
+def test_named_dimensions(world: World, shape: tuple[int, ...]) -> None:
+    """Sizes, coordinates, local ranks, members of the group and of the slice, for each dimension."""
+
+    def body(rank: Rank) -> None:
+        names = ("outer", "middle", "inner")[: len(shape)]
+        mesh = rank.mesh(*shape, names=names)
+        everyone = torch.arange(4).reshape(shape)
+        position = (everyone == rank.index).nonzero()[0].tolist()
+        assert list(mesh.get_coordinate() or ()) == position
+        assert (mesh.size(), mesh.ndim, tuple(mesh.shape)) == (4, len(shape), shape)
+        for number, name in enumerate(names):
+            line = everyone[tuple(slice(None) if i == number else at for i, at in enumerate(position))].tolist()
+            assert mesh.size(number) == shape[number]
+            assert mesh.get_local_rank(number) == mesh.get_local_rank(name) == position[number]
+            slice_ = mesh[name]
+            assert slice_.mesh.tolist() == line
+            assert slice_.get_local_rank() == position[number]
+            for group in (mesh.get_group(number), mesh.get_group(name), slice_.get_group()):
+                assert dist.get_process_group_ranks(group) == line
+                assert total(group, rank.index) == sum(10**member for member in line)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-BARRIER-06",
+    "Nobody leaves a barrier of a subgroup before all of its members have entered it, the first on the group too.",
+    source="torch.distributed.barrier: group; mosaicml/llm-foundry#1133",
+)
+@pytest.mark.parametrize("barrier", ["barrier", "async", "monitored_barrier"])
+@pytest.mark.parametrize("ranks", [(0, 1), (1, 2), (0, 1, 2)], ids=str)
+@pytest.mark.world(3)
+def test_barrier_of_a_group(world: World, ranks: tuple[int, ...], barrier: str) -> None:
+    """Each member notes its arrival in the store before, and counts arrivals after; three rounds on a fresh group."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return
+        for number in range(3):
+            if rank.index == ranks[-1]:  # the last comes when it has seen that the others are about to wait
+                for member in ranks[:-1]:
+                    rank.store.wait([f"{number}-{member}"])
+            rank.store.set(f"{number}-{rank.index}", "")
+            if barrier == "async":
+                dist.barrier(group, async_op=True).wait()
+            elif barrier == "monitored_barrier":
+                dist.monitored_barrier(group, timeout=timedelta(seconds=20))
+            else:
+                dist.barrier(group)
+            assert rank.store.check([f"{number}-{member}" for member in ranks])
+
+    world.run(body)

@@ -1,0 +1,67 @@
+"""Sizes where protocols switch, and tensors of many dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from harness import Rank, World, requirement
+from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
+from harness.oracles.exact import assert_same
+from harness.stacks.collectives import assert_right, issue
+from suites.collectives.cases import every_collective
+
+POWERS = range(6, 18)
+"""Of two: float32 elements, so 256 bytes to half a megabyte."""
+
+
+@requirement(
+    "COLL-SIZE-01",
+    "A collective is right at every power of two of elements and one above it, in whole pages and across them.",
+    source="torch.distributed: its collectives; NVIDIA/nccl#740",
+)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.world(2)
+def test_every_band(world: World, collective: str) -> None:
+    """256 bytes to half a megabyte, each band of sizes at both its ends."""
+    cases = [Case(collective, shape=((1 << power) + more,)) for power in POWERS for more in (0, 1)]
+    assert_right(world, cases)
+
+
+@requirement(
+    "COLL-SIZE-02",
+    "A collective is right for tensors of four and of five dimensions.",
+    source="torch.distributed: its collectives; intel/torch-xpu-ops#3021",
+)
+@pytest.mark.world(2, 3)
+def test_many_dimensions(world: World) -> None:
+    """Every collective; as attention exchanges them, and longer."""
+    assert_right(world, [case for shape in ((2, 1, 3, 2), (2, 3, 1, 2, 2)) for case in every_collective(shape=shape)])
+
+
+def channels_last(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same values, channel by channel in memory."""
+    return [tensor.contiguous(memory_format=torch.channels_last) for tensor in tensors]
+
+
+@requirement(
+    "COLL-LAYOUT-06",
+    "A collective takes channels-last tensors by their elements.",
+    source="torch.distributed: tensors are given by their elements; no page asks for contiguous ones",
+)
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name not in IN_PLACE])
+@pytest.mark.world(2)
+def test_channels_last(world: World, collective: str) -> None:
+    """Inputs of shape [2, 3, 2, 2], channels last; outputs are contiguous."""
+
+    def body(rank: Rank) -> None:
+        case = Case(collective, shape=(2, 3, 2, 2), form="async")
+        expected = outputs(case, rank.size, rank.index)
+        found = [torch.full_like(right, -1) for right in expected]
+        issue(case, channels_last(inputs(case, rank.size, rank.index)), found, None).wait()
+        for right, out in zip(expected, found, strict=True):
+            assert_same(right, out, str(case))
+
+    world.run(body)

@@ -1,0 +1,131 @@
+"""Values at the ends of their dtype: infinities, not-a-numbers, negative zeros, the largest and smallest numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness import Rank, World, requirement
+from harness.oracles.collectives import COLLECTIVES, FLOATS, IN_PLACE, REDUCING, Case, inputs, outputs
+from harness.stacks.collectives import issue
+
+MOVING = [name for name in COLLECTIVES if name not in REDUCING]
+BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    """The elements as whole numbers of the same bits."""
+    return list(tensor.contiguous().view(BITS[tensor.dtype]).reshape(-1).tolist())
+
+
+def special(dtype: torch.dtype, rank: int, slot: int) -> torch.Tensor:
+    """dtype[8]: what is special about it, and a not-a-number that says whose it is and for whom."""
+    smallest = torch.finfo(dtype).smallest_normal
+    named = torch.tensor([float("nan")], dtype=dtype).view(BITS[dtype]) | (1 + 5 * rank + slot)
+    plain = [float("inf"), -float("inf"), -0.0, smallest / 2, -smallest / 4, torch.finfo(dtype).max, float("nan")]
+    return torch.cat([torch.tensor(plain, dtype=dtype), named.view(dtype)])
+
+
+@requirement(
+    "COLL-VALUE-01",
+    "What is only moved arrives bit for bit: infinities, not-a-numbers, negative zeros, subnormal numbers.",
+    source="torch.distributed: its collectives",
+)
+@pytest.mark.parametrize("collective", MOVING)
+@pytest.mark.world(2, 3)
+def test_moved(world: World, collective: str) -> None:
+    """Every floating dtype; not-a-numbers that tell sender and receiver."""
+
+    def body(rank: Rank) -> None:
+        size, me = rank.size, rank.index
+        for dtype in FLOATS:
+            mine = [special(dtype, me, slot) for slot in range(size)]
+            to_me = [special(dtype, sender, me) for sender in range(size)]
+            first = [special(dtype, sender, 0) for sender in range(size)]
+            given, expected = {
+                "broadcast": (mine[:1], first[:1]),
+                "all_gather": (mine[:1], first),
+                "all_gather_into_tensor": (mine[:1], [torch.cat(first)]),
+                "gather": (mine[:1], first if me == 0 else []),
+                "scatter": (mine if me == 0 else [], to_me[:1]),
+                "all_to_all": (mine, to_me),
+                "all_to_all_single": ([torch.cat(mine)], [torch.cat(to_me)]),
+            }[collective]
+            found = given if collective in IN_PLACE else [torch.zeros_like(right) for right in expected]
+            issue(Case(collective, dtype=dtype, form="async"), given, found, None).wait()
+            assert [bits(right) for right in expected] == [bits(out) for out in found], str(dtype)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-VALUE-02",
+    "A sum or an average with an infinity is infinite, one with a not-a-number or both infinities is not a number.",
+    source="torch.distributed.ReduceOp; IEEE 754",
+)
+@pytest.mark.parametrize("op", ["SUM", "AVG"])
+@pytest.mark.parametrize("collective", sorted(REDUCING))
+@pytest.mark.world(2, 3)
+def test_not_finite(world: World, collective: str, op: str) -> None:
+    """Every floating dtype; one rank alone has what is special, or two have opposite infinities."""
+
+    def body(rank: Rank) -> None:
+        size, me = rank.size, rank.index
+        last = me == size - 1
+        infinity, nan = float("inf"), float("nan")
+        mine = [infinity if last else 1.0, -infinity if me == 0 else 1.0, nan if last else 1.0, nan if me == 0 else 1.0]
+        mine += [infinity if me == 0 else -infinity, float(size)]
+        expected = [infinity, -infinity, nan, nan, nan, float(size * size if op == "SUM" else size)]
+        for dtype in FLOATS:
+            tensor = torch.tensor(mine, dtype=dtype)
+            given = {
+                "reduce_scatter": [tensor.clone() for _ in range(size)],
+                "reduce_scatter_tensor": [tensor.repeat(size)],
+            }.get(collective, [tensor])
+            found = given if collective in IN_PLACE else [torch.zeros_like(tensor)]
+            issue(Case(collective, op, dtype, (6,), form="async"), given, found, None).wait()
+            if collective != "reduce" or me == 0:
+                right = torch.tensor(expected, dtype=dtype)
+                assert torch.equal(right.isnan(), found[0].isnan()), f"{dtype}: {found[0]}"
+                assert torch.equal(right.nan_to_num(7), found[0].nan_to_num(7)), f"{dtype}: {found[0]}"
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-VALUE-03",
+    "Sums use the whole range of their dtype: next to its largest numbers, at its smallest normal ones, and below.",
+    source="torch.distributed.ReduceOp",
+)
+@pytest.mark.parametrize("collective", sorted(REDUCING))
+@pytest.mark.world(2, 3)
+def test_range(world: World, collective: str) -> None:
+    """Exact sums of whole numbers, multiplied with a power of two on every rank: exact still."""
+
+    def body(rank: Rank) -> None:
+        for dtype in FLOATS:
+            case = Case(collective, dtype=dtype, shape=(33,), form="async")
+            info = torch.finfo(dtype)
+            largest = max(out.abs().max().double().item() for out in _sums(case, rank.size))
+            for scale in (
+                2.0 ** int(_exponent(info.max) - _exponent(largest)),
+                info.smallest_normal,
+                info.tiny * info.eps,
+            ):
+                given = [(tensor.double() * scale).to(dtype) for tensor in inputs(case, rank.size, rank.index)]
+                expected = [(tensor.double() * scale).to(dtype) for tensor in outputs(case, rank.size, rank.index)]
+                found = given if collective in IN_PLACE else [torch.zeros_like(right) for right in expected]
+                issue(case, given, found, None).wait()
+                for right, out in zip(expected, found, strict=False):  # reduce promises nothing but to its root
+                    assert torch.equal(right, out), f"{dtype}, times {scale}: {out}, expected {right}"
+
+    world.run(body)
+
+
+def _sums(case: Case, size: int) -> list[torch.Tensor]:
+    """What all ranks hold afterwards, and what they put in."""
+    return [tensor for member in range(size) for tensor in (*inputs(case, size, member), *outputs(case, size, member))]
+
+
+def _exponent(number: float) -> int:
+    return int(torch.frexp(torch.tensor(number, dtype=torch.float64)).exponent)
