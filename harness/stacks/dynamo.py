@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,9 +14,18 @@ from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
 from harness.stacks import replicate
 from harness.worlds.rank import Rank
 
-__all__ = ["GraphCounter", "apply", "gradients", "parameters", "parts"]
+__all__ = ["COMPILES_MESSAGES", "GraphCounter", "apply", "compiled_messages", "gradients", "parameters", "parts"]
 
 Compiled = Callable[..., Any]
+
+COMPILES_MESSAGES = hasattr(torch._dynamo.config, "enable_p2p_compilation")
+"""Whether this version of torch can have isend and irecv in graphs."""
+
+
+def compiled_messages() -> AbstractContextManager[Any]:
+    """Where isend and irecv become part of graphs."""
+    found: AbstractContextManager[Any] = torch._dynamo.config.patch(enable_p2p_compilation=True)
+    return found
 
 
 class GraphCounter:

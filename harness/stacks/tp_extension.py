@@ -8,12 +8,29 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp._common_utils import _FSDPDeviceHandle
 from torch.distributed.tensor import Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
+from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 
 from harness.oracles.baseline import Tensors
 from harness.stacks.replicate_fsdp import whole
 from harness.worlds.rank import Rank
+
+__all__ = [
+    "PLAN",
+    "STYLES",
+    "StridedShard",
+    "apply",
+    "compute_local_shape_and_global_offset",
+    "extensions",
+    "gradients",
+    "mesh_shape",
+    "parameters",
+    "parts",
+]
 
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "columns": ColwiseParallel,
@@ -43,6 +60,11 @@ def apply(module: nn.Module, rank: Rank, *, plan: Mapping[str, str] = PLAN, **op
         warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
         warnings.filterwarnings("ignore", category=FutureWarning)
         return FullyShardedDataParallel(module, device_mesh=mesh["dp"], device_id=rank.device, **options)
+
+
+def extensions(rank: Rank) -> DTensorExtensions:
+    """What FSDP1 asks how parameters that are tensor parallel are flattened, saved and loaded."""
+    return DTensorExtensions(_FSDPDeviceHandle.from_device(rank.device))
 
 
 def parts(size: int) -> list[int]:

@@ -1,0 +1,330 @@
+"""Collectives in compiled code do what they do outside of it, in one graph, and nothing else is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement
+from harness.oracles.collectives import Case, inputs, lay, outputs
+from harness.oracles.exact import assert_same
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional, reduction
+from harness.stacks.training import launched, since
+
+SOURCE = "torch/_dynamo/variables/functions.py: CollectiveFunctionRewriteVariable"
+GROUPS = pytest.mark.parametrize("members", [(0, 1, 2), (1, 2), (0, 2)], ids=["world", "without-rank-0", "ends"])
+REDUCTIONS = [
+    *(("all_reduce", op, torch.int64) for op in ("SUM", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR")),
+    *(("all_reduce", op, torch.float32) for op in ("SUM", "MAX")),
+    *(("reduce_scatter_tensor", op, torch.float32) for op in ("SUM", "MAX", "MIN")),
+]
+EXCHANGES = [(name, "SUM", torch.float32) for name in ("all_gather_into_tensor", "all_gather", "all_to_all_single")]
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> tuple[Any, dynamo.GraphCounter]:
+    """A function compiled to one graph, and what counts how often."""
+    torch._dynamo.reset()
+    counter = dynamo.GraphCounter("aot_eager")
+    return torch.compile(function, backend=counter, **{"fullgraph": True, **options}), counter
+
+
+def among(world: World, ranks: tuple[int, ...], body: Callable[[Any, int, int], None]) -> None:
+    """Run ``body(group, member, size)`` on the members of a group; the group of everyone is the default one."""
+
+    def run(rank: Rank) -> None:
+        group = None if len(ranks) == rank.size else dist.new_group(list(ranks))
+        if rank.index in ranks:
+            body(group, ranks.index(rank.index), len(ranks))
+
+    world.run(run)
+
+
+def issue(case: Case, given: Any, into: Any, group: Any) -> Any:
+    """The collective of a case; ``into``: where results go."""
+    name = case.collective
+    if name == "all_reduce":
+        return dist.all_reduce(into[0], op=reduction(case.op), group=group)
+    if name == "all_gather":
+        return dist.all_gather(into, given, group=group)
+    if name == "reduce_scatter_tensor":
+        return dist.reduce_scatter_tensor(into[0], given, op=reduction(case.op), group=group)
+    return getattr(dist, name)(into[0], given, group=group)
+
+
+@requirement(
+    "DYN-COLL-01",
+    "A compiled collective leaves in its tensors what it leaves uncompiled, returns None, is waited for, and is "
+    "compiled once.",
+    source=SOURCE,
+)
+@GROUPS
+@pytest.mark.parametrize(("name", "op", "dtype"), [*REDUCTIONS, *EXCHANGES], ids=str)
+@pytest.mark.world(3)
+def test_rewritten(world: World, name: str, op: str, dtype: torch.dtype, members: tuple[int, ...]) -> None:
+    """Two calls with different data, the group being found in a closure."""
+
+    def body(group: Any, member: int, size: int) -> None:
+        case = Case(name, op, dtype, (6,))
+
+        def collective(given: Any, into: Any) -> Any:
+            return issue(case, given, into, group)
+
+        function, counter = compiled(collective)
+        for call in range(2):
+            given = inputs(case, size, member, call)[0]
+            expected = outputs(case, size, member, call)
+            into = [given.clone()] if name == "all_reduce" else [torch.full_like(right, -1) for right in expected]
+            assert function(given, into) is None
+            assert torch._C._distributed_c10d._get_work_registry_size() == 0
+            for right, found in zip(expected, into, strict=True):
+                assert_same(right, found, f"call {call}")
+        assert counter.graphs == 1
+
+    among(world, members, body)
+
+
+@requirement(
+    "DYN-COLL-02",
+    "A compiled collective works in place on tensors of any layout, and of no dimension.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [((), "contiguous"), ((1,), "contiguous"), ((3, 5), "column"), ((3, 5), "transposed")],
+    ids=["scalar", "one", "column", "transposed"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bfloat16], ids=lambda d: str(d)[6:])
+@pytest.mark.world(2)
+def test_in_place(world: World, dtype: torch.dtype, shape: tuple[int, ...], layout: str) -> None:
+    """Sums; the memory between the elements stays as it was."""
+
+    def body(rank: Rank) -> None:
+        case = Case("all_reduce", "SUM", dtype, shape or (1,), layout=layout)
+        function, _ = compiled(lambda tensor: dist.all_reduce(tensor))
+        given, memory = lay(inputs(case, 2, rank.index, 0)[0], layout)
+        given = given if shape else given.reshape(())
+        outside = torch.ones_like(memory, dtype=torch.bool)
+        outside.as_strided(given.shape, given.stride(), given.storage_offset()).fill_(False)
+        before = memory[outside].clone()
+        function(given)
+        assert_same(
+            outputs(case, 2, rank.index, 0)[0].reshape(shape), given.clone(memory_format=torch.contiguous_format), "sum"
+        )
+        assert_same(before, memory[outside], "between")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-COLL-03",
+    "A compiled all_to_all_single exchanges parts of any sizes.",
+    source=SOURCE,
+)
+@pytest.mark.world(2, 3)
+def test_uneven_exchange(world: World) -> None:
+    """Rank i gives rank j one number more than i + j."""
+
+    def body(rank: Rank) -> None:
+        sent = [rank.index + j + 1 for j in range(rank.size)]
+        function, counter = compiled(
+            lambda output, tensor: dist.all_to_all_single(output, tensor, list(sent), list(sent))
+        )
+        given = [torch.arange(count) + 100 * rank.index + 10 * j for j, count in enumerate(sent)]
+        output = torch.zeros(sum(sent), dtype=torch.int64)
+        function(output, torch.cat(given))
+        expected = [torch.arange(count) + 100 * j + 10 * rank.index for j, count in enumerate(sent)]
+        assert_same(torch.cat(expected), output, "received")
+        assert counter.graphs == 1
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-COLL-04",
+    "The same compiled function works with each group that it is given.",
+    source="torch/_dynamo/variables/distributed.py; torch.compile: guards",
+)
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "functional"])
+@pytest.mark.world(3)
+def test_other_groups(world: World, name: str) -> None:
+    """The world, two of its ranks, and one alone, one after the other and again."""
+
+    def body(rank: Rank) -> None:
+        case = Case("all_reduce" if name == "functional" else name, shape=(6,))
+
+        def collective(given: Any, into: Any, group: Any) -> Any:
+            if name == "functional":
+                return into[0].copy_(functional.all_reduce(given, "sum", group))
+            return issue(case, given, into, group)
+
+        function, _ = compiled(collective)
+        everyone = [(0, 1, 2), (1, 2), (rank.index,), (0, 2)]
+        groups = {members: dist.new_group(list(members)) for members in [(0, 1, 2), (1, 2), (0, 2), (0,), (1,), (2,)]}
+        for call, members in enumerate(everyone * 2):
+            if rank.index not in members:
+                continue
+            member = members.index(rank.index)
+            given = inputs(case, len(members), member, call)[0]
+            expected = outputs(case, len(members), member, call)
+            into = [given.clone()] if case.collective == "all_reduce" else [torch.zeros_like(e) for e in expected]
+            function(given, into, groups[members])
+            assert_same(expected[0], into[0], f"call {call} among {members}")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-COLL-05",
+    "An asynchronous collective in compiled code can be waited for, and has its result then.",
+    source="torch.distributed.all_reduce: async_op",
+)
+@pytest.mark.world(2)
+def test_asynchronous(world: World) -> None:
+    """Work between the collective and the wait; the graph may be broken."""
+
+    def body(rank: Rank) -> None:
+        def collective(tensor: torch.Tensor) -> torch.Tensor:
+            work: Any = dist.all_reduce(tensor, async_op=True)
+            other = tensor.new_ones(3)
+            work.wait()
+            return tensor + other
+
+        function, _ = compiled(collective, fullgraph=False)
+        for call in range(2):
+            assert_same(torch.full((3,), 4.0 + 2 * call), function(torch.full((3,), 1.0 + rank.index + call)), "sum")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-COLL-06",
+    "Compiled code launches the collectives that it has uncompiled, in the same order, used or not; compiling launches "
+    "none.",
+    source="torch.compile; torch/distributed/_functional_collectives.py",
+)
+@pytest.mark.world(2, 3)
+def test_launched(world: World) -> None:
+    """Three collectives of which one is not used and two do not depend on each other, in three calls of two shapes."""
+
+    def body(rank: Rank) -> None:
+        def collectives(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            functional.all_reduce(x * 2, "max", dist.group.WORLD)
+            largest = functional.all_reduce(y, "max", dist.group.WORLD)
+            dist.all_reduce(x)
+            return x + 1, largest + 1
+
+        function, counter = compiled(collectives)
+        for call, rows in enumerate((2, 2, 3)):
+            before = launched()
+            x, y = torch.full((rows,), 1.0 + rank.index + call), torch.full((rows,), 10.0 + rank.index)
+            total, largest = function(x, y)
+            assert_same(torch.full((rows,), 1 + sum(1.0 + i + call for i in range(rank.size))), total, "sum")
+            assert_same(torch.full((rows,), 10.0 + rank.size), largest, "maximum")
+            assert since(before) == {tuple(range(rank.size)): 3}
+            assert torch._C._distributed_c10d._get_work_registry_size() == 0
+        assert counter.graphs == 2
+
+    world.run(body)
+
+
+def _gathered(x: torch.Tensor) -> torch.Tensor:
+    return functional.all_gather_tensor_autograd(x, 0, dist.group.WORLD)
+
+
+def _scattered(x: torch.Tensor) -> torch.Tensor:
+    return functional.reduce_scatter_tensor_autograd(x, "sum", 0, dist.group.WORLD)
+
+
+def _summed(x: torch.Tensor) -> torch.Tensor:
+    return functional.all_reduce(x, "sum", dist.group.WORLD)
+
+
+def _exchanged(x: torch.Tensor) -> torch.Tensor:
+    return functional.all_to_all_single_autograd(x, None, None, dist.group.WORLD)
+
+
+def gradient(name: str, weights: list[torch.Tensor], index: int) -> torch.Tensor:
+    """The gradient of a rank's input, of two elements for each rank, by the weights of all ranks."""
+    if name == "_scattered":
+        return torch.cat(weights)
+    if name == "_exchanged":
+        return torch.cat([w.view(-1, 2)[index] for w in weights])
+    total = torch.stack(weights).sum(0)
+    return total.view(len(weights), -1)[index] if name == "_gathered" else total
+
+
+@requirement(
+    "DYN-COLL-07",
+    "Gradients through functional collectives are, compiled, the sums over ranks of what they are uncompiled.",
+    source="torch/distributed/_functional_collectives.py: register_autograd",
+)
+@pytest.mark.parametrize("how", ["compiled", "uncompiled"])
+@pytest.mark.parametrize("collective", [_summed, _gathered, _scattered, _exchanged], ids=lambda f: f.__name__[1:])
+@pytest.mark.world(2, 3)
+def test_gradients(world: World, collective: Callable[[torch.Tensor], torch.Tensor], how: str) -> None:
+    """Each rank gives every element of its output another weight; the gradient is found from all of them."""
+
+    def body(rank: Rank) -> None:
+        size = rank.size
+
+        def weighted(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return (collective(x) * weights).sum()
+
+        function, counter = compiled(weighted) if how == "compiled" else (weighted, None)
+        for call in range(2):
+            x = (torch.arange(2.0 * size) + rank.index + call).requires_grad_()
+            counts = {"_gathered": 2 * size * size, "_scattered": 2}.get(collective.__name__, 2 * size)
+            weights = [torch.arange(float(counts)) + 10 * i + 1 for i in range(size)]
+            function(x, weights[rank.index]).backward()
+            expected = gradient(collective.__name__, weights, rank.index)
+            assert x.grad is not None
+            assert_same(expected, x.grad + 0, f"gradient of call {call}")
+        assert counter is None or counter.graphs == 1
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-COLL-08",
+    "Whatever is done with the result of a functional collective is done with what it gives, in compiled code or "
+    "before it.",
+    source="torch/distributed/_functional_collectives.py: AsyncCollectiveTensor",
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x.double(),
+        lambda x: x.clone(),
+        lambda x: torch.cat([x, x]),
+        lambda x: x.view(2, 2).t() + 1,
+        lambda x: x[1:].double(),
+        lambda x: x.to(torch.bfloat16),
+        lambda x: x.detach() * 2,
+        lambda x: torch.tensor(x.tolist()),
+        lambda x: torch.from_numpy(x.numpy()) + 1,
+    ],
+    ids=["cast", "clone", "cat", "view", "slice-cast", "bfloat16", "detach", "list", "numpy"],
+)
+@pytest.mark.parametrize("where", ["uncompiled", "compiled", "before"])
+@pytest.mark.world(2)
+def test_result(world: World, use: Callable[[torch.Tensor], torch.Tensor], where: str) -> None:
+    """At once after an all_reduce, uncompiled, in one graph, or in a graph that is given the result."""
+
+    def body(rank: Rank) -> None:
+        def both(x: torch.Tensor) -> torch.Tensor:
+            return use(functional.all_reduce(x, "sum", dist.group.WORLD))
+
+        given, right = torch.arange(4.0) + rank.index, use(2 * torch.arange(4.0) + 1)
+        if where == "before":
+            function, _ = compiled(use, fullgraph=False)
+            found = function(functional.all_reduce(given, "sum", dist.group.WORLD))
+        else:
+            found = both(given) if where == "uncompiled" else compiled(both, fullgraph=False)[0](given)
+        assert_same(right, found + 0, "result")
+
+    world.run(body)

@@ -1,0 +1,261 @@
+"""When compiled code is used again and when it is compiled anew, and into how many graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same, dyadic
+from harness.stacks import dynamo
+
+WIDE = 512
+"""Of a layer whose float32 weights are 1 MiB, DDP's first bucket."""
+
+
+class Layers(nn.Module):
+    """Linear layers without bias, a number that scales, and something that only training does."""
+
+    def __init__(self, count: int = 2, width: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(count))
+        for i, layer in enumerate(self.layers):
+            nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
+            with torch.no_grad():
+                layer.weight.diagonal().copy_(dyadic(width, key=i, dtype=torch.float32, span=2, denominator=1))  # type: ignore[operator, union-attr]
+
+    def forward(self, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return (x + 1 if self.training else x) * factor
+
+
+def compiled(model: nn.Module, backend: str = "aot_eager", **options: Any) -> tuple[Any, dynamo.GraphCounter]:
+    torch._dynamo.reset()
+    counter = dynamo.GraphCounter(backend)
+    return torch.compile(model, backend=counter, **options), counter
+
+
+@requirement(
+    "DYN-GUARD-01",
+    "What was compiled in one mode is not used in another: with and without gradients, training and evaluating, with "
+    "another number, with frozen parameters and thawed ones.",
+    source="torch.compile: guards",
+)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "replicated"])
+@pytest.mark.world(2)
+def test_modes(world: World, wrapped: bool) -> None:
+    """Each mode twice, in turn; ranks have different data."""
+
+    def body(rank: Rank) -> None:
+        alone, plain = Layers(), Layers()
+        model = DistributedDataParallel(plain) if wrapped else plain
+        function, counter = compiled(model)
+        everyone = [dyadic(3, 4, key=("input", i), dtype=torch.float32) for i in range(rank.size)]
+        for number, (training, grad, frozen, factor) in enumerate(
+            2 * [(True, True, False, 1), (False, False, False, 1), (True, True, True, 1), (True, True, False, 4)]
+        ):
+            factor += number // 4
+            model.train(training)
+            alone.train(training)
+            for layers in (alone, plain):
+                layers.layers[0].weight.requires_grad_(not (frozen and not wrapped))  # type: ignore[union-attr]
+            with torch.set_grad_enabled(grad):
+                found, right = function(everyone[rank.index], factor), alone(everyone[rank.index], factor)
+                assert_same(right, found, f"output {number}")
+                assert found.requires_grad == grad
+            if not grad:
+                continue
+            found.sum().backward()
+            for x in everyone if wrapped else [everyone[rank.index]]:
+                (alone(x, factor).sum() / (rank.size if wrapped else 1)).backward()
+            for one, other in zip(alone.parameters(), plain.parameters(), strict=True):
+                assert (one.grad is None) == (other.grad is None)
+                if one.grad is not None and other.grad is not None:
+                    assert_same(one.grad, other.grad, f"gradient {number}")
+                one.grad = other.grad = None
+        assert counter.graphs > 0
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-COUNT-01",
+    "A model is compiled at its first step and not again, unless its inputs are of another kind; to the same graphs on "
+    "every rank.",
+    source="torch.compile: guards",
+)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "replicated"])
+@pytest.mark.world(1, 3)
+def test_compiled_once(world: World, wrapped: bool) -> None:
+    """Three steps, then three of another number of rows, and one of a third, which is dynamic."""
+
+    def body(rank: Rank) -> list[int]:
+        model = DistributedDataParallel(Layers()) if wrapped else Layers()
+        function, counter = compiled(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        counts = []
+        for rows in (4, 4, 4, 3, 3, 3, 5):
+            function(torch.ones(rows, 4) * (1 + rank.index)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            counts.append(counter.graphs)
+        return counts
+
+    assert world.run(body) == [[1, 1, 1, 2, 2, 2, 2]] * world.size
+
+
+@requirement(
+    "DYN-DDP-03",
+    "A model under DDP is compiled to a graph for each of its buckets, and has the gradients of one device, for every "
+    "size of the batch.",
+    source="torch/_dynamo/backends/distributed.py: DDPOptimizer",
+)
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(("layers", "width", "graphs"), [(4, WIDE, 4), (4, 8, 1)], ids=["four-buckets", "one-bucket"])
+@pytest.mark.world(2)
+def test_buckets(world: World, layers: int, width: int, graphs: int, dynamic: bool | None) -> None:
+    """Buckets of 1 MiB and layers of as much, or of less; steps of two, three and two rows."""
+
+    def body(rank: Rank) -> None:
+        alone = Layers(layers, width)
+        model = DistributedDataParallel(Layers(layers, width), bucket_cap_mb=1)
+        function, counter = compiled(model, dynamic=dynamic)
+        for step, rows in enumerate((2, 3, 2)):
+            everyone = [dyadic(rows, width, key=(step, i), dtype=torch.float32, span=2) for i in range(rank.size)]
+            function(everyone[rank.index]).sum().backward()
+            for x in everyone:
+                (alone(x).sum() / rank.size).backward()
+            for one, other in zip(alone.parameters(), model.parameters(), strict=True):
+                assert one.grad is not None
+                assert other.grad is not None
+                assert_same(one.grad, other.grad, f"gradient of step {step}")
+                one.grad = other.grad = None
+            if step == 0 and not dynamic:
+                assert counter.graphs == graphs
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-HOOK-02",
+    "Backward hooks of modules are called, compiled with compiled autograd, as often and with what they are called "
+    "with uncompiled.",
+    source="torch/_dynamo/variables/distributed.py: BackwardHookVariable",
+)
+@pytest.mark.parametrize("kind", ["hook", "pre-hook", "both"])
+@pytest.mark.world(1, 2)
+def test_backward_hooks(world: World, kind: str) -> None:
+    """On a layer in the middle; hooks change the gradients, each in its own way; two steps."""
+
+    def body(rank: Rank) -> None:
+        def train(compile: bool) -> list[torch.Tensor]:
+            model = Layers(3)
+            if kind != "pre-hook":
+                model.layers[1].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2,))
+            if kind != "hook":
+                model.layers[1].register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 8,))
+            found = []
+            for step in range(2):
+                x = dyadic(2, 4, key=(rank.index, step), dtype=torch.float32).requires_grad_()
+                if compile:
+                    function, counter = compiled(model, fullgraph=True)
+                    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+                        function(x).sum().backward()
+                    assert counter.graphs == 1
+                else:
+                    model(x).sum().backward()
+                assert x.grad is not None
+                found += [x.grad, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+            return found
+
+        for number, (right, found) in enumerate(zip(train(False), train(True), strict=True)):
+            assert_same(right, found, f"gradient {number}")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-P2P-01",
+    "Compiled messages reach the ranks that they are addressed to, in a group as in the world, by global rank or by "
+    "rank in the group.",
+    source="torch/_dynamo/variables/functions.py: isend, irecv, batch_isend_irecv",
+)
+@pytest.mark.skipif(not dynamo.COMPILES_MESSAGES, reason="this version of torch compiles no messages")
+@pytest.mark.parametrize("named", ["global", "group"])
+@pytest.mark.parametrize("members", [(0, 1), (1, 2), (0, 2)], ids=["first-two", "last-two", "ends"])
+@pytest.mark.world(3)
+def test_messages(world: World, members: tuple[int, int], named: str) -> None:
+    """Two ranks send each other what they have, twice."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(list(members))
+        if rank.index not in members:
+            return
+        member = members.index(rank.index)
+        peer = members[1 - member]
+
+        def exchange(mine: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            if named == "global":
+                sent, received = dist.isend(mine, peer, group), dist.irecv(other, peer, group)
+            else:
+                sent = dist.isend(mine, group=group, group_dst=1 - member)
+                received = dist.irecv(other, group=group, group_src=1 - member)
+            sent.wait()  # type: ignore[union-attr]
+            received.wait()  # type: ignore[union-attr]
+            return other * 2
+
+        with dynamo.compiled_messages():
+            torch._dynamo.reset()
+            counter = dynamo.GraphCounter("aot_eager")
+            function = torch.compile(exchange, backend=counter, fullgraph=True)
+            for call in range(2):
+                mine = torch.arange(4.0) + 10 * rank.index + call
+                found = function(mine, torch.zeros(4))
+                assert_same(2 * (torch.arange(4.0) + 10 * peer + call), found + 0, f"message {call}")
+            assert counter.graphs == 1
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-P2P-02",
+    "A compiled batch of messages gives each tensor what its peer sent.",
+    source="torch/_dynamo/variables/functions.py: batch_isend_irecv",
+)
+@pytest.mark.skipif(not dynamo.COMPILES_MESSAGES, reason="this version of torch compiles no messages")
+@pytest.mark.world(2, 3)
+def test_batches(world: World) -> None:
+    """Around a ring, to the next rank and from the one before, and the other way round."""
+
+    def body(rank: Rank) -> None:
+        following, before = (rank.index + 1) % rank.size, (rank.index - 1) % rank.size
+
+        def exchange(mine: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            work = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, mine, following, tag=1),
+                    dist.P2POp(dist.isend, mine * 2, before, tag=2),
+                    dist.P2POp(dist.irecv, one, before, tag=1),
+                    dist.P2POp(dist.irecv, other, following, tag=2),
+                ]
+            )
+            for each in work:
+                each.wait()
+            return torch.cat([one, other])
+
+        with dynamo.compiled_messages():
+            torch._dynamo.reset()
+            function = torch.compile(exchange, backend="aot_eager", fullgraph=True)
+            for call in range(2):
+                mine = torch.arange(4.0) + 10 * rank.index + call
+                found = function(mine, torch.zeros(4), torch.zeros(4))
+                expected = [torch.arange(4.0) + 10 * before + call, 2 * (torch.arange(4.0) + 10 * following + call)]
+                assert_same(torch.cat(expected), found + 0, f"messages {call}")
+
+    world.run(body)

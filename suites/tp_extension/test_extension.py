@@ -1,0 +1,258 @@
+"""What FSDP1 asks DTensorExtensions: flattening, chunks for state dicts, and how they are put together again."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same
+from harness.stacks.tp_extension import extensions
+
+SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
+ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
+MESHES = {2: ((2, 1), (1, 2)), 3: ((3, 1), (1, 3)), 4: ((2, 2), (2, 2, 1), (1, 2, 2), (2, 1, 2)), 6: ((3, 2), (2, 3))}
+"""Shapes of meshes by the number of ranks; the last dimension is tensor parallel, FSDP has the one before."""
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Every element another."""
+    return torch.arange(math.prod(shape), dtype=dtype).reshape(shape) + 1
+
+
+def meshes(rank: Rank) -> Any:
+    """Each mesh for this number of ranks, with its dimensions for FSDP and for tensor parallelism."""
+    for shape in MESHES[rank.size]:
+        names = ("replicas", "dp", "tp")[-len(shape) :]
+        mesh = rank.mesh(*shape, names=names)
+        yield mesh, mesh[names[:-1]] if len(names) > 2 else mesh["dp"], mesh["tp"]
+
+
+def part(tensor: torch.Tensor, count: int, index: int, dim: int = 0) -> torch.Tensor:
+    """The chunk of one of ``count`` ranks, as ``torch.chunk`` cuts; what is left over is empty."""
+    size = -(-tensor.size(dim) // count)
+    start = min(size * index, tensor.size(dim))
+    return tensor.narrow(dim, start, min(size, tensor.size(dim) - start))
+
+
+def sharded(shape: tuple[int, ...], mesh: Any, placement: Placement, dtype: torch.dtype = torch.float32) -> DTensor:
+    return distribute_tensor(numbers(*shape, dtype=dtype), mesh, [placement])
+
+
+@requirement(
+    "TP-EXT-01",
+    "A tensor-parallel parameter that is flattened and unflattened has its size, stride, mesh, placement and values; a "
+    "plain one goes through as it is.",
+    source=f"{SOURCE}.pre_flatten_transform, post_unflatten_transform",
+)
+@pytest.mark.parametrize("placement", [ROWS, COLUMNS, WHOLE], ids=str)
+@pytest.mark.world(1, 2, 3)
+def test_flattening(world: World, placement: Placement) -> None:
+    """Sizes that ranks divide or not, one that leaves a rank without anything, and a transposed tensor."""
+
+    def body(rank: Rank) -> None:
+        extension, mesh = extensions(rank), rank.mesh(rank.size)
+        plain = numbers(3)
+        assert extension.pre_flatten_transform(plain) == (plain, None)
+        for shape in ((6, 6), (5, 7), (1, 2)):
+            for tensor in (numbers(*shape), numbers(*reversed(shape)).t()):
+                parameter = distribute_tensor(tensor, mesh, [placement])
+                local, spec = extension.pre_flatten_transform(parameter)
+                assert_same(parameter.to_local(), local, "flattened")
+                flat = local.detach().reshape(-1).clone()
+                found: Any = extension.post_unflatten_transform(flat.view(local.shape), spec)
+                assert type(found) is DTensor
+                assert (found.shape, found.stride()) == (tensor.shape, parameter.stride())
+                assert (found.device_mesh, found.placements) == (mesh, (placement,))
+                assert_same(tensor, found.full_tensor(), "whole")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-EXT-02",
+    "A gradient has arrived when it is given to the flat parameter, though its collective was asynchronous.",
+    source=f"{SOURCE}.post_unflatten_transform; torch/distributed/tensor/parallel/_data_parallel_utils.py",
+)
+@pytest.mark.world(2, 3)
+def test_gradient_is_waited_for(world: World) -> None:
+    """A replicated parameter is used in shards, so that its gradient is gathered."""
+
+    def body(rank: Rank) -> None:
+        extension, mesh = extensions(rank), rank.mesh(rank.size)
+        _, spec = extension.pre_flatten_transform(sharded((6, 2), mesh, WHOLE))
+        flat = numbers(6, 2).requires_grad_()
+        arrived: list[type] = []
+        parameter: Any = extension.post_unflatten_transform(flat, spec)
+        flat.register_hook(lambda gradient: arrived.append(type(gradient)))
+        parameter.redistribute(placements=[ROWS], async_op=True).to_local().mul(
+            part(numbers(6, 2), rank.size, rank.index)
+        ).sum().backward()
+        assert arrived == [torch.Tensor]
+        assert flat.grad is not None
+        assert_same(numbers(6, 2), flat.grad, "gradient")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-EXT-03",
+    "For a state dict FSDP shards a parameter in its first dimension, beneath any tensor parallelism, on the whole "
+    "mesh: once, from left to right, without losing its size, and apart from the parameter's memory and graph.",
+    source=f"{SOURCE}.chunk_dtensor",
+)
+@pytest.mark.parametrize("placement", [None, ROWS, COLUMNS, WHOLE], ids=str)
+@pytest.mark.world(2, 3, 4, 6)
+def test_chunks(world: World, placement: Placement | None) -> None:
+    """Matrices and vectors, of which FSDP's ranks have even parts, uneven ones, or none; one of bfloat16."""
+
+    def body(rank: Rank) -> None:
+        extension = extensions(rank)
+        for mesh, fsdp, tensor_parallel in meshes(rank):
+            count = tensor_parallel.size()
+            for shape in ((6 * count, 4 * count), (5 * count, 3 * count), (count, 2 * count), (6 * count,)):
+                if placement == COLUMNS and len(shape) == 1:
+                    continue
+                dtype = torch.bfloat16 if shape[0] == 6 * count else torch.float32
+                whole = numbers(*shape, dtype=dtype)
+                given = whole.clone() if placement is None else sharded(shape, tensor_parallel, placement, dtype)
+                given.requires_grad_()
+                found: Any = extension.chunk_dtensor(given, fsdp.get_local_rank("dp" if fsdp.ndim > 1 else None), fsdp)
+                assert (found.device_mesh, found.shape, found.requires_grad) == (mesh, whole.shape, False)
+                assert found.placements[-1] == (placement or WHOLE)
+                assert [p for p in found.placements[:-1] if p != WHOLE] == [ROWS]
+                at = found.placements.index(ROWS)
+                local = part(whole, mesh.size(at), mesh.get_local_rank(at))
+                if isinstance(placement, Shard):
+                    local = part(local, count, tensor_parallel.get_local_rank(), placement.dim)
+                assert_same(local, found.to_local(), "local part")
+                with torch.no_grad():
+                    (given.to_local() if isinstance(given, DTensor) else given).zero_()
+                assert_same(local, found.to_local(), "local part, once the parameter is another")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-EXT-04",
+    "What was sharded for a state dict and is loaded is, on each rank, the part that tensor parallelism gave it.",
+    source=f"{SOURCE}.all_gather_dtensor",
+)
+@pytest.mark.parametrize("placement", [None, ROWS, COLUMNS, WHOLE], ids=str)
+@pytest.mark.world(2, 3, 4, 6)
+def test_gathering(world: World, placement: Placement | None) -> None:
+    """Even parts, uneven ones, and none."""
+
+    def body(rank: Rank) -> None:
+        extension = extensions(rank)
+        for mesh, fsdp, tensor_parallel in meshes(rank):
+            count = tensor_parallel.size()
+            for shape in ((6 * count, 4 * count), (5 * count, 3 * count), (count, 2 * count)):
+                given = numbers(*shape) if placement is None else sharded(shape, tensor_parallel, placement)
+                expected = given.to_local() if isinstance(given, DTensor) else given
+                found = extension.all_gather_dtensor(extension.chunk_dtensor(given, 0, fsdp), mesh)  # type: ignore[arg-type]
+                assert type(found) is torch.Tensor
+                assert_same(expected, found, f"{shape} on {mesh}")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-EXT-05",
+    "A mesh that is not part of one of two dimensions, or that is another than the tensor's, is refused.",
+    source=f"{SOURCE}.chunk_dtensor, all_gather_dtensor",
+)
+@pytest.mark.world(2)
+def test_meshes_refused(world: World) -> None:
+    """A mesh of one dimension, and one of the same ranks in another shape."""
+
+    def body(rank: Rank) -> None:
+        extension, mesh = extensions(rank), rank.mesh(2, 1, names=("dp", "tp"))
+        with pytest.raises(RuntimeError, match="at least 2D"):
+            extension.chunk_dtensor(numbers(4, 2), rank.index, rank.mesh(2))
+        found: Any = extension.chunk_dtensor(numbers(4, 2), rank.index, mesh["dp"])
+        with pytest.raises(AssertionError):
+            extension.all_gather_dtensor(found, rank.mesh(1, 2, names=("dp", "tp")))
+
+    world.run(body)
+
+
+@requirement(
+    "TP-EXT-06",
+    "A plain tensor is saved as one shard for each rank that has rows, which are said to be where they are.",
+    source=f"{SOURCE}.chunk_tensor, pre_load_state_dict_transform",
+)
+@pytest.mark.world(1, 2, 3)
+def test_sharded_tensor(world: World) -> None:
+    """More rows than ranks, even or not, and fewer."""
+
+    def body(rank: Rank) -> None:
+        extension = extensions(rank)
+        for rows in (1, 2, 5, 6):
+            tensor = numbers(rows, 3)
+            expected = [part(tensor, rank.size, i) for i in range(rank.size)]
+            expected = [rows for rows in expected if rows.size(0)]
+            saved: Any = extension.chunk_tensor(tensor, rank.index, rank.size, 1, dist.group.WORLD)  # type: ignore[arg-type]
+            meta = saved.metadata()
+            assert meta.size == tensor.shape
+            assert not meta.tensor_properties.requires_grad
+            starts = [0]
+            for chunk in expected:
+                starts.append(starts[-1] + chunk.size(0))
+            assert [s.shard_offsets for s in meta.shards_metadata] == [[start, 0] for start in starts[:-1]]
+            assert [s.shard_sizes for s in meta.shards_metadata] == [list(chunk.shape) for chunk in expected]
+            assert [s.placement.rank() for s in meta.shards_metadata] == list(range(len(expected)))
+            loaded, shards = extension.pre_load_state_dict_transform(saved)
+            assert loaded is saved
+            assert len(shards) == (rank.index < len(expected))
+            for shard in shards:
+                assert_same(expected[rank.index], shard.tensor, "shard")
+                assert shard.metadata == meta.shards_metadata[rank.index]
+
+    world.run(body)
+
+
+@requirement(
+    "TP-EXT-07",
+    "A tensor-parallel parameter is saved as a sharded tensor over tensor parallelism, whose one local shard is "
+    "sharded over FSDP's ranks, and is loaded from there.",
+    source=f"{SOURCE}.chunk_tensor, pre_load_state_dict_transform",
+)
+@pytest.mark.parametrize("placement", [ROWS, COLUMNS, WHOLE], ids=str)
+@pytest.mark.world(2, 4)
+def test_nested_sharded_tensor(world: World, placement: Placement) -> None:
+    """On two tensor-parallel ranks, of every size that they divide."""
+
+    def body(rank: Rank) -> None:
+        extension, mesh = extensions(rank), rank.mesh(rank.size // 2, 2, names=("dp", "tp"))
+        data, member = mesh["dp"], mesh["tp"].get_local_rank()
+        for shape in ((4, 6), (6, 2), (2, 4)):
+            parameter = sharded(shape, mesh["tp"], placement).requires_grad_()
+            local = parameter.to_local().detach()
+            sizes = list(local.shape)
+            dim = placement.dim if isinstance(placement, Shard) else None
+            offsets = [[sizes[d] * i if d == dim else 0 for d in range(2)] for i in range(1 if dim is None else 2)]
+
+            saved: Any = extension.chunk_tensor(parameter, data.get_local_rank(), data.size(), 1, data.get_group())
+            meta = saved.metadata()
+            assert (meta.size, meta.tensor_properties.requires_grad) == (torch.Size(shape), False)
+            assert meta.tensor_properties.dtype == parameter.dtype
+            assert [s.shard_offsets for s in meta.shards_metadata] == offsets
+            assert [s.shard_sizes for s in meta.shards_metadata] == [sizes] * len(offsets)
+            (outer,) = saved.local_shards()
+            assert outer.metadata.shard_offsets == offsets[0 if dim is None else member]
+            assert outer.metadata.shard_sizes == sizes
+
+            inner, shards = extension.pre_load_state_dict_transform(saved)
+            assert inner is outer.tensor
+            expected = part(local, data.size(), data.get_local_rank())
+            assert len(shards) == bool(expected.size(0))
+            for shard in shards:
+                assert_same(expected, shard.tensor, "shard")
+
+    world.run(body)

@@ -1,0 +1,252 @@
+"""How DTensor lays tensors out on a mesh, and how it gets from one layout to another, forwards and backwards."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same
+from harness.stacks.tp_extension import StridedShard, compute_local_shape_and_global_offset
+
+ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
+SIZES = (1, 2, 3, 4, 5, 7, 9)
+REDUCED = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin, "product": torch.prod}
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    """Every element another."""
+    return torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape) + 1
+
+
+def cut(tensor: torch.Tensor, count: int, index: int, dim: int) -> torch.Tensor:
+    """The chunk of one of ``count`` ranks, as ``torch.chunk`` cuts; what is left over is empty."""
+    size = -(-tensor.size(dim) // count)
+    start = min(size * index, tensor.size(dim))
+    return tensor.narrow(dim, start, min(size, tensor.size(dim) - start))
+
+
+def laid_out(tensor: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:
+    """The part of this rank, sharded by one dimension of the mesh after the other."""
+    for i, placement in enumerate(placements):
+        count, index = mesh.size(i), mesh.get_local_rank(i)
+        if isinstance(placement, StridedShard):
+            dim = placement.dim
+            pieces = [cut(tensor, placement.split_factor, j, dim) for j in range(placement.split_factor)]
+            tensor = torch.cat([cut(piece, count, index, dim) for piece in pieces], dim)
+        elif isinstance(placement, Shard):
+            tensor = cut(tensor, count, index, placement.dim)
+    return tensor
+
+
+def distributed(tensor: torch.Tensor, rank: Rank, mesh: Any, placements: Any) -> DTensor:
+    """Distribute the first rank's data, the others' being different; strided shards of everyone's, being the same."""
+    if any(isinstance(p, StridedShard) for p in placements):
+        return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+    return distribute_tensor(tensor + 100 * rank.index, mesh, placements)
+
+
+@requirement(
+    "TP-LAY-01",
+    "A tensor is distributed from the data of the first rank: each rank has its chunk, in memory of its own, as dense "
+    "as the whole, and the whole comes back.",
+    source="torch.distributed.tensor.distribute_tensor; DTensor.full_tensor",
+)
+@pytest.mark.parametrize("placement", [ROWS, COLUMNS, StridedShard(0, split_factor=2), WHOLE], ids=str)
+@pytest.mark.world(1, 2, 3, 4)
+def test_distribution(world: World, placement: Placement) -> None:
+    """Sizes from one, which leaves ranks without anything, up; the data of ranks differ."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(rank.size)
+        for size in SIZES:
+            whole = numbers(size, 5) if placement != COLUMNS else numbers(5, size)
+            found = distributed(whole, rank, mesh, [placement])
+            local = found.to_local()
+            assert_same(laid_out(whole, mesh, [placement]), local, f"part of {size}")
+            assert local.is_contiguous()
+            most = -(-whole.numel() // rank.size) if placement != WHOLE else whole.numel()
+            assert local.untyped_storage().nbytes() <= (most + whole.numel() // size * 2) * local.itemsize
+            assert (found.shape, found.stride()) == (whole.shape, whole.stride())
+            assert_same(whole, found.full_tensor(), f"whole of {size}")
+            alone = distribute_tensor(whole, mesh, [placement], src_data_rank=None)
+            assert_same(local, alone.to_local(), f"part of {size}, without communication")
+            assert alone.to_local().is_contiguous()
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LAY-02",
+    "On a mesh of two dimensions a tensor is sharded by the first dimension and then by the second; offsets say where.",
+    source="torch.distributed.tensor: DTensor; torch/distributed/tensor/_utils.py: "
+    "compute_local_shape_and_global_offset",
+)
+@pytest.mark.parametrize(
+    "placements",
+    [
+        (ROWS, ROWS),
+        (ROWS, COLUMNS),
+        (COLUMNS, ROWS),
+        (COLUMNS, COLUMNS),
+        (WHOLE, COLUMNS),
+        (COLUMNS, WHOLE),
+        (WHOLE, WHOLE),
+        (StridedShard(0, split_factor=2), ROWS),
+    ],
+    ids=lambda p: "-".join(map(str, p)),
+)
+@pytest.mark.world(4, 6)
+def test_two_dimensions(world: World, placements: tuple[Placement, Placement]) -> None:
+    """Even and uneven sizes; the data of ranks differ."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(rank.size // 2, 2, names=("dp", "tp"))
+        for shape in ((4 * mesh.size(0), 8 * mesh.size(0)), (5, 7), (9, 2)):
+            whole = numbers(*shape)
+            found: Any = distributed(whole, rank, mesh, placements)
+            expected = laid_out(whole, mesh, placements)
+            assert_same(expected, found.to_local(), f"part of {shape}")
+            assert_same(whole, found.full_tensor(), f"whole of {shape}")
+            size, offset = compute_local_shape_and_global_offset(whole.shape, mesh, placements)
+            assert tuple(size) == expected.shape
+            if expected.numel():
+                first = int(expected.flatten()[0]) - 1
+                assert tuple(offset) == (first // shape[1], first % shape[1])
+                chunks = found.__create_chunk_list__() if not isinstance(placements[0], StridedShard) else []
+                assert [(tuple(c.offsets), tuple(c.sizes)) for c in chunks] in ([], [(tuple(offset), tuple(size))])
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LAY-03",
+    "A tensor made of local parts has the size that it is given, or that of equal parts; run_check replicates the "
+    "first rank's data.",
+    source="torch.distributed.tensor: DTensor.from_local",
+)
+@pytest.mark.world(2, 3, 4)
+def test_local_parts(world: World) -> None:
+    """Equal and unequal parts, in either dimension."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(rank.size)
+        for dim, size in itertools.product((0, 1), SIZES):
+            whole = numbers(size, 3) if dim == 0 else numbers(3, size)
+            local = cut(whole, rank.size, rank.index, dim).clone()
+            found = DTensor.from_local(local, mesh, [Shard(dim)], shape=whole.shape, stride=whole.stride())
+            assert (found.shape, found.stride()) == (whole.shape, whole.stride())
+            assert_same(whole, found.full_tensor(), f"{size} in dimension {dim}")
+            if size % rank.size == 0:
+                assert DTensor.from_local(local, mesh, [Shard(dim)]).shape == whole.shape
+        checked = DTensor.from_local(numbers(3) + rank.index, mesh, [WHOLE], run_check=True)
+        assert_same(numbers(3), checked.to_local(), "checked")
+        assert_same(numbers(3) + rank.index, DTensor.from_local(numbers(3) + rank.index, mesh, [WHOLE]).to_local(), "")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LAY-04",
+    "From any placement to any other a tensor keeps its value; what is partial is reduced by its own operation.",
+    source="torch.distributed.tensor: DTensor.redistribute",
+)
+@pytest.mark.parametrize("target", [ROWS, COLUMNS, WHOLE], ids=str)
+@pytest.mark.parametrize("source", [ROWS, COLUMNS, WHOLE, *map(Partial, REDUCED)], ids=str)
+@pytest.mark.world(2, 3)
+def test_redistribution(world: World, source: Placement, target: Placement) -> None:
+    """Sizes that ranks divide or not, some too small; at once and asynchronously."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(rank.size)
+        for shape, late in itertools.product(((6, 12), (5, 7), (1, 4)), (False, True)):
+            whole = numbers(*shape) * 6
+            given = distribute_tensor(whole, mesh, [source if not source.is_partial() else WHOLE])
+            if isinstance(source, Partial):
+                parts = torch.stack([numbers(*shape).flip(0) * 6 + 6 * i for i in range(rank.size)]) % 64
+                given = DTensor.from_local(parts[rank.index].clone(), mesh, [source])
+                whole = REDUCED[source.reduce_op](parts, dim=0)
+            found = given.redistribute(placements=[target], async_op=late)
+            assert (found.shape, found.placements) == (whole.shape, (target,))
+            assert_same(laid_out(whole, mesh, [target]), found.to_local() + 0, f"{shape}")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LAY-07",
+    "What is distributed as parts to be reduced is whole when they are.",
+    source="torch.distributed.tensor: distribute_tensor, Partial",
+)
+@pytest.mark.parametrize("operation", ["sum", "avg", "max", "min"])
+@pytest.mark.world(1, 2, 3)
+def test_parts(world: World, operation: str) -> None:
+    """Numbers that every number of ranks divides."""
+
+    def body(rank: Rank) -> None:
+        whole = numbers(2, 3) * 6
+        found = distribute_tensor(whole + rank.index, rank.mesh(rank.size), [Partial(operation)])
+        assert_same(whole, found.full_tensor(), operation)
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LAY-05",
+    "Between layouts gradients are those of one device, whole or in parts as they are said to be.",
+    source="torch.distributed.tensor: DTensor.from_local, to_local, redistribute, full_tensor",
+)
+@pytest.mark.parametrize("target", [ROWS, COLUMNS, WHOLE], ids=str)
+@pytest.mark.parametrize("source", [ROWS, COLUMNS, WHOLE], ids=str)
+@pytest.mark.world(2, 3)
+def test_gradients(world: World, source: Placement, target: Placement) -> None:
+    """Every element has another gradient, and every rank has its part of it."""
+
+    def body(rank: Rank) -> None:
+        mesh, weights = rank.mesh(rank.size), numbers(6, 5)
+        leaf = distribute_tensor(numbers(6, 5), mesh, [source]).to_local().clone().requires_grad_()
+        given = DTensor.from_local(leaf, mesh, [source], shape=weights.shape, stride=weights.stride())
+        found = given.redistribute(placements=[target])
+        (found.to_local() * laid_out(weights, mesh, [target])).sum().backward()
+        assert leaf.grad is not None
+        assert_same(laid_out(weights, mesh, [source]), leaf.grad + 0, "gradient")
+
+        leaf.grad = None
+        given = DTensor.from_local(leaf, mesh, [source], shape=weights.shape, stride=weights.stride())
+        own = weights * (rank.index + 1)
+        (given.full_tensor(grad_placements=[Partial()]) * own).sum().backward()
+        assert leaf.grad is not None
+        everyone = weights * sum(range(1, rank.size + 1))
+        assert_same(laid_out(everyone, mesh, [source]), leaf.grad + 0, "gradient of parts")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LAY-06",
+    "An embedding divided by rows finds, and trains, each row on the rank that has it.",
+    source="torch.distributed.tensor.parallel: RowwiseParallel of Embedding",
+)
+@pytest.mark.parametrize("rows", [4, 6, 7])
+@pytest.mark.world(1, 2, 3)
+def test_rows_of_embedding(world: World, rows: int) -> None:
+    """Every row once, and some twice; rows that ranks divide or not, or that leave a rank without any."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(rank.size)
+        indices = torch.tensor([*range(rows), 0, rows // 2, rows - 1])
+        weight = distribute_tensor(numbers(rows, 3), mesh, [ROWS]).requires_grad_()
+        found: Any = torch.nn.functional.embedding(distribute_tensor(indices, mesh, [WHOLE]), weight)
+        whole = found.full_tensor()
+        assert_same(numbers(rows, 3)[indices], whole, f"{rows} rows")
+        whole.sum().backward()
+        counts = torch.bincount(indices, minlength=rows).float()[:, None].expand(rows, 3)
+        gradient: Any = weight.grad
+        assert_same(counts.contiguous(), gradient.full_tensor(), f"gradient of {rows} rows")
+
+    world.run(body)
