@@ -19,7 +19,8 @@ rank = dist.get_rank()
 
 def gradient(wrap) -> list[float]:
     layer = nn.Embedding(3, 1, sparse=True)
-    wrap(layer)(torch.tensor([rank])).sum().backward()
+    model = wrap(layer)
+    model(torch.tensor([rank])).sum().backward()
     return layer.weight.grad.to_dense().flatten().tolist()
 
 
