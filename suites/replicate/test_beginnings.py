@@ -1,0 +1,127 @@
+"""What ranks have in common once a model is replicated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import Rank, RanksFailed, World, requirement
+from harness.oracles.exact import assert_same, dyadic
+from harness.stacks import replicate
+
+SHAPES: dict[str, tuple[int, ...]] = {"scalar": (), "one": (1,), "vector": (5,), "matrix": (3, 2)}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64)
+WRAPPED: dict[str, Callable[[nn.Module, Rank], nn.Module]] = {
+    "replicate": replicate.apply,
+    "DDP": lambda module, rank: DistributedDataParallel(module.to(rank.device)),
+}
+
+
+class Own(nn.Module):
+    """Parameters of many kinds, the frozen among them, and buffers, whose values are each rank's own."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        for dtype in DTYPES:
+            for name, shape in SHAPES.items():
+                value = dyadic(*shape, key=(name, rank)).to(dtype)
+                parameter = nn.Parameter(value, requires_grad=name != "vector")
+                self.register_parameter(f"{name}_{str(dtype).removeprefix('torch.')}", parameter)
+        self.register_buffer("floats", dyadic(3, key=("floats", rank)))
+        self.register_buffer("numbers", torch.arange(3) + rank)
+        self.register_buffer("flags", torch.arange(4) % (rank + 1) == 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        used = [p.abs().double().sum() for p in self.parameters()]
+        return x * torch.stack(used).sum()
+
+
+@requirement(
+    "REPL-INIT-01",
+    "Once it has been called, a replicated model has the parameters of rank 0 on every rank, of whatever kind.",
+    source="torch.nn.parallel.DistributedDataParallel: parameters are broadcast from rank 0 when it is made",
+)
+@pytest.mark.parametrize("how", list(WRAPPED))
+@pytest.mark.world(2, 3)
+def test_parameters_of_rank_0(world: World, how: str) -> None:
+    """Parameters of several shapes and dtypes, trained and frozen, that begin differently on each rank."""
+
+    def body(rank: Rank) -> dict[str, torch.Tensor]:
+        model = Own(rank.index)
+        WRAPPED[how](model, rank)(torch.ones(1, device=rank.device))
+        return {name: p.detach().cpu() for name, p in model.named_parameters()}
+
+    expected = dict(Own(0).named_parameters())
+    for rank, found in enumerate(world.run(body)):
+        for name, tensor in expected.items():
+            assert_same(tensor.detach(), found[name], f"rank {rank}: {name}")
+
+
+@requirement(
+    "DDP-INIT-02",
+    "When it is made, DistributedDataParallel gives every rank the buffers of rank 0, of whatever dtype.",
+    source="torch.nn.parallel.DistributedDataParallel: forward_sync_buffers",
+)
+@pytest.mark.world(2, 3)
+def test_buffers_of_rank_0(world: World) -> None:
+    """Buffers of floats, whole numbers and bool; nothing is called."""
+
+    def body(rank: Rank) -> dict[str, torch.Tensor]:
+        model = Own(rank.index).to(rank.device)
+        DistributedDataParallel(model)
+        return {name: b.cpu() for name, b in model.named_buffers()}
+
+    for rank, found in enumerate(world.run(body)):
+        for name, tensor in Own(0).named_buffers():
+            assert_same(tensor, found[name], f"rank {rank}: {name}")
+
+
+@requirement(
+    "REPL-INIT-03",
+    "Models whose parameters differ in shape or number between ranks are refused, also where the sizes are the same.",
+    source="torch.nn.parallel.DistributedDataParallel: the model is verified across processes",
+)
+@pytest.mark.parametrize("differing", ["shape", "number"])
+@pytest.mark.world(2, 3)
+def test_other_shapes_are_refused(world: World, differing: str) -> None:
+    """The last rank has a last layer of as many elements in another shape, or one layer more."""
+
+    def body(rank: Rank) -> None:
+        other = rank.index == rank.size - 1
+        layers = [nn.Linear(6, 2)]
+        if differing == "shape" and other:
+            layers = [nn.Linear(3, 4, bias=False)]
+            layers[0].bias = nn.Parameter(torch.ones(2))
+        if differing == "number" and other:
+            layers.append(nn.Linear(2, 2))
+        DistributedDataParallel(nn.Sequential(*layers).to(rank.device))
+
+    with pytest.raises(RanksFailed, match=r"verif|shape|number of params"):
+        world.run(body)
+
+
+@requirement(
+    "REPL-INIT-04",
+    "Replicating a model leaves the random state as it was.",
+    source="torch/distributed/_composable/replicate.py: replicate",
+)
+@pytest.mark.world(2)
+def test_random_state(world: World) -> None:
+    """What is drawn after a first step is what is drawn without a model."""
+
+    def body(rank: Rank) -> list[float]:
+        module = nn.Linear(2, 2)
+        torch.manual_seed(rank.index)
+        model = replicate.apply(module, rank)
+        model(torch.ones(1, 2, device=rank.device)).sum().backward()
+        drawn: Any = torch.rand(3).tolist()
+        return list(drawn)
+
+    for rank, found in enumerate(world.run(body)):
+        torch.manual_seed(rank)
+        assert found == torch.rand(3).tolist()

@@ -1,0 +1,118 @@
+"""Buffers under DistributedDataParallel: ranks compute with those of rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import Rank, World, requirement
+
+SOURCE = "torch.nn.parallel.DistributedDataParallel: forward_sync_buffers"
+
+
+class Counting(nn.Module):
+    """Three buffers that each rank moves on in its own way in training; ``rebound`` makes new tensors of them."""
+
+    level: torch.Tensor
+    count: torch.Tensor
+    flags: torch.Tensor
+
+    def __init__(self, rank: int, *, rebound: bool) -> None:
+        super().__init__()
+        self.rank, self.rebound = rank, rebound
+        self.layer = nn.Linear(1, 1, bias=False)
+        self.register_buffer("level", torch.zeros(2))
+        self.register_buffer("count", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("flags", torch.zeros(2, dtype=torch.bool))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Computes with the buffers as they are, and moves them on then."""
+        seen = self.level.sum() + self.count.sum() + self.flags.sum()
+        result: torch.Tensor = self.layer(x) * 0 + seen
+        if not self.training:
+            return result
+        if self.rebound:
+            self.level, self.count = self.level + self.rank + 1, self.count + self.rank + 1
+            self.flags = torch.full_like(self.flags, self.rank > 0)
+        else:
+            self.level += self.rank + 1
+            self.count += self.rank + 1
+            self.flags.fill_(self.rank > 0)
+        return result
+
+
+def seen(rank: Rank, model: nn.Module, calls: Sequence[str]) -> list[float]:
+    """What a model computes in forwards of several kinds, one after another."""
+    found = []
+    for call in calls:
+        model.train(call != "evaluation")
+        model.require_backward_grad_sync = call != "unsynced"  # type: ignore[assignment]
+        with torch.set_grad_enabled(call != "evaluation"):
+            found.append(float(model(torch.ones(1, 1, device=rank.device))))
+    return found
+
+
+@requirement("DDP-BUF-02", "Before every forward ranks get the buffers of rank 0, as they are then.", source=SOURCE)
+@pytest.mark.parametrize("rebound", [False, True], ids=["in-place", "rebound"])
+@pytest.mark.world(2, 3)
+def test_sent_before_every_forward(world: World, rebound: bool) -> None:
+    """Training and evaluation in turns; each rank moves its buffers on by its own step."""
+    calls = ["training", "training", "evaluation", "training", "evaluation"]
+    right = [0.0, 4.0, 8.0, 8.0, 12.0]  # rank 0 adds one to each of four numbers, and its flags stay off
+
+    def body(rank: Rank) -> list[float]:
+        return seen(rank, DistributedDataParallel(Counting(rank.index, rebound=rebound).to(rank.device)), calls)
+
+    assert world.run(body) == [right] * world.size
+
+
+@requirement(
+    "DDP-BUF-03",
+    "Buffers are not sent in a forward after one without synchronisation, and are again after that.",
+    source="torch.nn.parallel.DistributedDataParallel: no_sync, require_forward_param_sync",
+)
+@pytest.mark.world(2)
+def test_sent_again_after_accumulation(world: World) -> None:
+    """Two forwards without synchronisation between others."""
+    calls = ["training", "unsynced", "unsynced", "training", "training", "training"]
+
+    def body(rank: Rank) -> list[float]:
+        return seen(rank, DistributedDataParallel(Counting(rank.index, rebound=False).to(rank.device)), calls)
+
+    first, second = world.run(body)
+    assert first == [4.0 * i for i in range(len(calls))]
+    assert second[:2] == first[:2]
+    assert second[4:] == first[4:]
+
+
+@requirement("DDP-BUF-04", "Without forward_sync_buffers ranks keep buffers of their own.", source=SOURCE)
+@pytest.mark.world(2)
+def test_not_sent_where_not_asked(world: World) -> None:
+    """Three forwards; each rank goes on from where it was."""
+
+    def body(rank: Rank) -> list[float]:
+        model = Counting(rank.index, rebound=False).to(rank.device)
+        return seen(rank, DistributedDataParallel(model, broadcast_buffers=False), ["training"] * 3)
+
+    assert world.run(body) == [[0.0, 4.0, 8.0], [0.0, 10.0, 18.0]]
+
+
+@requirement("DDP-BUF-05", "In a group of some ranks, buffers come from the first rank of the group.", source=SOURCE)
+@pytest.mark.world(4)
+def test_sent_within_the_group(world: World) -> None:
+    """Two groups of two ranks, one of which is without rank 0."""
+
+    def body(rank: Rank) -> list[float]:
+        groups = [rank.subgroup([0, 1]), rank.subgroup([2, 3])]
+        mine = next(group for group in groups if group is not None)
+        model = Counting(rank.index, rebound=False).to(rank.device)
+        found = seen(rank, DistributedDataParallel(model, process_group=mine), ["training"] * 3)
+        dist.destroy_process_group(mine)
+        return found
+
+    assert world.run(body) == [[0.0, 4.0, 8.0]] * 2 + [[0.0, 14.0, 26.0]] * 2

@@ -1,0 +1,190 @@
+"""What goes into and comes out of a replicated module, and when its gradients are averaged."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import Rank, World, requirement
+from harness.stacks import replicate
+
+SOURCE = "torch/distributed/_composable/replicate.py: replicate"
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: Any
+
+
+class Structured(nn.Module):
+    """A module whose inputs and outputs are in containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.layer.weight)
+
+    def forward(self, x: torch.Tensor, factor: float = 1.0, *, others: Any = None) -> Any:
+        """The layer's output, alone and in a tuple, list, dict and named tuple; what there was of other inputs."""
+        y = self.layer(x) * factor
+        return y, [2 * y, {"third": 3 * y, "none": None}], Pair(4 * y, ("text", 5)), others, x.detach().long()
+
+
+@requirement(
+    "REPL-CALL-01",
+    "Inputs of every kind reach a replicated module, and outputs come back in the containers that it gave.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("find", [False, True], ids=["plain", "find-unused"])
+@pytest.mark.world(1, 2)
+def test_structure(world: World, find: bool) -> None:
+    """Positions, keywords and defaults; tuples, lists, dicts, named tuples, None, text and whole numbers."""
+
+    def body(rank: Rank) -> None:
+        model = replicate.apply(Structured(), rank, find_unused_parameters=find)
+        x = torch.full((1, 1), 2.0, device=rank.device)
+        y, (doubled, named), pair, others, whole = model(x, factor=0.5, others={"a": (1, x)})
+        assert (float(y), float(doubled), float(named["third"])) == (1.0, 2.0, 3.0)
+        assert named["none"] is None
+        assert isinstance(pair, Pair)
+        assert (float(pair.first), pair.second) == (4.0, ("text", 5))
+        assert isinstance(others["a"], tuple)
+        assert others["a"][0] == 1
+        assert whole.dtype == torch.int64
+        assert isinstance(model(x)[1], list)
+        assert model(x)[3] is None
+
+    world.run(body)
+
+
+@requirement(
+    "REPL-CALL-02", "Gradients are averaged whichever of several outputs a loss is computed from.", source=SOURCE
+)
+@pytest.mark.parametrize("find", [False, True], ids=["plain", "find-unused"])
+@pytest.mark.parametrize("output", range(4))
+@pytest.mark.world(2)
+def test_any_output(world: World, output: int, find: bool) -> None:
+    """A loss from one of four outputs that are in containers, in two steps."""
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate.apply(Structured(), rank, find_unused_parameters=find)
+        found = []
+        for _ in range(2):
+            y, (doubled, named), pair, *_ = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
+            (y, doubled, named["third"], pair.first)[output].sum().backward()
+            found.append(float(replicate.gradients(model)["layer.weight"]))
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[1.5 * (output + 1)] * 2] * 2
+
+
+@requirement(
+    "REPL-SYNC-01",
+    "set_requires_gradient_sync holds for the module that it is called on, from the next forward on, and no other.",
+    source="torch/distributed/_composable/replicate.py: DDP.set_requires_gradient_sync",
+)
+@pytest.mark.world(2)
+def test_sync_of_one_module(world: World) -> None:
+    """Two modules replicated on their own; one is off before the first forward, then the other, then none."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        modules = [replicate.apply(nn.Linear(1, 1, bias=False), rank) for _ in range(2)]
+        found = []
+        for synced in ((False, True), (True, False), (True, True)):
+            for module, on in zip(modules, synced, strict=True):
+                module.set_requires_gradient_sync(on)
+                module(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
+            found.append([float(replicate.gradients(module)["weight"]) for module in modules])
+            for module in modules:
+                module.zero_grad()
+        return found
+
+    for rank, found in enumerate(world.run(body)):
+        own = 1.0 + rank
+        assert found == [[own, 1.5], [1.5, own], [1.5, 1.5]]
+
+
+@requirement(
+    "DDP-SYNC-02",
+    "no_sync ends with its block, also where an error leaves it, and blocks within blocks end one by one.",
+    source="torch.nn.parallel.DistributedDataParallel: no_sync",
+)
+@pytest.mark.world(2)
+def test_no_sync(world: World) -> None:
+    """An error in a block within a block; then a forward inside the outer one, and one outside."""
+
+    def body(rank: Rank) -> list[float]:
+        model = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(rank.device))
+        found = []
+
+        def backward() -> None:
+            model(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
+            found.append(float(model.module.weight.grad))
+            model.zero_grad()
+
+        with model.no_sync():
+            with pytest.raises(ZeroDivisionError), model.no_sync():
+                raise ZeroDivisionError
+            backward()
+        backward()
+        with pytest.raises(ZeroDivisionError), model.no_sync():
+            raise ZeroDivisionError
+        backward()
+        return found
+
+    assert world.run(body) == [[1.0 + rank, 1.5, 1.5] for rank in range(2)]
+
+
+@requirement(
+    "REPL-CALL-03",
+    "A forward without gradients, between a forward and its backward, changes nothing.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("find", [False, True], ids=["plain", "find-unused"])
+@pytest.mark.world(2)
+def test_forward_without_gradients_in_between(world: World, find: bool) -> None:
+    """Three steps, each with one more such forward."""
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate.apply(nn.Linear(1, 1, bias=False), rank, find_unused_parameters=find)
+        x = torch.full((1, 1), 1.0 + rank.index, device=rank.device)
+        found = []
+        for step in range(3):
+            loss = model(x).sum()
+            with torch.no_grad():
+                for _ in range(step):
+                    model(x)
+            loss.backward()
+            found.append(float(replicate.gradients(model)["weight"]))
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[1.5] * 3] * 2
+
+
+@requirement(
+    "REPL-STATE-02",
+    "A replicated model's state dict has the names, the values and the memory of the plain model's.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_state_dict(world: World) -> None:
+    """Before the first forward, and after a step."""
+
+    def body(rank: Rank) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        names = list(model.state_dict())
+        replicate.apply(model, rank)
+        for _ in range(2):
+            state = model.state_dict()
+            assert list(state) == names
+            for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+                assert state[name].data_ptr() == tensor.data_ptr(), name
+            model(torch.ones(2, 2, device=rank.device)).sum().backward()
+
+    world.run(body)

@@ -1,0 +1,114 @@
+"""Communication hooks: what they are called with, and what becomes of what they give back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same
+from harness.stacks import replicate
+
+SOURCE = "torch.nn.parallel.DistributedDataParallel.register_comm_hook"
+
+
+def given(values: list[float], dtype: torch.dtype) -> nn.Module:
+    """A layer whose gradient is these values, times what goes in."""
+
+    class Values(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(len(values), dtype=dtype))
+            self.values = torch.tensor(values, dtype=dtype)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.weight * self.values.to(x.device) * x).sum()
+
+    return Values()
+
+
+def gradient(rank: Rank, model: nn.Module, factor: float, dtype: torch.dtype) -> torch.Tensor:
+    """The gradient after one backward, in which this rank's values are multiplied by a factor."""
+    model(torch.tensor(factor, dtype=dtype, device=rank.device)).backward()
+    return replicate.gradients(model)["weight"].cpu()
+
+
+@requirement(
+    "REPL-HOOK-02",
+    "A communication hook is called with the state it was registered with, and gradients are what it gives back.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("early", [True, False], ids=["before-forward", "by-keyword"])
+@pytest.mark.world(2)
+def test_state_and_result(world: World, early: bool) -> None:
+    """A hook that writes into its state, and gives back a new tensor, in three steps."""
+
+    def fourfold(state: dict[str, int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        state["calls"] += 1
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer() * 4)
+        return future
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP minds annotations
+        return fourfold(state, bucket)
+
+    def body(rank: Rank) -> tuple[int, list[list[float]]]:
+        state = {"calls": 0}
+        model: Any = replicate.apply(given([1.0, 2.0], torch.float32), rank)
+        if early:
+            model.register_comm_hook(state, hook)
+        else:
+            model.register_comm_hook(state=state, hook=hook)
+        found = []
+        for _ in range(3):
+            found.append(gradient(rank, model, 1.0 + rank.index, torch.float32).tolist())
+            model.zero_grad()
+        return state["calls"], found
+
+    for rank, found in enumerate(world.run(body)):
+        assert found == (3, [[4.0 + 4 * rank, 8.0 + 8 * rank]] * 3)
+
+
+@requirement(
+    "REPL-HOOK-03",
+    "The hooks that come with PyTorch average, and do not overflow where the average does not.",
+    source="torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py: allreduce_hook, fp16_compress_hook",
+)
+@pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook"])
+@pytest.mark.world(2, 4)
+def test_large_half_precision(world: World, name: str) -> None:
+    """Gradients of float16 near its largest number."""
+    values = [49152.0, -65472.0, 1.0]
+
+    def body(rank: Rank) -> torch.Tensor:
+        model: Any = replicate.apply(given(values, torch.float16), rank)
+        model.register_comm_hook(None, getattr(default_hooks, name))
+        return gradient(rank, model, 1.0, torch.float16)
+
+    for rank, found in enumerate(world.run(body)):
+        assert_same(torch.tensor(values, dtype=torch.float16), found, f"rank {rank}")
+
+
+@requirement(
+    "REPL-HOOK-04",
+    "A compressing hook sends gradients rounded to its dtype, and they come back in their own.",
+    source="torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py: fp16_compress_hook",
+)
+@pytest.mark.world(1, 2, 4)
+def test_compression(world: World) -> None:
+    """Numbers that float16 holds and bfloat16 does not, and numbers that neither does; ranks have the same."""
+    values = [1.0, 257.0, 2049.0, 1.0 + 2.0**-9, 1.0 + 2.0**-12, 2.0**-20 * 1.5]
+
+    def body(rank: Rank) -> torch.Tensor:
+        model: Any = replicate.apply(given(values, torch.float32), rank)
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return gradient(rank, model, 1.0, torch.float32)
+
+    right = (torch.tensor(values).half() / world.size * world.size).float()
+    for rank, found in enumerate(world.run(body)):
+        assert_same(right, found, f"rank {rank}")

@@ -1,0 +1,169 @@
+"""Parameters of every kind have averaged gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same, dyadic
+from harness.stacks import replicate
+
+SOURCE = "torch/distributed/_composable/replicate.py: replicate"
+
+
+def factors(p: torch.Tensor, name: str, rank: int, step: int) -> torch.Tensor:
+    """What a parameter is multiplied with on a rank: its gradient there."""
+    values = dyadic(*p.shape, key=(name, rank, step), denominator=2)
+    if p.is_complex():
+        return torch.complex(values, dyadic(*p.shape, key=(name, "imaginary", rank, step), denominator=2)).to(p.dtype)
+    return values.to(p.dtype)
+
+
+class Products(nn.Module):
+    """The sum of all parameters' products with each rank's own factors."""
+
+    def __init__(self, parameters: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, value in parameters.items():
+            self.register_parameter(name, nn.Parameter(value))
+
+    def forward(self, rank: int, step: int) -> torch.Tensor:
+        found = [
+            (p * factors(p, name, rank, step).conj().to(p.device)).sum().real.double()
+            for name, p in self.named_parameters()
+        ]
+        return torch.stack(found).sum()
+
+
+KINDS: dict[str, Callable[[], torch.Tensor]] = {
+    "without_dimensions": lambda: torch.tensor(1.0),
+    "of_one_element": lambda: torch.ones(1, 1),
+    "without_elements": lambda: torch.ones(3, 0),
+    "channels_last": lambda: torch.ones(2, 3, 2, 2).to(memory_format=torch.channels_last),
+    "transposed": lambda: torch.ones(3, 4).t(),
+    "complex_numbers": lambda: torch.ones(3, dtype=torch.complex64),
+    "of_bfloat16": lambda: torch.ones(5, dtype=torch.bfloat16),
+    "large": lambda: torch.ones(300_001),
+    "last": lambda: torch.ones(4, dtype=torch.float64),
+}
+
+
+@requirement("REPL-PAR-01", "The gradient of a parameter of any kind is averaged, element by element.", source=SOURCE)
+@pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
+@pytest.mark.world(2, 3)
+def test_kinds(world: World, views: bool) -> None:
+    """One of each kind in a model, in two steps: the buckets are other ones in the second."""
+
+    def body(rank: Rank) -> list[dict[str, torch.Tensor]]:
+        model = Products({name: make() for name, make in KINDS.items()})
+        replicate.apply(model, rank, gradient_as_bucket_view=views)
+        found = []
+        for step in range(2):
+            (rank.size * model(rank.index, step)).backward()
+            found.append({n: g.to("cpu", copy=True) for n, g in replicate.gradients(model).items()})
+            model.zero_grad()
+        return found
+
+    for step, *ranks in zip(range(2), *world.run(body), strict=True):
+        for name, make in KINDS.items():
+            right = sum((factors(make(), name, r, step) for r in range(1, world.size)), factors(make(), name, 0, step))
+            for rank, found in enumerate(ranks):
+                assert_same(right, found[name], f"step {step}, rank {rank}: gradient of {name}")
+
+
+@requirement("REPL-PAR-02", "Sparse gradients are averaged.", source="torch.nn.Embedding: sparse")
+@pytest.mark.parametrize("how", ["replicate", "DDP"])
+@pytest.mark.world(2, 3)
+def test_sparse(world: World, how: str) -> None:
+    """Ranks look up other rows of an embedding, some of which are the same."""
+
+    def rows(rank: int) -> list[int]:
+        return [rank, rank + 1, 5]
+
+    def body(rank: Rank) -> torch.Tensor:
+        layer = nn.Embedding(8, 2, sparse=True, dtype=torch.float64).to(rank.device)
+        model = replicate.apply(layer, rank) if how == "replicate" else DistributedDataParallel(layer)
+        looked_up = model(torch.tensor(rows(rank.index), device=rank.device))
+        (rank.size * (rank.index + 1) * looked_up).sum().backward()
+        gradient = layer.weight.grad
+        assert gradient is not None
+        return gradient.to_dense().cpu()
+
+    right = torch.zeros(8, 2, dtype=torch.float64)
+    for rank in range(world.size):
+        right[rows(rank)] += rank + 1
+    for rank, found in enumerate(world.run(body)):
+        assert_same(right, found, f"rank {rank}")
+
+
+@requirement(
+    "REPL-PAR-03",
+    "Layers that are computed again in the backward have averaged gradients.",
+    source="torch.utils.checkpoint.checkpoint: use_reentrant=False",
+)
+@pytest.mark.world(2)
+def test_checkpointed(world: World) -> None:
+    """A checkpointed layer between two others, in two micro-batches and two steps."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(2, 2, dtype=torch.float64) for _ in range(3))
+            with torch.no_grad():
+                for name, p in self.named_parameters():
+                    p.copy_(dyadic(*p.shape, key=name, denominator=2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layers[0](x)
+            x = checkpoint(self.layers[1], x, use_reentrant=False)
+            result: torch.Tensor = self.layers[2](x)
+            return result
+
+    def inputs(rank: int, turn: int) -> torch.Tensor:
+        return dyadic(3, 2, key=("inputs", rank, turn), denominator=2)
+
+    def body(rank: Rank) -> dict[str, torch.Tensor]:
+        model = replicate.apply(Model(), rank)
+        for turn in range(4):
+            model.set_requires_gradient_sync(turn % 2 == 1)
+            model(inputs(rank.index, turn).to(rank.device)).sum().backward()
+        return {n: g.cpu() for n, g in replicate.gradients(model).items()}
+
+    alone = Model()
+    for turn in range(4):
+        for rank in range(world.size):
+            (alone(inputs(rank, turn)).sum() / world.size).backward()
+    for rank, found in enumerate(world.run(body)):
+        for name, p in alone.named_parameters():
+            assert p.grad is not None
+            assert_same(p.grad, found[name], f"rank {rank}: gradient of {name}")
+
+
+@requirement(
+    "REPL-PAR-04",
+    "A hook that runs once a gradient is accumulated runs once in a backward, and does not stop the averaging.",
+    source="torch.Tensor.register_post_accumulate_grad_hook",
+)
+@pytest.mark.world(2)
+def test_post_accumulate_hooks(world: World) -> None:
+    """A hook on one of two parameters, in two steps."""
+
+    def body(rank: Rank) -> tuple[int, list[list[float]]]:
+        model = nn.Linear(2, 1)
+        calls: list[int] = []
+        model.weight.register_post_accumulate_grad_hook(lambda p: calls.append(1))
+        replicate.apply(model, rank)
+        found = []
+        for _ in range(2):
+            model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
+            found.append(replicate.gradients(model)["weight"].flatten().tolist())
+            model.zero_grad()
+        return len(calls), found
+
+    assert world.run(body) == [(2, [[1.5, 1.5]] * 2)] * 2

@@ -1,0 +1,178 @@
+"""Which parameters are averaged, and over which ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from harness import Rank, World, requirement
+from harness.stacks import replicate
+
+SOURCE = "torch/distributed/_composable/replicate.py: replicate"
+
+
+def backward(rank: Rank, model: nn.Module) -> dict[str, list[float]]:
+    """Gradients of a model without biases that has only ones, after one backward with data of the rank's own."""
+    model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
+    return {name: gradient.flatten().tolist() for name, gradient in replicate.gradients(model).items()}
+
+
+def layer() -> nn.Linear:
+    """Two features in and out, of ones."""
+    found = nn.Linear(2, 2, bias=False)
+    nn.init.ones_(found.weight)
+    return found
+
+
+@requirement(
+    "REPL-IGN-01",
+    "Parameters of ignored modules, and of modules within them, keep the gradients of their rank; others don't.",
+    source="torch/distributed/_composable/replicate.py: replicate, ignored_modules",
+)
+@pytest.mark.parametrize("ignored", ["", "outer", "outer.inner", "last"])
+@pytest.mark.world(2)
+def test_ignored(world: World, ignored: str) -> None:
+    """Layers side by side, all of one class, one of them two modules deep."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.outer = nn.ModuleDict({"inner": layer()})
+            self.middle, self.last = layer(), layer()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.outer["inner"](x) + self.middle(x) + self.last(x)
+            return result
+
+    def body(rank: Rank) -> dict[str, list[float]]:
+        model = Model()
+        chosen = [model.get_submodule(ignored)] if ignored else None
+        return backward(rank, replicate.apply(model, rank, ignored_modules=chosen))
+
+    for rank, found in enumerate(world.run(body)):
+        for name, gradient in found.items():
+            own = bool(ignored) and name.startswith(ignored)
+            assert gradient == [1.0 + rank if own else 1.5] * 4, name
+
+
+@requirement(
+    "REPL-IGN-02",
+    "A parameter that an ignored module shares with another keeps the gradient of its rank.",
+    source="torch/distributed/_composable/replicate.py: _ReplicateState.init, ignored_params",
+)
+@pytest.mark.world(2)
+def test_ignored_and_shared(world: World) -> None:
+    """Two modules have one weight, of which the second is ignored; a third has its own."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.ignored, self.third = layer(), layer(), layer()
+            self.first.weight = self.ignored.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.first(x) + self.ignored(x) + self.third(x)
+            return result
+
+    def body(rank: Rank) -> dict[str, list[float]]:
+        model = Model()
+        return backward(rank, replicate.apply(model, rank, ignored_modules=[model.ignored]))
+
+    for rank, found in enumerate(world.run(body)):
+        assert found == {"first.weight": [2.0 + 2 * rank] * 4, "third.weight": [1.5] * 4}
+
+
+@requirement(
+    "REPL-UNUSED-01",
+    "A parameter that only some ranks use has the average over all ranks, on all ranks; one that none uses has none.",
+    source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters",
+)
+@pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
+@pytest.mark.world(2, 4)
+def test_used_by_some_ranks(world: World, views: bool) -> None:
+    """Each rank takes another branch, in three steps that go round the ranks; one branch is never taken."""
+
+    class Model(nn.Module):
+        def __init__(self, branches: int) -> None:
+            super().__init__()
+            self.always = layer()
+            self.branches = nn.ModuleList(layer() for _ in range(branches))
+            self.never = layer()
+
+        def forward(self, x: torch.Tensor, branch: int) -> torch.Tensor:
+            result: torch.Tensor = self.always(x) + self.branches[branch](x)
+            return result
+
+    def body(rank: Rank) -> list[dict[str, list[float]]]:
+        options = {"find_unused_parameters": True, "gradient_as_bucket_view": views}
+        model = replicate.apply(Model(rank.size), rank, **options)
+        found = []
+        for step in range(3):
+            x = torch.full((1, 2), 1.0 + rank.index, device=rank.device)
+            model(x, (rank.index + step) % rank.size).sum().backward()
+            found.append({n: g.flatten().tolist() for n, g in replicate.gradients(model).items()})
+            model.zero_grad()
+        return found
+
+    for found in world.run(body):
+        for step, gradients in enumerate(found):
+            users = {f"branches.{(r + step) % world.size}.weight": 1.0 + r for r in range(world.size)}
+            average = sum(users.values()) / world.size
+            expected = {"always.weight": [average] * 4}
+            expected |= {name: [value / world.size] * 4 for name, value in users.items()}
+            assert gradients == expected
+
+
+@requirement(
+    "REPL-GROUP-01",
+    "Gradients are averaged over the group, or the dimension of a mesh, that was given, and over no other ranks.",
+    source="torch.nn.parallel.DistributedDataParallel: process_group, device_mesh",
+)
+@pytest.mark.parametrize("given", ["group", "first dimension", "second dimension"])
+@pytest.mark.world(4)
+def test_groups(world: World, given: str) -> None:
+    """Pairs of ranks: two groups, or either dimension of a mesh; parameters come from the pair's first."""
+    pairs = [[0, 2], [1, 3]] if given == "first dimension" else [[0, 1], [2, 3]]
+
+    def body(rank: Rank) -> tuple[list[float], dict[str, list[float]]]:
+        if given == "group":
+            groups = [rank.subgroup(pair) for pair in pairs]
+            options = {"process_group": next(group for group in groups if group is not None)}
+        else:
+            mesh = rank.mesh(2, 2, names=("first", "second"))
+            options = {"device_mesh": mesh[given.split()[0]]}
+        model = layer()
+        nn.init.constant_(model.weight, 1.0 + rank.index)
+        found = backward(rank, replicate.apply(model, rank, **options))
+        if given == "group":
+            dist.destroy_process_group(options["process_group"])
+        return model.weight.flatten().tolist(), found
+
+    for rank, (weights, gradients) in enumerate(world.run(body)):
+        pair = next(pair for pair in pairs if rank in pair)
+        assert weights == [1.0 + pair[0]] * 4
+        assert gradients == {"weight": [1.0 + sum(pair) / 2] * 4}
+
+
+@requirement("REPL-CONTRACT-01", "A module that is replicated, or sharded, already is refused.", source=SOURCE)
+@pytest.mark.parametrize("before", ["replicated", "sharded"])
+@pytest.mark.world(1)
+def test_refused(world: World, before: str) -> None:
+    """replicate() after replicate(), and after fully_shard()."""
+
+    def body(rank: Rank) -> str:
+        model = layer()
+        if before == "sharded":
+            fully_shard(model, mesh=rank.mesh())
+        else:
+            replicate.apply(model, rank)
+        try:
+            replicate.apply(model, rank)
+        except (AssertionError, RuntimeError) as e:
+            return "refused" if "applied" in str(e) or "managed" in str(e) else str(e)
+        return "taken"
+
+    assert world.run(body) == ["refused"]

@@ -1,0 +1,323 @@
+"""Replicated parameters: what they are before, in and after a forward, and in state dicts."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Replicate
+
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same, dyadic
+from harness.stacks import replicate_fsdp
+
+SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
+
+
+def layer(value: float = 1.0) -> nn.Linear:
+    found = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(found.weight, value)
+    return found
+
+
+def called(rank: Rank, model: Any) -> float:
+    """What a model makes of 1."""
+    return float(model(torch.ones(1, 1, device=rank.device)).detach())
+
+
+@requirement("RFSDP-PAR-01", "Outside of a forward parameters are DTensors that are replicated, whole and as before.",
+             source=SOURCE)  # fmt: skip
+@pytest.mark.world(2, 3)
+def test_placements(world: World) -> None:
+    """Of several shapes and frozen, before a step and after it."""
+    shapes: dict[str, tuple[int, ...]] = {"one": (1,), "vector": (5,), "block": (2, 1, 3, 2), "frozen": (4,)}
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, shape in shapes.items():
+                value = dyadic(*shape, key=name)
+                self.register_parameter(name, nn.Parameter(value, requires_grad=name != "frozen"))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for name, p in self.named_parameters():
+                assert type(p) is nn.Parameter
+                assert p.requires_grad == (name != "frozen")
+                x = x * p.sum()
+            return x
+
+    def body(rank: Rank) -> None:
+        model = replicate_fsdp.apply(Model(), rank)
+        for step in range(2):
+            for name, p in model.named_parameters():
+                assert isinstance(p, DTensor)
+                assert isinstance(p, nn.Parameter)
+                assert p.placements == (Replicate(),)
+                assert p.shape == p.to_local().shape == shapes[name]
+                assert p.requires_grad == (name != "frozen")
+                assert_same(dyadic(*shapes[name], key=name), p.full_tensor().detach().cpu(), f"step {step}: {name}")
+            model(torch.ones(1, device=rank.device)).sum().backward()
+            assert (model.get_parameter("frozen").grad is None) is True
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-PAR-02",
+    "The average is right for parameters of every shape, element by element.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("offload", [False, True], ids=["resident", "offloaded"])
+@pytest.mark.world(2, 3)
+def test_shapes(world: World, offload: bool) -> None:
+    """One element, many dimensions, and several of the same shape; two groups, three steps, of which two add up."""
+    shapes: dict[str, tuple[int, ...]] = {"one": (1, 1), "block": (2, 1, 3, 2), "vector": (5,), "last": (5,)}
+    policy = CPUOffloadPolicy(pin_memory=False) if offload else OffloadPolicy()
+
+    def factors(name: str, rank: int, step: int) -> torch.Tensor:
+        return dyadic(*shapes[name.split(".")[-1]], key=(name, rank, step), denominator=2).float()
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, shape in shapes.items():
+                self.register_parameter(name, nn.Parameter(torch.ones(shape)))
+
+        def forward(self, name: str, rank: int, step: int) -> torch.Tensor:
+            found = [(p * factors(f"{name}.{n}", rank, step).to(p.device)).sum() for n, p in self.named_parameters()]
+            return torch.stack(found).sum()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Part(), Part()
+
+        def forward(self, rank: int, step: int) -> torch.Tensor:
+            result: torch.Tensor = self.first("first", rank, step) + self.second("second", rank, step)
+            return result
+
+    def body(rank: Rank) -> list[dict[str, torch.Tensor]]:
+        model = replicate_fsdp.apply(Model(), rank, offload_policy=policy)
+        found = []
+        for step in range(3):
+            (rank.size * model(rank.index, step)).backward()
+            found.append({n: g.cpu() for n, g in replicate_fsdp.gradients(model).items()})
+            if step == 0:
+                model.zero_grad()
+        return found
+
+    for number, *ranks in zip(range(3), *world.run(body), strict=True):
+        steps = [number] if number < 2 else [1, 2]
+        for rank, found in enumerate(ranks):
+            for name, gradient in found.items():
+                right = sum(factors(name, r, s) for r in range(world.size) for s in steps)
+                assert isinstance(right, torch.Tensor)
+                assert_same(right, gradient, f"step {number}, rank {rank}: gradient of {name}")
+
+
+@requirement(
+    "RFSDP-STATE-01",
+    "After a forward without a backward, state dicts have the parameters that are trained, and what is loaded counts.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup._register_state_dict_hooks",
+)
+@pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
+@pytest.mark.world(2)
+def test_state_dict_after_forward(world: World, assign: bool) -> None:
+    """Forward, save, load something else, forward, load again, forward."""
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate_fsdp.apply(nn.Sequential(layer(), layer()), rank)
+        found = []
+        for value in (2.0, 4.0):
+            with torch.no_grad():
+                found.append(called(rank, model))
+            state = model.state_dict()
+            assert {type(p) for p in state.values()} == {DTensor}
+            model.load_state_dict({n: torch.full_like(p, value) for n, p in state.items()}, assign=assign)
+        return [*found, called(rank, model)]
+
+    assert world.run(body) == [[1.0, 4.0, 16.0]] * 2
+
+
+@requirement("RFSDP-STEP-01", "A forward computes with the parameters as the last step left them.", source=SOURCE)
+@pytest.mark.parametrize("evaluated", [False, True], ids=["trained", "evaluated"])
+@pytest.mark.world(2)
+def test_after_a_step(world: World, evaluated: bool) -> None:
+    """Steps of SGD; perhaps with an evaluation between the backward and the step."""
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate_fsdp.apply(nn.Sequential(layer(2.0)), rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        found = []
+        for _ in range(3):
+            output = model(torch.ones(1, 1, device=rank.device))
+            found.append(float(output.detach()))
+            output.sum().backward()
+            if evaluated:
+                with torch.no_grad():
+                    called(rank, model)
+            optimizer.step()
+            optimizer.zero_grad()
+        return found
+
+    assert world.run(body) == [[2.0, 1.75, 1.5]] * 2
+
+
+@requirement(
+    "RFSDP-PAR-03", "The average is right to the last element of a parameter of more than 1 MiB.", source=SOURCE
+)
+@pytest.mark.world(2)
+def test_large(world: World) -> None:
+    """One backward; no element is like its neighbours."""
+
+    def numbers(rank: int) -> torch.Tensor:
+        return torch.arange(300_001.0) * (rank + 1)
+
+    def body(rank: Rank) -> torch.Tensor:
+        module = nn.Embedding(1, 300_001)
+        model = replicate_fsdp.apply(module, rank)
+        row = model(torch.zeros(1, dtype=torch.int64, device=rank.device))
+        (row * numbers(rank.index).to(rank.device)).sum().backward()
+        return replicate_fsdp.gradients(model)["weight"][0].cpu()
+
+    for rank, found in enumerate(world.run(body)):
+        assert_same(numbers(0) * 1.5, found, f"rank {rank}")
+
+
+@requirement("RFSDP-CAST-01", "A replicated model that is cast before its first forward trains in its new dtype.",
+             source=SOURCE)  # fmt: skip
+@pytest.mark.world(2)
+def test_cast_model(world: World) -> None:
+    """To float64; then its parameters are set to 3."""
+
+    def body(rank: Rank) -> tuple[float, str]:
+        model = replicate_fsdp.apply(nn.Sequential(layer()), rank)
+        model.double()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(3.0)
+        output = model(torch.ones(1, 1, device=rank.device, dtype=torch.float64))
+        output.sum().backward()
+        return float(output.detach()), str(replicate_fsdp.gradients(model)["0.weight"].dtype)
+
+    assert world.run(body) == [(3.0, "torch.float64")] * 2
+
+
+@requirement(
+    "RFSDP-UNSHARD-01",
+    "After unshard() parameters are plain and can be computed with, after reshard() they are DTensors again.",
+    source="torch.distributed.fsdp.FSDPModule: unshard, reshard",
+)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.world(2)
+def test_unshard(world: World, asynchronous: bool) -> None:
+    """Twice, with other values the second time."""
+
+    def body(rank: Rank) -> list[float]:
+        model: Any = replicate_fsdp.apply(layer(), rank)
+        called(rank, model)
+        model.reshard()
+        found = []
+        for _ in range(2):
+            handle = model.unshard(async_op=asynchronous)
+            if asynchronous:
+                handle.wait()
+            assert not isinstance(model.weight, DTensor)
+            found.append(float(model.weight.detach()))
+            model.reshard()
+            assert isinstance(model.weight, DTensor)
+            with torch.no_grad():
+                model.weight.mul_(2)
+        return found
+
+    assert world.run(body) == [[1.0, 2.0]] * 2
+
+
+@requirement(
+    "RFSDP-METHOD-01",
+    "A method that is registered as another forward trains like the forward.",
+    source="torch.distributed.fsdp.register_fsdp_forward_method",
+)
+@pytest.mark.world(2)
+def test_other_methods(world: World) -> None:
+    """A method with its own inputs, in two steps."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight
+
+        def other(self, x: torch.Tensor, *, times: float) -> torch.Tensor:
+            return x * self.weight * times
+
+    def body(rank: Rank) -> list[float]:
+        model: Any = replicate_fsdp.apply(Model(), rank)
+        register_fsdp_forward_method(model, "other")
+        found = []
+        for _ in range(2):
+            model.other(torch.full((1,), 1.0 + rank.index, device=rank.device), times=2.0).sum().backward()
+            found.append(float(replicate_fsdp.gradients(model)["weight"]))
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[3.0, 3.0]] * 2
+
+
+@requirement(
+    "RFSDP-LAYERWISE-01",
+    "Layers that are made and replicated one by one, the plain parameters being gone, are taken.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPState._validate_no_duplicate_params; pytorch/pytorch#176225",
+)
+@pytest.mark.world(1, 2)
+def test_layer_by_layer(world: World) -> None:
+    """Twelve layers; the memory of each one's plain parameters is free before the next is made."""
+
+    def body(rank: Rank) -> float:
+        model = nn.Sequential()
+        for i in range(12):
+            model.append(replicate_fsdp.apply(layer(2.0), rank, groups=False))
+            if i % 4 == 0:
+                gc.collect()
+        return called(rank, replicate_fsdp.apply(model, rank, groups=False))
+
+    assert world.run(body) == [2.0**12] * world.size
+
+
+@requirement(
+    "RFSDP-MEMORY-01",
+    "Between steps a rank holds its parameters once, and nothing that it did not hold a step before.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPParam.free_unsharded_param; pytorch/pytorch#195281",
+)
+@pytest.mark.world(2)
+def test_memory(world: World) -> None:
+    """Two groups of 64 KiB in four steps, by the bytes behind all tensors that there are."""
+
+    def held() -> int:
+        gc.collect()
+        found = {}
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.Tensor):
+                local = thing.to_local() if isinstance(thing, DTensor) else thing
+                storage = local.untyped_storage()
+                found[storage._cdata] = storage.nbytes()
+        return sum(found.values())
+
+    def body(rank: Rank) -> list[int]:
+        before = held()
+        model = nn.Sequential(nn.Linear(128, 128, bias=False), nn.Linear(128, 128, bias=False))
+        replicate_fsdp.apply(model, rank)
+        found = []
+        for _ in range(4):
+            model(torch.ones(1, 128, device=rank.device)).sum().backward()
+            model.zero_grad()
+            found.append((held() - before) // 4096)
+        return found
+
+    assert world.run(body) == [[2 * 16] * 4] * 2

@@ -1,0 +1,153 @@
+"""Mixed precision: what is cast, what is not, and in which dtype gradients are added up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.checkpoint import checkpoint
+
+from harness import Rank, World, requirement
+from harness.stacks import replicate_fsdp
+
+SOURCE = "torch.distributed.fsdp.MixedPrecisionPolicy"
+
+
+class Looking(nn.Module):
+    """A layer that notes the dtypes of its parameter, its buffer and its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("scale", torch.full((2,), 1.0 + 2.0**-12))
+        self.seen: dict[str, torch.dtype] = {}
+
+    def forward(self, x: torch.Tensor, nested: Any = None, *, named: Any = None, rows: Any = None) -> Any:
+        self.seen = {"weight": self.weight.dtype, "scale": self.get_buffer("scale").dtype, "x": x.dtype}
+        if nested is not None:
+            self.seen |= {"nested": nested[0]["x"].dtype, "named": named.dtype, "rows": rows.dtype}
+        y = self.weight * x
+        return {"y": y, "rows": rows}
+
+
+@requirement(
+    "RFSDP-MIX-01",
+    "param_dtype casts parameters and inputs of floats, wherever they are given; not whole numbers, bool, nor buffers.",
+    source="torch.distributed.fsdp.MixedPrecisionPolicy: param_dtype, cast_forward_inputs",
+)
+@pytest.mark.parametrize("inputs", [True, False], ids=["inputs", "not-inputs"])
+@pytest.mark.parametrize("output", ["", "float64"])
+@pytest.mark.world(2)
+def test_what_is_cast(world: World, inputs: bool, output: str) -> None:
+    """Inputs by position, by keyword and in containers; two steps, and an evaluation."""
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16,
+        output_dtype=getattr(torch, output) if output else None,
+        cast_forward_inputs=inputs,
+    )
+
+    def body(rank: Rank) -> None:
+        model = replicate_fsdp.apply(Looking(), rank, mp_policy=policy)
+        for grad in (True, False, True):
+            x, rows = torch.ones(2, device=rank.device), torch.arange(2, device=rank.device)
+            with torch.set_grad_enabled(grad):
+                found = model(x, [{"x": x}], named=x, rows=rows)
+            given = torch.bfloat16 if inputs else torch.float32
+            assert model.seen == {
+                "weight": torch.bfloat16,
+                "scale": torch.float32,
+                "x": given,
+                "nested": given,
+                "named": given,
+                "rows": torch.int64,
+            }
+            assert found["y"].dtype == (getattr(torch, output) if output else given)
+            assert found["rows"].dtype == torch.int64
+            if grad:
+                found["y"].sum().backward()
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        assert {g.dtype for g in replicate_fsdp.gradients(model).values()} == {torch.float32}
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-MIX-02",
+    "Gradients are added up over ranks in reduce_dtype, and come back in the parameters' own.",
+    source="torch.distributed.fsdp.MixedPrecisionPolicy: reduce_dtype",
+)
+@pytest.mark.parametrize(("param", "reduce", "right"), [("", "bfloat16", 256.0), ("bfloat16", "float32", 257.0)])
+@pytest.mark.world(2)
+def test_reduce_dtype(world: World, param: str, reduce: str, right: float) -> None:
+    """Ranks have 512 and 2: the average needs nine bits, bfloat16 has eight."""
+    policy = MixedPrecisionPolicy(getattr(torch, param) if param else None, getattr(torch, reduce))
+
+    def body(rank: Rank) -> float:
+        model = replicate_fsdp.apply(nn.Linear(1, 1, bias=False), rank, mp_policy=policy)
+        model(torch.full((1, 1), [512.0, 2.0][rank.index], device=rank.device)).sum().backward()
+        gradient = replicate_fsdp.gradients(model)["weight"]
+        assert gradient.dtype == torch.float32
+        return float(gradient)
+
+    assert world.run(body) == [right] * 2
+
+
+@requirement(
+    "RFSDP-MIX-03",
+    "Without synchronisation gradients are added up in reduce_dtype.",
+    source="torch.distributed.fsdp.MixedPrecisionPolicy: reduce_dtype",
+)
+@pytest.mark.world(1, 2)
+def test_accumulated_in_reduce_dtype(world: World) -> None:
+    """Micro-batches of 256, 1 and 1, in bfloat16, reduced in float32; twice."""
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate_fsdp.apply(nn.Linear(1, 1, bias=False), rank, mp_policy=policy)
+        found = []
+        for _ in range(2):
+            for value, synced in ((256.0, False), (1.0, False), (1.0, True)):
+                model.set_requires_gradient_sync(synced)
+                model(torch.full((1, 1), value, device=rank.device)).sum().backward()
+            found.append(float(replicate_fsdp.gradients(model)["weight"]))
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[258.0, 258.0]] * world.size
+
+
+@requirement(
+    "RFSDP-MIX-04", "Checkpointed layers are computed again with inputs and parameters that are cast.", source=SOURCE
+)
+@pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
+@pytest.mark.world(2)
+def test_checkpointed(world: World, reentrant: bool) -> None:
+    """A layer that is a group of its own, whose outputs stay in float32, checkpointed twice."""
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+            nn.init.ones_(self.first.weight)
+            nn.init.ones_(self.second.weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in (self.first, self.second):
+                x = checkpoint(layer, x, use_reentrant=reentrant)
+            return x
+
+    def body(rank: Rank) -> list[list[float]]:
+        model = replicate_fsdp.apply(Model(), rank, mp_policy=policy)
+        found = []
+        for _ in range(2):
+            x = torch.full((1, 1), 1.0 + rank.index, device=rank.device, requires_grad=True)
+            model(x).sum().backward()
+            found.append([float(g) for g in replicate_fsdp.gradients(model).values()])
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[[1.5, 1.5]] * 2] * 2

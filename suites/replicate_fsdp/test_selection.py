@@ -1,0 +1,146 @@
+"""Which parameters are replicated, and over which ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from harness import Rank, World, requirement
+from harness.stacks import replicate_fsdp
+
+SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
+
+
+def layer() -> nn.Linear:
+    found = nn.Linear(2, 2, bias=False)
+    nn.init.ones_(found.weight)
+    return found
+
+
+def backward(rank: Rank, model: nn.Module) -> dict[str, list[float]]:
+    """Gradients after one backward with data of the rank's own."""
+    model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
+    return {name: gradient.flatten().tolist() for name, gradient in replicate_fsdp.gradients(model).items()}
+
+
+class Sum(nn.Module):
+    """Three layers side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = layer(), layer(), layer()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.first(x) + self.second(x) + self.third(x)
+        return result
+
+
+@requirement(
+    "RFSDP-IGN-01",
+    "Ignored parameters stay plain and keep the gradients of their rank; others don't.",
+    source="torch/distributed/_composable/replicate_with_fsdp.py: replicate, ignored_params",
+)
+@pytest.mark.parametrize("ignored", ["first", "second", "third"])
+@pytest.mark.world(2)
+def test_ignored(world: World, ignored: str) -> None:
+    """One of three layers of the same shape."""
+
+    def body(rank: Rank) -> dict[str, list[float]]:
+        model = Sum()
+        left = set(model.get_submodule(ignored).parameters())
+        replicate_fsdp.apply(model, rank, groups=False, ignored_params=left)
+        for name, p in model.named_parameters():
+            assert isinstance(p, DTensor) != name.startswith(ignored), name
+        return backward(rank, model)
+
+    for rank, found in enumerate(world.run(body)):
+        assert found == {
+            f"{name}.weight": [1.0 + rank if name == ignored else 1.5] * 4 for name in ("first", "second", "third")
+        }
+
+
+@requirement(
+    "RFSDP-LIST-01",
+    "Modules that are replicated as a list are one group: their gradients are averaged in one collective.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("tied", [False, True], ids=["own", "tied"])
+@pytest.mark.world(2)
+def test_list_of_modules(world: World, tied: bool) -> None:
+    """The first and third of three layers, perhaps with the same weight, in two steps."""
+
+    def body(rank: Rank) -> list[dict[str, list[float]]]:
+        model = Sum()
+        if tied:
+            model.third.weight = model.first.weight
+        replicate_with_list([model.first, model.third], rank)
+        replicate_fsdp.apply(model, rank, groups=False)
+        found = []
+        for _ in range(2):
+            found.append(backward(rank, model))
+            model.zero_grad()
+        assert not tied or model.third.weight is model.first.weight
+        return found
+
+    right = {"first.weight": [3.0 if tied else 1.5] * 4, "second.weight": [1.5] * 4}
+    right |= {} if tied else {"third.weight": [1.5] * 4}
+    assert world.run(body) == [[right] * 2] * 2
+
+
+def replicate_with_list(modules: Any, rank: Rank) -> None:
+    replicate_fsdp.replicate(modules, mesh=rank.mesh())
+
+
+@requirement(
+    "RFSDP-MESH-01",
+    "Gradients are averaged over the dimension of a mesh that was given, and over no other ranks.",
+    source="torch/distributed/_composable/replicate_with_fsdp.py: replicate, mesh",
+)
+@pytest.mark.parametrize("shape", ["2x2", "4x1", "1x4"])
+@pytest.mark.parametrize("dimension", [0, 1])
+@pytest.mark.world(4)
+def test_meshes(world: World, shape: str, dimension: int) -> None:
+    """Either dimension of meshes of two, also of one rank."""
+    sizes = [int(size) for size in shape.split("x")]
+
+    def body(rank: Rank) -> dict[str, list[float]]:
+        mesh = rank.mesh(*sizes, names=("first", "second"))
+        return backward(rank, replicate_fsdp.apply(layer(), rank, mesh=mesh[("first", "second")[dimension]]))
+
+    lines = torch.arange(4).view(*sizes)
+    for rank, found in enumerate(world.run(body)):
+        row, column = divmod(rank, sizes[1])
+        line = lines[:, column] if dimension == 0 else lines[row]
+        assert found == {"weight": [1.0 + float(line.double().mean())] * 4}
+
+
+@requirement(
+    "RFSDP-CONTRACT-01", "A mesh of two dimensions, and a module that is sharded or replicated, are refused.",
+    source=SOURCE,
+)  # fmt: skip
+@pytest.mark.parametrize("what", ["mesh", "sharded", "replicated"])
+@pytest.mark.world(2)
+def test_refused(world: World, what: str) -> None:
+    """Each raises an error on every rank."""
+
+    def body(rank: Rank) -> str:
+        model, options = layer(), {}
+        if what == "sharded":
+            fully_shard(model, mesh=rank.mesh())
+        elif what == "replicated":
+            replicate_fsdp.apply(model, rank)
+        else:
+            options["mesh"] = rank.mesh(2, 1, names=("first", "second"))
+        try:
+            replicate_fsdp.apply(model, rank, **options)
+        except (AssertionError, RuntimeError, ValueError) as e:
+            return type(e).__name__
+        return "taken"
+
+    right = {"mesh": "ValueError", "sharded": "RuntimeError", "replicated": "AssertionError"}[what]
+    assert world.run(body) == [right] * 2

@@ -1,0 +1,247 @@
+"""When gradients are averaged: switches, outputs that a backward comes from, and hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness import Rank, World, requirement
+from harness.stacks import replicate_fsdp
+from harness.stacks.training import launched, since
+
+SOURCE = "torch.distributed.fsdp.FSDPModule"
+
+
+class Layers(nn.Module):
+    """Two layers one after another; weights are ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        for layer in (self.inner, self.outer):
+            nn.init.ones_(layer.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.outer(self.inner(x))
+        return result
+
+
+def backward(rank: Rank, model: Any) -> int:
+    """One backward, in which every weight of the rank has its number plus one for a gradient; counts collectives."""
+    output = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
+    before = launched()
+    output.sum().backward()
+    return sum(since(before).values())
+
+
+def read(model: nn.Module) -> dict[str, float]:
+    return {name: float(gradient) for name, gradient in replicate_fsdp.gradients(model).items()}
+
+
+@requirement(
+    "RFSDP-SYNC-01",
+    "set_requires_gradient_sync holds for modules within where it is to recurse, and else for its module alone.",
+    source="torch.distributed.fsdp.FSDPModule: set_requires_gradient_sync, recurse",
+)
+@pytest.mark.parametrize("recurse", [True, False])
+@pytest.mark.world(2)
+def test_recursion(world: World, recurse: bool) -> None:
+    """A root with a weight of its own around a layer; off, and on again."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1, bias=False)
+            self.own = nn.Parameter(torch.ones(1))
+            nn.init.ones_(self.layer.weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.layer(x) * self.own
+            return result
+
+    def body(rank: Rank) -> tuple[int, dict[str, float], int, dict[str, float]]:
+        model: Any = replicate_fsdp.apply(Model(), rank)
+        model.set_requires_gradient_sync(False, recurse=recurse)
+        first = backward(rank, model), read(model)
+        model.set_requires_gradient_sync(True, recurse=recurse)
+        return *first, backward(rank, model), read(model)
+
+    off: dict[str, float] = {} if recurse else {"layer.weight": 1.5}
+    assert world.run(body) == [(len(off), off, 2, {"own": 3.0, "layer.weight": 3.0})] * 2
+
+
+@requirement(
+    "RFSDP-SYNC-02",
+    "Without all-reduce gradients are kept, and added to those of the next backward that has it.",
+    source="torch.distributed.fsdp.FSDPModule: set_requires_all_reduce",
+)
+@pytest.mark.world(2)
+def test_requires_all_reduce(world: World) -> None:
+    """Two backwards without, one with; twice."""
+
+    def body(rank: Rank) -> list[tuple[int, dict[str, float]]]:
+        model: Any = replicate_fsdp.apply(Layers(), rank)
+        found = []
+        for on in (False, False, True) * 2:
+            model.set_requires_all_reduce(on)
+            found.append((backward(rank, model), read(model)))
+            if on:
+                model.zero_grad()
+        return found
+
+    without: tuple[int, dict[str, float]] = (0, {})
+    with_it = (2, {"inner.weight": 4.5, "outer.weight": 4.5})
+    assert world.run(body) == [[without, without, with_it] * 2] * 2
+
+
+@dataclass
+class Outputs:
+    first: torch.Tensor
+    others: Any
+
+
+@requirement(
+    "RFSDP-OUT-01",
+    "Gradients are averaged whichever of several outputs a loss is computed from, whatever container it is in.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPState._register_pre_backward_hook",
+)
+@pytest.mark.parametrize("output", range(5))
+@pytest.mark.world(2)
+def test_any_output(world: World, output: int) -> None:
+    """A loss from one of five outputs, in two steps."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> tuple[Any, ...]:
+            y = self.layer(x)
+            return y, 2 * y, [3 * y], {"a": 4 * y, "none": None}, Outputs(y, {"text": "text", "b": 5 * y})
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate_fsdp.apply(Model(), rank, groups=False)
+        found = []
+        for _ in range(2):
+            first, second, listed, named, data = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
+            assert isinstance(data, Outputs)
+            assert (named["none"], data.others["text"]) == (None, "text")
+            (first, second, listed[0], named["a"], data.others["b"])[output].sum().backward()
+            found.append(read(model)["layer.weight"])
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[1.5 * (output + 1)] * 2] * 2
+
+
+@requirement(
+    "RFSDP-UNUSED-01",
+    "With set_reduce_scatter_unused_params, a parameter that only some ranks use has the average over all.",
+    source="torch.distributed.fsdp.FSDPModule: set_reduce_scatter_unused_params",
+)
+@pytest.mark.world(2, 4)
+def test_used_by_some_ranks(world: World) -> None:
+    """Each rank takes another branch, in three steps that go round the ranks."""
+
+    class Model(nn.Module):
+        def __init__(self, branches: int) -> None:
+            super().__init__()
+            self.branches = nn.ModuleList(nn.Linear(1, i + 1, bias=False) for i in range(branches))
+
+        def forward(self, x: torch.Tensor, branch: int) -> torch.Tensor:
+            result: torch.Tensor = self.branches[branch](x)
+            return result
+
+    def body(rank: Rank) -> list[list[list[float]]]:
+        model: Any = replicate_fsdp.apply(Model(rank.size), rank, groups=False)
+        model.set_reduce_scatter_unused_params(True)
+        found = []
+        for step in range(3):
+            x = torch.full((1, 1), 1.0 + rank.index, device=rank.device)
+            model(x, (rank.index + step) % rank.size).sum().backward()
+            found.append([g.flatten().tolist() for g in replicate_fsdp.gradients(model).values()])
+            model.zero_grad()
+        return found
+
+    for found in world.run(body):
+        for step, gradients in enumerate(found):
+            users = {(r + step) % world.size: 1.0 + r for r in range(world.size)}
+            assert gradients == [[users[i] / world.size] * (i + 1) for i in range(world.size)]
+
+
+@requirement(
+    "RFSDP-HOOK-01",
+    "A hook that runs once a gradient is accumulated runs once in a backward, and finds the average.",
+    source="torch.Tensor.register_post_accumulate_grad_hook",
+)
+@pytest.mark.world(2)
+def test_post_accumulate_hooks(world: World) -> None:
+    """Steps of SGD in such hooks, three of them."""
+
+    def body(rank: Rank) -> tuple[list[float], list[float]]:
+        model = replicate_fsdp.apply(Layers(), rank)
+        found: list[float] = []
+
+        def step(p: torch.Tensor) -> None:
+            gradient = replicate_fsdp.whole(p.grad)  # type: ignore[arg-type]
+            found.append(float(gradient))
+            with torch.no_grad():
+                p.sub_(p.grad)  # type: ignore[arg-type]
+                p.add_(p.grad)  # type: ignore[arg-type]
+            p.grad = None
+
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        for _ in range(3):
+            backward(rank, model)
+        return found, [float(p) for p in replicate_fsdp.parameters(model).values()]
+
+    assert world.run(body) == [([1.5] * 6, [1.0, 1.0])] * 2
+
+
+@requirement(
+    "RFSDP-HOOK-02",
+    "A hook for what has been all-reduced is called once for each group of parameters, with the sum or average, and "
+    "gradients are what it makes of it.",
+    source="torch.distributed.fsdp.FSDPModule: set_all_reduce_hook",
+)
+@pytest.mark.world(2)
+def test_all_reduce_hook(world: World) -> None:
+    """A hook that doubles what it gets, in two steps."""
+
+    def body(rank: Rank) -> tuple[list[float], dict[str, float]]:
+        model: Any = replicate_fsdp.apply(Layers(), rank, groups=False)
+        seen: list[float] = []
+
+        def hook(reduced: torch.Tensor) -> None:
+            seen.extend(reduced.tolist())
+            reduced.mul_(2)
+
+        model.set_all_reduce_hook(hook)
+        for _ in range(2):
+            backward(rank, model)
+        return seen, read(model)
+
+    assert world.run(body) == [([1.5] * 4, {"inner.weight": 6.0, "outer.weight": 6.0})] * 2
+
+
+@requirement(
+    "RFSDP-SUM-01", "Where sums are forced, gradients are averaged all the same, in every dtype.", source=SOURCE
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.world(2, 3, 4)
+def test_forced_sums(world: World, dtype: str) -> None:
+    """Rank i has three, or four, times i plus one, so that the average is a whole number."""
+
+    def body(rank: Rank) -> dict[str, float]:
+        model: Any = replicate_fsdp.apply(nn.Linear(1, 1, bias=False, dtype=getattr(torch, dtype)), rank)
+        model.set_force_sum_reduction_for_comms(True)
+        x = torch.full((1, 1), float(rank.size * (1 + rank.index)), device=rank.device, dtype=getattr(torch, dtype))
+        model(x).sum().backward()
+        return read(model)
+
+    assert world.run(body) == [{"weight": float(sum(range(world.size + 1)))}] * world.size
