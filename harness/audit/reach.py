@@ -7,19 +7,27 @@ Line 0 stands for outside of the function.
 
 from __future__ import annotations
 
+import dis
+import inspect
+import io
 import json
 import os
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 Steps = dict[str, set[tuple[int, int]]]
 """By file: from which line to which."""
 
 _Tracer = Callable[[FrameType, str, Any], Any]
+
+
+_RETURNS = [dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE") if name in dis.opmap]
+"""Where a function is left by itself, and not by an exception."""
 
 
 def argument(folder: Path, files: Sequence[str]) -> str:
@@ -39,7 +47,7 @@ def start(argument: str) -> None:
 
         def step(frame: FrameType, event: str, arg: Any) -> _Tracer:
             nonlocal before
-            if event == "line" or event == "return":
+            if event == "line" or (event == "return" and frame.f_code.co_code[frame.f_lasti] in _RETURNS):
                 line = frame.f_lineno if event == "line" else 0
                 found = file, before or -first, line or -first
                 if found not in seen:
@@ -73,3 +81,35 @@ def collect(folder: Path, files: Sequence[str]) -> Steps:
 def lines(steps: Steps) -> dict[str, set[int]]:
     """The lines alone."""
     return {file: {line for step in found for line in step if line > 0} for file, found in steps.items()}
+
+
+def _imported(path: Path) -> Iterator[tuple[int, int]]:
+    """Steps to the lines outside of functions: the module was imported before anything was written down."""
+    pending = [compile(path.read_text(), str(path), "exec", dont_inherit=True)]
+    while pending:
+        code = pending.pop()
+        if code.co_name == "<module>" or not code.co_flags & inspect.CO_NEWLOCALS:
+            yield from ((-1, line) for _, _, line in code.co_lines() if line)
+            pending += [c for c in code.co_consts if isinstance(c, CodeType)]
+
+
+def report(steps: Mapping[str, Iterable[tuple[int, int]]], html: Path | None = None) -> str:
+    """Lines and branches of files that were reached, as a table; with ``html``, also pages in that folder.
+
+    ``steps``: all files that the report is about, those that nobody reached with no steps.
+    """
+    from coverage import Coverage, CoverageData
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/data"
+        data = CoverageData(basename=path)
+        data.add_arcs({file: [*found, *_imported(Path(file))] for file, found in steps.items()})
+        data.write()
+        coverage = Coverage(data_file=path, branch=True, config_file=False, include=list(steps))
+        coverage.load()
+        text = io.StringIO()
+        coverage.report(file=text, show_missing=True, ignore_errors=True)
+        if html:
+            coverage.html_report(directory=str(html))
+    root = str(Path(os.path.commonpath([*steps, os.devnull]) or "/"))
+    return text.getvalue().replace(f"{root}/", "") if len(root) > 1 else text.getvalue()

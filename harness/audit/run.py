@@ -181,6 +181,16 @@ class Audit:
             ],
         )
 
+    def reach(self) -> dict[str, set[tuple[int, int]]]:
+        """From line to line, what the ranks of all tests reach in the audited sources, without any defect."""
+        with Workers(self.root, self.plan.components, self.workers) as workers:
+            self._look_at_healthy(workers, [t for t in workers.tests if t not in self.healthy])
+        found: dict[str, set[tuple[int, int]]] = {file: set() for file in self.files}
+        for test in self.healthy.values():
+            for file, steps in test.steps.items():
+                found.setdefault(file, set()).update(steps)
+        return found
+
     def _with_equivalence(self, result: Result) -> Result:
         result.equivalent = self.equivalent.get(result.defect.name, "")
         return result

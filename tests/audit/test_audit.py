@@ -207,6 +207,17 @@ def test_again(first: tuple[Path, Ended]) -> None:
     assert ended.code == 0
 
 
+def test_reach(first: tuple[Path, Ended]) -> None:
+    """Lines and branches of the source that ranks reached; of what the audit has seen, nothing is run again."""
+    folder, _ = first
+    arguments = [*command()[:-1], "reach", "collectives", "--workers", "1"]
+    ended = subprocess.run(arguments, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "healthy: 0 to do" in ended.stdout
+    (row,) = [line for line in ended.stdout.split("\n") if "_functional_collectives.py" in line]
+    assert 0 < int(row.split()[5].rstrip("%")) < 100
+
+
 def test_lost_power(first: tuple[Path, Ended], tmp_path: Path) -> None:
     """A suite that notices less than before is red, and says what it lost; what is red by itself notices nothing."""
     _, before = first
