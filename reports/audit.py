@@ -16,6 +16,7 @@ def page(audit: Mapping[str, Any], rows: Sequence[Sequence[str]], columns: Seque
     """The page of a saved audit; ``rows`` and ``columns``: the table above.  Whatever is in it stays text."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_TEMPLATE), autoescape=True, trim_blocks=True)
     when = datetime.datetime.fromtimestamp(audit["started"], datetime.UTC)
+    noticed_last = sorted(audit["results"], key=lambda result: result["state"] == "killed")
     return environment.get_template("audit.html").render(
-        audit=audit, rows=rows, columns=columns, when=f"{when:%Y-%m-%d %H:%M} UTC"
+        audit=audit, results=noticed_last, rows=rows, columns=columns, when=f"{when:%Y-%m-%d %H:%M} UTC"
     )
