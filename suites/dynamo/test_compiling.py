@@ -189,7 +189,7 @@ def test_backward_hooks(world: World, kind: str) -> None:
 @pytest.mark.skipif(not dynamo.COMPILES_MESSAGES, reason="this version of torch compiles no messages")
 @pytest.mark.parametrize("named", ["global", "group"])
 @pytest.mark.parametrize("members", [(0, 1), (1, 2), (0, 2)], ids=["first-two", "last-two", "ends"])
-@pytest.mark.world(3)
+@pytest.mark.world(3, timeout=15)
 def test_messages(world: World, members: tuple[int, int], named: str) -> None:
     """Two ranks send each other what they have, twice."""
 
