@@ -25,7 +25,7 @@ KINDS = {"all_reduce": INTEGERS + FLOATS, "reduce_scatter_tensor": FLOATS}
 
 def compiled(function: Callable[..., Any], **options: Any) -> tuple[Any, dynamo.GraphCounter]:
     """A function compiled to one graph, and what counts how often."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counter = dynamo.GraphCounter("aot_eager")
     return torch.compile(function, backend=counter, **{"fullgraph": True, **options}), counter
 
@@ -76,7 +76,7 @@ def test_rewritten(world: World, name: str, members: tuple[int, ...]) -> None:
                 expected = outputs(case, size, member, call)
                 into = [given.clone()] if name == "all_reduce" else [torch.full_like(right, -1) for right in expected]
                 assert function(given, into) is None
-                assert torch._C._distributed_c10d._get_work_registry_size() == 0
+                assert dynamo.unwaited() == 0
                 for right, found in zip(expected, into, strict=True):
                     assert_same(right, found, f"{case}, call {call}")
             assert counter.graphs == 1
@@ -222,7 +222,7 @@ def test_launched(world: World) -> None:
             assert_same(torch.full((rows,), 1 + sum(1.0 + i + call for i in range(rank.size))), total, "sum")
             assert_same(torch.full((rows,), 10.0 + rank.size), largest, "maximum")
             assert since(before) == {tuple(range(rank.size)): 3}
-            assert torch._C._distributed_c10d._get_work_registry_size() == 0
+            assert dynamo.unwaited() == 0
         assert counter.graphs == 2
 
     world.run(body)

@@ -36,7 +36,7 @@ class Layers(nn.Module):
 
 
 def compiled(model: nn.Module, backend: str = "aot_eager", **options: Any) -> tuple[Any, dynamo.GraphCounter]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counter = dynamo.GraphCounter(backend)
     return torch.compile(model, backend=counter, **options), counter
 
@@ -165,7 +165,7 @@ def test_backward_hooks(world: World, kind: str) -> None:
                 x = dyadic(2, 4, key=(rank.index, step), dtype=torch.float32).requires_grad_()
                 if compile:
                     function, counter = compiled(model, fullgraph=True)
-                    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+                    with dynamo.compiled_backward("aot_eager"):
                         function(x).sum().backward()
                     assert counter.graphs == 1
                 else:
@@ -211,7 +211,7 @@ def test_messages(world: World, members: tuple[int, int], named: str) -> None:
             return other * 2
 
         with dynamo.compiled_messages():
-            torch._dynamo.reset()
+            torch.compiler.reset()
             counter = dynamo.GraphCounter("aot_eager")
             function = torch.compile(exchange, backend=counter, fullgraph=True)
             for call in range(2):
@@ -250,7 +250,7 @@ def test_batches(world: World) -> None:
             return torch.cat([one, other])
 
         with dynamo.compiled_messages():
-            torch._dynamo.reset()
+            torch.compiler.reset()
             function = torch.compile(exchange, backend="aot_eager", fullgraph=True)
             for call in range(2):
                 mine = torch.arange(4.0) + 10 * rank.index + call
