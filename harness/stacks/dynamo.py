@@ -8,13 +8,24 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.registry import lookup_backend
 
 from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
 from harness.stacks import replicate
 from harness.worlds.rank import Rank
 
-__all__ = ["COMPILES_MESSAGES", "GraphCounter", "apply", "compiled_messages", "gradients", "parameters", "parts"]
+__all__ = [
+    "COMPILES_MESSAGES",
+    "GraphCounter",
+    "apply",
+    "compiled_backward",
+    "compiled_messages",
+    "gradients",
+    "parameters",
+    "parts",
+    "unwaited",
+]
 
 Compiled = Callable[..., Any]
 
@@ -26,6 +37,17 @@ def compiled_messages() -> AbstractContextManager[Any]:
     """Where isend and irecv become part of graphs."""
     found: AbstractContextManager[Any] = torch._dynamo.config.patch(enable_p2p_compilation=True)
     return found
+
+
+def compiled_backward(backend: str) -> AbstractContextManager[Any]:
+    """Where backwards are compiled as well, hooks and all."""
+    found: AbstractContextManager[Any] = compiled_autograd._enable(torch.compile(backend=backend))
+    return found
+
+
+def unwaited() -> int:
+    """How many functional collectives nothing has waited for."""
+    return int(torch._C._distributed_c10d._get_work_registry_size())
 
 
 class GraphCounter:

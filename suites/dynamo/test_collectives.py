@@ -18,17 +18,14 @@ from harness.stacks.training import launched, since
 
 SOURCE = "torch/_dynamo/variables/functions.py: CollectiveFunctionRewriteVariable"
 GROUPS = pytest.mark.parametrize("members", [(0, 1, 2), (1, 2), (0, 2)], ids=["world", "without-rank-0", "ends"])
-REDUCTIONS = [
-    *(("all_reduce", op, torch.int64) for op in ("SUM", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR")),
-    *(("all_reduce", op, torch.float32) for op in ("SUM", "MAX")),
-    *(("reduce_scatter_tensor", op, torch.float32) for op in ("SUM", "MAX", "MIN")),
-]
-EXCHANGES = [(name, "SUM", torch.float32) for name in ("all_gather_into_tensor", "all_gather", "all_to_all_single")]
+INTEGERS = [(op, torch.int64) for op in ("SUM", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR")]
+FLOATS = [(op, torch.float32) for op in ("SUM", "MAX", "MIN")]
+KINDS = {"all_reduce": INTEGERS + FLOATS, "reduce_scatter_tensor": FLOATS}
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> tuple[Any, dynamo.GraphCounter]:
     """A function compiled to one graph, and what counts how often."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counter = dynamo.GraphCounter("aot_eager")
     return torch.compile(function, backend=counter, **{"fullgraph": True, **options}), counter
 
@@ -63,27 +60,26 @@ def issue(case: Case, given: Any, into: Any, group: Any) -> Any:
     source=SOURCE,
 )
 @GROUPS
-@pytest.mark.parametrize(("name", "op", "dtype"), [*REDUCTIONS, *EXCHANGES], ids=str)
+@pytest.mark.parametrize(
+    "name", ["all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "all_gather", "all_to_all_single"]
+)
 @pytest.mark.world(3)
-def test_rewritten(world: World, name: str, op: str, dtype: torch.dtype, members: tuple[int, ...]) -> None:
-    """Two calls with different data, the group being found in a closure."""
+def test_rewritten(world: World, name: str, members: tuple[int, ...]) -> None:
+    """Every operation, two calls with different data, the group being found in a closure."""
 
     def body(group: Any, member: int, size: int) -> None:
-        case = Case(name, op, dtype, (6,))
-
-        def collective(given: Any, into: Any) -> Any:
-            return issue(case, given, into, group)
-
-        function, counter = compiled(collective)
-        for call in range(2):
-            given = inputs(case, size, member, call)[0]
-            expected = outputs(case, size, member, call)
-            into = [given.clone()] if name == "all_reduce" else [torch.full_like(right, -1) for right in expected]
-            assert function(given, into) is None
-            assert torch._C._distributed_c10d._get_work_registry_size() == 0
-            for right, found in zip(expected, into, strict=True):
-                assert_same(right, found, f"call {call}")
-        assert counter.graphs == 1
+        for op, dtype in KINDS.get(name, FLOATS[:1]):
+            case = Case(name, op, dtype, (6,))
+            function, counter = compiled(lambda given, into, case=case: issue(case, given, into, group))
+            for call in range(2):
+                given = inputs(case, size, member, call)[0]
+                expected = outputs(case, size, member, call)
+                into = [given.clone()] if name == "all_reduce" else [torch.full_like(right, -1) for right in expected]
+                assert function(given, into) is None
+                assert dynamo.unwaited() == 0
+                for right, found in zip(expected, into, strict=True):
+                    assert_same(right, found, f"{case}, call {call}")
+            assert counter.graphs == 1
 
     among(world, members, body)
 
@@ -226,7 +222,7 @@ def test_launched(world: World) -> None:
             assert_same(torch.full((rows,), 1 + sum(1.0 + i + call for i in range(rank.size))), total, "sum")
             assert_same(torch.full((rows,), 10.0 + rank.size), largest, "maximum")
             assert since(before) == {tuple(range(rank.size)): 3}
-            assert torch._C._distributed_c10d._get_work_registry_size() == 0
+            assert dynamo.unwaited() == 0
         assert counter.graphs == 2
 
     world.run(body)
@@ -310,21 +306,18 @@ def test_gradients(world: World, collective: Callable[[torch.Tensor], torch.Tens
     ],
     ids=["cast", "clone", "cat", "view", "slice-cast", "bfloat16", "detach", "list", "numpy"],
 )
-@pytest.mark.parametrize("where", ["uncompiled", "compiled", "before"])
 @pytest.mark.world(2)
-def test_result(world: World, use: Callable[[torch.Tensor], torch.Tensor], where: str) -> None:
-    """At once after an all_reduce, uncompiled, in one graph, or in a graph that is given the result."""
+def test_result(world: World, use: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """At once after an all_reduce: uncompiled, in one graph with it, and in a graph that is given its result."""
 
     def body(rank: Rank) -> None:
         def both(x: torch.Tensor) -> torch.Tensor:
             return use(functional.all_reduce(x, "sum", dist.group.WORLD))
 
         given, right = torch.arange(4.0) + rank.index, use(2 * torch.arange(4.0) + 1)
-        if where == "before":
-            function, _ = compiled(use, fullgraph=False)
-            found = function(functional.all_reduce(given, "sum", dist.group.WORLD))
-        else:
-            found = both(given) if where == "uncompiled" else compiled(both, fullgraph=False)[0](given)
-        assert_same(right, found + 0, "result")
+        assert_same(right, both(given) + 0, "uncompiled")
+        assert_same(right, compiled(both, fullgraph=False)[0](given) + 0, "compiled")
+        before = functional.all_reduce(given, "sum", dist.group.WORLD)
+        assert_same(right, compiled(use, fullgraph=False)[0](before) + 0, "given")
 
     world.run(body)

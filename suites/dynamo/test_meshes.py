@@ -20,7 +20,7 @@ SOURCE = "torch/_dynamo/variables/distributed.py"
 
 def compiled(function: Any, **options: Any) -> tuple[Any, dynamo.GraphCounter]:
     """A function compiled to one graph, and what counts how often."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counter = dynamo.GraphCounter("aot_eager")
     return torch.compile(function, backend=counter, **{"fullgraph": True, **options}), counter
 

@@ -226,7 +226,7 @@ def test_optimizer_state(world: World, original: bool) -> None:
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.world(4)
 def test_hybrid(world: World, shards: int) -> None:
-    """Every rank has a gradient of its own."""
+    """Every rank has a gradient of its own, in each of two steps."""
 
     def body(rank: Rank) -> list[float]:
         mesh = rank.mesh(rank.size // shards, shards, names=("replicas", "shards"))
@@ -237,11 +237,15 @@ def test_hybrid(world: World, shards: int) -> None:
             sharding_strategy=ShardingStrategy.HYBRID_SHARD,
             use_orig_params=True,
         )
-        model(torch.full((1, 2), 1.0 + rank.index)).sum().backward()
-        with FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
-            return [float(x) for p in model.parameters() if p.grad is not None for x in p.grad.flatten()]
+        found: list[float] = []
+        for step in range(2):
+            model.zero_grad()
+            model(torch.full((1, 2), 1.0 + rank.index + step)).sum().backward()
+            with FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
+                found += [float(x) for p in model.parameters() if p.grad is not None for x in p.grad.flatten()]
+        return found
 
-    assert world.run(body) == [[2.5, 2.5]] * 4
+    assert world.run(body) == [[2.5, 2.5, 3.5, 3.5]] * 4
 
 
 @requirement("TP-DIM-02", "A row-wise layer with one feature takes inputs of any number of dimensions.", source=SOURCE)

@@ -224,6 +224,38 @@ def test_gradients(world: World, source: Placement, target: Placement) -> None:
         everyone = weights * sum(range(1, rank.size + 1))
         assert_same(laid_out(everyone, mesh, [source]), leaf.grad + 0, "gradient of parts")
 
+        leaf.grad = None
+        given = DTensor.from_local(leaf, mesh, [source], shape=weights.shape, stride=weights.stride())
+        (given.redistribute(placements=[WHOLE]).to_local(grad_placements=[Partial()]) * own).sum().backward()
+        assert leaf.grad is not None
+        assert_same(laid_out(everyone, mesh, [source]), leaf.grad + 0, "gradient of local parts")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LAY-08",
+    "The gradients of a product are those of one device, whichever dimension of a factor is sharded.",
+    source="torch.distributed.tensor: DTensor.from_local; matmul",
+)
+@pytest.mark.parametrize("placement", [ROWS, COLUMNS, WHOLE], ids=str)
+@pytest.mark.world(2, 3)
+def test_product(world: World, placement: Placement) -> None:
+    """A replicated factor times a sharded one, of uneven sizes."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(rank.size)
+        x, y, weights = numbers(2, 5), numbers(5, 7), numbers(2, 7)
+        leaf = x.clone().requires_grad_()
+        factor = distribute_tensor(y, mesh, [placement]).requires_grad_()
+        found: Any = DTensor.from_local(leaf, mesh, [WHOLE]) @ factor
+        (found.full_tensor() * weights).sum().backward()
+        gradient: Any = factor.grad
+        assert leaf.grad is not None
+        assert_same(x @ y, found.full_tensor() + 0, "product")
+        assert_same(weights @ y.t(), leaf.grad + 0, "gradient of the replicated factor")
+        assert_same((x.t() @ weights).contiguous(), gradient.full_tensor() + 0, "gradient of the other")
+
     world.run(body)
 
 

@@ -1,0 +1,270 @@
+"""State dicts of FSDP over tensor-parallel layers: what they hold, and what comes back of them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardedOptimStateDictConfig,
+    ShardingStrategy,
+    StateDictType,
+)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same, assert_same_all, dyadic
+from harness.stacks import tp_extension
+
+SOURCE = "torch/distributed/fsdp: FullyShardedDataParallel.state_dict, optim_state_dict"
+PLAN = {"first": "columns", "second": "rows"}
+
+
+class Layers(nn.Module):
+    """Two tensor-parallel layers of which FSDP's ranks have uneven parts, a plain layer, and buffers."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 6, dtype=dtype), nn.Linear(6, 5, dtype=dtype)
+        self.plain = nn.Linear(5, 1, dtype=dtype)
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 4.0, 0.5, 1.0], dtype=dtype))
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                parameter.copy_(dyadic(*parameter.shape, key=name, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.plain(self.second(self.first(x).relu()) * self.scale)
+        return found
+
+
+def sharded(rank: Rank, model: nn.Module | None = None, **options: Any) -> Any:
+    options.setdefault("plan", PLAN)
+    return tp_extension.apply(model or Layers(), rank, **{"use_orig_params": rank.size > 2, **options})
+
+
+def train(model: Any, optimizer: torch.optim.Optimizer, rank: Rank, steps: int = 2) -> None:
+    """Each data-parallel rank has data of its own."""
+    part = tp_extension.parts(rank.size)[rank.index]
+    for step in range(steps):
+        x = dyadic(2, 3, key=("input", step, part), dtype=next(model.parameters()).dtype)
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def kept(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Whole tensors of a state dict, with memory of their own."""
+    whole = {name: v.full_tensor() if isinstance(v, DTensor) else v for name, v in state.items()}
+    return {name: value.detach().clone() for name, value in whole.items()}
+
+
+def state_type(model: Any, kind: str, **options: Any) -> Any:
+    warnings.simplefilter("ignore")
+    sharded_optimizer, full_optimizer = ShardedOptimStateDictConfig(), FullOptimStateDictConfig(rank0_only=False)
+    if kind == "full":
+        config = FullStateDictConfig(**options)
+        return FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, config, full_optimizer)
+    chosen = StateDictType[f"{kind.upper()}_STATE_DICT"]
+    more = [None, sharded_optimizer] if kind == "sharded" else []
+    return FullyShardedDataParallel.state_dict_type(model, chosen, *more)
+
+
+@requirement(
+    "TP-STATE-04",
+    "A state dict, sharded or full, holds the parameters as they are, whole and in their dtype, whatever the model is "
+    "trained on to.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("kind", ["sharded", "full"])
+@pytest.mark.world(2, 3, 4)
+def test_saved(world: World, kind: str, dtype: torch.dtype) -> None:
+    """Saved after two steps, read after two more."""
+
+    def body(rank: Rank) -> None:
+        plan = PLAN if kind == "sharded" else {}
+        model = sharded(rank, Layers(dtype), plan=plan)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        train(model, optimizer, rank)
+        expected = {name: p.clone() for name, p in tp_extension.parameters(model).items()}
+        with state_type(model, kind):
+            state = model.state_dict()
+        assert all(isinstance(value, DTensor) == (kind == "sharded") for n, value in state.items() if n != "scale")
+        train(model, optimizer, rank)
+        found = kept(state)
+        assert_same(torch.tensor([1.0, 2.0, 4.0, 0.5, 1.0], dtype=dtype), found.pop("scale"), "buffer")
+        assert_same_all(expected, found, "parameter")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-05",
+    "What was saved, sharded, full or local, is there again when it is loaded over other values.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("kind", ["sharded", "full", "local"])
+@pytest.mark.world(2, 3, 4)
+def test_loaded(world: World, kind: str) -> None:
+    """Saved, then two more steps, then loaded."""
+
+    def body(rank: Rank) -> None:
+        if kind == "local":  # takes no mesh
+            model: Any = FullyShardedDataParallel(Layers(), device_id=rank.device)
+        else:
+            model = sharded(rank, plan=PLAN if kind == "sharded" else {})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        train(model, optimizer, rank)
+        expected = {name: p.clone() for name, p in tp_extension.parameters(model).items()}
+        with state_type(model, kind):
+            state = {name: value.clone() for name, value in model.state_dict().items()}
+        train(model, optimizer, rank)
+        with state_type(model, kind):
+            model.load_state_dict(state)
+        assert_same_all(expected, tp_extension.parameters(model), "parameter")
+
+    world.run(body)
+
+
+@requirement("TP-STATE-06", "A full state dict for rank 0 only is empty on every other rank.", source=SOURCE)
+@pytest.mark.parametrize("offload", [False, True], ids=["there", "offloaded"])
+@pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
+@pytest.mark.world(2, 3)
+def test_first_rank_only(world: World, original: bool, offload: bool) -> None:
+    """Where the parameters are, and on the host."""
+
+    def body(rank: Rank) -> list[str]:
+        model = sharded(rank, plan={}, use_orig_params=original)
+        with state_type(model, "full", rank0_only=True, offload_to_cpu=offload):
+            return sorted(model.state_dict())
+
+    names = sorted(Layers().state_dict())
+    assert world.run(body) == [names] + [[]] * (world.size - 1)
+
+
+@requirement(
+    "TP-STATE-07",
+    "With mixed precision, parameters and buffers are saved in the dtype that they were made in.",
+    source=f"{SOURCE}; MixedPrecision",
+)
+@pytest.mark.parametrize("kind", ["sharded", "full"])
+@pytest.mark.world(2, 3)
+def test_mixed_precision(world: World, kind: str) -> None:
+    """Everything bfloat16 while it is used, for one step."""
+
+    def body(rank: Rank) -> set[torch.dtype]:
+        low = torch.bfloat16
+        model = sharded(rank, plan={}, mixed_precision=MixedPrecision(low, low, low))
+        model(dyadic(2, 3, key=rank.index, dtype=torch.float32)).sum().backward()
+        with state_type(model, kind):
+            return {value.dtype for value in model.state_dict().values()}
+
+    assert world.run(body) == [{torch.float32}] * world.size
+
+
+@requirement(
+    "TP-STATE-08",
+    "The state of an optimizer, saved and loaded into a new one, has every tensor, count and setting of its groups "
+    "again.",
+    source=f"{SOURCE}, optim_state_dict_to_load",
+)
+@pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
+@pytest.mark.parametrize("kind", ["sharded", "full"])
+@pytest.mark.world(2, 3)
+def test_optimizer(world: World, kind: str, original: bool) -> None:
+    """Adam with two groups, after two steps, and again after two more; then one step of both is the same."""
+
+    def made(model: Any) -> torch.optim.Optimizer:
+        parameters = list(model.parameters())
+        groups = [{"params": parameters[:1], "lr": 0.5}]
+        groups += [{"params": parameters[1:], "lr": 0.25, "weight_decay": 0.125}] if parameters[1:] else []
+        return torch.optim.Adam(groups)
+
+    def body(rank: Rank) -> None:
+        model = sharded(rank, plan={}, use_orig_params=original)
+        optimizer = made(model)
+        for _ in range(2):
+            train(model, optimizer, rank)
+            with state_type(model, kind):
+                saved = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+                fresh = made(model)
+                loaded = FullyShardedDataParallel.optim_state_dict_to_load(model, fresh, saved)
+                fresh.load_state_dict(loaded)
+            before, after = optimizer.state_dict(), fresh.state_dict()
+            for one, other in zip(before["param_groups"], after["param_groups"], strict=True):
+                assert {k: v for k, v in one.items() if k != "params"} == {
+                    k: v for k, v in other.items() if k != "params"
+                }
+            assert list(before["state"]) == list(after["state"])
+            for index, state in before["state"].items():
+                again = {name: after["state"][index][name] for name in state}
+                assert len(again) == len(after["state"][index])
+                assert_same_all(state, again, f"state of parameter {index}")
+            optimizer = fresh
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-09",
+    "What is written to whole parameters is there when they are sharded again, if it is asked for.",
+    source="torch/distributed/fsdp: FullyShardedDataParallel.summon_full_params",
+)
+@pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
+@pytest.mark.world(2, 3, 4)
+def test_written(world: World, original: bool) -> None:
+    """Written with and without writeback."""
+
+    def body(rank: Rank) -> None:
+        model = sharded(rank, plan={}, use_orig_params=original)
+        expected = {name: p.clone() * 2 for name, p in tp_extension.parameters(model).items()}
+        for writeback in (True, False):
+            with FullyShardedDataParallel.summon_full_params(model, writeback=writeback), torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(2)
+        assert_same_all(expected, tp_extension.parameters(model), "parameter")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-10",
+    "Under a hybrid strategy on a mesh of three dimensions, sharded state comes back as it was.",
+    source="torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions",
+)
+@pytest.mark.parametrize("shape", [(2, 2, 1), (1, 2, 2)], ids=str)
+@pytest.mark.world(4)
+def test_three_dimensions(world: World, shape: tuple[int, int, int]) -> None:
+    """Tensor parallelism over one rank, or two."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(*shape, names=("replicas", "shards", "tp"))
+        styles = {name: tp_extension.STYLES[how]() for name, how in PLAN.items()}
+        model = FullyShardedDataParallel(
+            parallelize_module(Layers(), mesh["tp"], styles),
+            device_mesh=mesh["replicas", "shards"],
+            device_id=rank.device,
+            sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        )
+        expected = {name: p.clone() for name, p in tp_extension.parameters(model).items()}
+        assert_same_all(dict(Layers().named_parameters()), expected, "parameter")
+        with state_type(model, "sharded"):
+            state = {name: value.clone() for name, value in model.state_dict().items()}
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.zero_()
+            model.load_state_dict(state)
+        assert_same_all(expected, tp_extension.parameters(model), "parameter")
+        found = kept(state)
+        found.pop("scale")
+        assert_same_all(expected, found, "saved")
+
+    world.run(body)
