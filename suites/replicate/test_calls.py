@@ -168,6 +168,62 @@ def test_forward_without_gradients_in_between(world: World, find: bool) -> None:
 
 
 @requirement(
+    "REPL-BACK-01",
+    "Every backward averages, or raises an error, also where several forwards come before it or a graph is kept.",
+    source="torch.nn.parallel.DistributedDataParallel; pytorch/pytorch#47260",
+)
+@pytest.mark.parametrize("backwards", ["one", "in-order", "reversed", "retained"])
+@pytest.mark.world(2)
+def test_several_forwards(world: World, backwards: str) -> None:
+    """Two forwards, or one that is used twice, in which each rank has 3 altogether, times its number plus one."""
+
+    def body(rank: Rank) -> str | float:
+        model = replicate.apply(nn.Linear(1, 1, bias=False), rank)
+        own = 1.0 + rank.index
+        losses = [model(torch.full((1, 1), own * part, device=rank.device)).sum() for part in (1, 2)]
+        if backwards == "retained":
+            losses = [model(torch.full((1, 1), own * 1.5, device=rank.device)).sum()] * 2
+        elif backwards == "one":
+            losses = [losses[0] + losses[1]]
+        elif backwards == "reversed":
+            losses.reverse()
+        try:
+            for i, loss in enumerate(losses):
+                loss.backward(retain_graph=i < len(losses) - 1)
+        except RuntimeError:
+            return "an error"
+        return float(replicate.gradients(model)["weight"])
+
+    assert world.run(body) in ([4.5] * 2, ["an error"] * 2)
+
+
+@requirement(
+    "REPL-INF-01",
+    "A model that was called in inference mode trains as if it had not been.",
+    source="torch.inference_mode",
+)
+@pytest.mark.parametrize("when", ["first", "between"])
+@pytest.mark.world(1, 2)
+def test_inference_mode(world: World, when: str) -> None:
+    """Before the first step, or between two steps."""
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate.apply(nn.Linear(1, 1, bias=False), rank)
+        x = torch.full((1, 1), 2.0 * (1 + rank.index), device=rank.device)
+        found = []
+        for step in range(2):
+            if (step == 0) == (when == "first"):
+                with torch.inference_mode():
+                    model(x)
+            model(x).sum().backward()
+            found.append(float(replicate.gradients(model)["weight"]))
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[world.size + 1.0] * 2] * world.size
+
+
+@requirement(
     "REPL-STATE-02",
     "A replicated model's state dict has the names, the values and the memory of the plain model's.",
     source=SOURCE,

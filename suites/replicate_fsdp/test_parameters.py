@@ -293,7 +293,7 @@ def test_layer_by_layer(world: World) -> None:
 @requirement(
     "RFSDP-MEMORY-01",
     "Between steps a rank holds its parameters once, and nothing that it did not hold a step before.",
-    source="torch/distributed/fsdp/_fully_shard: FSDPParam.free_unsharded_param; pytorch/pytorch#195281",
+    source="torch/distributed/fsdp/_fully_shard: FSDPParam.free_unsharded_param; ROCm/pytorch#3501",
 )
 @pytest.mark.world(2)
 def test_memory(world: World) -> None:

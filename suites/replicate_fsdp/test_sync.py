@@ -17,7 +17,7 @@ SOURCE = "torch.distributed.fsdp.FSDPModule"
 
 
 class Layers(nn.Module):
-    """Two layers one after another; weights are ones."""
+    """Two layers side by side; weights are ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Layers(nn.Module):
             nn.init.ones_(layer.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.outer(self.inner(x))
+        result: torch.Tensor = self.outer(x) + self.inner(x)
         return result
 
 
@@ -180,7 +180,7 @@ def test_used_by_some_ranks(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_post_accumulate_hooks(world: World) -> None:
-    """Steps of SGD in such hooks, three of them."""
+    """Three steps of SGD that are taken in such hooks."""
 
     def body(rank: Rank) -> tuple[list[float], list[float]]:
         model = replicate_fsdp.apply(Layers(), rank)
@@ -190,8 +190,7 @@ def test_post_accumulate_hooks(world: World) -> None:
             gradient = replicate_fsdp.whole(p.grad)  # type: ignore[arg-type]
             found.append(float(gradient))
             with torch.no_grad():
-                p.sub_(p.grad)  # type: ignore[arg-type]
-                p.add_(p.grad)  # type: ignore[arg-type]
+                p.sub_(p.grad / 2)  # type: ignore[operator]
             p.grad = None
 
         for p in model.parameters():
@@ -200,7 +199,7 @@ def test_post_accumulate_hooks(world: World) -> None:
             backward(rank, model)
         return found, [float(p) for p in replicate_fsdp.parameters(model).values()]
 
-    assert world.run(body) == [([1.5] * 6, [1.0, 1.0])] * 2
+    assert world.run(body) == [([1.5] * 6, [-1.25, -1.25])] * 2
 
 
 @requirement(
@@ -227,6 +226,60 @@ def test_all_reduce_hook(world: World) -> None:
         return seen, read(model)
 
     assert world.run(body) == [([1.5] * 4, {"inner.weight": 6.0, "outer.weight": 6.0})] * 2
+
+
+@requirement(
+    "RFSDP-BACK-01",
+    "Every backward averages, also where several forwards come before it or a graph is kept.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("backwards", ["one", "in-order", "reversed", "retained"])
+@pytest.mark.world(2)
+def test_several_forwards(world: World, backwards: str) -> None:
+    """Two forwards, or one that is used twice, in which each rank has 3 altogether, times its number plus one."""
+
+    def body(rank: Rank) -> dict[str, float]:
+        model = replicate_fsdp.apply(Layers(), rank)
+        own = 1.0 + rank.index
+        losses = [model(torch.full((1, 1), own * part, device=rank.device)).sum() for part in (1, 2)]
+        if backwards == "retained":
+            losses = [model(torch.full((1, 1), own * 1.5, device=rank.device)).sum()] * 2
+        elif backwards == "one":
+            losses = [losses[0] + losses[1]]
+        elif backwards == "reversed":
+            losses.reverse()
+        for i, loss in enumerate(losses):
+            loss.backward(retain_graph=i < len(losses) - 1)
+        return read(model)
+
+    assert world.run(body) == [{"inner.weight": 4.5, "outer.weight": 4.5}] * 2
+
+
+@requirement(
+    "RFSDP-INF-01",
+    "A model that was called in inference mode trains as if it had not been.",
+    source="torch.inference_mode; pytorch/pytorch#197327",
+)
+@pytest.mark.parametrize("when", ["first", "between"])
+@pytest.mark.world(1, 2)
+def test_inference_mode(world: World, when: str) -> None:
+    """Before the first step, or between two steps."""
+
+    def body(rank: Rank) -> list[dict[str, float]]:
+        model = replicate_fsdp.apply(Layers(), rank)
+        x = torch.full((1, 1), 2.0 * (1 + rank.index), device=rank.device)
+        found = []
+        for step in range(2):
+            if (step == 0) == (when == "first"):
+                with torch.inference_mode():
+                    model(x)
+            model(x).sum().backward()
+            found.append(read(model))
+            model.zero_grad()
+        return found
+
+    right = {"inner.weight": world.size + 1.0, "outer.weight": world.size + 1.0}
+    assert world.run(body) == [[right] * 2] * world.size
 
 
 @requirement(
