@@ -1,4 +1,4 @@
-# With static_graph an output that the loss leaves out is an error in the second step
+# With static_graph, where the loss leaves an output out, gradients are not averaged in the second step
 # https://github.com/pytorch/pytorch/issues/97030
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 replicate_static_unused.py

@@ -98,6 +98,7 @@ def test_sync_of_one_module(world: World) -> None:
         for synced in ((False, True), (True, False), (True, True)):
             for module, on in zip(modules, synced, strict=True):
                 module.set_requires_gradient_sync(on)
+            for module in modules:
                 module(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
             found.append([float(replicate.gradients(module)["weight"]) for module in modules])
             for module in modules:
