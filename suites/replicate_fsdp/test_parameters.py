@@ -271,6 +271,36 @@ def test_other_methods(world: World) -> None:
 
 
 @requirement(
+    "RFSDP-HOOK-03",
+    "Hooks of a module's forward, from before or after it was replicated, find the parameters that it computes with.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPState.init, prepend=True",
+)
+@pytest.mark.world(2)
+def test_users_hooks(world: World) -> None:
+    """Hooks before and after the forward, in two steps and an evaluation."""
+
+    def body(rank: Rank) -> list[str]:
+        model, seen = layer(), []
+
+        def look(when: str) -> None:
+            seen.append(f"{when}: {type(model.weight).__name__}")
+
+        model.register_forward_pre_hook(lambda module, args: look("early, before"))
+        model.register_forward_hook(lambda module, args, output: look("early, after"))
+        replicate_fsdp.apply(model, rank)
+        model.register_forward_pre_hook(lambda module, args: look("late, before"))
+        for grad in (True, False, True):
+            with torch.set_grad_enabled(grad):
+                output = model(torch.ones(1, 1, device=rank.device))
+            if grad:
+                output.sum().backward()
+        return seen
+
+    right = ["early, before: Parameter", "late, before: Parameter", "early, after: Parameter"]
+    assert world.run(body) == [right * 3] * 2
+
+
+@requirement(
     "RFSDP-LAYERWISE-01",
     "Layers that are made and replicated one by one, the plain parameters being gone, are taken.",
     source="torch/distributed/fsdp/_fully_shard: FSDPState._validate_no_duplicate_params; pytorch/pytorch#176225",
