@@ -116,7 +116,7 @@ def test_static_graph_unused(world: World, unused: str) -> None:
         model = replicate.apply(Model(), rank, static_graph=True)
         found = []
         for _ in range(3):
-            model(torch.full((1, 1), 1.0 + rank.index))[0].sum().backward()
+            model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))[0].sum().backward()
             found.append({name: float(g) for name, g in replicate.gradients(model).items()})
             model.zero_grad()
         return found
