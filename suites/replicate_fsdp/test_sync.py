@@ -112,7 +112,7 @@ class Outputs:
 @pytest.mark.parametrize("output", range(5))
 @pytest.mark.world(2)
 def test_any_output(world: World, output: int) -> None:
-    """A loss from one of five outputs, in two steps."""
+    """A loss from one of five outputs, of which no other is a part, in two steps."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -120,8 +120,8 @@ def test_any_output(world: World, output: int) -> None:
             self.layer = nn.Linear(1, 1, bias=False)
 
         def forward(self, x: torch.Tensor) -> tuple[Any, ...]:
-            y = self.layer(x)
-            return y, 2 * y, [3 * y], {"a": 4 * y, "none": None}, Outputs(y, {"text": "text", "b": 5 * y})
+            y = [i * self.layer(x) for i in range(1, 6)]
+            return y[0], y[1], [y[2]], {"a": y[3], "none": None}, Outputs(x, {"text": "text", "b": y[4]})
 
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(Model(), rank, groups=False)
