@@ -139,6 +139,39 @@ def test_any_output(world: World, output: int) -> None:
 
 
 @requirement(
+    "RFSDP-OUT-02",
+    "Gradients are averaged whatever container a module's output is.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPState._register_pre_backward_hook",
+)
+@pytest.mark.parametrize("container", ["list", "dict", "dataclass"])
+@pytest.mark.world(2)
+def test_containers(world: World, container: str) -> None:
+    """A module with one output, in two steps."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y = self.layer(x)
+            return {"list": [y], "dict": {"y": y}, "dataclass": Outputs(y, None)}[container]
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate_fsdp.apply(Model(), rank, groups=False)
+        found = []
+        for _ in range(2):
+            output = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
+            y = output.first if isinstance(output, Outputs) else output["y" if container == "dict" else 0]
+            y.sum().backward()
+            found.append(read(model)["layer.weight"])
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[1.5, 1.5]] * 2
+
+
+@requirement(
     "RFSDP-UNUSED-01",
     "With set_reduce_scatter_unused_params, a parameter that only some ranks use has the average over all.",
     source="torch.distributed.fsdp.FSDPModule: set_reduce_scatter_unused_params",
