@@ -29,9 +29,10 @@ class Structured(nn.Module):
         nn.init.ones_(self.layer.weight)
 
     def forward(self, x: torch.Tensor, factor: float = 1.0, *, others: Any = None) -> Any:
-        """The layer's output, alone and in a tuple, list, dict and named tuple; what there was of other inputs."""
-        y = self.layer(x) * factor
-        return y, [2 * y, {"third": 3 * y, "none": None}], Pair(4 * y, ("text", 5)), others, x.detach().long()
+        """Outputs of the layer, times 1 to 5, in containers of several kinds; what there was of other inputs."""
+        first, second, third, fourth, fifth = (i * factor * self.layer(x) for i in range(1, 6))
+        named = {"third": third, "none": None}
+        return first, [second, named], Pair(fourth, ("text", 5)), fifth, others, x.detach().long()
 
 
 @requirement(
@@ -47,8 +48,10 @@ def test_structure(world: World, find: bool) -> None:
     def body(rank: Rank) -> None:
         model = replicate.apply(Structured(), rank, find_unused_parameters=find)
         x = torch.full((1, 1), 2.0, device=rank.device)
-        y, (doubled, named), pair, others, whole = model(x, factor=0.5, others={"a": (1, x)})
-        assert (float(y), float(doubled), float(named["third"])) == (1.0, 2.0, 3.0)
+        output = model(x, factor=0.5, others={"a": (1, x)})
+        assert type(output) is tuple
+        first, (second, named), pair, fifth, others, whole = output
+        assert (float(first), float(second), float(named["third"]), float(fifth)) == (1.0, 2.0, 3.0, 5.0)
         assert named["none"] is None
         assert isinstance(pair, Pair)
         assert (float(pair.first), pair.second) == (4.0, ("text", 5))
@@ -56,7 +59,7 @@ def test_structure(world: World, find: bool) -> None:
         assert others["a"][0] == 1
         assert whole.dtype == torch.int64
         assert isinstance(model(x)[1], list)
-        assert model(x)[3] is None
+        assert model(x)[4] is None
 
     world.run(body)
 
@@ -65,17 +68,17 @@ def test_structure(world: World, find: bool) -> None:
     "REPL-CALL-02", "Gradients are averaged whichever of several outputs a loss is computed from.", source=SOURCE
 )
 @pytest.mark.parametrize("find", [False, True], ids=["plain", "find-unused"])
-@pytest.mark.parametrize("output", range(4))
+@pytest.mark.parametrize("output", range(5))
 @pytest.mark.world(2)
 def test_any_output(world: World, output: int, find: bool) -> None:
-    """A loss from one of four outputs that are in containers, in two steps."""
+    """A loss from one of five outputs, of which no other is a part, in two steps."""
 
     def body(rank: Rank) -> list[float]:
         model = replicate.apply(Structured(), rank, find_unused_parameters=find)
         found = []
         for _ in range(2):
-            y, (doubled, named), pair, *_ = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
-            (y, doubled, named["third"], pair.first)[output].sum().backward()
+            first, (second, named), pair, fifth, *_ = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
+            (first, second, named["third"], pair.first, fifth)[output].sum().backward()
             found.append(float(replicate.gradients(model)["layer.weight"]))
             model.zero_grad()
         return found
@@ -98,6 +101,7 @@ def test_sync_of_one_module(world: World) -> None:
         for synced in ((False, True), (True, False), (True, True)):
             for module, on in zip(modules, synced, strict=True):
                 module.set_requires_gradient_sync(on)
+            for module in modules:
                 module(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
             found.append([float(replicate.gradients(module)["weight"]) for module in modules])
             for module in modules:
@@ -165,6 +169,62 @@ def test_forward_without_gradients_in_between(world: World, find: bool) -> None:
         return found
 
     assert world.run(body) == [[1.5] * 3] * 2
+
+
+@requirement(
+    "REPL-BACK-01",
+    "Every backward averages, or raises an error, also where several forwards come before it or a graph is kept.",
+    source="torch.nn.parallel.DistributedDataParallel; pytorch/pytorch#47260",
+)
+@pytest.mark.parametrize("backwards", ["one", "in-order", "reversed", "retained"])
+@pytest.mark.world(2)
+def test_several_forwards(world: World, backwards: str) -> None:
+    """Two forwards, or one that is used twice, in which each rank has 3 altogether, times its number plus one."""
+
+    def body(rank: Rank) -> str | float:
+        model = replicate.apply(nn.Linear(1, 1, bias=False), rank)
+        own = 1.0 + rank.index
+        losses = [model(torch.full((1, 1), own * part, device=rank.device)).sum() for part in (1, 2)]
+        if backwards == "retained":
+            losses = [model(torch.full((1, 1), own * 1.5, device=rank.device)).sum()] * 2
+        elif backwards == "one":
+            losses = [losses[0] + losses[1]]
+        elif backwards == "reversed":
+            losses.reverse()
+        try:
+            for i, loss in enumerate(losses):
+                loss.backward(retain_graph=i < len(losses) - 1)
+        except RuntimeError:
+            return "an error"
+        return float(replicate.gradients(model)["weight"])
+
+    assert world.run(body) in ([4.5] * 2, ["an error"] * 2)
+
+
+@requirement(
+    "REPL-INF-01",
+    "A model that was called in inference mode trains as if it had not been.",
+    source="torch.inference_mode",
+)
+@pytest.mark.parametrize("when", ["first", "between"])
+@pytest.mark.world(1, 2)
+def test_inference_mode(world: World, when: str) -> None:
+    """Before the first step, or between two steps."""
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate.apply(nn.Linear(1, 1, bias=False), rank)
+        x = torch.full((1, 1), 2.0 * (1 + rank.index), device=rank.device)
+        found = []
+        for step in range(2):
+            if (step == 0) == (when == "first"):
+                with torch.inference_mode():
+                    model(x)
+            model(x).sum().backward()
+            found.append(float(replicate.gradients(model)["weight"]))
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[world.size + 1.0] * 2] * world.size
 
 
 @requirement(

@@ -95,6 +95,36 @@ def test_static_graph(world: World, synced_first: bool) -> None:
 
 
 @requirement(
+    "REPL-STATIC-02",
+    "With static_graph, parameters that a loss never depends on have no gradient, and the others the average.",
+    source="torch.nn.parallel.DistributedDataParallel: static_graph; pytorch/pytorch#97030",
+)
+@pytest.mark.parametrize("unused", ["output", "module"])
+@pytest.mark.world(2)
+def test_static_graph_unused(world: World, unused: str) -> None:
+    """An output that the loss leaves out, or a module that no output comes from, in three steps."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.used(x), self.unused(x) if unused == "output" else x
+
+    def body(rank: Rank) -> list[dict[str, float]]:
+        model = replicate.apply(Model(), rank, static_graph=True)
+        found = []
+        for _ in range(3):
+            model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))[0].sum().backward()
+            found.append({name: float(g) for name, g in replicate.gradients(model).items()})
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[{"used.weight": 1.5}] * 3] * 2
+
+
+@requirement(
     "REPL-STATE-01",
     "The whole state of model and optimizer, got, can be set.",
     source="torch/distributed/checkpoint/state_dict.py: set_state_dict",

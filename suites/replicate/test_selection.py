@@ -127,6 +127,42 @@ def test_used_by_some_ranks(world: World, views: bool) -> None:
 
 
 @requirement(
+    "REPL-UNUSED-02",
+    "What was accumulated without synchronisation is averaged, also of a parameter that the synchronised micro-batch "
+    "does not use.",
+    source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters, no_sync; pytorch/pytorch#69031",
+)
+@pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
+@pytest.mark.world(2, 3)
+def test_unused_at_last(world: World, views: bool) -> None:
+    """One branch without synchronisation, the other with it, in three steps."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branches = nn.ModuleList(layer() for _ in range(2))
+
+        def forward(self, x: torch.Tensor, branch: int) -> torch.Tensor:
+            result: torch.Tensor = self.branches[branch](x)
+            return result
+
+    def body(rank: Rank) -> list[list[list[float]]]:
+        model = replicate.apply(Model(), rank, find_unused_parameters=True, gradient_as_bucket_view=views)
+        x = torch.full((1, 2), rank.size * (1.0 + rank.index), device=rank.device)
+        found = []
+        for _ in range(3):
+            for branch in (0, 1):
+                model.set_requires_gradient_sync(branch == 1)
+                model(x, branch).sum().backward()
+            found.append([g.flatten().tolist() for g in replicate.gradients(model).values()])
+            model.zero_grad()
+        return found
+
+    average = float(sum(range(1, world.size + 1)))
+    assert world.run(body) == [[[[average] * 4] * 2] * 3] * world.size
+
+
+@requirement(
     "REPL-GROUP-01",
     "Gradients are averaged over the group, or the dimension of a mesh, that was given, and over no other ranks.",
     source="torch.nn.parallel.DistributedDataParallel: process_group, device_mesh",

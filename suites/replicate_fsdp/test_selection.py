@@ -65,6 +65,32 @@ def test_ignored(world: World, ignored: str) -> None:
 
 
 @requirement(
+    "RFSDP-IGN-02",
+    "Of a module some parameters can be ignored and others not.",
+    source="torch/distributed/_composable/replicate_with_fsdp.py: replicate, ignored_params",
+)
+@pytest.mark.parametrize("ignored", ["weight", "bias"])
+@pytest.mark.world(2)
+def test_ignored_in_part(world: World, ignored: str) -> None:
+    """The weight of a layer, or its bias."""
+
+    def body(rank: Rank) -> dict[str, list[float]]:
+        model = nn.Linear(2, 1)
+        replicate_fsdp.apply(model, rank, ignored_params={model.get_parameter(ignored)})
+        (model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)) * (1 + rank.index)).sum().backward()
+        assert {name: isinstance(p, DTensor) for name, p in model.named_parameters()} == {
+            "weight": ignored != "weight",
+            "bias": ignored != "bias",
+        }
+        return {name: gradient.flatten().tolist() for name, gradient in replicate_fsdp.gradients(model).items()}
+
+    for rank, found in enumerate(world.run(body)):
+        own = {"weight": [(1.0 + rank) ** 2] * 2, "bias": [1.0 + rank]}
+        average = {"weight": [2.5] * 2, "bias": [1.5]}
+        assert found == {name: (own if name == ignored else average)[name] for name in own}
+
+
+@requirement(
     "RFSDP-LIST-01",
     "Modules that are replicated as a list are one group: their gradients are averaged in one collective.",
     source=SOURCE,

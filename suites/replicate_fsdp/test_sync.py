@@ -17,7 +17,7 @@ SOURCE = "torch.distributed.fsdp.FSDPModule"
 
 
 class Layers(nn.Module):
-    """Two layers one after another; weights are ones."""
+    """Two layers side by side; weights are ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Layers(nn.Module):
             nn.init.ones_(layer.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.outer(self.inner(x))
+        result: torch.Tensor = self.outer(x) + self.inner(x)
         return result
 
 
@@ -112,7 +112,7 @@ class Outputs:
 @pytest.mark.parametrize("output", range(5))
 @pytest.mark.world(2)
 def test_any_output(world: World, output: int) -> None:
-    """A loss from one of five outputs, in two steps."""
+    """A loss from one of five outputs, of which no other is a part, in two steps."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -120,8 +120,8 @@ def test_any_output(world: World, output: int) -> None:
             self.layer = nn.Linear(1, 1, bias=False)
 
         def forward(self, x: torch.Tensor) -> tuple[Any, ...]:
-            y = self.layer(x)
-            return y, 2 * y, [3 * y], {"a": 4 * y, "none": None}, Outputs(y, {"text": "text", "b": 5 * y})
+            y = [i * self.layer(x) for i in range(1, 6)]
+            return y[0], y[1], [y[2]], {"a": y[3], "none": None}, Outputs(x, {"text": "text", "b": y[4]})
 
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(Model(), rank, groups=False)
@@ -136,6 +136,39 @@ def test_any_output(world: World, output: int) -> None:
         return found
 
     assert world.run(body) == [[1.5 * (output + 1)] * 2] * 2
+
+
+@requirement(
+    "RFSDP-OUT-02",
+    "Gradients are averaged whatever container a module's output is.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPState._register_pre_backward_hook",
+)
+@pytest.mark.parametrize("container", ["list", "dict", "dataclass"])
+@pytest.mark.world(2)
+def test_containers(world: World, container: str) -> None:
+    """A module with one output, in two steps."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y = self.layer(x)
+            return {"list": [y], "dict": {"y": y}, "dataclass": Outputs(y, None)}[container]
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate_fsdp.apply(Model(), rank, groups=False)
+        found = []
+        for _ in range(2):
+            output = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
+            y = output.first if isinstance(output, Outputs) else output["y" if container == "dict" else 0]
+            y.sum().backward()
+            found.append(read(model)["layer.weight"])
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[1.5, 1.5]] * 2
 
 
 @requirement(
@@ -180,7 +213,7 @@ def test_used_by_some_ranks(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_post_accumulate_hooks(world: World) -> None:
-    """Steps of SGD in such hooks, three of them."""
+    """Three steps of SGD that are taken in such hooks."""
 
     def body(rank: Rank) -> tuple[list[float], list[float]]:
         model = replicate_fsdp.apply(Layers(), rank)
@@ -190,8 +223,7 @@ def test_post_accumulate_hooks(world: World) -> None:
             gradient = replicate_fsdp.whole(p.grad)  # type: ignore[arg-type]
             found.append(float(gradient))
             with torch.no_grad():
-                p.sub_(p.grad)  # type: ignore[arg-type]
-                p.add_(p.grad)  # type: ignore[arg-type]
+                p.sub_(p.grad / 2)  # type: ignore[operator]
             p.grad = None
 
         for p in model.parameters():
@@ -200,7 +232,7 @@ def test_post_accumulate_hooks(world: World) -> None:
             backward(rank, model)
         return found, [float(p) for p in replicate_fsdp.parameters(model).values()]
 
-    assert world.run(body) == [([1.5] * 6, [1.0, 1.0])] * 2
+    assert world.run(body) == [([1.5] * 6, [-1.25, -1.25])] * 2
 
 
 @requirement(
@@ -227,6 +259,60 @@ def test_all_reduce_hook(world: World) -> None:
         return seen, read(model)
 
     assert world.run(body) == [([1.5] * 4, {"inner.weight": 6.0, "outer.weight": 6.0})] * 2
+
+
+@requirement(
+    "RFSDP-BACK-01",
+    "Every backward averages, also where several forwards come before it or a graph is kept.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("backwards", ["one", "in-order", "reversed", "retained"])
+@pytest.mark.world(2)
+def test_several_forwards(world: World, backwards: str) -> None:
+    """Two forwards, or one that is used twice, in which each rank has 3 altogether, times its number plus one."""
+
+    def body(rank: Rank) -> dict[str, float]:
+        model = replicate_fsdp.apply(Layers(), rank)
+        own = 1.0 + rank.index
+        losses = [model(torch.full((1, 1), own * part, device=rank.device)).sum() for part in (1, 2)]
+        if backwards == "retained":
+            losses = [model(torch.full((1, 1), own * 1.5, device=rank.device)).sum()] * 2
+        elif backwards == "one":
+            losses = [losses[0] + losses[1]]
+        elif backwards == "reversed":
+            losses.reverse()
+        for i, loss in enumerate(losses):
+            loss.backward(retain_graph=i < len(losses) - 1)
+        return read(model)
+
+    assert world.run(body) == [{"inner.weight": 4.5, "outer.weight": 4.5}] * 2
+
+
+@requirement(
+    "RFSDP-INF-01",
+    "A model that was called in inference mode trains as if it had not been.",
+    source="torch.inference_mode; pytorch/pytorch#197327",
+)
+@pytest.mark.parametrize("when", ["first", "between"])
+@pytest.mark.world(1, 2)
+def test_inference_mode(world: World, when: str) -> None:
+    """Before the first step, or between two steps."""
+
+    def body(rank: Rank) -> list[dict[str, float]]:
+        model = replicate_fsdp.apply(Layers(), rank)
+        x = torch.full((1, 1), 2.0 * (1 + rank.index), device=rank.device)
+        found = []
+        for step in range(2):
+            if (step == 0) == (when == "first"):
+                with torch.inference_mode():
+                    model(x)
+            model(x).sum().backward()
+            found.append(read(model))
+            model.zero_grad()
+        return found
+
+    right = {"inner.weight": world.size + 1.0, "outer.weight": world.size + 1.0}
+    assert world.run(body) == [[right] * 2] * world.size
 
 
 @requirement(
