@@ -31,6 +31,18 @@ def test_every_band(world: World, collective: str) -> None:
 
 
 @requirement(
+    "COLL-SIZE-03",
+    "A collective is right among six, seven and eight ranks, on which algorithms differ.",
+    source="torch.distributed: its collectives",
+)
+@pytest.mark.world(6, 7, 8)
+def test_more_ranks(world: World) -> None:
+    """Every collective, the last rank the root; one more element than four for each rank."""
+    cases = every_collective(root=world.size - 1, shape=(4 * world.size + 1,), repeats=2)
+    assert_right(world, [*cases, Case("all_reduce", "MAX", torch.int64), Case("all_to_all_single", uneven=True)])
+
+
+@requirement(
     "COLL-SIZE-02",
     "A collective is right for tensors of four and of five dimensions.",
     source="torch.distributed: its collectives; intel/torch-xpu-ops#3021",
