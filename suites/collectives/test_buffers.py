@@ -134,7 +134,7 @@ def test_kinds_of_tensors(world: World, collective: str, kind: str) -> None:
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.world(2)
 def test_tensors_are_freed(world: World, collective: str) -> None:
-    """Ten calls; a backend may still have to do with the last ones, the others' tensors are gone."""
+    """A dozen calls; a backend may still have to do with a few."""
 
     def body(rank: Rank) -> None:
         def call() -> list[Any]:
@@ -145,7 +145,7 @@ def test_tensors_are_freed(world: World, collective: str) -> None:
             issue(case, given, found, None).wait()
             return [weakref.ref(tensor) for tensor in (*given, *found)]
 
-        assert_freed([call() for _ in range(10)])
+        assert_freed([call() for _ in range(12)])
 
     world.run(body)
 
@@ -165,14 +165,14 @@ def test_functional_results_are_freed(rank: Rank, waited: bool) -> None:
         used = [functional.wait_tensor(found) if waited else found + 1 for found in results]
         return [weakref.ref(tensor) for tensor in (given, *results, *used)]
 
-    assert_freed([call(torch.full((5,), float(number))) for number in range(10)])
+    assert_freed([call(torch.full((5,), float(number))) for number in range(12)])
 
 
 def assert_freed(calls: list[list[Any]]) -> None:
-    """Of ten calls at most the last three have tensors that are still there when every rank has come this far."""
+    """Of a dozen calls at most three have tensors still when every rank is here: a backend's threads may be slow to end."""
     dist.barrier()
     gc.collect()
     alive = [
         number for number, references in enumerate(calls) if any(reference() is not None for reference in references)
     ]
-    assert [number for number in alive if number < 7] == []
+    assert len(alive) <= 3, f"of {len(calls)} calls, these still have tensors: {alive}"
