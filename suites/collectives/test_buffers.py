@@ -169,7 +169,7 @@ def test_functional_results_are_freed(rank: Rank, waited: bool) -> None:
 
 
 def assert_freed(calls: list[list[Any]]) -> None:
-    """Of a dozen calls at most three have tensors still when every rank is here: a backend's threads may be slow to end."""
+    """Of a dozen calls at most three have tensors still when every rank is here: a backend's threads may be slow."""
     dist.barrier()
     gc.collect()
     alive = [
