@@ -57,6 +57,7 @@ FOUND = (
     ),
     Finding("gathering in place wrong", 2, buffers.test_gathering_in_place, "call 0: 1 of 10"),
     Finding("scattering in place wrong", 2, buffers.test_scattering_in_place, "call 0: 1 of 5"),
+    Finding("no dimension wrong in subgroups", 3, sizes.test_dimensions_in_subgroups, r"\[\]", {"group": (1, 2)}),
     # works
     Finding("the work in flight after 64 does nothing", 2, flight.test_a_hundred, "call 64", {"kind": "all_reduce"}),
     Finding(
