@@ -167,7 +167,7 @@ def everywhere(old: Any, new: Any) -> None:
 def _classes() -> list[type]:
     gc.unfreeze()  # what the server has frozen is not looked at otherwise
     every = (found for found in gc.get_objects() if issubclass(type(found), type))  # isinstance asks some for __class__
-    return [found for found in every if found.__module__.startswith("torch")]
+    return [found for found in every if str(found.__module__).startswith("torch")]  # a few have a descriptor there
 
 
 def on_call(number: int) -> Callable[..., bool]:
