@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from harness import Rank, World, requirement, spmd
-from harness.oracles.collectives import Case, inputs, outputs
+from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
 from harness.oracles.exact import assert_same
-from harness.stacks.collectives import issue
+from harness.stacks.collectives import functional, issue
 
 
 @requirement(
@@ -75,3 +79,100 @@ def test_scattering_in_place(rank: Rank) -> None:
         mine = buffer.chunk(rank.size)[rank.index]
         dist.reduce_scatter_tensor(mine, buffer)
         assert_same(outputs(case, rank.size, rank.index, call)[0], mine, f"call {call}")
+
+
+@requirement(
+    "COLL-BUFFER-04",
+    "The tensor that a rank gives to all_gather may be its own tensor of the list.",
+    source="torch.distributed.all_gather",
+)
+@spmd(1, 2, 3)
+def test_own_slot(rank: Rank) -> None:
+    """The list's tensor at the rank's own place is the input; twice."""
+    for call in range(2):
+        case = Case("all_gather", shape=(5,))
+        expected = outputs(case, rank.size, rank.index, call)
+        found = [torch.full_like(right, -1) for right in expected]
+        found[rank.index] = inputs(case, rank.size, rank.index, call)[0]
+        dist.all_gather(found, found[rank.index])
+        for sender, (right, out) in enumerate(zip(expected, found, strict=True)):
+            assert_same(right, out, f"from rank {sender}, call {call}")
+
+
+@requirement(
+    "COLL-KIND-01",
+    "Collectives take parameters, and tensors made in inference mode.",
+    source="torch.nn.Parameter, torch.inference_mode",
+)
+@pytest.mark.parametrize("kind", ["parameter", "inference"])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.world(2)
+def test_kinds_of_tensors(world: World, collective: str, kind: str) -> None:
+    """Inputs and outputs; without gradients being recorded."""
+
+    def body(rank: Rank) -> None:
+        case = Case(collective, form="async")
+        with torch.inference_mode() if kind == "inference" else torch.no_grad():
+            expected = outputs(case, rank.size, rank.index)
+            given = [tensor.clone() for tensor in inputs(case, rank.size, rank.index)]
+            found = [torch.full_like(right, -1) for right in expected]
+            if kind == "parameter":
+                given, found = ([torch.nn.Parameter(tensor) for tensor in tensors] for tensors in (given, found))
+            found = given if collective in IN_PLACE else found
+            issue(case, given, found, None).wait()
+            for right, out in zip(expected, found, strict=False):  # reduce promises nothing but to its root
+                assert_same(right, out.detach(), str(case))
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-FREE-01",
+    "Once a collective is done and its work is gone, nothing holds its tensors for long.",
+    source="torch.distributed: collectives do not own tensors",
+)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.world(2)
+def test_tensors_are_freed(world: World, collective: str) -> None:
+    """A dozen calls; a backend may still have to do with a few."""
+
+    def body(rank: Rank) -> None:
+        def call() -> list[Any]:
+            case = Case(collective, form="async")
+            given = inputs(case, rank.size, rank.index)
+            found = [torch.zeros_like(right) for right in outputs(case, rank.size, rank.index)]
+            found = given if collective in IN_PLACE else found
+            issue(case, given, found, None).wait()
+            return [weakref.ref(tensor) for tensor in (*given, *found)]
+
+        assert_freed([call() for _ in range(12)])
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-FREE-02",
+    "Once the result of a functional collective is gone, nothing holds it, nor its input.",
+    source="torch.distributed._functional_collectives: AsyncCollectiveTensor, wait_tensor",
+)
+@pytest.mark.parametrize("waited", [True, False], ids=["waited-for", "used"])
+@spmd(2)
+def test_functional_results_are_freed(rank: Rank, waited: bool) -> None:
+    """Sums and gatherings, waited for or waited for by their use."""
+
+    def call(given: torch.Tensor) -> list[Any]:
+        results = [functional.all_reduce(given, "sum", rank.group), functional.all_gather_tensor(given, 0, rank.group)]
+        used = [functional.wait_tensor(found) if waited else found + 1 for found in results]
+        return [weakref.ref(tensor) for tensor in (given, *results, *used)]
+
+    assert_freed([call(torch.full((5,), float(number))) for number in range(12)])
+
+
+def assert_freed(calls: list[list[Any]]) -> None:
+    """Of a dozen calls at most three have tensors still when every rank is here: a backend's threads may be slow."""
+    dist.barrier()
+    gc.collect()
+    alive = [
+        number for number, references in enumerate(calls) if any(reference() is not None for reference in references)
+    ]
+    assert len(alive) <= 3, f"of {len(calls)} calls, these still have tensors: {alive}"

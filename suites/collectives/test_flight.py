@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness import Rank, World, requirement, spmd
-from harness.oracles.collectives import COLLECTIVES, Case, inputs, outputs
+from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
 from harness.oracles.exact import assert_same
 from harness.stacks.collectives import issue
 from suites.collectives.cases import every_collective
@@ -158,6 +159,100 @@ def _synchronously(collective: str, given: list[torch.Tensor], found: list[torch
         function(found, given)
     else:
         function(found[0], given[0])
+
+
+@requirement(
+    "COLL-ASYNC-10",
+    "Messages arrive while other work on the group has not been waited for.",
+    source="torch.distributed: asynchronous collective operations",
+)
+@spmd(2, 3)
+def test_messages_beside_other_work(rank: Rank) -> None:
+    """A large sum in flight, then a message from the first rank to the last."""
+    for call in range(3):
+        total = torch.full((1 << 16,), float(rank.index + call))
+        pending = dist.all_reduce(total, async_op=True)
+        sent = torch.arange(7.0) + 10 * call
+        if rank.index == 0:
+            dist.send(sent, rank.size - 1)
+        elif rank.index == rank.size - 1:
+            found = torch.full((7,), -1.0)
+            dist.recv(found, 0)
+            assert_same(sent, found, f"message {call}")
+        pending.wait()
+        assert total.eq(sum(i + call for i in range(rank.size))).all()
+
+
+@requirement(
+    "COLL-THREAD-01",
+    "Another thread than the main one may call collectives on a group of its own, while the main one calls others.",
+    source="torch.distributed.new_group: for use beside the default group",
+)
+@spmd(2, 3)
+def test_from_another_thread(rank: Rank) -> None:
+    """Fifty sums and broadcasts in a thread, beside fifty in the main one."""
+
+    def work(group: Any, offset: int) -> None:
+        for call in range(50):
+            tensor = torch.tensor([10**rank.index * (call + offset)])
+            dist.all_reduce(tensor, group=group)
+            totals[offset].append(tensor.item())
+            tensor = torch.tensor([rank.index + call + offset])
+            dist.broadcast(tensor, call % rank.size, group=group)
+            sources[offset].append(tensor.item())
+
+    totals: dict[int, list[float]] = {1: [], 2: []}
+    sources: dict[int, list[float]] = {1: [], 2: []}
+    own = dist.new_group()
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(work, own, 1)
+        work(None, 2)
+        other.result()
+    everyone = sum(10**i for i in range(rank.size))
+    for offset in (1, 2):
+        assert totals[offset] == [everyone * (call + offset) for call in range(50)]
+        assert sources[offset] == [call % rank.size + call + offset for call in range(50)]
+
+
+@requirement(
+    "COLL-REPEAT-01",
+    "A collective is right however often it has been called on a group.",
+    source="torch.distributed: its collectives",
+)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.world(2)
+def test_again_and_again(world: World, collective: str) -> None:
+    """Five hundred calls; one element for each rank, which tells the sender, the receiver and the call."""
+
+    def body(rank: Rank) -> None:
+        me, wrong = rank.index, []
+        case = Case(collective, form="async")
+        for call in range(500):
+            mine = [torch.tensor([4.0 * call + 2 * me + slot]) for slot in range(2)]
+            to_me = [4.0 * call + 2 * sender + me for sender in range(2)]
+            first = [4.0 * call + 2 * sender for sender in range(2)]
+            given, expected = {
+                "all_reduce": (mine[:1], [sum(first)]),
+                "reduce": (mine[:1], [sum(first)][me:]),
+                "broadcast": (mine[:1], first[:1]),
+                "all_gather": (mine[:1], first),
+                "all_gather_into_tensor": (mine[:1], first),
+                "gather": (mine[:1], first if me == 0 else []),
+                "scatter": (mine if me == 0 else [], to_me[:1]),
+                "reduce_scatter": (mine, [sum(to_me)]),
+                "reduce_scatter_tensor": ([torch.cat(mine)], [sum(to_me)]),
+                "all_to_all": (mine, to_me),
+                "all_to_all_single": ([torch.cat(mine)], to_me),
+            }[collective]
+            found = given if collective in IN_PLACE else [torch.zeros(1) for _ in expected]
+            if collective in ("all_gather_into_tensor", "all_to_all_single"):
+                found = [torch.zeros(2)]
+            issue(case, given, found, None).wait()
+            values = [value for tensor in found for value in tensor.tolist()][: len(expected)]
+            wrong += [(call, expected, values)] * (values != expected)
+        assert wrong[:3] == []
+
+    world.run(body)
 
 
 @requirement(

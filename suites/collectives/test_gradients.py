@@ -206,6 +206,10 @@ def test_along_dimensions(world: World, dimension: int) -> None:
         gathered = functional.all_gather_tensor_autograd(x, dimension, rank.group)
         (gathered * weights[me]).sum().backward()
         assert_same(whole, functional.wait_tensor(gathered.detach()), "gathered")
+        plain = functional.wait_tensor(functional.all_gather_tensor(parts[me], dimension, rank.group))
+        assert_same(whole, plain, "gathered, plain")
+        plain = functional.wait_tensor(functional.reduce_scatter_tensor(whole, "sum", dimension, rank.group))
+        assert_same(parts[me] * size, plain, "scattered, plain")
         assert x.grad is not None
         everyone = sum(weights[1:], weights[0])
         assert_same(everyone.chunk(size, dimension)[me].contiguous(), x.grad, "gradient of the gathering")

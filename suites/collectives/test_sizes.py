@@ -11,10 +11,13 @@ from harness import Rank, World, requirement
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
 from harness.oracles.exact import assert_same
 from harness.stacks.collectives import assert_right, issue
-from suites.collectives.cases import every_collective
+from suites.collectives.cases import every_collective, obstacle
 
 POWERS = range(6, 18)
 """Of two: float32 elements, so 256 bytes to half a megabyte."""
+
+
+SHAPES_IN_GROUPS = ((), (1,), (2, 0, 3), (1, 4, 1), (2, 1, 3, 2))
 
 
 @requirement(
@@ -31,6 +34,18 @@ def test_every_band(world: World, collective: str) -> None:
 
 
 @requirement(
+    "COLL-SIZE-03",
+    "A collective is right among six, seven and eight ranks, on which algorithms differ.",
+    source="torch.distributed: its collectives",
+)
+@pytest.mark.world(6, 7, 8)
+def test_more_ranks(world: World) -> None:
+    """Every collective, the last rank the root; one more element than four for each rank."""
+    cases = every_collective(root=world.size - 1, shape=(4 * world.size + 1,), repeats=2)
+    assert_right(world, [*cases, Case("all_reduce", "MAX", torch.int64), Case("all_to_all_single", uneven=True)])
+
+
+@requirement(
     "COLL-SIZE-02",
     "A collective is right for tensors of four and of five dimensions.",
     source="torch.distributed: its collectives; intel/torch-xpu-ops#3021",
@@ -39,6 +54,21 @@ def test_every_band(world: World, collective: str) -> None:
 def test_many_dimensions(world: World) -> None:
     """Every collective; as attention exchanges them, and longer."""
     assert_right(world, [case for shape in ((2, 1, 3, 2), (2, 3, 1, 2, 2)) for case in every_collective(shape=shape)])
+
+
+@requirement(
+    "COLL-SIZE-04",
+    "In a subgroup a collective is right for tensors of any number of dimensions and without elements.",
+    source="torch.distributed.new_group",
+)
+@pytest.mark.parametrize("group", [(1, 2), (0, 2)], ids=str)
+@pytest.mark.world(3)
+def test_dimensions_in_subgroups(world: World, group: tuple[int, ...]) -> None:
+    """No dimension, where the collective takes that, one, three, and four; one of no extent."""
+    cases = [
+        case for shape in SHAPES_IN_GROUPS for case in every_collective(shape=shape, group=group, root=1, repeats=2)
+    ]
+    assert_right(world, [case for case in cases if not obstacle(case)])
 
 
 def channels_last(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -57,6 +57,7 @@ FOUND = (
     ),
     Finding("gathering in place wrong", 2, buffers.test_gathering_in_place, "call 0: 1 of 10"),
     Finding("scattering in place wrong", 2, buffers.test_scattering_in_place, "call 0: 1 of 5"),
+    Finding("no dimension wrong in subgroups", 3, sizes.test_dimensions_in_subgroups, r"\[\]", {"group": (1, 2)}),
     # works
     Finding("the work in flight after 64 does nothing", 2, flight.test_a_hundred, "call 64", {"kind": "all_reduce"}),
     Finding(
@@ -166,5 +167,42 @@ FOUND = (
         gradients.test_rows_received,
         "received",
         {"width": 0},
+    ),
+    # what is called often, by others, with other kinds of tensors
+    Finding("last element wrong among six", 6, sizes.test_more_ranks, r"all_reduce.* output: 1 of (7|25)"),
+    Finding("own slot of a list wrong in place", 2, buffers.test_own_slot, "from rank 0, call 0: 1 of 5"),
+    Finding(
+        "tensors of inference mode refused",
+        2,
+        buffers.test_kinds_of_tensors,
+        "invalid tensor size",
+        {"collective": "all_reduce", "kind": "inference"},
+        kind=ERROR,
+    ),
+    Finding(
+        "tensors are never freed",
+        2,
+        buffers.test_tensors_are_freed,
+        "of 12 calls, these",
+        {"collective": "all_reduce"},
+        kind=ASSERTION,
+    ),
+    Finding(
+        "tensors of functional calls are never freed",
+        2,
+        buffers.test_functional_results_are_freed,
+        "of 12 calls, these",
+        {"waited": True},
+        kind=ASSERTION,
+    ),
+    Finding("message lost beside other work", 2, flight.test_messages_beside_other_work, "message 0: 7 of 7"),
+    Finding("calls from another thread do nothing", 2, flight.test_from_another_thread, "assert", kind=ASSERTION),
+    Finding(
+        "every call after 256 wrong",
+        2,
+        flight.test_again_and_again,
+        "256",
+        {"collective": "all_reduce"},
+        kind=ASSERTION,
     ),
 )

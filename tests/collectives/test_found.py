@@ -59,6 +59,13 @@ def test_four(world: World, finding: Finding) -> None:
     check(world, finding)
 
 
+@pytest.mark.world(6)
+@of_size(6)
+def test_six(world: World, finding: Finding) -> None:
+    """Found with six ranks."""
+    check(world, finding)
+
+
 def check(world: World, finding: Finding) -> None:
     """The test fails as it should and says why; of wrong answers, it names case, call, rank and elements."""
     with pytest.raises((AssertionError, RanksFailed)) as caught:

@@ -53,6 +53,13 @@ def test_four(world: World, finding: Finding) -> None:
     finding.run_undamaged(world)
 
 
+@pytest.mark.world(6)
+@of_size(6)
+def test_six(world: World, finding: Finding) -> None:
+    """Passes with six ranks."""
+    finding.run_undamaged(world)
+
+
 def test_damages_are_taken_back() -> None:
     """After a damage a process has torch's own functions again."""
     right = dist.all_reduce

@@ -217,8 +217,9 @@ class TestEverywhere:
 
         ours = type("Ours", (), {"f": old, "__module__": "torch.made.up"})
         others = type("Others", (), {"f": old, "__module__": "made.up"})
+        strange = type("Strange", (), {"f": old, "__module__": property(lambda self: "torch")})
         everywhere(old, new)
-        assert (ours().f(), others().f()) == ("new", "old")  # type: ignore[attr-defined]
+        assert (ours().f(), others().f(), strange().f()) == ("new", "old", "old")  # type: ignore[attr-defined]
 
 
 def test_on_call() -> None:
