@@ -232,7 +232,7 @@ def test_nested_sharded_tensor(world: World, placement: Placement) -> None:
         extension, mesh = extensions(rank), rank.mesh(rank.size // 2, 2, names=("dp", "tp"))
         data, member = mesh["dp"], mesh["tp"].get_local_rank()
         for shape in ((4, 6), (6, 2), (2, 4)):
-            parameter = sharded(shape, mesh["tp"], placement).requires_grad_()
+            parameter = sharded(shape, mesh["tp"], placement, torch.float64).requires_grad_()
             local = parameter.to_local().detach()
             sizes = list(local.shape)
             dim = placement.dim if isinstance(placement, Shard) else None
