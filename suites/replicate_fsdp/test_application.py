@@ -197,3 +197,52 @@ def test_nested(world: World, order: str) -> None:
         return [p.grad.full_tensor().flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
 
     assert world.run(body) == [[[2 * x for x in gradient] for gradient in alone(2)]] * 2
+
+
+class Cube(nn.Module):
+    """A weight of three dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(16.0).reshape(4, 2, 2) - 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = (x[..., None, None] * self.weight).sum((-1, -2))
+        return result
+
+
+@requirement(
+    "RFSDP-APPLY-05",
+    "Gradients are those of the mean over the ranks of the mesh, and those of two backwards add up, whatever the "
+    "dimensions of a parameter, where it is kept, who hooks on to it, and how many ranks there are beside the mesh.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("kind", ["plain", "offloaded", "hooked"])
+@pytest.mark.parametrize("over", ["all-ranks", "a-dimension"])
+@pytest.mark.world(4, 5)
+def test_two_backwards(world: World, kind: str, over: str) -> None:
+    """Layers with weights of two and of three dimensions; four ranks as 2 x 2, five as 1 x 5."""
+    data = world.size if over == "all-ranks" else {4: 2, 5: 1}[world.size]
+
+    def gradients(model: nn.Module) -> list[list[float]]:
+        found = [p.grad for p in model.parameters()]
+        whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in found if g is not None]
+        return [g.flatten().tolist() for g in whole]
+
+    def body(rank: Rank) -> tuple[list[list[float]], int]:
+        model = nn.Sequential(Cube(), *layers()).to(rank.device)
+        mesh = named(rank, data, rank.size // data)["one"]
+        options = {"offload_policy": fsdp.CPUOffloadPolicy(pin_memory=False)} if kind == "offloaded" else {}
+        replicate(model, **{MESH: mesh}, **options)
+        calls: list[int] = []
+        if kind == "hooked":
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(lambda p: calls.append(1))
+        for number in range(2):
+            model(rows(mesh.get_local_rank() + number).to(rank.device)).sum().backward()
+        return gradients(model), len(calls)
+
+    model = nn.Sequential(Cube(), *layers())
+    for number in range(2):
+        (model(torch.cat([rows(part + number) for part in range(data)])).sum() / data).backward()
+    assert world.run(body) == [(gradients(model), 6 if kind == "hooked" else 0)] * world.size
