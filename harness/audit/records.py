@@ -36,6 +36,8 @@ class Healthy(msgspec.Struct, tag="healthy", tag_field="record", kw_only=True, o
     verdict: str
     seconds: float
     headline: str = ""
+    about: str = ""
+    """What the test requires and does, in words."""
     steps: dict[str, list[tuple[int, int]]] = {}
     """From line to line in the sources that mutants are made of, as ranks went."""
 

@@ -6,6 +6,7 @@ A defect's tests are run cheapest first, those that noticed others before those 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import subprocess
@@ -37,6 +38,7 @@ from harness.audit.records import (
     digest,
     equivalents,
 )
+from harness.audit.relevance import Relevance
 from harness.results import BAD, environment, stack_of
 from harness.worlds.rank import NotPrepared
 
@@ -71,6 +73,8 @@ class Target:
     defect: Defect
     first: Callable[[], tuple[str, str]]
     mutant: mutants.Mutant | None = None
+    about: str = ""
+    """In words, what is wrong and what it needs."""
 
 
 def targets(plan: Plan) -> list[Target]:
@@ -83,7 +87,8 @@ def targets(plan: Plan) -> list[Target]:
                 defect = Defect(
                     name=fault.name, sort=FAULT, component=fault.component, says=fault.sentence, about=about
                 )
-                found.append(Target(defect, lambda name=fault.name: ("harness.faults:put", name)))  # type: ignore[misc]
+                about = f"{fault.name} {fault.sentence} {fault.needs}"
+                found.append(Target(defect, functools.partial(_fault, fault.name), about=about))
     if plan.mutants != "none":
         for component in plan.components:
             sources = mutants.SOURCES.get(component, ())
@@ -105,6 +110,10 @@ def targets(plan: Plan) -> list[Target]:
                 chosen.append(target)
         found = [t for t in found if t in chosen]
     return found
+
+
+def _fault(name: str) -> tuple[str, str]:
+    return "harness.faults:put", name
 
 
 def _mutant(component: str, mutant: mutants.Mutant) -> Target:
@@ -205,6 +214,7 @@ class Audit:
                 verdict=outcome.verdict,
                 seconds=outcome.seconds,
                 headline=outcome.headline,
+                about=outcome.about,
                 steps=outcome.steps,
             )
             self.healthy[record.test] = record
@@ -248,12 +258,24 @@ class Audit:
         good = [h for h in self.healthy.values() if h.verdict == "passed"]
         if self.plan.again:
             return [h.test for h in good if h.test == self.plan.again[target.defect.name]]
+        alike: Mapping[str, float] = {}
         if target.mutant is None:
             found = [h for h in good if stack_of(h.test) == target.defect.component]
+            alike = self._relevance.of(target.about)
         else:
             file, (first, last) = target.mutant.file, target.mutant.lines
             found = [h for h in good if any(first <= line <= last for _, line in h.steps.get(file, ()))]
-        return [h.test for h in sorted(found, key=lambda h: h.seconds / (1 + 4 * self.kills[h.test]))]
+
+        def cost(healthy: Healthy) -> float:
+            """Seconds, over how likely it is that they are not in vain."""
+            test = healthy.test
+            return healthy.seconds / (1 + 4 * self.kills[test] + 200 * alike.get(test, 0) ** 2)
+
+        return [h.test for h in sorted(found, key=cost)]
+
+    @functools.cached_property
+    def _relevance(self) -> Relevance:
+        return Relevance({h.test: f"{h.test} {h.about}" for h in self.healthy.values()})
 
     def _confirm(self, workers: Workers, tests: Sequence[str]) -> list[str]:
         """Tests that noticed something, once more without anything to notice: those that fail all the same."""

@@ -5,6 +5,7 @@ Loaded by ``-p harness.audit.worker``; it is told what to do over the connection
 
 from __future__ import annotations
 
+import inspect
 import os
 import tempfile
 import time
@@ -46,6 +47,8 @@ class Outcome(msgspec.Struct, tag_field="job", tag="outcome", kw_only=True, omit
     seconds: float
     headline: str = ""
     requirements: list[str] = []
+    about: str = ""
+    """What the test requires and does, in words."""
     ranks: list[int] = []
     """Those that failed first."""
     steps: dict[str, list[tuple[int, int]]] = {}
@@ -158,13 +161,15 @@ def _outcome(item: Any, reports: Sequence[Any], seconds: float) -> Outcome:
         if report.failed and not headline:
             crash = getattr(report.longrepr, "reprcrash", None)
             headline = str(getattr(crash, "message", report.longrepr or "")).strip()
+    required = [mark.args[0] for mark in item.iter_markers("requirement")]
     culprit = properties.get("first_rank", "")
     return Outcome(
         test=item.nodeid,
         verdict=verdict_of({report.when: report.outcome for report in reports}, properties, reason, False),
         seconds=round(seconds, 3),
         headline=_lines(headline),
-        requirements=[mark.args[0].id for mark in item.iter_markers("requirement")],
+        requirements=[r.id for r in required],
+        about=" ".join([*(r.sentence for r in required), inspect.getdoc(item.obj) or ""]),
         ranks=[int(culprit)] if culprit.isdigit() else [],
     )
 
