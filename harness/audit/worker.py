@@ -99,6 +99,7 @@ class _Worker:
         """In place of running what was collected."""
         if session.testsfailed:
             raise session.Interrupted(f"{session.testsfailed} errors during collection")
+        self.session = session
         items = {item.nodeid: item for item in session.items}
         with Client(os.environ[ADDRESS]) as connection:
             connection.send_bytes(encoder.encode(Collected(list(items))))
@@ -116,6 +117,14 @@ class _Worker:
         if job.trace:
             first.append(("harness.audit.reach:start", reach.argument(self.folder, job.trace)))
         self.worlds.first = tuple(first)
+        try:
+            return self.each(job, items, connection, started)
+        finally:
+            self.session._setupstate.teardown_exact(None)  # or the next job would begin with what this one left
+            self.worlds.pool.forget_begun()
+
+    def each(self, job: Job, items: dict[str, Any], connection: Connection, started: float) -> bool:
+        """Run the tests of a job, until one fails; whether there is nothing left to run."""
         for number, name in enumerate(job.tests):
             if job.seconds and time.monotonic() - started > job.seconds:
                 return False
@@ -127,7 +136,6 @@ class _Worker:
             connection.send_bytes(encoder.encode(outcome))
             if outcome.verdict in BAD and not job.trace:
                 break
-        self.worlds.pool.forget_begun()
         return True
 
     def once(self, item: Any, following: Any) -> Outcome:

@@ -39,6 +39,16 @@ def test_functional(world):
     assert world.run(body) == [[2.0, 2.0]] * 2
 """
 
+OTHER = """
+import pytest, torch
+import torch.distributed as dist
+
+@pytest.mark.world(2)
+def test_barrier(world):
+    world.run(lambda rank: dist.barrier())
+"""
+"""A second file: what is left of one file's tests must not be there when the other's begin."""
+
 FAULTS = '''
 import os, time
 import torch.distributed as dist
@@ -90,6 +100,7 @@ class Ended:
 def tree(folder: Path, suite: str = SUITE) -> Path:
     for name, text in (
         ("suites/collectives/test_toy.py", suite),
+        ("suites/collectives/test_a_other.py", OTHER),
         ("fixtures/__init__.py", ""),
         ("fixtures/faults/__init__.py", ""),
         ("fixtures/faults/toy.py", FAULTS),
@@ -161,7 +172,8 @@ def test_evidence(first: tuple[Path, Ended]) -> None:
     assert ended.of("waits")["verdict"] == "hung"
     assert ended.of("dies")["verdict"] == "crashed"
     assert ended.of("dies")["ranks"] == [1]
-    assert ended.of("not-summed-if-large[above 10]")["tests"] == 2
+    assert ended.of("not-summed-if-large[above 10]")["tests"] == 3
+    assert "torn down" not in ended.out + str(ended.saved)
 
 
 def test_said(first: tuple[Path, Ended]) -> None:
