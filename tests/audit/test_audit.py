@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from harness.audit.run import Workers
+from harness.audit.worker import Job
+
 ROOT = Path(__file__).parents[2]
 
 SUITE = """
@@ -286,6 +289,20 @@ def test_bad_input(tmp_path: Path, arguments: list[str], says: str) -> None:
     assert ended.returncode == 2
     assert ended.stderr.startswith("concord: ")
     assert says in ended.stderr
+
+
+def test_jobs_begin_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that ends at a failure, with a test of another file to follow, leaves nothing for the next to fail by."""
+    for name in ("PYTHONPATH", "PYTEST_PLUGINS"):
+        monkeypatch.setenv(name, environment()[name])
+    summed, other = (f"suites/collectives/test_{x}[2ranks]" for x in ("toy.py::test_sum", "a_other.py::test_barrier"))
+    jobs = [
+        Job(tests=[summed, other], first=[("harness.faults:put", "not-summed")]),
+        Job(tests=[summed, other]),
+    ]
+    with Workers(tree(tmp_path), ["collectives"], 1) as workers:
+        found = [[o.verdict for o in outcomes] for _, outcomes, _ in workers.do(iter(jobs), limit=100)]
+    assert found == [["failed"], ["passed", "passed"]]
 
 
 def test_suites_that_are_broken(tmp_path: Path) -> None:
