@@ -292,13 +292,14 @@ def test_bad_input(tmp_path: Path, arguments: list[str], says: str) -> None:
 
 
 def test_jobs_begin_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that ends at a failure, with a test of another file to follow, leaves nothing for the next to fail by."""
+    """A job that ends at a failure, with another test of the file to follow, leaves nothing for the next to fail by."""
     for name in ("PYTHONPATH", "PYTEST_PLUGINS"):
         monkeypatch.setenv(name, environment()[name])
-    summed, other = (f"suites/collectives/test_{x}[2ranks]" for x in ("toy.py::test_sum", "a_other.py::test_barrier"))
+    names = ("toy.py::test_sum", "toy.py::test_functional", "a_other.py::test_barrier")
+    summed, following, other = (f"suites/collectives/test_{name}[2ranks]" for name in names)
     jobs = [
-        Job(tests=[summed, other], first=[("harness.faults:put", "not-summed")]),
-        Job(tests=[summed, other]),
+        Job(tests=[summed, following], first=[("harness.faults:put", "not-summed")]),
+        Job(tests=[other, summed]),
     ]
     with Workers(tree(tmp_path), ["collectives"], 1) as workers:
         found = [[o.verdict for o in outcomes] for _, outcomes, _ in workers.do(iter(jobs), limit=100)]
