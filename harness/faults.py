@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 CATALOGUE = "fixtures.faults"
@@ -119,12 +120,24 @@ def catalogue(package: str = CATALOGUE) -> dict[str, Fault]:
     Errors: ValueError if two have the same name; ImportError if there is no such package.
     """
     found: dict[str, Fault] = {}
-    root = importlib.import_module(package)
+    root = _imported(package)
     for info in sorted(pkgutil.walk_packages(root.__path__, f"{package}."), key=lambda i: i.name):
         for fault in _faults_of(importlib.import_module(info.name)):
             if found.setdefault(fault.name, fault) is not fault:
                 raise ValueError(f"two faults are called {fault.name!r}, the second in {info.name}")
     return found
+
+
+def _imported(package: str) -> types.ModuleType:
+    """The package where the session runs, or else that of Concord's own tree."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError:
+        own = str(Path(__file__).parents[1])
+        if own in sys.path:
+            raise
+        sys.path.append(own)
+        return importlib.import_module(package)
 
 
 def _faults_of(module: types.ModuleType) -> list[Fault]:

@@ -90,7 +90,10 @@ def _check_fault(name: str) -> None:
 
     from harness.faults import catalogue
 
-    names = list(catalogue())
+    try:
+        names = list(catalogue())
+    except ImportError as e:
+        raise pytest.UsageError(f"--fault {name}: no catalogue of faults here: {e}") from e
     if name not in names:
         near = get_close_matches(name, names)
         hint = f"did you mean {near[0]}?" if near else "`concord faults` lists them"
