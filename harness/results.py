@@ -35,6 +35,8 @@ class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
     """Seconds since the epoch."""
     arguments: list[str] = []
     environment: dict[str, str] = {}
+    subject: str = "torch"
+    """Whose implementation of the stacks ran (:mod:`harness.subjects`)."""
     profile: str = ""
     """Name of the profile that the run goes by."""
     profile_hash: str = ""
@@ -201,12 +203,13 @@ def environment() -> dict[str, str]:
     return found
 
 
-def header(arguments: Iterable[str], profile: str = "", profile_hash: str = "") -> RunHeader:
+def header(arguments: Iterable[str], profile: str = "", profile_hash: str = "", *, subject: str = "torch") -> RunHeader:
     """The first line of a run that starts now."""
     return RunHeader(
         started=time.time(),
         arguments=list(arguments),
         environment=environment(),
+        subject=subject,
         profile=profile,
         profile_hash=profile_hash,
     )

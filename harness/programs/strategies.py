@@ -389,6 +389,9 @@ def _ddp_options(draw: DrawFn, named: list[Named], rules: _Rules, steps: Sequenc
     hook = draw(st.sampled_from(("", "", "allreduce_hook", "fp16_compress_hook")))
     if hook and "static_graph" not in found:  # replicate_static_buckets.py: hooks are told the wrong buckets
         found["hook"] = hook
+    # DDP's default is to send rank 0's; PyTorch's replicate() never does (docs/findings.md), and must not be relied on.
+    if any(isinstance(n.layer, Scale) and n.layer.kind == "per_rank" for n in named):
+        found["broadcast_buffers"] = False
     return found
 
 

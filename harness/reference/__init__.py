@@ -1,0 +1,22 @@
+"""The stacks once more, from their behaviour: executable specifications, to be read in ten minutes each.
+
+They are made for reading: on PyTorch's public API, without buckets, streams or caches, whatever that costs.  Run as the
+subject ``reference`` (:mod:`harness.subjects`); ``docs/reference.md`` says where they and PyTorch differ.
+"""
+
+from __future__ import annotations
+
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.faults import in_modules
+from harness.reference import replicate
+from harness.stacks import replicate as torch_replicate
+
+
+def put_replicate() -> None:
+    """Put our composable DDP, and our DistributedDataParallel, into the place of PyTorch's in this process."""
+    in_modules(
+        (torch_replicate.replicate, replicate.replicate),
+        (torch_replicate.DDP, replicate.DDP),
+        (DistributedDataParallel, replicate.DistributedDataParallel),
+    )
