@@ -301,7 +301,7 @@ class DDP:
         replicate.state(self).replica.register_comm_hook(state, hook)  # type: ignore[arg-type]
 
 
-@contract(state_cls=Replicated)  # type: ignore[type-var]
+@contract(state_cls=Replicated)  # type: ignore[arg-type,type-var]
 def replicate(module: nn.Module, ignored_modules: Iterable[nn.Module] | None = None, **options: Any) -> nn.Module:
     """Replicate a module over ranks, in place; ``options``: see :class:`Options`.
 
