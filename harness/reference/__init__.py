@@ -9,8 +9,9 @@ from __future__ import annotations
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.faults import in_modules
-from harness.reference import replicate
+from harness.reference import replicate, replicate_fsdp
 from harness.stacks import replicate as torch_replicate
+from harness.stacks import replicate_fsdp as torch_replicate_fsdp
 
 
 def put_replicate() -> None:
@@ -19,4 +20,12 @@ def put_replicate() -> None:
         (torch_replicate.replicate, replicate.replicate),
         (torch_replicate.DDP, replicate.DDP),
         (DistributedDataParallel, replicate.DistributedDataParallel),
+    )
+
+
+def put_replicate_fsdp() -> None:
+    """Put our FSDP-replicate into the place of PyTorch's in this process."""
+    in_modules(
+        (torch_replicate_fsdp.replicate, replicate_fsdp.replicate),
+        (torch_replicate_fsdp.ReplicateModule, replicate_fsdp.ReplicateModule),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +21,9 @@ def mapped(change: Change, value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(mapped(change, item) for item in value)
     if isinstance(value, dict):
-        return type(value)((key, mapped(change, item)) for key, item in value.items())
+        changed = copy.copy(value)
+        changed.update((key, mapped(change, item)) for key, item in value.items())
+        return changed
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [f.name for f in dataclasses.fields(value) if f.init]
         return dataclasses.replace(value, **{name: mapped(change, getattr(value, name)) for name in fields})
