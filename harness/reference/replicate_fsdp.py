@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,6 @@ from torch.distributed._composable.contract import contract
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
-    DataParallelMeshDims,
     FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
@@ -34,6 +33,9 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from harness.reference.containers import mapped, tensors
 from harness.reference.replicate import local
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import DataParallelMeshDims  # newer than the oldest PyTorch that is supported
 
 
 class Group:
