@@ -10,55 +10,19 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from fixtures.layers import alone, layers, row, train
 from harness import Rank, World, requirement
 from harness.stacks.replicate import DDP, replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
 
 
-def layers() -> nn.Sequential:
-    """Two layers whose weights are all different, and small whole numbers."""
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
-    with torch.no_grad():
-        for i, parameter in enumerate(model.parameters()):
-            parameter.copy_((torch.arange(parameter.numel()).reshape(parameter.shape) % 5 - 2 + i).float())
-    return model
-
-
-def rows(parts: range) -> torch.Tensor:
-    """One row for each part of the batch; every element is another."""
-    return torch.stack([torch.arange(4.0) + 3 * part - 2 for part in parts])
-
-
-def alone(parts: int) -> list[list[float]]:
-    """Gradients of the mean over all parts, on one device."""
-    model = layers()
-    (model(rows(range(parts))).sum() / parts).backward()
-    return [p.grad.flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
-
-
-def train(model: nn.Module, part: int) -> list[list[float]]:
-    """Gradients after one backward of a part."""
-    model(rows(range(part, part + 1))).sum().backward()
-    found = []
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        whole = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-        found.append(whole.flatten().tolist())
-    return found
-
-
-def sharded(model: nn.Module) -> nn.Module:
-    return fully_shard(model)  # type: ignore[return-value]
-
-
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "device-as-text": (lambda: replicate(layers(), device_id="cpu"), RuntimeError, "device_id"),
     "device-as-float": (lambda: replicate(layers(), device_id=0.0), RuntimeError, "device_id"),
-    "fully-sharded": (lambda: replicate(sharded(layers())), RuntimeError, "fully_shard"),
+    "fully-sharded": (lambda: replicate(fully_shard(layers())), RuntimeError, "fully_shard"),
     "twice": (lambda: replicate(replicate(layers())), Exception, ""),
     "deepcopy": (lambda: copy.deepcopy(replicate(layers())), AssertionError, "deepcopy"),
 }
@@ -179,7 +143,7 @@ def test_ignored(world: World, nested: bool) -> None:
     own = []
     for part in range(2):
         model = layers()
-        model(rows(range(part, part + 1))).sum().backward()
+        model(row(part)).sum().backward()
         own.append([p.grad.flatten().tolist() for p in model.parameters()])  # type: ignore[union-attr]
     assert world.run(body) == [[own[part][0], alone(2)[1]] for part in range(2)]
 
@@ -222,13 +186,13 @@ def test_tensor_parallel_outputs(world: World) -> None:
         replicate(model, device_mesh=mesh["data"])
         found = []
         for number in range(3):
-            output = model(rows(range(rank.index // 2 + number, rank.index // 2 + number + 1)).to(rank.device))
+            output = model(row(rank.index // 2 + number).to(rank.device))
             output.sum().backward()
             found.append(output.flatten().tolist())
         return found
 
     model = layers()
-    expected = [[model(rows(range(p + n, p + n + 1))).flatten().tolist() for n in range(3)] for p in range(2)]
+    expected = [[model(row(p + n)).flatten().tolist() for n in range(3)] for p in range(2)]
     assert world.run(body) == [expected[r // 2] for r in range(world.size)]
 
 
@@ -248,7 +212,7 @@ def test_names_after_forward(world: World, plan: str) -> None:
         if plan == "divided":
             parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
         replicate(model, device_mesh=mesh["data"])
-        model(rows(range(1)).to(rank.device))
+        model(row(0).to(rank.device))
         return [[name for name, _ in model.named_parameters()], list(model.state_dict())]
 
     names = ["0.weight", "1.weight"]
@@ -261,7 +225,7 @@ def steps(model: nn.Module, parts: list[int]) -> list[list[float]]:
     found = []
     for _ in range(3):
         optimizer.zero_grad()
-        output = torch.cat([model(rows(range(part, part + 1)).double()) for part in parts])
+        output = torch.cat([model(row(part).double()) for part in parts])
         (output.sum() / len(parts)).backward()
         optimizer.step()
         found.append(output.flatten().tolist())
