@@ -21,6 +21,7 @@ SOURCE = "torch/distributed/_composable/replicate.py: replicate"
 
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "device-as-text": (lambda: replicate(layers(), device_id="cpu"), RuntimeError, "device_id"),
+    "device-as-none": (lambda: replicate(layers(), device_id=None), RuntimeError, "device_id"),
     "device-as-float": (lambda: replicate(layers(), device_id=0.0), RuntimeError, "device_id"),
     "fully-sharded": (lambda: replicate(fully_shard(layers())), RuntimeError, "fully_shard"),
     "twice": (lambda: replicate(replicate(layers())), Exception, ""),
@@ -92,16 +93,37 @@ def test_slice(world: World, kind: type[nn.Module]) -> None:
     "However the device is said that the module is on, gradients are those of the mean over all ranks.",
     source=SOURCE,
 )
-@pytest.mark.parametrize("said", ["as-device", "not-at-all"])
+@pytest.mark.parametrize("said", ["as-device", "as-number", "not-at-all"])
 @pytest.mark.world(2, 4)
 def test_device(world: World, said: str) -> None:
-    """device_id as a torch.device, and none."""
+    """device_id as a torch.device, as its number if devices of that type have numbers, and none."""
 
     def body(rank: Rank) -> list[list[float]]:
-        options = {"device_id": rank.device} if said == "as-device" else {}
-        return train(replicate(layers().to(rank.device), **options), rank.index)
+        number = rank.device if rank.device.index is None else rank.device.index
+        options = {"as-device": {"device_id": rank.device}, "as-number": {"device_id": number}, "not-at-all": {}}
+        return train(replicate(layers().to(rank.device), **options[said]), rank.index)
 
     assert world.run(body) == [alone(world.size)] * world.size
+
+
+@requirement(
+    "REPL-APPLY-10",
+    "A device that is not the one that the module is on is refused in the first forward by an error that names it.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("said", ["index", "device"])
+@pytest.mark.world(1)
+def test_other_device(world: World, said: str) -> None:
+    """The first device of an accelerator, for a module on the host."""
+    given = {"index": 0, "device": torch.device("cuda", 0)}[said]
+
+    def body(rank: Rank) -> str:
+        model = replicate(layers(), device_id=given)
+        with pytest.raises(ValueError, match=r"device_ids.*0") as e:
+            model(row(0))
+        return str(e.value)
+
+    assert "cpu" in world.run(body)[0]
 
 
 @requirement(
