@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import alone, layers, row, train
 from harness import Rank, World, requirement
@@ -252,3 +255,28 @@ def steps(model: nn.Module, parts: list[int]) -> list[list[float]]:
         optimizer.step()
         found.append(output.flatten().tolist())
     return found
+
+
+@requirement(
+    "REPL-LIFE-01",
+    "What was made for a replicated module goes with it.",
+    source="torch/distributed/_composable/replicate.py: _ReplicateState.init, _ddp_weakref",
+)
+@pytest.mark.parametrize("trained", [False, True], ids=["wrapped", "trained"])
+@pytest.mark.world(1, 2)
+def test_lifetime(world: World, trained: bool) -> None:
+    """The module, a parameter, its DDP and a layer, once nobody refers to the module any more."""
+
+    def body(rank: Rank) -> list[bool]:
+        model = replicate(layers().to(rank.device))
+        seen = [weakref.ref(x) for x in (model, model[0], next(model.parameters()))]  # type: ignore[index]
+        if trained:
+            train(model, rank.index)
+            seen += [weakref.ref(x) for x in gc.get_objects() if type(x) is DistributedDataParallel]
+            assert len(seen) > 3
+        del model
+        gc.collect()
+        return [found() is None for found in seen]
+
+    for found in world.run(body):
+        assert all(found)

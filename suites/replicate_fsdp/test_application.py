@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -214,3 +216,29 @@ def test_two_backwards(world: World, kind: str, over: str) -> None:
     for number in range(2):
         (model(torch.cat([row(part + number) for part in range(data)])).sum() / data).backward()
     assert world.run(body) == [(gradients(model), 6 if kind == "hooked" else 0)] * world.size
+
+
+@requirement(
+    "RFSDP-LIFE-01",
+    "What was made for a replicated module goes with it.",
+    source="torch/distributed/_composable/replicate_with_fsdp.py: replicate",
+)
+@pytest.mark.parametrize("trained", [False, True], ids=["wrapped", "trained"])
+@pytest.mark.world(1, 2)
+def test_lifetime(world: World, trained: bool) -> None:
+    """The module, a layer with a group of its own, and parameters, once nobody refers to the module any more."""
+
+    def body(rank: Rank) -> list[bool]:
+        model = layers().to(rank.device)
+        replicate(model[0])
+        replicate(model)
+        if trained:
+            train(model, rank.index)
+        states = [replicate.state(module) for module in (model, model[0])]
+        seen = [weakref.ref(x) for x in (model, *model, *model.parameters(), *states)]
+        del model, states
+        gc.collect()
+        return [found() is None for found in seen]
+
+    for found in world.run(body):
+        assert all(found)
