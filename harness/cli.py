@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.audit import commands
-from harness.audit.commands import BAD_INPUT
+from harness.audit.commands import bad
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -42,9 +42,9 @@ def replay(
         program = loads(file.read_bytes())
         text = written(program)
     except OSError as e:
-        raise typer.Exit(_bad(f"{file}: {e.strerror}")) from e
+        raise bad(f"{file}: {e.strerror}") from e
     except ValueError as e:
-        raise typer.Exit(_bad(f"{file}: {e}")) from e
+        raise bad(f"{file}: {e}") from e
     if source:
         typer.echo(text, nl=False)
         return
@@ -75,11 +75,6 @@ def replay(
     finally:
         pool.close()
     raise typer.Exit(1 if failed else 0)
-
-
-def _bad(message: str) -> int:
-    typer.echo(f"concord: {message}", err=True)
-    return BAD_INPUT
 
 
 def main() -> None:

@@ -189,6 +189,11 @@ def _classes() -> list[type]:
     return [c for c in gc.get_objects() if issubclass(type(c), type) and str(c.__module__).startswith("torch")]
 
 
+def always(*args: Any, **kwargs: Any) -> bool:
+    """A condition that holds whatever it is called with."""
+    return True
+
+
 def on_call(number: int) -> Callable[..., bool]:
     """A condition that holds on the n-th call of itself in this process, from 1, whatever it is called with."""
     calls = 0

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 _ID = re.compile(r"[A-Z][A-Z0-9]*(-[A-Z0-9]+)+-\d{2,}")
 _F = TypeVar("_F", bound=Callable[..., Any])
+_sentences: dict[str, str] = {}
+"""By id, what tests of this process have said so far."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,13 @@ class Requirement:
 def requirement(id: str, sentence: str, *, source: str) -> Callable[[_F], _F]:
     """Say which requirement a suite test proves.  A test may prove several: use it once for each.
 
-    Errors: ValueError for a malformed id, a sentence that is none, or a missing source.
+    Errors: ValueError for a malformed id, one that another test has for another sentence, a sentence that is none, or a
+    missing source.
     """
     found = Requirement(id, sentence, source)
+    said = _sentences.setdefault(id, sentence)
+    if said != sentence:
+        raise ValueError(f"requirement {id} says already: {said!r}; give another id to: {sentence!r}")
 
     def mark(test: _F) -> _F:
         import pytest

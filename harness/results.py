@@ -6,6 +6,7 @@ without that last line is a run that was cut off.  :data:`VERSION` counts up whe
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -125,12 +126,17 @@ class Writer:
         except UnicodeEncodeError:  # half a surrogate pair, as in the name of a file that is not UTF-8
             text = json.dumps(msgspec.to_builtins(record), ensure_ascii=False)
             line = text.encode(errors="replace")
-        rest = memoryview(line + b"\n")
-        while rest:  # a nearly full disk takes a part, and says so only the next time
-            rest = rest[os.write(self._fd, rest) :]
+        append(self._fd, line + b"\n")
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def append(fd: int, data: bytes) -> None:
+    """Write all of it.  Errors: OSError."""
+    rest = memoryview(data)
+    while rest:  # a nearly full disk takes a part, and says so only the next time
+        rest = rest[os.write(fd, rest) :]
 
 
 def read(path: Path) -> Run:
@@ -201,6 +207,16 @@ def environment() -> dict[str, str]:
     if torch is not None:
         found["torch"] = str(torch.__version__)
     return found
+
+
+def torch_version() -> str:
+    """As its installation says it, without importing it where it can be helped."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        import torch
+
+        return str(torch.__version__)
 
 
 def header(arguments: Iterable[str], profile: str = "", profile_hash: str = "", *, subject: str = "torch") -> RunHeader:

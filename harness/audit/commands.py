@@ -151,5 +151,10 @@ def _said() -> Iterator[None]:
     try:
         yield
     except (ValueError, ImportError) as e:
-        typer.echo(f"concord: {e}", err=True)
-        raise typer.Exit(BAD_INPUT) from e
+        raise bad(str(e)) from e
+
+
+def bad(message: str) -> typer.Exit:
+    """How a command ends that was given bad input, once this has said so."""
+    typer.echo(f"concord: {message}", err=True)
+    return typer.Exit(BAD_INPUT)

@@ -78,11 +78,6 @@ def collect(folder: Path, files: Sequence[str]) -> Steps:
     return found
 
 
-def lines(steps: Steps) -> dict[str, set[int]]:
-    """The lines alone."""
-    return {file: {line for step in found for line in step if line > 0} for file, found in steps.items()}
-
-
 def _imported(path: Path) -> Iterator[tuple[int, int]]:
     """Steps to the lines outside of functions: the module was imported before anything was written down."""
     pending = [compile(path.read_text(), str(path), "exec", dont_inherit=True)]

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from harness.results import append
+
 VERSION = 1
 
 KILLED, SURVIVED, TIMED_OUT, NOT_REACHED, FAILED = "killed", "survived", "timed out", "not reached", "not injected"
-STATES = (KILLED, SURVIVED, TIMED_OUT, NOT_REACHED, FAILED)
 """What can become of a defect.  ``not reached``: no test executes the lines; ``not injected``: it can't be put in."""
 
 
@@ -117,9 +118,7 @@ class Journal:
         return records
 
     def write(self, record: Record) -> None:
-        rest = memoryview(msgspec.json.encode(record) + b"\n")
-        while rest:
-            rest = rest[os.write(self._fd, rest) :]
+        append(self._fd, msgspec.json.encode(record) + b"\n")
 
     def close(self) -> None:
         os.close(self._fd)

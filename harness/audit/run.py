@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import faults
-from harness.audit import mutants, reach, worker
+from harness.audit import mutants, worker
 from harness.audit.records import (
     FAILED,
     KILLED,
@@ -39,7 +39,7 @@ from harness.audit.records import (
     equivalents,
 )
 from harness.audit.relevance import Relevance
-from harness.results import BAD, environment, stack_of
+from harness.results import BAD, environment, stack_of, torch_version
 from harness.worlds.rank import NotPrepared
 
 EQUIVALENT = Path("fixtures/faults/equivalent.toml")
@@ -100,16 +100,16 @@ def targets(plan: Plan) -> list[Target]:
         found = [t for t in found if t.defect.name in plan.again]
     if plan.names:
         found = [t for t in found if any(name in t.defect.name for name in plan.names)]
-    if plan.sample:
-        kept: Counter[tuple[str, str]] = Counter()
-        chosen = []
-        for target in sorted(found, key=lambda t: hashlib.sha256(t.defect.name.encode()).digest()):
-            key = target.defect.component, target.defect.sort
-            kept[key] += 1
-            if kept[key] <= plan.sample:
-                chosen.append(target)
-        found = [t for t in found if t in chosen]
-    return found
+    return _sample(found, plan.sample) if plan.sample else found
+
+
+def _sample(all_targets: Sequence[Target], count: int) -> list[Target]:
+    """So many of each component and sort, always the same ones."""
+    groups: dict[tuple[str, str], list[Target]] = {}
+    for target in sorted(all_targets, key=lambda t: hashlib.sha256(t.defect.name.encode()).digest()):
+        groups.setdefault((target.defect.component, target.defect.sort), []).append(target)
+    chosen = {t.defect.name for group in groups.values() for t in group[:count]}
+    return [t for t in all_targets if t.defect.name in chosen]
 
 
 def _fault(name: str) -> tuple[str, str]:
@@ -122,14 +122,14 @@ def _mutant(component: str, mutant: mutants.Mutant) -> Target:
     return Target(defect, lambda: ("harness.audit.mutants:put", mutants.prepared(mutant)), mutant)
 
 
-@dataclass
 class Progress:
-    """What an audit says while it runs; whoever shows it puts functions here."""
+    """What an audit says while it runs: nothing here; whoever shows it overrides."""
 
-    phase: Callable[[str, int, int], None] = lambda name, done, of: None
-    """Something begins: its name, how much is done, and of how much."""
-    step: Callable[[str], None] = lambda line: None
-    """One more is done: what came of it, in a line."""
+    def phase(self, name: str, done: int, of: int) -> None:
+        """Something begins: its name, how much is done, and of how much."""
+
+    def step(self, line: str) -> None:
+        """One more is done: what came of it, in a line."""
 
 
 class Audit:
@@ -146,7 +146,7 @@ class Audit:
         self.results: dict[str, Result] = {}
         self.kills: Counter[str] = Counter()
         self.equivalent = equivalents(root / EQUIVALENT)
-        self.environment = environment_with_torch()
+        self.environment = {**environment(), "torch": torch_version()}
         self.files = [mutants.file(m) for c in plan.components for m in mutants.SOURCES.get(c, ())]
         components = "-".join(plan.components)
         again = "-again" if plan.again else ""
@@ -185,9 +185,7 @@ class Audit:
             digest=self.digest,
             red=sorted({*red, *(h.test for h in self.healthy.values() if h.verdict in BAD)}),
             healthy={h.test: h.verdict for h in self.healthy.values()},
-            results=[
-                self._with_equivalence(self.results[t.defect.name]) for t in chosen if t.defect.name in self.results
-            ],
+            results=[self._with_equivalence(self.results[t.defect.name]) for t in chosen],
         )
 
     def reach(self) -> dict[str, set[tuple[int, int]]]:
@@ -207,25 +205,11 @@ class Audit:
     def _look_at_healthy(self, workers: Workers, tests: Sequence[str]) -> None:
         self.progress.phase("healthy", len(self.healthy), len(self.healthy) + len(tests))
         pending = [worker.Job(tests=[test], trace=[] if self.plan.again else self.files or ["-"]) for test in tests]
-
-        def heard(outcome: worker.Outcome) -> None:
-            record = Healthy(
-                test=outcome.test,
-                verdict=outcome.verdict,
-                seconds=outcome.seconds,
-                headline=outcome.headline,
-                about=outcome.about,
-                steps=outcome.steps,
-            )
+        for job, outcomes, _ in workers.do(iter(pending), limit=600):
+            record = _healthy(job, outcomes)
             self.healthy[record.test] = record
             self.journal.write(record)
             self.progress.step(f"{record.verdict} {record.test}")
-
-        for job, outcomes, _ in workers.do(iter(pending), limit=600):
-            if outcomes:
-                heard(outcomes[-1])
-            else:
-                heard(worker.Outcome(test=job.tests[0], verdict="crashed", seconds=0, headline="its process died"))
 
     def _look_at(self, workers: Workers, left: Sequence[Target], total: int) -> None:
         self.progress.phase("defects", total - len(left), total)
@@ -289,11 +273,18 @@ class Audit:
         return red
 
 
-def environment_with_torch() -> dict[str, str]:
-    """What the outcome depends on besides the tree."""
-    import importlib.metadata
-
-    return {**environment(), "torch": importlib.metadata.version("torch")}
+def _healthy(job: worker.Job, outcomes: Sequence[worker.Outcome]) -> Healthy:
+    if not outcomes:
+        return Healthy(test=job.tests[0], verdict="crashed", seconds=0, headline="its process died")
+    last = outcomes[-1]
+    return Healthy(
+        test=last.test,
+        verdict=last.verdict,
+        seconds=last.seconds,
+        headline=last.headline,
+        about=last.about,
+        steps=last.steps,
+    )
 
 
 def _result(defect: Defect, outcomes: Sequence[worker.Outcome], complete: bool) -> Result:
@@ -426,4 +417,4 @@ class Workers:
         return job, outcomes, False
 
 
-__all__ = ["Audit", "Plan", "Progress", "Target", "reach", "targets"]
+__all__ = ["Audit", "Plan", "Progress", "Target", "targets"]

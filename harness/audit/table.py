@@ -144,7 +144,6 @@ class Shown(Progress):
     """Progress in a terminal: a bar with an estimate; elsewhere, a line for each defect."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(self._phase, self._step)
         self._console = console
         self._bar = Bar(
             TextColumn("{task.description}"),
@@ -165,14 +164,14 @@ class Shown(Progress):
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def _phase(self, name: str, done: int, of: int) -> None:
+    def phase(self, name: str, done: int, of: int) -> None:
         self._name = name
         self._bar.remove_task(self._task)
         self._task = self._bar.add_task(name, total=of, completed=done)
         if not self._console.is_terminal:
             self._console.print(Text(f"{name}: {of - done} to do"))
 
-    def _step(self, line: str) -> None:
+    def step(self, line: str) -> None:
         self._bar.advance(self._task)
         if not line.startswith("passed") and self._name == "defects":
             state = next((s for s in _STYLES if line.startswith(s)), "")

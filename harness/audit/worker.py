@@ -20,8 +20,8 @@ import pytest
 
 from harness.audit import reach
 from harness.plugin import worlds
-from harness.plugin.summary import verdict_of
-from harness.results import BAD, stack_of
+from harness.plugin.summary import Told
+from harness.results import BAD
 
 ADDRESS = "CONCORD_AUDIT"
 """Environment variable: where the audit listens."""
@@ -159,23 +159,16 @@ class _Worker:
 
 
 def _outcome(item: Any, reports: Sequence[Any], seconds: float) -> Outcome:
-    properties = {k.removeprefix("concord."): str(v) for k, v in item.user_properties if k.startswith("concord.")}
-    reason, headline = "", properties.get("headline", "")
+    told = Told()
     for report in reports:
-        if report.skipped and isinstance(report.longrepr, tuple):
-            reason = str(report.longrepr[2]).removeprefix("Skipped: ")
-        if report.skipped and hasattr(report, "wasxfail"):
-            properties["waived"] = "xfail"
-        if report.failed and not headline:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            headline = str(getattr(crash, "message", report.longrepr or "")).strip()
+        told.add(report)
     required = [mark.args[0] for mark in item.iter_markers("requirement")]
-    culprit = properties.get("first_rank", "")
+    culprit = told.properties.get("first_rank", "")
     return Outcome(
         test=item.nodeid,
-        verdict=verdict_of({report.when: report.outcome for report in reports}, properties, reason, False),
+        verdict=told.verdict,
         seconds=round(seconds, 3),
-        headline=_lines(headline),
+        headline=_lines(told.headline),
         requirements=[r.id for r in required],
         about=" ".join([*(r.sentence for r in required), inspect.getdoc(item.obj) or ""]),
         ranks=[int(culprit)] if culprit.isdigit() else [],
@@ -186,4 +179,4 @@ def _lines(text: str, most: int = 400) -> str:
     return " ".join(text.split())[:most]
 
 
-__all__ = ["Collected", "Finished", "Job", "Message", "Outcome", "encoder", "messages", "stack_of"]
+__all__ = ["Collected", "Finished", "Job", "Message", "Outcome", "encoder", "messages"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,52 @@ def merged(old: TestResult | None, new: TestResult) -> TestResult:
     return new if old is None or new.verdict != "not-run" else old
 
 
+@dataclass
+class Told:
+    """What the reports of one test have said so far."""
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    """Of each phase (setup, call, teardown)."""
+    properties: dict[str, str] = field(default_factory=dict)
+    """What the plug-in noted."""
+    seconds: float = 0.0
+    reason: str = ""
+    """Why it was skipped, or is expected to fail."""
+    message: str = ""
+    """Of what failed first."""
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    lost: bool = False
+    """Whether the process that ran it died."""
+
+    def add(self, report: pytest.TestReport) -> None:
+        """Listen to the report of one more phase."""
+        self.outcomes[str(report.when)] = report.outcome
+        self.seconds += getattr(report, "duration", 0.0)
+        self.ranks = getattr(report, "concord_ranks", self.ranks)
+        for key, value in report.user_properties:
+            if key.startswith("concord."):
+                self.properties[key.removeprefix("concord.")] = str(value)
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+        if report.skipped and hasattr(report, "wasxfail"):
+            self.properties["waived"] = "xfail"
+            self.reason = str(report.wasxfail)
+        self.lost = report.when not in ("setup", "call", "teardown")
+        if (report.failed or hasattr(report, "wasxfail")) and not self.message:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.message = str(getattr(crash, "message", report.longrepr or "")).strip()
+
+    @property
+    def headline(self) -> str:
+        """What is wrong: as the ranks' failure says it, or as the exception does."""
+        return self.properties.get("headline", self.message)
+
+    @property
+    def verdict(self) -> str:
+        """The test's, if there is nothing more to be told."""
+        return verdict_of(self.outcomes, self.properties, self.reason, self.lost)
+
+
 class Summary:
     """Listens to reports in the process that prints them."""
 
@@ -57,7 +104,7 @@ class Summary:
         self.profiles = profiles
         self.writer: results.Writer | None = None
         self.results: dict[str, TestResult] = {}
-        self._open: dict[str, dict[str, Any]] = {}
+        self._open: dict[str, Told] = {}
         self._used_worlds = False
 
     # collecting
@@ -93,28 +140,15 @@ class Summary:
     # results
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        state = self._open.setdefault(report.nodeid, {"outcomes": {}, "seconds": 0.0, "reason": "", "ranks": []})
-        state["outcomes"][report.when] = report.outcome
-        state["seconds"] += getattr(report, "duration", 0.0)
-        state["ranks"] = getattr(report, "concord_ranks", state["ranks"])
-        properties = {k.removeprefix("concord."): str(v) for k, v in report.user_properties if k.startswith("concord.")}
-        state.setdefault("properties", {}).update(properties)
-        if report.skipped and isinstance(report.longrepr, tuple):
-            state["reason"] = str(report.longrepr[2]).removeprefix("Skipped: ")
-        if report.skipped and hasattr(report, "wasxfail"):
-            state["properties"]["waived"] = "xfail"
-            state["reason"] = str(report.wasxfail)
-        lost = report.when not in ("setup", "call", "teardown")
-        if (report.failed or hasattr(report, "wasxfail")) and "headline" not in state["properties"]:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            state["headline"] = str(getattr(crash, "message", report.longrepr or "")).strip().split("\n")[0]
-        if report.when == "teardown" or lost:
-            self._finished(report.nodeid, self._open.pop(report.nodeid), lost)
+        told = self._open.setdefault(report.nodeid, Told())
+        told.add(report)
+        if report.when == "teardown" or told.lost:
+            self._finished(report.nodeid, self._open.pop(report.nodeid))
 
-    def _finished(self, nodeid: str, state: Mapping[str, Any], lost: bool) -> None:
-        properties = state["properties"]
+    def _finished(self, nodeid: str, told: Told) -> None:
+        properties = told.properties
         self._used_worlds |= "world" in properties
-        verdict = verdict_of(state["outcomes"], properties, state["reason"], lost)
+        verdict = told.verdict
         failed = verdict in BAD or verdict == "waived"
         result = TestResult(
             nodeid=nodeid,
@@ -122,10 +156,10 @@ class Summary:
             stack=stack_of(nodeid),
             requirements=[r for r in properties.get("requirements", "").split(",") if r],
             world=properties.get("world", ""),
-            seconds=round(state["seconds"], 4),
-            reason=state["reason"],
-            headline=properties.get("headline", state.get("headline", "")) if failed else "",
-            ranks=[RankEvidence(**r) for r in state["ranks"]] if failed else [],
+            seconds=round(told.seconds, 4),
+            reason=told.reason,
+            headline=told.headline.split("\n")[0] if failed else "",
+            ranks=[RankEvidence(**r) for r in told.ranks] if failed else [],
         )
         self.results[nodeid] = merged(self.results.get(nodeid), result)
         self._write(result)

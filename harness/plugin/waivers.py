@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import importlib.metadata
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from harness.plugin.profiles import Profiles
 from harness.profiles import Profile, Waiver, pattern
-from harness.results import BAD
+from harness.results import BAD, torch_version
 
 _SHOWN = 5
 _NARROWING = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "stepwise")
@@ -32,7 +31,7 @@ class Conditions:
     @classmethod
     def now(cls, subject: str = "torch") -> Conditions:
         """As they are; the date is that of UTC, so that workers and machines agree."""
-        return cls(datetime.datetime.now(datetime.UTC).date(), _torch_version(), subject)
+        return cls(datetime.datetime.now(datetime.UTC).date(), torch_version(), subject)
 
     def are_of(self, waiver: Waiver) -> bool:
         """Whether a waiver is about this torch and this subject."""
@@ -48,16 +47,6 @@ class Conditions:
             if verdict in waiver.verdicts and not waiver.has_expired(self.today):
                 return waiver
         return None
-
-
-def _torch_version() -> str:
-    """As its installation says it, without importing it."""
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        import torch
-
-        return str(torch.__version__)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from harness.programs.drawing import EITHER, among
 from harness.programs.spec import (
     DTYPES,
     EXACT_ACTIVATIONS,
@@ -54,6 +55,9 @@ WIDTHS = (2, 3, 4, 1, 5, 7, 8)
 """Of layers: divided by few worlds, smaller than some, and one."""
 LOW = ("bfloat16", "float16")
 """Dtypes that wider ones are cast to."""
+
+# Strategies that are made anew for each draw cost more than the drawing: these are not, nor those of cached functions.
+_COUNTS, _FEW, _SEEDS = st.integers(1, 4), st.integers(1, 2), st.integers(0, 1000)
 
 
 @dataclass(frozen=True)
@@ -99,20 +103,20 @@ def programs(
     bit for bit; True for those with norms, attention, smooth activations, AdamW and clipping; None for both.
     ``any_world``: only what means the same on any number of ranks, and in any number of micro-batches, as laws need it.
     """
-    rounded = draw(st.booleans()) if smooth is None else smooth
-    world = draw(st.sampled_from(sorted(worlds)))
-    inner = draw(st.sampled_from(("replicate", "replicate_fsdp", "tp_extension"))) if stack == "dynamo" else stack
+    rounded = draw(EITHER) if smooth is None else smooth
+    world = draw(among(sorted(worlds)))
+    inner = draw(among(("replicate", "replicate_fsdp", "tp_extension"))) if stack == "dynamo" else stack
     rules = _Rules(inner, rounded, stack == "dynamo", any_world)
-    dtype = draw(st.sampled_from(dtypes))
+    dtype = draw(among(dtypes))
     model = draw(_models(rules, dtype))
     named = list(walk(model))
     assume(any(_trainable(n) for n in named))
     batch_norm = any(isinstance(n.layer, Norm) and n.layer.kind == "batch" for n in named)
     least = 2 if batch_norm else 1  # there are no statistics of one
     # What FSDP1 can't do with a plan of more than one tensor-parallel rank is not drawn half of the time.
-    calm = inner == "tp_extension" and draw(st.booleans())
+    calm = inner == "tp_extension" and draw(EITHER)
     thawing = _thawing(named) if inner == "replicate_fsdp" and not any_world else ()
-    steps = tuple(draw(st.lists(_steps(rules, least, 2 * world + 1, thawing, calm), min_size=1, max_size=most_steps)))
+    steps = tuple(draw(_schedules(rules, least, 2 * world + 1, thawing, calm, most_steps)))
     if rules.compiled and inner == "tp_extension":  # compiled_gradients.py: it can't be compiled while it has gradients
         steps = tuple(msgspec.structs.replace(s, rows=s.rows[:1], synced=(), zero="none") for s in steps)
     optimizer = draw(_optimizers(rules, calm))
@@ -130,10 +134,10 @@ def programs(
         steps=steps,
         optimizer=optimizer,
         dtype=dtype,
-        seed=draw(st.integers(0, 1000)),
+        seed=draw(_SEEDS),
         # Where rounding counts, numbers that don't cancel; training that explodes would show nothing.
-        span=0 if rounded else draw(st.sampled_from((1, 2, 3) if plain else (1,))),
-        denominator=1 if rounded else draw(st.sampled_from((1, 2, 4) if plain else (1, 2))),
+        span=0 if rounded else draw(among((1, 2, 3) if plain else (1,))),
+        denominator=1 if rounded else draw(among((1, 2, 4) if plain else (1, 2))),
         # Batch statistics are those of a part; only where each rank has the whole batch are they those of one device.
         same_data=batch_norm,
     )
@@ -142,22 +146,23 @@ def programs(
 # models
 
 
+@functools.cache
 @st.composite
 def _models(draw: DrawFn, rules: _Rules, dtype: str) -> Model:
-    tokens = draw(st.sampled_from((0, 0, 5)))
-    length = draw(st.sampled_from((0, 0, 3)))
+    tokens = draw(among((0, 0, 5)))
+    length = draw(among((0, 0, 3)))
     layers: list[Layer] = []
     if tokens:
         inputs: Shape = (length,) if length else (2,)
-        layers.append(Embedding(draw(st.sampled_from(WIDTHS))))
+        layers.append(Embedding(draw(among(WIDTHS))))
     else:
-        width = draw(st.sampled_from(WIDTHS))
+        width = draw(among(WIDTHS))
         inputs = (length, width) if length else (width,)
-        if length and draw(st.booleans()):
+        if length and draw(EITHER):
             inputs = (*inputs, 3)
     model = Model(inputs, tuple(layers), tokens)
     shape = (*inputs, layers[0].width) if layers and isinstance(layers[0], Embedding) else inputs
-    for _ in range(draw(st.integers(1, 4))):
+    for _ in range(draw(_COUNTS)):
         layer = draw(_layers(rules, dtype, model, shape))
         shape = shape_after(layer, shape, model)
         model = Model(inputs, (*model.layers, layer), tokens)
@@ -166,10 +171,13 @@ def _models(draw: DrawFn, rules: _Rules, dtype: str) -> Model:
 
 def _layers(rules: _Rules, dtype: str, model: Model, shape: Shape) -> SearchStrategy[Layer]:
     """A layer that can stand next in a model."""
-    return st.one_of([*_untied(rules, dtype, shape), *(_tied(model, shape) if rules.tied else ())])
+    return _layers_or_tied(rules, dtype, shape, _with_weights_for(model, shape) if rules.tied else ())
 
 
-# Strategies that are made anew for each draw cost more than the drawing.
+@functools.lru_cache(1000)
+def _layers_or_tied(rules: _Rules, dtype: str, shape: Shape, names: tuple[str, ...]) -> SearchStrategy[Layer]:
+    tied = [st.builds(Tied, among(names), EITHER)] if names else []
+    return st.one_of([*_untied(rules, dtype, shape), *tied])
 
 
 @functools.cache
@@ -181,15 +189,13 @@ def _untied(rules: _Rules, dtype: str, shape: Shape) -> list[SearchStrategy[Any]
         st.builds(Residual, st.lists(keeping, min_size=1, max_size=2).map(tuple)),
         st.builds(Twice, _square(rules, shape)),
         _containers(rules, dtype, shape),
-        st.builds(Branch, _square(rules, shape), st.sampled_from(("even", "odd", "never"))),
+        st.builds(Branch, _square(rules, shape), among(("even", "odd", "never"))),
         # torch.compile leaves a module with backward hooks as it is.
-        st.builds(
-            Hooked, _square(rules, shape), st.sampled_from(("forward", "before", "backward")[: 3 - rules.compiled])
-        ),
+        st.builds(Hooked, _square(rules, shape), among(("forward", "before", "backward")[: 3 - rules.compiled])),
     ]
     if len(shape) in (2, 3) and min(shape):
-        kernel = st.sampled_from([k for k in (1, 2) if k <= min(shape[1:])])
-        choices.append(st.builds(Conv, st.sampled_from(WIDTHS), kernel, st.booleans()))
+        kernel = among([k for k in (1, 2) if k <= min(shape[1:])])
+        choices.append(st.builds(Conv, among(WIDTHS), kernel, EITHER))
     return choices
 
 
@@ -197,9 +203,9 @@ def _untied(rules: _Rules, dtype: str, shape: Shape) -> list[SearchStrategy[Any]
 def _linear(rules: _Rules, dtype: str) -> SearchStrategy[Layer]:
     return st.builds(
         Linear,
-        out=st.sampled_from(rules.widths),
-        bias=st.sampled_from((True, False)),
-        frozen=st.sampled_from((False, False, False, True)),
+        out=among(rules.widths),
+        bias=among((True, False)),
+        frozen=among((False, False, False, True)),
         dtype=_own_dtype(rules, dtype),
     )
 
@@ -207,13 +213,13 @@ def _linear(rules: _Rules, dtype: str) -> SearchStrategy[Layer]:
 def _own_dtype(rules: _Rules, dtype: str) -> SearchStrategy[str]:
     """A layer's own dtype where it is not the program's: a wider one, as mixed-precision models have for some."""
     wider = {"bfloat16": "float32", "float16": "float32", "float32": "float64"}.get(dtype, "")
-    return st.sampled_from(("", "", "", wider)) if rules.mixed_dtypes else st.just("")
+    return among(("", "", "", wider)) if rules.mixed_dtypes else st.just("")
 
 
 @functools.cache
 def _square(rules: _Rules, shape: Shape) -> SearchStrategy[Layer]:
     """A linear layer that keeps the shape."""
-    return st.builds(Linear, out=st.just(shape[-1]), bias=st.sampled_from((True, False)))
+    return st.builds(Linear, out=st.just(shape[-1]), bias=among((True, False)))
 
 
 @functools.cache
@@ -221,57 +227,75 @@ def _keeping(rules: _Rules, dtype: str, shape: Shape) -> SearchStrategy[Layer]:
     """A layer without layers inside that keeps the shape."""
     kinds = EXACT_ACTIVATIONS if not rules.smooth else SMOOTH_ACTIVATIONS  # the smooth have no kink to round across
     choices: list[SearchStrategy[Any]] = [
-        st.builds(Activation, st.sampled_from(kinds)),
+        st.builds(Activation, among(kinds)),
         _square(rules, shape),
         st.just(Mask()),
-        st.builds(Scale, st.sampled_from(("plain", "rebound", "per_rank")[: 3 - rules.any_world])),
+        st.builds(Scale, among(("plain", "rebound", "per_rank")[: 3 - rules.any_world])),
     ]
     if rules.smooth:
         norms = ("layer", "rms", "batch") if len(shape) < 3 and shape[0] else ("layer", "rms")
         if shape[-1] > 1:  # of one number, only its sign would be left
-            choices.append(st.builds(Norm, st.sampled_from(norms)))
+            choices.append(st.builds(Norm, among(norms)))
         if len(shape) == 2 and shape[1]:
-            heads = st.sampled_from([h for h in (1, 2) if shape[1] % h == 0])
+            heads = among([h for h in (1, 2) if shape[1] % h == 0])
             choices.append(st.builds(Attention, heads))
     return st.one_of(choices)
+
+
+@functools.cache
+def _inside(rules: _Rules, dtype: str, shape: Shape) -> SearchStrategy[Layer]:
+    """A layer of a container."""
+    return st.one_of(_linear(rules, dtype), _keeping(rules, dtype, shape))
 
 
 @functools.cache
 @st.composite
 def _containers(draw: DrawFn, rules: _Rules, dtype: str, shape: Shape) -> Layer:
     body: list[Layer] = []
-    for _ in range(draw(st.integers(1, 2))):
-        layer = draw(st.one_of(_linear(rules, dtype), _keeping(rules, dtype, shape)))
+    for _ in range(draw(_FEW)):
+        layer = draw(_inside(rules, dtype, shape))
         shape = shape_after(layer, shape, Model(shape, ()))
         body.append(layer)
-    return Container(draw(st.sampled_from(("sequential", "list", "dict"))), tuple(body))
+    return Container(draw(among(("sequential", "list", "dict"))), tuple(body))
 
 
-def _tied(model: Model, shape: Shape) -> list[SearchStrategy[Any]]:
-    names = [
+def _with_weights_for(model: Model, shape: Shape) -> tuple[str, ...]:
+    """Layers whose weight another layer can share."""
+    return tuple(
         n.name
         for n in walk(model)
         if (weight_shape(n, model) or (0, -1))[1] == shape[-1] and not n.optional and not n.dtype
-    ]
-    return [st.builds(Tied, st.sampled_from(names), st.booleans())] if names else []
+    )
 
 
 # schedules
 
 
 @functools.cache
+def _schedules(
+    rules: _Rules, least: int, most: int, thawing: tuple[str, ...], calm: bool, most_steps: int
+) -> SearchStrategy[list[Step]]:
+    return st.lists(_steps(rules, least, most, thawing, calm), min_size=1, max_size=most_steps)
+
+
+@functools.cache
+def _rows(least: int, most: int) -> SearchStrategy[list[int]]:
+    return st.lists(st.integers(least, most), min_size=1, max_size=3)
+
+
+@functools.cache
 @st.composite
 def _steps(draw: DrawFn, rules: _Rules, least: int, most: int, thawing: Sequence[str], calm: bool) -> Step:
     """``thawing``: layers that may stop, or begin again, to be trained; ``calm``: nothing is clipped or saved."""
-    rows = tuple(draw(st.lists(st.integers(least, most), min_size=1, max_size=3)))
+    rows = tuple(draw(_rows(least, most)))
     return Step(
         rows=rows,
-        synced=tuple(draw(st.booleans()) for _ in rows[:-1]),
-        zero=draw(st.sampled_from(("none", "zero", "keep"))),
-        clip=draw(st.sampled_from((0.0, 1.0, 1000.0))) if rules.smooth and not calm else 0.0,
-        evaluate=draw(st.booleans()),
-        toggle=draw(st.sampled_from(("", "", *thawing))),
-        reload=not calm and draw(st.booleans()),
+        synced=tuple(draw(EITHER) for _ in rows[:-1]),
+        zero=draw(among(("none", "zero", "keep"))),
+        clip=draw(among((0.0, 1.0, 1000.0))) if rules.smooth and not calm else 0.0,
+        evaluate=draw(EITHER),
+        toggle=draw(among(("", "", *thawing))),
+        reload=not calm and draw(EITHER),
     )
 
 
@@ -289,11 +313,11 @@ def _optimizers(rules: _Rules, calm: bool) -> SearchStrategy[Optimizer]:
     sgd = st.builds(
         Optimizer,
         kind=st.just("sgd"),
-        rate=st.sampled_from((0.0625, 0.25)),
-        momentum=st.sampled_from((0.0, 0.5)),
-        weight_decay=st.sampled_from((0.0, 0.0, 0.5)),
+        rate=among((0.0625, 0.25)),
+        momentum=among((0.0, 0.5)),
+        weight_decay=among((0.0, 0.0, 0.5)),
     )
-    adamw = st.builds(Optimizer, kind=st.just("adamw"), rate=st.just(0.01), weight_decay=st.sampled_from((0.0, 0.1)))
+    adamw = st.builds(Optimizer, kind=st.just("adamw"), rate=st.just(0.01), weight_decay=among((0.0, 0.1)))
     return st.one_of(sgd, adamw) if rules.smooth else sgd
 
 
@@ -315,29 +339,29 @@ def _layouts(
     tied = _sharing(named)
     own = {n.name for n in named if n.dtype}
     options: dict[str, Option] = {}
-    if not rules.any_world and draw(st.sampled_from((False, False, True))):
-        options["mesh"] = draw(st.sampled_from(_meshes(world)))
-    if not own and dtype != "float64" and draw(st.sampled_from((False, False, False, True))):
+    if not rules.any_world and draw(among((False, False, True))):
+        options["mesh"] = draw(among(_meshes(world)))
+    if not own and dtype != "float64" and draw(among((False, False, False, True))):
         options["recast"] = True
     # A layer that is ignored trains on its rank's part alone, which is right if that is everything, or it is frozen.
     toggled = {step.toggle for step in steps}
     ignorable = [n.name for n in named if _ignorable(n, same_data) and n.name not in tied | toggled]
     if len([n for n in named if _trainable(n)]) < 2:
         ignorable = [n.name for n in named if n.name in ignorable and not n.trains]
-    ignored = draw(st.sampled_from((*((),) * 3, *((name,) for name in ignorable))))
+    ignored = draw(among((*((),) * 3, *((name,) for name in ignorable))))
     if ignored:
         options["ignored"] = ignored
     if inner == "replicate":
         options |= draw(_ddp_options(named, rules, steps))
         pieces = _pieces(named)
         # A compiled model whose layers are replicated one by one compiles nothing (docs/findings.md).
-        if not rules.compiled and pieces and not tied and not ignored and draw(st.sampled_from((False, False, True))):
+        if not rules.compiled and pieces and not tied and not ignored and draw(among((False, False, True))):
             wrapped = pieces
     else:
         options |= draw(_fsdp_options(named, world, dtype, steps, bool(own), same_data or rules.any_world))
         # Parameters of two dtypes can't be in one group; shared ones must be.
         able = [n.name for n in named if _wrappable(n) and not (tied | set(ignored)) & _within(n, named)]
-        chosen = draw(st.sets(st.sampled_from(able))) if able else set()
+        chosen = draw(st.sets(among(able))) if able else set()
         if rules.compiled:  # hooks break graphs: what is wrapped is not in the root's, and something must be
             chosen -= _within(named[0], named)
         wrapped = tuple(n.name for n in reversed(named) if n.name in chosen | (own - set(ignored)))
@@ -372,21 +396,16 @@ def _ddp_options(draw: DrawFn, named: list[Named], rules: _Rules, steps: Sequenc
     branches = {n.layer.when for n in named if isinstance(n.layer, Branch)}
     # replicate_static_unsynced.py: a static graph takes no accumulation without synchronisation.
     accumulated = any(step.accumulates for step in steps)
-    if (
-        not accumulated
-        and branches <= {"never"}
-        and not rules.any_world
-        and draw(st.sampled_from((False, False, False, True)))
-    ):
+    if not accumulated and branches <= {"never"} and not rules.any_world and draw(among((False, False, False, True))):
         found["static_graph"] = True
-    elif branches or draw(st.sampled_from((False, False, True))):
+    elif bool(branches) or draw(among((False, False, True))):
         found["find_unused_parameters"] = True
-    if draw(st.booleans()):
+    if draw(EITHER):
         found["gradient_as_bucket_view"] = True
     # Dynamo's DDPOptimizer refuses buckets below 1 MiB (docs/findings.md).
-    if not rules.compiled and draw(st.booleans()):
+    if not rules.compiled and draw(EITHER):
         found["bucket_cap_mb"] = 0.0001  # about a hundred bytes: a bucket for every other parameter
-    hook = draw(st.sampled_from(("", "", "allreduce_hook", "fp16_compress_hook")))
+    hook = draw(among(("", "", "allreduce_hook", "fp16_compress_hook")))
     if hook and "static_graph" not in found:  # replicate_static_buckets.py: hooks are told the wrong buckets
         found["hook"] = hook
     # DDP's default is to send rank 0's; PyTorch's replicate() never does (docs/findings.md), and must not be relied on.
@@ -400,7 +419,7 @@ def _fsdp_options(
     draw: DrawFn, named: list[Named], world: int, dtype: str, steps: Sequence[Step], own_dtypes: bool, same_data: bool
 ) -> dict[str, Option]:
     found: dict[str, Option] = {}
-    if draw(st.sampled_from((False, False, True))):
+    if draw(among((False, False, True))):
         found["offload"] = True
     # Buffers keep their dtype: a product with one of float32 is no input for a layer of bfloat16.
     buffers = any(isinstance(n.layer, Scale) for n in named)
@@ -409,30 +428,30 @@ def _fsdp_options(
     # fsdp_accumulated_dtype.py: what was not used when others accumulated has another dtype.
     mixed = any(n.optional for n in named) and any(step.accumulates for step in steps)
     castable = dtype in ("float64", "float32") and not own_dtypes and not thawed and not mixed
-    if castable and draw(st.sampled_from((False, False, True))):
+    if castable and draw(among((False, False, True))):
         if not buffers and not same_data:
-            found["param_dtype"] = draw(st.sampled_from(LOW))
-            if draw(st.booleans()):
-                found["output_dtype"] = draw(st.sampled_from(("float32", "float64")))
-        if draw(st.booleans()):
-            found["reduce_dtype"] = draw(st.sampled_from(("float32", *LOW)))
+            found["param_dtype"] = draw(among(LOW))
+            if draw(EITHER):
+                found["output_dtype"] = draw(among(("float32", "float64")))
+        if draw(EITHER):
+            found["reduce_dtype"] = draw(among(("float32", *LOW)))
     reduced = found.get("reduce_dtype") or found.get("param_dtype") or dtype
-    own_factor = draw(st.sampled_from(("", "", "", "divide", "sums")))
+    own_factor = draw(among(("", "", "", "divide", "sums")))
     if own_factor == "sums":
         found["sums"] = True
     elif own_factor and not same_data and reduced in ("float32", "bfloat16") and not own_dtypes:
         # fsdp_divided_twice.py: in other dtypes, and where sums are forced, it is divided by twice.
-        found["divide"] = draw(st.sampled_from((1.0, 2.0, 0.5, float(world))))
+        found["divide"] = draw(among((1.0, 2.0, 0.5, float(world))))
     return found
 
 
 @functools.cache
 def _compiles() -> SearchStrategy[Compile]:
-    common = {"backend": st.sampled_from(("eager", "aot_eager")), "dynamic": st.booleans()}
+    common = {"backend": among(("eager", "aot_eager")), "dynamic": EITHER}
     return st.one_of(
-        st.builds(Compile, in_place=st.booleans(), **common),
+        st.builds(Compile, in_place=EITHER, **common),
         # Hooks of the stacks break graphs; a plain model is one graph.
-        st.builds(Compile, first=st.just(True), fullgraph=st.booleans(), **common),
+        st.builds(Compile, first=st.just(True), fullgraph=EITHER, **common),
     )
 
 

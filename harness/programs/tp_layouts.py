@@ -10,6 +10,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from harness.programs.drawing import among
 from harness.programs.spec import (
     Branch,
     Conv,
@@ -43,17 +44,17 @@ def tp_layouts(
     compiled: bool = False,
 ) -> Layout:
     """``able``: names of the layers that can be wrapped on their own."""
-    tensor = draw(st.sampled_from([t for t in (1, 2, 3, 4) if world % t == 0]))
+    tensor = draw(among([t for t in (1, 2, 3, 4) if world % t == 0]))
     data = world // tensor
-    strategy = draw(st.sampled_from(("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *HYBRID)))
-    chosen = draw(st.sets(st.sampled_from(list(able)))) if able else set()
+    strategy = draw(among(("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *HYBRID)))
+    chosen = draw(st.sets(among(list(able)))) if able else set()
     wrapped = tuple(n.name for n in reversed(named) if n.name in chosen)
     plan: list[tuple[str, str]] = []
     for n in named:
         styles = _styles(n, tensor, data, steps, optimizer, dtype)
         if _inward(n, named):  # nobody reads the gradient of its input, or waits for the collective that makes it
             styles = tuple(style for style in styles if style != "rows")
-        if len(styles) > 1 and (style := draw(st.sampled_from(styles))):
+        if len(styles) > 1 and (style := draw(among(styles))):
             plan.append((n.name, style))
 
     if dtype == "float64" and any(step.clip for step in steps):
@@ -69,7 +70,7 @@ def tp_layouts(
 
     # Without original parameters FSDP1 flattens only what requires gradients alike.
     frozen = any(isinstance(n.layer, Linear) and n.layer.frozen for n in named)
-    original = frozen or compiled or draw(st.sampled_from((True, False)))  # torch.compile needs them
+    original = frozen or compiled or draw(among((True, False)))  # torch.compile needs them
     sharded = data > 1 and strategy != "NO_SHARD"
     if (
         original
@@ -89,14 +90,14 @@ def tp_layouts(
     options: dict[str, Option] = {"use_orig_params": original, "strategy": strategy}
     if strategy in HYBRID:
         # tp_one_shard.py: replicas of a single shard are never averaged.
-        options["replicas"] = draw(st.sampled_from([r for r in (1, 2) if data % r == 0 and (data > r or r == 1)]))
+        options["replicas"] = draw(among([r for r in (1, 2) if data % r == 0 and (data > r or r == 1)]))
     # FSDP1's CPUOffload pins memory, which takes an accelerator.
     if dtype == "float32" and not compiled:
         # Buffers are cast as well, and stay so.
-        if not any(isinstance(n.layer, (Scale, Norm)) for n in named) and draw(st.sampled_from((False, False, True))):
-            options["param_dtype"] = draw(st.sampled_from(("bfloat16", "float16")))
-        if draw(st.sampled_from((False, False, True))):
-            options["reduce_dtype"] = draw(st.sampled_from(("bfloat16", "float16", "float32")))
+        if not any(isinstance(n.layer, (Scale, Norm)) for n in named) and draw(among((False, False, True))):
+            options["param_dtype"] = draw(among(("bfloat16", "float16")))
+        if draw(among((False, False, True))):
+            options["reduce_dtype"] = draw(among(("bfloat16", "float16", "float32")))
     return Layout(
         stack="tp_extension",
         world=world,

@@ -39,7 +39,7 @@ class Options:
     """What replicate() and DistributedDataParallel can be told."""
 
     device_id: int | torch.device | None = None
-    """Where inputs go before a forward; None: they stay where they are."""
+    """The accelerator that the module is on, and inputs go to before a forward; None: they stay where they are."""
     process_group: dist.ProcessGroup | None = None
     device_mesh: DeviceMesh | None = None
     """Of one dimension; without it and a group, all ranks."""
@@ -53,10 +53,11 @@ class Options:
     gradient_as_bucket_view: bool = False
     """Where gradients are kept: of no effect on what they are.  The same goes for the next."""
     bucket_cap_mb: float | None = None
+    mixed_precision: object = None
 
     def __post_init__(self) -> None:
-        if self.device_id is not None and not isinstance(self.device_id, int | torch.device):
-            raise RuntimeError(f"Expected device_id to be int or torch.device, but got {type(self.device_id)}")
+        if self.mixed_precision is not None:
+            raise NotImplementedError("replicate has no mixed precision; FSDP-replicate has")
         if self.process_group is not None and self.device_mesh is not None:
             raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
         if self.device_mesh is not None and self.device_mesh.ndim != 1:
@@ -102,7 +103,8 @@ class Replica:
     def begin(self) -> None:
         """Find the parameters, and make them and the buffers equal on all ranks.
 
-        Errors: RuntimeError if there is nothing to train, or if ranks have parameters of other shapes.
+        Errors: RuntimeError if there is nothing to train, or if ranks have parameters of other shapes; ValueError if the
+        module is on another device than was said.
         """
         self.begun = True
         self.group, self.size = self.options.group(), dist.get_world_size(self.options.group())
@@ -117,12 +119,20 @@ class Replica:
         self.parameters = {p: name for p, name in every.items() if p.requires_grad}
         if not self.parameters:
             raise RuntimeError("replicate is not needed when a module has no parameters that require a gradient.")
+        self.require_device()
         self.require_equal_shapes(every)
         if self.options.init_sync:
             self.send([*every, *(self.buffers() if self.options.broadcast_buffers else ())])
         here = weakref.ref(self)  # a hook that held more would be in a cycle that no garbage collector sees
         for p in self.parameters:
             p.register_post_accumulate_grad_hook(lambda p: has_gradient(here, p))  # type: ignore[no-untyped-call]
+
+    def require_device(self) -> None:
+        said = self.options.device_id
+        number = said if isinstance(said, int) else said.index if said is not None and said.type != "cpu" else None
+        found = {p.device for p in self.parameters}
+        if number is not None and any(device.index != number for device in found):
+            raise ValueError(f"device_ids [{number}]: the module's parameters are on {', '.join(map(str, found))}")
 
     def require_equal_shapes(self, parameters: dict[nn.Parameter, str]) -> None:
         mine = [(tuple(p.shape), str(p.dtype)) for p in parameters]
@@ -305,8 +315,11 @@ class DDP:
 def replicate(module: nn.Module, ignored_modules: Iterable[nn.Module] | None = None, **options: Any) -> nn.Module:
     """Replicate a module over ranks, in place; ``options``: see :class:`Options`.
 
-    Errors: RuntimeError for a module that ``fully_shard`` manages; AssertionError for one that is replicated.
+    Errors: RuntimeError for a module that ``fully_shard`` manages, and for a device that is none; AssertionError for a
+    module that is replicated.
     """
+    if "device_id" in options and not isinstance(options["device_id"], int | torch.device):
+        raise RuntimeError(f"Expected device_id to be int or torch.device, but got {type(options['device_id'])}")
     if isinstance(module, FSDPModule):
         raise RuntimeError("Cannot apply `replicate()` on a Module already managed by `fully_shard`")
     replica = Replica(module, ignored_modules or (), **options)

@@ -19,6 +19,7 @@ __all__ = [
     "COMPILES_MESSAGES",
     "GraphCounter",
     "apply",
+    "compiled",
     "compiled_backward",
     "compiled_messages",
     "gradients",
@@ -43,6 +44,15 @@ def compiled_backward(backend: str) -> AbstractContextManager[Any]:
     """Where backwards are compiled as well, hooks and all."""
     found: AbstractContextManager[Any] = compiled_autograd._enable(torch.compile(backend=backend))
     return found
+
+
+def compiled(
+    function: Compiled, *, backend: str = "aot_eager", fullgraph: bool = True, **options: Any
+) -> tuple[Compiled, GraphCounter]:
+    """A function or a module as it is compiled the first time, and what counts its graphs."""
+    torch.compiler.reset()
+    counter = GraphCounter(backend)
+    return torch.compile(function, backend=counter, fullgraph=fullgraph, **options), counter
 
 
 def unwaited() -> int:

@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import nn
 from torch.distributed._composable.replicate import DDP, replicate
+from torch.nn.parallel.distributed import _MixedPrecision as MixedPrecision
 
 from harness.oracles.baseline import plain_gradients as gradients
 from harness.oracles.baseline import plain_parameters as parameters
 from harness.worlds.rank import Rank
 
-__all__ = ["DDP", "apply", "gradients", "parameters", "parts", "replicate"]
+__all__ = ["DDP", "MixedPrecision", "apply", "gradients", "parameters", "parts", "replicate"]
 
 
 def apply(module: nn.Module, rank: Rank, **options: Any) -> nn.Module:

@@ -157,7 +157,7 @@ def test_barrier_of_a_group(world: World, ranks: tuple[int, ...], barrier: str) 
             if rank.index == ranks[-1]:  # the last comes when it has seen that the others are about to wait
                 for member in ranks[:-1]:
                     rank.store.wait([f"{number}-{member}"])
-            rank.store.set(f"{number}-{rank.index}", "")
+            rank.store.add(f"{number}-{rank.index}", 1)  # which is answered: nobody waits until a value set is there
             if barrier == "async":
                 dist.barrier(group, async_op=True).wait()
             elif barrier == "monitored_barrier":

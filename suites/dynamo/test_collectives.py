@@ -23,13 +23,6 @@ FLOATS = [(op, torch.float32) for op in ("SUM", "MAX", "MIN")]
 KINDS = {"all_reduce": INTEGERS + FLOATS, "reduce_scatter_tensor": FLOATS}
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> tuple[Any, dynamo.GraphCounter]:
-    """A function compiled to one graph, and what counts how often."""
-    torch.compiler.reset()
-    counter = dynamo.GraphCounter("aot_eager")
-    return torch.compile(function, backend=counter, **{"fullgraph": True, **options}), counter
-
-
 def among(world: World, ranks: tuple[int, ...], body: Callable[[Any, int, int], None]) -> None:
     """Run ``body(group, member, size)`` on the members of a group; the group of everyone is the default one."""
 
@@ -70,7 +63,7 @@ def test_rewritten(world: World, name: str, members: tuple[int, ...]) -> None:
     def body(group: Any, member: int, size: int) -> None:
         for op, dtype in KINDS.get(name, FLOATS[:1]):
             case = Case(name, op, dtype, (6,))
-            function, counter = compiled(lambda given, into, case=case: issue(case, given, into, group))
+            function, counter = dynamo.compiled(lambda given, into, case=case: issue(case, given, into, group))
             for call in range(2):
                 given = inputs(case, size, member, call)[0]
                 expected = outputs(case, size, member, call)
@@ -101,7 +94,7 @@ def test_in_place(world: World, dtype: torch.dtype, shape: tuple[int, ...], layo
 
     def body(rank: Rank) -> None:
         case = Case("all_reduce", "SUM", dtype, shape or (1,), layout=layout)
-        function, _ = compiled(lambda tensor: dist.all_reduce(tensor))
+        function, _ = dynamo.compiled(lambda tensor: dist.all_reduce(tensor))
         given, memory = lay(inputs(case, 2, rank.index, 0)[0], layout)
         given = given if shape else given.reshape(())
         outside = torch.ones_like(memory, dtype=torch.bool)
@@ -127,7 +120,7 @@ def test_uneven_exchange(world: World) -> None:
 
     def body(rank: Rank) -> None:
         sent = [rank.index + j + 1 for j in range(rank.size)]
-        function, counter = compiled(
+        function, counter = dynamo.compiled(
             lambda output, tensor: dist.all_to_all_single(output, tensor, list(sent), list(sent))
         )
         given = [torch.arange(count) + 100 * rank.index + 10 * j for j, count in enumerate(sent)]
@@ -158,7 +151,7 @@ def test_other_groups(world: World, name: str) -> None:
                 return into[0].copy_(functional.all_reduce(given, "sum", group))
             return issue(case, given, into, group)
 
-        function, _ = compiled(collective)
+        function, _ = dynamo.compiled(collective)
         everyone = [(0, 1, 2), (1, 2), (rank.index,), (0, 2)]
         groups = {members: dist.new_group(list(members)) for members in [(0, 1, 2), (1, 2), (0, 2), (0,), (1,), (2,)]}
         for call, members in enumerate(everyone * 2):
@@ -190,7 +183,7 @@ def test_asynchronous(world: World) -> None:
             work.wait()
             return tensor + other
 
-        function, _ = compiled(collective, fullgraph=False)
+        function, _ = dynamo.compiled(collective, fullgraph=False)
         for call in range(2):
             assert_same(torch.full((3,), 4.0 + 2 * call), function(torch.full((3,), 1.0 + rank.index + call)), "sum")
 
@@ -214,7 +207,7 @@ def test_launched(world: World) -> None:
             dist.all_reduce(x)
             return x + 1, largest + 1
 
-        function, counter = compiled(collectives)
+        function, counter = dynamo.compiled(collectives)
         for call, rows in enumerate((2, 2, 3)):
             before = launched()
             x, y = torch.full((rows,), 1.0 + rank.index + call), torch.full((rows,), 10.0 + rank.index)
@@ -271,7 +264,7 @@ def test_gradients(world: World, collective: Callable[[torch.Tensor], torch.Tens
         def weighted(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             return (collective(x) * weights).sum()
 
-        function, counter = compiled(weighted) if how == "compiled" else (weighted, None)
+        function, counter = dynamo.compiled(weighted) if how == "compiled" else (weighted, None)
         for call in range(2):
             x = (torch.arange(2.0 * size) + rank.index + call).requires_grad_()
             counts = {"_gathered": 2 * size * size, "_scattered": 2}.get(collective.__name__, 2 * size)
@@ -316,8 +309,8 @@ def test_result(world: World, use: Callable[[torch.Tensor], torch.Tensor]) -> No
 
         given, right = torch.arange(4.0) + rank.index, use(2 * torch.arange(4.0) + 1)
         assert_same(right, both(given) + 0, "uncompiled")
-        assert_same(right, compiled(both, fullgraph=False)[0](given) + 0, "compiled")
+        assert_same(right, dynamo.compiled(both, fullgraph=False)[0](given) + 0, "compiled")
         before = functional.all_reduce(given, "sum", dist.group.WORLD)
-        assert_same(right, compiled(use, fullgraph=False)[0](before) + 0, "given")
+        assert_same(right, dynamo.compiled(use, fullgraph=False)[0](before) + 0, "given")
 
     world.run(body)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -35,12 +33,6 @@ class Layers(nn.Module):
         return (x + 1 if self.training else x) * factor
 
 
-def compiled(model: nn.Module, backend: str = "aot_eager", **options: Any) -> tuple[Any, dynamo.GraphCounter]:
-    torch.compiler.reset()
-    counter = dynamo.GraphCounter(backend)
-    return torch.compile(model, backend=counter, **options), counter
-
-
 @requirement(
     "DYN-GUARD-01",
     "What was compiled in one mode is not used in another: with and without gradients, training and evaluating, with "
@@ -55,7 +47,7 @@ def test_modes(world: World, wrapped: bool) -> None:
     def body(rank: Rank) -> None:
         alone, plain = Layers(), Layers()
         model = DistributedDataParallel(plain) if wrapped else plain
-        function, counter = compiled(model)
+        function, counter = dynamo.compiled(model, fullgraph=False)
         everyone = [dyadic(3, 4, key=("input", i), dtype=torch.float32) for i in range(rank.size)]
         for number, (training, grad, frozen, factor) in enumerate(
             2
@@ -104,7 +96,7 @@ def test_compiled_once(world: World, wrapped: bool) -> None:
 
     def body(rank: Rank) -> list[int]:
         model = DistributedDataParallel(Layers()) if wrapped else Layers()
-        function, counter = compiled(model)
+        function, counter = dynamo.compiled(model, fullgraph=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         counts = []
         for rows in (4, 4, 4, 3, 3, 3, 5):
@@ -132,7 +124,7 @@ def test_buckets(world: World, layers: int, width: int, graphs: int, dynamic: bo
     def body(rank: Rank) -> None:
         alone = Layers(layers, width)
         model = DistributedDataParallel(Layers(layers, width), bucket_cap_mb=1)
-        function, counter = compiled(model, dynamic=dynamic)
+        function, counter = dynamo.compiled(model, dynamic=dynamic, fullgraph=False)
         for step, rows in enumerate((2, 3, 2)):
             everyone = [dyadic(rows, width, key=(step, i), dtype=torch.float32, span=2) for i in range(rank.size)]
             function(everyone[rank.index]).sum().backward()
@@ -171,7 +163,7 @@ def test_backward_hooks(world: World, kind: str) -> None:
             for step in range(2):
                 x = dyadic(2, 4, key=(rank.index, step), dtype=torch.float32).requires_grad_()
                 if compile:
-                    function, counter = compiled(model, fullgraph=True)
+                    function, counter = dynamo.compiled(model)
                     with dynamo.compiled_backward("aot_eager"):
                         function(x).sum().backward()
                     assert counter.graphs == 1

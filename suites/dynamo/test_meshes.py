@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
+from fixtures.tensors import numbers
 from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same
 from harness.stacks import dynamo
@@ -16,17 +17,6 @@ from harness.stacks.collectives import functional
 
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 SOURCE = "torch/_dynamo/variables/distributed.py"
-
-
-def compiled(function: Any, **options: Any) -> tuple[Any, dynamo.GraphCounter]:
-    """A function compiled to one graph, and what counts how often."""
-    torch.compiler.reset()
-    counter = dynamo.GraphCounter("aot_eager")
-    return torch.compile(function, backend=counter, **{"fullgraph": True, **options}), counter
-
-
-def numbers(*shape: int) -> torch.Tensor:
-    return torch.arange(float(torch.Size(shape).numel())).reshape(shape) + 1
 
 
 @requirement(
@@ -49,7 +39,7 @@ def test_groups(world: World, members: tuple[int, ...] | None) -> None:
             known = [0, 1, 2] if group is None else dist.get_process_group_ranks(group)
             return x * size + index, index, size, known
 
-        function, _ = compiled(about)
+        function, _ = dynamo.compiled(about)
         found = function(torch.ones(2))
         ranks = list(members or (0, 1, 2))
         index, size = ranks.index(rank.index), len(ranks)
@@ -75,7 +65,7 @@ def test_other_groups(world: World, how: str) -> None:
                 return x * group.size() + group.rank()
             return x * dist.get_world_size(group) + dist.get_rank(group)
 
-        function, _ = compiled(about)
+        function, _ = dynamo.compiled(about)
         everyone = [(0, 1, 2), (1, 2), (0, 2), (0,), (1,), (2,)]
         for members, group in [(members, dist.new_group(list(members))) for members in everyone]:
             if rank.index in members:
@@ -103,7 +93,7 @@ def test_meshes(world: World) -> None:
                 sums = [s + 1 for s in sums]
             return tuple(where), sizes, local, mesh.size(), mesh.ndim, mesh.mesh_dim_names, mesh.shape, sums
 
-        function, counter = compiled(about)
+        function, counter = dynamo.compiled(about)
         meshes = [rank.mesh(2, 2, names=("a", "b")), rank.mesh(4, 1, names=("a", "b")), rank.mesh(1, 4)]
         for mesh in meshes * 2:
             sizes = tuple(mesh.mesh.shape)
@@ -138,7 +128,7 @@ def test_made_inside(world: World, source: Placement, target: Placement) -> None
             moved = given.redistribute(placements=[target])
             return moved.to_local() * 2, (moved * moved).full_tensor()
 
-        function, counter = compiled(through)
+        function, counter = dynamo.compiled(through)
         for call in range(2):
             results = []
             for run in (through, function):
@@ -168,7 +158,7 @@ def test_given(world: World) -> None:
             sharded = sum(p.is_shard() for p in tensor.placements)
             return tensor.to_local() + sharded, (tensor * 2).full_tensor(), sharded
 
-        function, counter = compiled(about)
+        function, counter = dynamo.compiled(about)
         line, square = rank.mesh(4), rank.mesh(2, 2)
         layouts: list[tuple[Any, list[Placement]]] = [
             *((line, [placement]) for placement in (ROWS, COLUMNS, WHOLE)),
@@ -201,7 +191,7 @@ def test_parameters(world: World, placement: Placement) -> None:
         def product(weight: Any, x: Any) -> torch.Tensor:
             return (x @ weight).redistribute(placements=[WHOLE]).to_local().square()
 
-        function, counter = compiled(product)
+        function, counter = dynamo.compiled(product)
         alone = numbers(4, 6).requires_grad_()
         weight = distribute_tensor(numbers(4, 6), mesh, [placement]).requires_grad_()
         for step in range(3):

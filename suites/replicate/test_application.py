@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,55 +12,21 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.layers import alone, layers, row, train
 from harness import Rank, World, requirement
 from harness.stacks.replicate import DDP, replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
 
 
-def layers() -> nn.Sequential:
-    """Two layers whose weights are all different, and small whole numbers."""
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
-    with torch.no_grad():
-        for i, parameter in enumerate(model.parameters()):
-            parameter.copy_((torch.arange(parameter.numel()).reshape(parameter.shape) % 5 - 2 + i).float())
-    return model
-
-
-def rows(parts: range) -> torch.Tensor:
-    """One row for each part of the batch; every element is another."""
-    return torch.stack([torch.arange(4.0) + 3 * part - 2 for part in parts])
-
-
-def alone(parts: int) -> list[list[float]]:
-    """Gradients of the mean over all parts, on one device."""
-    model = layers()
-    (model(rows(range(parts))).sum() / parts).backward()
-    return [p.grad.flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
-
-
-def train(model: nn.Module, part: int) -> list[list[float]]:
-    """Gradients after one backward of a part."""
-    model(rows(range(part, part + 1))).sum().backward()
-    found = []
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        whole = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-        found.append(whole.flatten().tolist())
-    return found
-
-
-def sharded(model: nn.Module) -> nn.Module:
-    return fully_shard(model)  # type: ignore[return-value]
-
-
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "device-as-text": (lambda: replicate(layers(), device_id="cpu"), RuntimeError, "device_id"),
+    "device-as-none": (lambda: replicate(layers(), device_id=None), RuntimeError, "device_id"),
     "device-as-float": (lambda: replicate(layers(), device_id=0.0), RuntimeError, "device_id"),
-    "fully-sharded": (lambda: replicate(sharded(layers())), RuntimeError, "fully_shard"),
+    "fully-sharded": (lambda: replicate(fully_shard(layers())), RuntimeError, "fully_shard"),
     "twice": (lambda: replicate(replicate(layers())), Exception, ""),
     "deepcopy": (lambda: copy.deepcopy(replicate(layers())), AssertionError, "deepcopy"),
 }
@@ -128,16 +96,37 @@ def test_slice(world: World, kind: type[nn.Module]) -> None:
     "However the device is said that the module is on, gradients are those of the mean over all ranks.",
     source=SOURCE,
 )
-@pytest.mark.parametrize("said", ["as-device", "not-at-all"])
+@pytest.mark.parametrize("said", ["as-device", "as-number", "not-at-all"])
 @pytest.mark.world(2, 4)
 def test_device(world: World, said: str) -> None:
-    """device_id as a torch.device, and none."""
+    """device_id as a torch.device, as its number if devices of that type have numbers, and none."""
 
     def body(rank: Rank) -> list[list[float]]:
-        options = {"device_id": rank.device} if said == "as-device" else {}
-        return train(replicate(layers().to(rank.device), **options), rank.index)
+        number = rank.device if rank.device.index is None else rank.device.index
+        options = {"as-device": {"device_id": rank.device}, "as-number": {"device_id": number}, "not-at-all": {}}
+        return train(replicate(layers().to(rank.device), **options[said]), rank.index)
 
     assert world.run(body) == [alone(world.size)] * world.size
+
+
+@requirement(
+    "REPL-APPLY-10",
+    "A device that is not the one that the module is on is refused in the first forward by an error that names it.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("said", ["index", "device"])
+@pytest.mark.world(1)
+def test_other_device(world: World, said: str) -> None:
+    """The first device of an accelerator, for a module on the host."""
+    given = {"index": 0, "device": torch.device("cuda", 0)}[said]
+
+    def body(rank: Rank) -> str:
+        model = replicate(layers(), device_id=given)
+        with pytest.raises(ValueError, match=r"device_ids.*0") as e:
+            model(row(0))
+        return str(e.value)
+
+    assert "cpu" in world.run(body)[0]
 
 
 @requirement(
@@ -179,7 +168,7 @@ def test_ignored(world: World, nested: bool) -> None:
     own = []
     for part in range(2):
         model = layers()
-        model(rows(range(part, part + 1))).sum().backward()
+        model(row(part)).sum().backward()
         own.append([p.grad.flatten().tolist() for p in model.parameters()])  # type: ignore[union-attr]
     assert world.run(body) == [[own[part][0], alone(2)[1]] for part in range(2)]
 
@@ -222,13 +211,13 @@ def test_tensor_parallel_outputs(world: World) -> None:
         replicate(model, device_mesh=mesh["data"])
         found = []
         for number in range(3):
-            output = model(rows(range(rank.index // 2 + number, rank.index // 2 + number + 1)).to(rank.device))
+            output = model(row(rank.index // 2 + number).to(rank.device))
             output.sum().backward()
             found.append(output.flatten().tolist())
         return found
 
     model = layers()
-    expected = [[model(rows(range(p + n, p + n + 1))).flatten().tolist() for n in range(3)] for p in range(2)]
+    expected = [[model(row(p + n)).flatten().tolist() for n in range(3)] for p in range(2)]
     assert world.run(body) == [expected[r // 2] for r in range(world.size)]
 
 
@@ -248,7 +237,7 @@ def test_names_after_forward(world: World, plan: str) -> None:
         if plan == "divided":
             parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
         replicate(model, device_mesh=mesh["data"])
-        model(rows(range(1)).to(rank.device))
+        model(row(0).to(rank.device))
         return [[name for name, _ in model.named_parameters()], list(model.state_dict())]
 
     names = ["0.weight", "1.weight"]
@@ -261,8 +250,34 @@ def steps(model: nn.Module, parts: list[int]) -> list[list[float]]:
     found = []
     for _ in range(3):
         optimizer.zero_grad()
-        output = torch.cat([model(rows(range(part, part + 1)).double()) for part in parts])
+        output = torch.cat([model(row(part).double()) for part in parts])
         (output.sum() / len(parts)).backward()
         optimizer.step()
         found.append(output.flatten().tolist())
     return found
+
+
+@requirement(
+    "REPL-LIFE-01",
+    "What was made for a replicated module goes with it.",
+    source="torch/distributed/_composable/replicate.py: _ReplicateState.init, _ddp_weakref",
+)
+@pytest.mark.parametrize("trained", [False, True], ids=["wrapped", "trained"])
+@pytest.mark.world(1, 2)
+def test_lifetime(world: World, trained: bool) -> None:
+    """The module, a parameter, a layer, its state and, if there is one, its DDP, once nobody refers to the module."""
+
+    def body(rank: Rank) -> list[bool]:
+        model = replicate(layers().to(rank.device))
+        made = (model, model[0], next(model.parameters()), replicate.state(model))  # type: ignore[index]
+        seen = [weakref.ref(x) for x in made]
+        del made
+        if trained:
+            train(model, rank.index)
+            seen += [weakref.ref(x) for x in gc.get_objects() if type(x) is DistributedDataParallel]
+        del model
+        gc.collect()
+        return [found() is None for found in seen]
+
+    for found in world.run(body):
+        assert all(found)

@@ -248,3 +248,32 @@ def test_state_dict(world: World) -> None:
             model(torch.ones(2, 2, device=rank.device)).sum().backward()
 
     world.run(body)
+
+
+@requirement(
+    "REPL-MP-01",
+    "A module that is replicated with mixed precision computes in the dtype that was asked for, or asking is refused.",
+    source="torch/nn/parallel/distributed.py: _MixedPrecision",
+)
+@pytest.mark.world(1, 2)
+def test_mixed_precision(world: World) -> None:
+    """A product that bfloat16 rounds, averaged over ranks in bfloat16, for parameters that stay float32."""
+
+    def body(rank: Rank) -> Any:
+        layer = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(layer.weight, 1.0)
+        low = replicate.MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+        try:
+            model = replicate.apply(layer, rank, mixed_precision=low)
+        except NotImplementedError:
+            return None
+        output = model(torch.full((1, 1), 1.0 + 2**-10 + rank.index, device=rank.device))
+        output.sum().backward()
+        weight = model.weight
+        assert isinstance(weight, torch.Tensor)
+        assert weight.grad is not None
+        return [output.dtype, float(output), weight.dtype, float(weight.grad)]
+
+    size = world.size
+    expected = [[torch.bfloat16, 1.0 + rank, torch.float32, 1 + (size - 1) / 2] for rank in range(size)]
+    assert world.run(body) in (expected, [None] * size)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from fixtures.layers import layer
 from harness import Rank, World, requirement
 from harness.stacks import replicate
 
@@ -18,13 +19,6 @@ def backward(rank: Rank, model: nn.Module) -> dict[str, list[float]]:
     """Gradients of a model without biases that has only ones, after one backward with data of the rank's own."""
     model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
     return {name: gradient.flatten().tolist() for name, gradient in replicate.gradients(model).items()}
-
-
-def layer() -> nn.Linear:
-    """Two features in and out, of ones."""
-    found = nn.Linear(2, 2, bias=False)
-    nn.init.ones_(found.weight)
-    return found
 
 
 @requirement(

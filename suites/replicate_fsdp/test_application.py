@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,43 +15,11 @@ from torch.distributed import fsdp
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
+from fixtures.layers import alone, layers, row, train
 from harness import Rank, World, requirement
 from harness.stacks.replicate_fsdp import MESH, replicate
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
-
-
-def layers() -> nn.Sequential:
-    """Two layers whose weights are all different, and small whole numbers."""
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
-    with torch.no_grad():
-        for i, parameter in enumerate(model.parameters()):
-            parameter.copy_((torch.arange(parameter.numel()).reshape(parameter.shape) % 5 - 2 + i).float())
-    return model
-
-
-def rows(part: int) -> torch.Tensor:
-    """The row of a part of the batch; every element is another."""
-    return torch.arange(4.0)[None] + 3 * part - 2
-
-
-def alone(parts: int) -> list[list[float]]:
-    """Gradients of the mean over all parts, on one device."""
-    model = layers()
-    (model(torch.cat([rows(part) for part in range(parts)])).sum() / parts).backward()
-    return [p.grad.flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
-
-
-def train(model: nn.Module, part: int) -> list[list[float]]:
-    """Gradients after one backward of a part."""
-    model(rows(part)).sum().backward()
-    found = []
-    for parameter in model.parameters():
-        gradient = parameter.grad
-        assert gradient is not None
-        whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-        found.append(whole.flatten().tolist())
-    return found
 
 
 def sharded(rank: Rank) -> nn.Module:
@@ -166,7 +136,7 @@ def test_mesh(world: World, mesh: str) -> None:
         return
     for part, (kinds, gradients) in enumerate(found):
         own = layers()
-        own(rows(part)).sum().backward()
+        own(row(part)).sum().backward()
         assert own[0].weight.grad is not None
         assert kinds == ["plain", True]
         assert gradients == [own[0].weight.grad.flatten().tolist(), expected[1]]
@@ -193,7 +163,7 @@ def test_nested(world: World, order: str) -> None:
         for synced in (False, True):
             for root in roots:
                 root.set_requires_gradient_sync(synced)  # type: ignore[operator]
-            model(rows(rank.index)).sum().backward()
+            model(row(rank.index)).sum().backward()
         return [p.grad.full_tensor().flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
 
     assert world.run(body) == [[[2 * x for x in gradient] for gradient in alone(2)]] * 2
@@ -239,10 +209,36 @@ def test_two_backwards(world: World, kind: str, over: str) -> None:
             for parameter in model.parameters():
                 parameter.register_post_accumulate_grad_hook(lambda p: calls.append(1))
         for number in range(2):
-            model(rows(mesh.get_local_rank() + number).to(rank.device)).sum().backward()
+            model(row(mesh.get_local_rank() + number).to(rank.device)).sum().backward()
         return gradients(model), len(calls)
 
     model = nn.Sequential(Cube(), *layers())
     for number in range(2):
-        (model(torch.cat([rows(part + number) for part in range(data)])).sum() / data).backward()
+        (model(torch.cat([row(part + number) for part in range(data)])).sum() / data).backward()
     assert world.run(body) == [(gradients(model), 6 if kind == "hooked" else 0)] * world.size
+
+
+@requirement(
+    "RFSDP-LIFE-01",
+    "What was made for a replicated module goes with it.",
+    source="torch/distributed/_composable/replicate_with_fsdp.py: replicate",
+)
+@pytest.mark.parametrize("trained", [False, True], ids=["wrapped", "trained"])
+@pytest.mark.world(1, 2)
+def test_lifetime(world: World, trained: bool) -> None:
+    """The module, a layer with a group of its own, and parameters, once nobody refers to the module any more."""
+
+    def body(rank: Rank) -> list[bool]:
+        model = layers().to(rank.device)
+        replicate(model[0])
+        replicate(model)
+        if trained:
+            train(model, rank.index)
+        states = [replicate.state(module) for module in (model, model[0])]
+        seen = [weakref.ref(x) for x in (model, *model, *model.parameters(), *states)]
+        del model, states
+        gc.collect()
+        return [found() is None for found in seen]
+
+    for found in world.run(body):
+        assert all(found)

@@ -120,7 +120,7 @@ def test_shapes(world: World, offload: bool) -> None:
 
 
 @requirement(
-    "RFSDP-STATE-01",
+    "RFSDP-STATE-02",
     "After a forward without a backward, state dicts have the parameters that are trained, and what is loaded counts.",
     source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup._register_state_dict_hooks",
 )

@@ -10,16 +10,11 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from fixtures.layers import layer
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
-
-
-def layer() -> nn.Linear:
-    found = nn.Linear(2, 2, bias=False)
-    nn.init.ones_(found.weight)
-    return found
 
 
 def backward(rank: Rank, model: nn.Module) -> dict[str, list[float]]:

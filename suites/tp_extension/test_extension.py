@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
+from fixtures.tensors import chunk, numbers
 from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same
 from harness.stacks.tp_extension import extensions
@@ -20,24 +20,12 @@ MESHES = {2: ((2, 1), (1, 2)), 3: ((3, 1), (1, 3)), 4: ((2, 2), (2, 2, 1), (1, 2
 """Shapes of meshes by the number of ranks; the last dimension is tensor parallel, FSDP has the one before."""
 
 
-def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Every element another."""
-    return torch.arange(math.prod(shape), dtype=dtype).reshape(shape) + 1
-
-
 def meshes(rank: Rank) -> Any:
     """Each mesh for this number of ranks, with its dimensions for FSDP and for tensor parallelism."""
     for shape in MESHES[rank.size]:
         names = ("replicas", "dp", "tp")[-len(shape) :]
         mesh = rank.mesh(*shape, names=names)
         yield mesh, mesh[names[:-1]] if len(names) > 2 else mesh["dp"], mesh["tp"]
-
-
-def part(tensor: torch.Tensor, count: int, index: int, dim: int = 0) -> torch.Tensor:
-    """The chunk of one of ``count`` ranks, as ``torch.chunk`` cuts; what is left over is empty."""
-    size = -(-tensor.size(dim) // count)
-    start = min(size * index, tensor.size(dim))
-    return tensor.narrow(dim, start, min(size, tensor.size(dim) - start))
 
 
 def sharded(shape: tuple[int, ...], mesh: Any, placement: Placement, dtype: torch.dtype = torch.float32) -> DTensor:
@@ -91,7 +79,7 @@ def test_gradient_is_waited_for(world: World) -> None:
         parameter: Any = extension.post_unflatten_transform(flat, spec)
         flat.register_hook(lambda gradient: arrived.append(type(gradient)))
         parameter.redistribute(placements=[ROWS], async_op=True).to_local().mul(
-            part(numbers(6, 2), rank.size, rank.index)
+            chunk(numbers(6, 2), rank.size, rank.index)
         ).sum().backward()
         assert arrived == [torch.Tensor]
         assert flat.grad is not None
@@ -127,9 +115,9 @@ def test_chunks(world: World, placement: Placement | None) -> None:
                 assert found.placements[-1] == (placement or WHOLE)
                 assert [p for p in found.placements[:-1] if p != WHOLE] == [ROWS]
                 at = found.placements.index(ROWS)
-                local = part(whole, mesh.size(at), mesh.get_local_rank(at))
+                local = chunk(whole, mesh.size(at), mesh.get_local_rank(at))
                 if isinstance(placement, Shard):
-                    local = part(local, count, tensor_parallel.get_local_rank(), placement.dim)
+                    local = chunk(local, count, tensor_parallel.get_local_rank(), placement.dim)
                 assert_same(local, found.to_local(), "local part")
                 with torch.no_grad():
                     (given.to_local() if isinstance(given, DTensor) else given).zero_()
@@ -195,15 +183,15 @@ def test_sharded_tensor(world: World) -> None:
         extension = extensions(rank)
         for rows in (1, 2, 5, 6):
             tensor = numbers(rows, 3)
-            expected = [part(tensor, rank.size, i) for i in range(rank.size)]
+            expected = [chunk(tensor, rank.size, i) for i in range(rank.size)]
             expected = [rows for rows in expected if rows.size(0)]
             saved: Any = extension.chunk_tensor(tensor, rank.index, rank.size, 1, dist.group.WORLD)  # type: ignore[arg-type]
             meta = saved.metadata()
             assert meta.size == tensor.shape
             assert not meta.tensor_properties.requires_grad
             starts = [0]
-            for chunk in expected:
-                starts.append(starts[-1] + chunk.size(0))
+            for part in expected:
+                starts.append(starts[-1] + part.size(0))
             assert [s.shard_offsets for s in meta.shards_metadata] == [[start, 0] for start in starts[:-1]]
             assert [s.shard_sizes for s in meta.shards_metadata] == [list(chunk.shape) for chunk in expected]
             assert [s.placement.rank() for s in meta.shards_metadata] == list(range(len(expected)))
@@ -250,7 +238,7 @@ def test_nested_sharded_tensor(world: World, placement: Placement) -> None:
 
             inner, shards = extension.pre_load_state_dict_transform(saved)
             assert inner is outer.tensor
-            expected = part(local, data.size(), data.get_local_rank())
+            expected = chunk(local, data.size(), data.get_local_rank())
             assert len(shards) == bool(expected.size(0))
             for shard in shards:
                 assert_same(expected, shard.tensor, "shard")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
+from fixtures.tensors import chunk, numbers
 from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same
 from harness.stacks.tp_extension import StridedShard, compute_local_shape_and_global_offset
@@ -19,28 +19,16 @@ SIZES = (1, 2, 3, 4, 5, 7, 9)
 REDUCED = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin, "product": torch.prod}
 
 
-def numbers(*shape: int) -> torch.Tensor:
-    """Every element another."""
-    return torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape) + 1
-
-
-def cut(tensor: torch.Tensor, count: int, index: int, dim: int) -> torch.Tensor:
-    """The chunk of one of ``count`` ranks, as ``torch.chunk`` cuts; what is left over is empty."""
-    size = -(-tensor.size(dim) // count)
-    start = min(size * index, tensor.size(dim))
-    return tensor.narrow(dim, start, min(size, tensor.size(dim) - start))
-
-
 def laid_out(tensor: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:
     """The part of this rank, sharded by one dimension of the mesh after the other."""
     for i, placement in enumerate(placements):
         count, index = mesh.size(i), mesh.get_local_rank(i)
         if isinstance(placement, StridedShard):
             dim = placement.dim
-            pieces = [cut(tensor, placement.split_factor, j, dim) for j in range(placement.split_factor)]
-            tensor = torch.cat([cut(piece, count, index, dim) for piece in pieces], dim)
+            pieces = [chunk(tensor, placement.split_factor, j, dim) for j in range(placement.split_factor)]
+            tensor = torch.cat([chunk(piece, count, index, dim) for piece in pieces], dim)
         elif isinstance(placement, Shard):
-            tensor = cut(tensor, count, index, placement.dim)
+            tensor = chunk(tensor, count, index, placement.dim)
     return tensor
 
 
@@ -138,7 +126,7 @@ def test_local_parts(world: World) -> None:
         mesh = rank.mesh(rank.size)
         for dim, size in itertools.product((0, 1), SIZES):
             whole = numbers(size, 3) if dim == 0 else numbers(3, size)
-            local = cut(whole, rank.size, rank.index, dim).clone()
+            local = chunk(whole, rank.size, rank.index, dim).clone()
             found = DTensor.from_local(local, mesh, [Shard(dim)], shape=whole.shape, stride=whole.stride())
             assert (found.shape, found.stride()) == (whole.shape, whole.stride())
             assert_same(whole, found.full_tensor(), f"{size} in dimension {dim}")

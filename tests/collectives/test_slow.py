@@ -134,7 +134,7 @@ def test_no_overlap(world: World) -> None:
         with changed(damage):
             if rank.index == 1:
                 rank.store.wait(["about to call"])
-                rank.store.set("came", "")
+                rank.store.add("came", 1)  # which is answered: nobody waits until a value set is there
             else:
                 rank.store.set("about to call", "")
             work = dist.all_reduce(torch.ones(1), async_op=True)

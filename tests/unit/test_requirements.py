@@ -89,3 +89,11 @@ def test_bad_requirement_fails_at_the_decorator() -> None:
     """A malformed requirement is told where it is written, before any test."""
     with pytest.raises(ValueError, match="requirement id"):
         requirement("x", SENTENCE, source=SOURCE)
+
+
+def test_one_sentence() -> None:
+    """An id says one thing: the same sentence again is fine, another one is refused, and both are in the error."""
+    mark = requirement("UNIT-ONE-01", SENTENCE, source=SOURCE)
+    assert requirement("UNIT-ONE-01", SENTENCE, source=SOURCE) is not mark
+    with pytest.raises(ValueError, match=rf"UNIT-ONE-01 says already: '{SENTENCE}'; give another id to: 'Another\.'"):
+        requirement("UNIT-ONE-01", "Another.", source=SOURCE)
