@@ -103,8 +103,8 @@ class Replica:
     def begin(self) -> None:
         """Find the parameters, and make them and the buffers equal on all ranks.
 
-        Errors: RuntimeError if there is nothing to train, or if ranks have parameters of other shapes; ValueError if the
-        module is on another device than was said.
+        Errors: RuntimeError if there is nothing to train, or if ranks have parameters of other shapes; ValueError if
+        the module is on another device than was said.
         """
         self.begun = True
         self.group, self.size = self.options.group(), dist.get_world_size(self.options.group())
@@ -188,7 +188,7 @@ class Replica:
 
         Errors: RuntimeError on all ranks if one has not used a parameter, and nothing says that this may be.
         """
-        if not self.averages_at_the_end:
+        if not self.averages_at_the_end or not self.used:  # for one, torch.autograd.grad accumulates nothing
             return
         self.averages_at_the_end = False
         parameters = list(self.parameters)

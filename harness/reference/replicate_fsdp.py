@@ -72,7 +72,7 @@ class Group:
         for module, name in self.slots:
             p = getattr(module, name)
             if p not in made:
-                own = p.detach().to("cpu" if self.offloaded else self.mesh.device_type)
+                own = moved(p.detach(), "cpu" if self.offloaded else self.mesh.device_type)
                 made[p] = nn.Parameter(self.replicated(own), requires_grad=p.requires_grad)
             setattr(module, name, made[p])
 
@@ -180,6 +180,11 @@ def has_gradient(group: weakref.ref[Group], parameter: nn.Parameter, plain: nn.P
         of.root.backward_is_going_on()
 
 
+def moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """On a device, unless it is on none and is to be filled later."""
+    return tensor if tensor.is_meta else tensor.to(device)
+
+
 def cast(dtype: torch.dtype | None, value: Any) -> Any:
     """Tensors of floats in a dtype; others, and all of them without a dtype, as they are."""
     if dtype is None:
@@ -279,15 +284,32 @@ class ReplicateModule(FSDPModule):
         """Say what sums of gradients are divided by, in place of the number of ranks."""
         group_of(self).divide_by = factor
 
+    set_reduce_scatter_divide_factor = set_gradient_divide_factor
+
     def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: Any = None) -> None:
         """Call a hook with all of the group's averaged gradients, in one vector that it may write to."""
         group_of(self).hook = hook
 
-    def _how_not_what(self, *args: Any, **kwargs: Any) -> None:
-        """What says how communication is done, of no effect on what comes of it."""
+    def reset_iter_state(self) -> None:
+        """Forget what a forward or backward that failed has left, and all gradients that have not been averaged.
 
-    set_force_sum_reduction_for_comms = set_is_last_backward = set_reshard_after_backward = _how_not_what
-    set_modules_to_forward_prefetch = set_modules_to_backward_prefetch = set_post_optim_event = _how_not_what
+        Errors: RuntimeError for a module that is not the root.
+        """
+        root = group_of(self).root
+        if root is not None and group_of(root.module) is not group_of(self):
+            raise RuntimeError("reset_iter_state must be called on the root FSDP module")
+        for group in self._groups():
+            group.reshard()
+            group.pending.clear()
+
+    def _how_not_what(self, *args: Any, **kwargs: Any) -> None:
+        """What says when memory is given back or how ranks communicate, of no effect on what comes of it."""
+
+    set_is_last_backward = set_reshard_after_forward = set_reshard_after_backward = _how_not_what
+    set_unshard_in_backward = set_modules_to_forward_prefetch = set_modules_to_backward_prefetch = _how_not_what
+    set_custom_all_gather = set_custom_reduce_scatter = set_separate_reduce_scatter_group = _how_not_what
+    set_force_sum_reduction_for_comms = set_reduce_scatter_max_input_buffers = set_post_optim_event = _how_not_what
+    set_allocate_memory_from_process_group_for_comm = set_symm_mem_for_comm = _how_not_what
 
 
 @contract(state_cls=Group)  # type: ignore[type-var]
@@ -326,7 +348,7 @@ def replicate(
     group.replace_parameters()
     for m in taken:
         for buffer in m.buffers(recurse=False):
-            buffer.data = buffer.to(group.mesh.device_type)
+            buffer.data = moved(buffer, group.mesh.device_type)
         m.register_state_dict_pre_hook(lambda *_: group.reshard())  # type: ignore[no-untyped-call]
         m.register_load_state_dict_pre_hook(lambda *_: group.reshard())  # type: ignore[no-untyped-call]
     for m in modules:
