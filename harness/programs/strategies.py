@@ -346,7 +346,9 @@ def _layouts(
     # A layer that is ignored trains on its rank's part alone, which is right if that is everything, or it is frozen.
     toggled = {step.toggle for step in steps}
     ignorable = [n.name for n in named if _ignorable(n, same_data) and n.name not in tied | toggled]
-    if len([n for n in named if _trainable(n)]) < 2:
+    # Of an ignored layer's gradients, which are plain, and DTensors clip_grad_norm_ takes no mixture.
+    mixed = inner == "replicate_fsdp" and any(step.clip for step in steps)
+    if mixed or len([n for n in named if _trainable(n)]) < 2:
         ignorable = [n.name for n in named if n.name in ignorable and not n.trains]
     ignored = draw(among((*((),) * 3, *((name,) for name in ignorable))))
     if ignored:
