@@ -5,6 +5,7 @@ What it comes to:
 1. ``replicate`` puts DTensors into the place of a module's parameters, replicated over the mesh; they share the
    parameters' memory.  These are what the module has, what is optimized, saved and loaded.  The parameters that one
    call takes are a group: not those that are ignored, nor those of modules within that had a call of their own.
+   One that is a DTensor already, divided over another dimension of the mesh, becomes one of both dimensions.
 2. A forward of the module computes with plain parameters, made for it from the DTensors, in ``param_dtype``.
 3. Their gradients are added up, in ``reduce_dtype``, until a backward ends for which synchronisation is on.  Then each
    group's are averaged over the mesh, in one collective, and accumulated in the DTensors, in the dtype of these.
@@ -13,7 +14,7 @@ What it comes to:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -29,7 +30,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     UnshardHandle,
 )
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from harness.reference.containers import mapped, tensors
 from harness.reference.replicate import local
@@ -38,15 +39,19 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import DataParallelMeshDims  # newer than the oldest PyTorch that is supported
 
 
+Layout = tuple[DeviceMesh, tuple[Placement, ...]]
+
+
 class Group:
     """What one call of replicate() took: parameters that are replicated, and averaged, together."""
 
     # Made by the registry, without arguments, before the call knows what it is to take.
-    modules: list[nn.Module]
-    """Those that the call was about; their forwards compute with plain parameters."""
     slots: list[tuple[nn.Module, str]]
     """Where the parameters are: modules, and names in them.  A shared one has several."""
     mesh: DeviceMesh
+    """The ranks to average over."""
+    whole_mesh: DeviceMesh | None
+    """The one that parameters must be DTensors on already, of which ``mesh`` is some dimensions."""
     policy: MixedPrecisionPolicy
     offloaded: bool
 
@@ -61,8 +66,8 @@ class Group:
         self.divide_by: float | None = None
         self.hook: Callable[[torch.Tensor], None] | None = None
 
-    def parameters(self) -> list[nn.Parameter]:
-        """The DTensors, each once."""
+    def parameters(self) -> list[Any]:
+        """The DTensors, each once.  (As for what they are, types can say Parameter or DTensor, and not both.)"""
         return list(dict.fromkeys(self.replaced.get((m, name), getattr(m, name)) for m, name in self.slots))
 
     @torch.no_grad()
@@ -72,13 +77,31 @@ class Group:
         for module, name in self.slots:
             p = getattr(module, name)
             if p not in made:
-                own = moved(p.detach(), "cpu" if self.offloaded else self.mesh.device_type)
-                made[p] = nn.Parameter(self.replicated(own), requires_grad=p.requires_grad)
+                own = moved(local(p.detach()), "cpu" if self.offloaded else self.mesh.device_type)
+                made[p] = nn.Parameter(laid(own, *self.outer(p, name), p), requires_grad=p.requires_grad)
             setattr(module, name, made[p])
 
-    def replicated(self, own: torch.Tensor) -> torch.Tensor:
-        """A DTensor of what each rank has, which is the same."""
-        return DTensor.from_local(own, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
+    def outer(self, p: nn.Parameter, name: str) -> Layout:
+        """How a parameter lies over ranks once it is replicated.
+
+        Errors: ValueError for one that is no DTensor on the whole mesh, where it must be.
+        """
+        replicated = (Replicate(),) * self.mesh.ndim
+        if self.whole_mesh is not None:
+            if not isinstance(p, DTensor) or p.device_mesh != self.whole_mesh:
+                raise ValueError(f"with dp_mesh_dims all parameters must be DTensors on the whole mesh; {name} is not")
+            return p.device_mesh, p.placements
+        if not isinstance(p, DTensor):
+            return self.mesh, replicated
+        names = (*(self.mesh.mesh_dim_names or ()), *(p.device_mesh.mesh_dim_names or ()))
+        return self.mesh._get_root_mesh()[names], (*replicated, *p.placements)
+
+    def inner(self, p: DTensor) -> Layout | None:
+        """How it lies over ranks in a forward; None: it is plain."""
+        if self.whole_mesh is not None:
+            return p.device_mesh, p.placements
+        others = (p.device_mesh.mesh_dim_names or ())[self.mesh.ndim :]
+        return (p.device_mesh[others], p.placements[self.mesh.ndim :]) if others else None
 
     # plain parameters, for a while
 
@@ -93,7 +116,8 @@ class Group:
             p = getattr(module, name)
             if p not in made:
                 own = local(p.detach()).to(self.mesh.device_type, self.policy.param_dtype or p.dtype)
-                made[p] = nn.Parameter(own, requires_grad=p.requires_grad)
+                inner = self.inner(p)
+                made[p] = nn.Parameter(laid(own, *inner, p) if inner else own, requires_grad=p.requires_grad)
                 if p.requires_grad:
                     made[p].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                         lambda plain, of=p: has_gradient(here, of, plain)
@@ -133,8 +157,13 @@ class Group:
 
     # gradients
 
-    def add(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-        """Add to what a DTensor's gradient will be."""
+    def add(self, parameter: nn.Parameter, plain: nn.Parameter, gradient: torch.Tensor) -> None:
+        """Add to what a DTensor's gradient will be; ``plain``: what stood in for it, and has this gradient."""
+        if isinstance(plain, DTensor) and isinstance(gradient, DTensor):
+            averaged, names = self.mesh.mesh_dim_names or (), gradient.device_mesh.mesh_dim_names or ()
+            lie = zip(names, gradient.placements, plain.placements, strict=True)
+            gradient = gradient.redistribute(placements=[own if name in averaged else of for name, own, of in lie])
+        gradient = local(gradient)
         gradient = gradient.to(self.policy.reduce_dtype or gradient.dtype)
         before = self.pending.get(parameter)
         self.pending[parameter] = gradient if before is None else before + gradient
@@ -152,7 +181,7 @@ class Group:
             dtype = self.policy.reduce_dtype or self.policy.param_dtype
             for p in self.parameters():
                 if p.requires_grad and p not in self.pending:
-                    self.pending[p] = torch.zeros(p.shape, dtype=dtype or p.dtype, device=self.mesh.device_type)
+                    self.pending[p] = torch.zeros_like(local(p), dtype=dtype, device=self.mesh.device_type)
         parameters = [p for p in self.parameters() if p in self.pending]
         gradients = [self.pending[p] for p in parameters]
         self.pending.clear()
@@ -166,9 +195,10 @@ class Group:
             dist.all_reduce(total, group=self.mesh.get_group(dimension))
         if self.hook is not None:
             self.hook(total)
-        for p, mean in zip(parameters, torch.split(total, [p.numel() for p in parameters]), strict=True):
-            mean = mean.view(p.shape).to(local(p.detach()).device, p.dtype)
-            torch.autograd.backward(p, self.replicated(mean))  # accumulates, and calls the hooks for that
+        for p, mean in zip(parameters, torch.split(total, [gradient.numel() for gradient in gradients]), strict=True):
+            own = local(p.detach())
+            mean = mean.view(own.shape).to(own.device, p.dtype)
+            torch.autograd.backward(p, laid(mean, p.device_mesh, p.placements, p))  # and its hooks are called
 
 
 def has_gradient(group: weakref.ref[Group], parameter: nn.Parameter, plain: nn.Parameter) -> None:
@@ -176,8 +206,13 @@ def has_gradient(group: weakref.ref[Group], parameter: nn.Parameter, plain: nn.P
     of, gradient = group(), plain.grad
     if of is not None and of.root is not None and gradient is not None:
         plain.grad = None
-        of.add(parameter, gradient.detach())
+        of.add(parameter, plain, gradient.detach())
         of.root.backward_is_going_on()
+
+
+def laid(own: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], like: torch.Tensor) -> torch.Tensor:
+    """A DTensor of what this rank has of it, of the shape of another tensor."""
+    return DTensor.from_local(own, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 def moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
@@ -336,8 +371,8 @@ def replicate(
         if isinstance(m, nn.ModuleList | nn.ModuleDict) and type(m).forward is nn.Module.forward:
             raise ValueError(f"replicate does not support containers that do not implement forward: {m}")
     group = group_of(modules[0])
-    group.modules, group.policy, group.offloaded = modules, mp_policy, isinstance(offload_policy, CPUOffloadPolicy)
-    group.mesh = mesh_of(mesh, dp_mesh_dims)
+    group.policy, group.offloaded = mp_policy, isinstance(offload_policy, CPUOffloadPolicy)
+    group.mesh, group.whole_mesh = mesh_of(mesh, dp_mesh_dims), mesh if dp_mesh_dims is not None else None
     taken = [inner for m in modules for inner in managed(m)]
     group.slots = [
         (m, name)

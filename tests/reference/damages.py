@@ -93,7 +93,7 @@ def forgetting(old: Any, group: Any) -> None:
     old(group)
 
 
-def in_their_own_dtype(old: Any, group: Any, parameter: Any, gradient: torch.Tensor) -> None:
+def in_their_own_dtype(old: Any, group: Any, parameter: Any, plain: Any, gradient: torch.Tensor) -> None:
     before = group.pending.get(parameter)
     group.pending[parameter] = gradient if before is None else before + gradient
 
