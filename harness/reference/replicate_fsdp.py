@@ -77,7 +77,7 @@ class Group:
         for module, name in self.slots:
             p = getattr(module, name)
             if p not in made:
-                own = moved(local(p.detach()), "cpu" if self.offloaded else self.mesh.device_type)
+                own = moved(local(p).detach(), "cpu" if self.offloaded else self.mesh.device_type)
                 made[p] = nn.Parameter(laid(own, *self.outer(p, name), p), requires_grad=p.requires_grad)
             setattr(module, name, made[p])
 
@@ -115,7 +115,7 @@ class Group:
         for module, name in self.slots:
             p = getattr(module, name)
             if p not in made:
-                own = local(p.detach()).to(self.mesh.device_type, self.policy.param_dtype or p.dtype)
+                own = local(p).detach().to(self.mesh.device_type, self.policy.param_dtype or p.dtype)
                 inner = self.inner(p)
                 made[p] = nn.Parameter(laid(own, *inner, p) if inner else own, requires_grad=p.requires_grad)
                 if p.requires_grad:
@@ -196,7 +196,7 @@ class Group:
         if self.hook is not None:
             self.hook(total)
         for p, mean in zip(parameters, torch.split(total, [gradient.numel() for gradient in gradients]), strict=True):
-            own = local(p.detach())
+            own = local(p).detach()
             mean = mean.view(own.shape).to(own.device, p.dtype)
             torch.autograd.backward(p, laid(mean, p.device_mesh, p.placements, p))  # and its hooks are called
 
@@ -243,7 +243,7 @@ class Root:
                 raise RuntimeError(f"Replicate requires running forward through the root module first, not {name}")
             group.root = self
         for group in self.groups:
-            of_group = {local(p.detach()).data_ptr() for p in group.parameters() if p.numel()}
+            of_group = {local(p).detach().data_ptr() for p in group.parameters()} - {0}  # of what has no elements
             if of_group & memory:
                 raise ValueError("a parameter is shared with another group: use replicate([module_a, module_b])")
             memory |= of_group
