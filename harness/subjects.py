@@ -53,7 +53,7 @@ def known() -> dict[str, Subject]:
         where = f"entry point {point.name!r} of {GROUP}"
         if name in (TORCH, "reference"):
             raise SubjectError(f"{where}: {name} is Concord's own; take another name")
-        if stack not in STACKS:
+        if not name or stack not in STACKS:
             raise SubjectError(f"{where}: call it {name or 'subject'}.STACK, with a stack of {', '.join(STACKS)}")
         found.setdefault(name, Subject(name)).puts[stack] = point.value
     return found

@@ -157,6 +157,7 @@ class Replica:
     # in every step
 
     def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Get ready; returns the inputs, where the module is."""
         if not self.begun:
             self.begin()
         if self.options.broadcast_buffers and self.synced:
@@ -188,9 +189,9 @@ class Replica:
 
         Errors: RuntimeError on all ranks if one has not used a parameter, and nothing says that this may be.
         """
-        if not self.averages_at_the_end or not self.used:  # for one, torch.autograd.grad accumulates nothing
+        asked, self.averages_at_the_end = self.averages_at_the_end, False
+        if not asked or not self.used:  # torch.autograd.grad, for one, accumulates nothing
             return
-        self.averages_at_the_end = False
         parameters = list(self.parameters)
         users = torch.tensor([int(p in self.used) for p in parameters], device=parameters[0].device)
         dist.all_reduce(users, group=self.group)

@@ -328,10 +328,11 @@ def test_after_a_failure(world: World, failing: str) -> None:
     "torch.autograd.grad gives each rank gradients of its own, and the next backward averages.",
     source="torch.autograd.grad",
 )
+@pytest.mark.parametrize("same", [False, True], ids=["other-forward", "same-forward"])
 @pytest.mark.parametrize("of", ["inputs", "parameters"])
 @pytest.mark.world(2)
-def test_autograd_grad(world: World, of: str) -> None:
-    """Before each of two backwards, of a square."""
+def test_autograd_grad(world: World, of: str, same: bool) -> None:
+    """Before each of two backwards, which may come from the same forward."""
 
     def body(rank: Rank) -> list[float]:
         layer = nn.Linear(1, 1, bias=False)
@@ -340,8 +341,10 @@ def test_autograd_grad(world: World, of: str) -> None:
         found = []
         for _ in range(2):
             x = torch.full((1, 1), 1.0 + rank.index, device=rank.device, requires_grad=True)
-            (own,) = torch.autograd.grad((model(x) ** 2).sum(), x if of == "inputs" else list(model.parameters()))
-            model(x).sum().backward()
+            output = model(x)
+            inputs = x if of == "inputs" else list(model.parameters())
+            (own,) = torch.autograd.grad((output**2).sum(), inputs, retain_graph=same)
+            (output if same else model(x)).sum().backward()
             found += [float(own), float(replicate.gradients(model)["weight"])]
             model.zero_grad()
         return found

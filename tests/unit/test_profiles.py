@@ -366,6 +366,34 @@ class TestWaiver:
         assert waiver(expires=TODAY + datetime.timedelta(days)).has_expired(TODAY) == expected
 
 
+class TestSubjects:
+    @pytest.mark.parametrize(
+        ("subject", "subjects", "expected"),
+        [
+            ("torch", ("torch",), True),
+            ("reference", ("torch",), False),
+            ("reference", ("torch", "reference"), True),
+            ("torch", ("reference",), False),
+        ],
+    )
+    def test_covering(self, subject: str, subjects: tuple[str, ...], expected: bool) -> None:
+        """A waiver counts for the subjects that it names."""
+        conditions = Conditions(TODAY, "2.13.0", subject)
+        found = conditions.covering(profile(waiver(subjects=subjects)), "t", "failed")
+        assert (found is not None) == expected
+
+    def test_default(self) -> None:
+        """It is about torch alone where it names none."""
+        assert waiver().subjects == ("torch",)
+
+    def test_of_another(self) -> None:
+        """One about another subject is not stale where its test passes, or is not there."""
+        found = review(
+            profile(waiver("gone"), waiver("t")), {"t": "passed"}, {}, Conditions(TODAY, "2", "mine"), whole=True
+        )
+        assert found.stale == ()
+
+
 class TestCovering:
     def test_first_that_covers(self) -> None:
         """Of several waivers, the first that is about the test, the verdict, torch and today counts."""

@@ -1,0 +1,35 @@
+"""The references have what users of PyTorch's call."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from torch.distributed.fsdp import FSDPModule
+
+from harness.reference import replicate as ddp
+from harness.reference import replicate_fsdp as fsdp
+from harness.stacks import replicate as torchs_ddp
+from harness.stacks import replicate_fsdp as torchs_fsdp
+
+
+def public(owner: type) -> list[str]:
+    return [name for name, value in vars(owner).items() if inspect.isfunction(value) and not name.startswith("_")]
+
+
+@pytest.mark.parametrize("method", public(FSDPModule))
+def test_methods_of_fsdp(method: str) -> None:
+    """Each of FSDPModule's methods is the reference's own: PyTorch's would look for PyTorch's state."""
+    assert method in vars(fsdp.ReplicateModule)
+
+
+@pytest.mark.parametrize("method", public(torchs_ddp.DDP))
+def test_methods_of_ddp(method: str) -> None:
+    """Each of the mixin's methods is there."""
+    assert method in vars(ddp.DDP)
+
+
+def test_arguments() -> None:
+    """FSDP-replicate takes PyTorch's arguments, by the same names."""
+    theirs = inspect.signature(torchs_fsdp.replicate).parameters
+    assert list(inspect.signature(fsdp.replicate).parameters) == list(theirs)
