@@ -2,8 +2,8 @@
 
 What it comes to:
 
-1. ``replicate`` changes nothing but the module's class and hooks.  The first forward looks for parameters, requires
-   that all ranks have the same, and gives every rank those of rank 0, and its buffers.
+1. ``replicate`` changes nothing but the module's class and hooks.  The first forward requires that all ranks have the
+   same parameters, and gives every rank those of rank 0, and its buffers.
 2. A forward first sends the buffers of rank 0 to all ranks, unless the last one was not synchronised.
 3. When a backward ends, the gradient of every parameter that any rank has used is replaced by its mean over ranks,
    with all that has been accumulated there.  Whether it is, was settled by the forward before.
@@ -82,7 +82,9 @@ class Replica:
         """What the last forward went by: whether the next backward averages."""
         self.hook: tuple[Any, Hook] | None = None
         self.parameters: dict[nn.Parameter, str] = {}
-        """Those that are averaged, in the module's order."""
+        """Those that are averaged, which the last forward found requiring gradients, in the module's order."""
+        self.hooks: dict[nn.Parameter, Any] = {}
+        """What can remove the hook of each."""
         self.used: set[nn.Parameter] = set()
         """Those that have been given a gradient since the last average."""
         self.begun = False
@@ -101,36 +103,36 @@ class Replica:
     @torch.inference_mode(False)
     @torch.no_grad()
     def begin(self) -> None:
-        """Find the parameters, and make them and the buffers equal on all ranks.
+        """Make parameters and buffers equal on all ranks.
 
         Errors: RuntimeError if there is nothing to train, or if ranks have parameters of other shapes; ValueError if
         the module is on another device than was said.
         """
         self.begun = True
         self.group, self.size = self.options.group(), dist.get_world_size(self.options.group())
+        every = self.everything()
+        if not any(p.requires_grad for p in every):
+            raise RuntimeError("replicate is not needed when a module has no parameters that require a gradient.")
+        self.require_device(every)
+        self.require_equal_shapes(every)
+        if self.options.init_sync:
+            self.send([*every, *(self.buffers() if self.options.broadcast_buffers else ())])
+
+    def everything(self) -> dict[nn.Parameter, str]:
+        """The parameters that the modules have now."""
         sharded = {module for module in self.module.modules() if isinstance(module, FSDPModule)}
         others = {p for module in self.ignored | sharded for p in module.parameters()}
-        every = {
+        return {
             p: f"{prefix}{name}"
             for prefix, module in self.managed(self.module)
             for name, p in module.named_parameters(recurse=False)
             if p not in others
         }
-        self.parameters = {p: name for p, name in every.items() if p.requires_grad}
-        if not self.parameters:
-            raise RuntimeError("replicate is not needed when a module has no parameters that require a gradient.")
-        self.require_device()
-        self.require_equal_shapes(every)
-        if self.options.init_sync:
-            self.send([*every, *(self.buffers() if self.options.broadcast_buffers else ())])
-        here = weakref.ref(self)  # a hook that held more would be in a cycle that no garbage collector sees
-        for p in self.parameters:
-            p.register_post_accumulate_grad_hook(lambda p: has_gradient(here, p))  # type: ignore[no-untyped-call]
 
-    def require_device(self) -> None:
+    def require_device(self, parameters: Iterable[nn.Parameter]) -> None:
         said = self.options.device_id
         number = said if isinstance(said, int) else said.index if said is not None and said.type != "cpu" else None
-        found = {p.device for p in self.parameters}
+        found = {p.device for p in parameters}
         if number is not None and any(device.index != number for device in found):
             raise ValueError(f"device_ids [{number}]: the module's parameters are on {', '.join(map(str, found))}")
 
@@ -166,11 +168,24 @@ class Replica:
         if torch.is_grad_enabled():
             self.synced = self.requires_sync
             self.averages_at_the_end = False  # a backward that failed has left it
+            self.find_parameters()
         device = self.options.device_id
         if device is None or device == torch.device("cpu"):
             return args, kwargs
         found: tuple[Any, Any] = mapped(lambda tensor: tensor.to(device), (args, kwargs))
         return found
+
+    def find_parameters(self) -> None:
+        """Find what is to be averaged: other parameters may have been loaded, layers been frozen or thawed."""
+        found = {p: name for p, name in self.everything().items() if p.requires_grad}
+        here = weakref.ref(self)  # a hook that held more would be in a cycle that no garbage collector sees
+        for p in self.hooks.keys() - found.keys():
+            self.hooks.pop(p).remove()
+        for p in found.keys() - self.hooks.keys():
+            hook = p.register_post_accumulate_grad_hook(lambda p: has_gradient(here, p))  # type: ignore[no-untyped-call]
+            self.hooks[p] = hook
+        self.parameters = found
+        self.used &= found.keys()
 
     def after_forward(self, output: Any) -> None:
         """Whatever of the output a loss is computed from, its backward comes through here first."""

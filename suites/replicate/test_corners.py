@@ -204,3 +204,40 @@ def test_frozen_later(world: World, find: bool) -> None:
         return replicate.gradients(model)["0.weight"].flatten().tolist()
 
     assert world.run(body) in ([[1.5]] * 2, ["an error"] * 2)
+
+
+@requirement(
+    "REPL-CHANGED-01",
+    "A model whose parameters are others after its first step has averaged gradients, or raises an error.",
+    source="torch.nn.Module.load_state_dict: assign; torch.nn.Module.double",
+)
+@pytest.mark.parametrize("change", ["assigned", "cast", "thawed"])
+@pytest.mark.world(2)
+def test_changed(world: World, change: str) -> None:
+    """A state dict is assigned, or the model is cast to float64, or a layer begins to be trained; two more steps."""
+
+    def body(rank: Rank) -> str | list[list[float]]:
+        model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(2)))
+        for parameter in model.parameters():
+            nn.init.ones_(parameter)
+        model[1].requires_grad_(change != "thawed")
+        replicate.apply(model, rank)
+        x = torch.full((1, 1), 1.0 + rank.index, device=rank.device)
+        model(x).sum().backward()
+        if change == "assigned":
+            model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
+        elif change == "cast":
+            model.double()
+        else:
+            model[1].requires_grad_(True)
+        found = []
+        for _ in range(2):
+            model.zero_grad()
+            try:
+                model(x.to(model[1].weight.dtype)).sum().backward()  # type: ignore[arg-type]
+            except RuntimeError:
+                return "an error"
+            found.append([float(g) for g in replicate.gradients(model).values()])
+        return found
+
+    assert world.run(body) in ([[[1.5, 1.5]] * 2] * 2, ["an error"] * 2)

@@ -382,6 +382,35 @@ def test_optimizer(world: World, made: str) -> None:
 
 
 @requirement(
+    "RFSDP-PAR-05",
+    "What is written into parameters after a forward is what is trained and saved.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("grad", [True, False], ids=["forward", "evaluation"])
+@pytest.mark.world(2)
+def test_written(world: World, grad: bool) -> None:
+    """A forward, or an evaluation; parameters are set to 5; two steps of SGD."""
+
+    def body(rank: Rank) -> list[float]:
+        model = replicate_fsdp.apply(layer(2.0), rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        with torch.set_grad_enabled(grad):
+            called(rank, model)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(5.0)
+        found = []
+        for _ in range(2):
+            found.append(called(rank, model))
+            model(torch.ones(1, 1, device=rank.device)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [*found, float(replicate_fsdp.parameters(model)["weight"])]
+
+    assert world.run(body) == [[5.0, 4.75, 4.5]] * 2
+
+
+@requirement(
     "RFSDP-META-01",
     "A model that is replicated without memory trains once it has been given memory and values.",
     source="torch/distributed/fsdp/_fully_shard/_fsdp_init.py: _move_states_to_device",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,6 +172,42 @@ def test_containers(world: World, container: str) -> None:
         return found
 
     assert world.run(body) == [[1.5, 1.5]] * 2
+
+
+@requirement(
+    "RFSDP-OUT-03",
+    "Gradients are averaged also where the output that a loss comes from is not found, or the model refuses it.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPState._register_pre_backward_hook",
+)
+@pytest.mark.parametrize("where", ["object", "kept"])
+@pytest.mark.world(2)
+def test_hidden_output(world: World, where: str) -> None:
+    """In an object that is no container, or kept by the module, which gives back nothing; two steps."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1, bias=False)
+            self.kept: Any = None
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.kept = self.layer(x)
+            return SimpleNamespace(y=self.kept) if where == "object" else None
+
+    def body(rank: Rank) -> list[float] | str:
+        model: Any = replicate_fsdp.apply(Model(), rank, groups=False)
+        found = []
+        for _ in range(2):
+            try:
+                output = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
+            except RuntimeError:
+                return "an error"
+            (output.y if where == "object" else model.kept).sum().backward()
+            found.append(read(model)["layer.weight"])
+            model.zero_grad()
+        return found
+
+    assert world.run(body) in ([[1.5, 1.5]] * 2, ["an error"] * 2)
 
 
 @requirement(
