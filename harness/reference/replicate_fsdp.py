@@ -6,7 +6,8 @@ What it comes to:
    parameters' memory.  These are what the module has, what is optimized, saved and loaded.  The parameters that one
    call takes are a group: not those that are ignored, nor those of modules within that had a call of their own.
    One that is a DTensor already, divided over another dimension of the mesh, becomes one of both dimensions.
-2. A forward of the module computes with plain parameters, made for it from the DTensors, in ``param_dtype``.
+2. A forward of the module computes with plain parameters, made for it from the DTensors, in ``param_dtype``.  They stay
+   in place until the forward of the outermost module ends.
 3. Their gradients are added up, in ``reduce_dtype``, until a backward ends for which synchronisation is on.  Then each
    group's are averaged over the mesh, in one collective, and accumulated in the DTensors, in the dtype of these.
 """
@@ -139,20 +140,29 @@ class Group:
         if self.root is None:
             Root(module)
         assert self.root is not None
-        if self.root.module is module and torch.is_grad_enabled():
-            self.root.averages_at_the_end = False  # a backward that failed has left it
+        if self.root.module is module:
+            self.root.forward_is_going_on = True
+            if torch.is_grad_enabled():
+                self.root.averages_at_the_end = False  # a backward that failed has left it
+            if self.mesh.device_type != "cpu":
+                args, kwargs = mapped(lambda tensor: tensor.to(self.mesh.device_type), (args, kwargs))
         self.unshard()
-        if self.root.module is module and self.mesh.device_type != "cpu":
-            args, kwargs = mapped(lambda tensor: tensor.to(self.mesh.device_type), (args, kwargs))
         if self.policy.cast_forward_inputs:
             args, kwargs = cast(self.policy.param_dtype, (args, kwargs))
         return args, kwargs
 
     def _post_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        self.reshard()
+        root = self.root
+        assert root is not None
+        if root.module is module:
+            root.forward_is_going_on = False
+            for group in root.groups:
+                group.reshard()
+        elif not root.forward_is_going_on:  # but a backward, which computes a checkpointed layer again
+            self.reshard()
         for tensor in tensors(output):
-            if tensor.requires_grad and self.root is not None:  # its backward comes through here first
-                tensor.register_hook(lambda _, root=self.root: root.backward_is_going_on())  # type: ignore[no-untyped-call]
+            if tensor.requires_grad:  # its backward comes through here first
+                tensor.register_hook(lambda _: root.backward_is_going_on())  # type: ignore[no-untyped-call]
         return cast(self.policy.output_dtype, output)
 
     # gradients
@@ -233,6 +243,7 @@ class Root:
     def __init__(self, module: nn.Module) -> None:
         """Errors: RuntimeError if a module within was called first; ValueError if groups share a parameter."""
         self.module = module
+        self.forward_is_going_on = False
         self.averages_at_the_end = False
         """Of the backward that is going on."""
         found = [(name, group_of(m)) for name, m in module.named_modules() if isinstance(m, ReplicateModule)]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate
+from torch.utils.checkpoint import checkpoint
 
 from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same, dyadic
@@ -432,3 +433,37 @@ def test_meta(world: World) -> None:
         return [float(g) for g in replicate_fsdp.gradients(model).values()]
 
     assert world.run(body) == [[1.5, 1.5]] * 2
+
+
+@requirement(
+    "RFSDP-PAR-06",
+    "A module can compute with the parameters of a group within it, once that has been called; all of their gradients "
+    "are averaged.",
+    source="torch/distributed/_composable/replicate_with_fsdp.py: nothing is resharded after a forward",
+)
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+@pytest.mark.world(2)
+def test_used_by_parent(world: World, checkpointed: bool) -> None:
+    """A weight that is used as it is in its layer, and transposed after that, in two steps."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2, bias=False)
+            nn.init.ones_(self.layer.weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = checkpoint(self.layer, x, use_reentrant=False) if checkpointed else self.layer(x)
+            return y + x @ self.layer.weight
+
+    def body(rank: Rank) -> list[list[float]]:
+        model = replicate_fsdp.apply(Model(), rank)
+        found = []
+        for _ in range(2):
+            model(torch.tensor([[1.0 + rank.index, 4.0 * rank.index]], device=rank.device)).sum().backward()
+            found.append(replicate_fsdp.gradients(model)["layer.weight"].flatten().tolist())
+            model.zero_grad()
+        return found
+
+    # Of a layer the gradient has the inputs in its columns, and of its transposition in its rows: means 1.5 and 2.
+    assert world.run(body) == [[[3.0, 3.5, 3.5, 4.0]] * 2] * 2
