@@ -41,3 +41,10 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from tensors(list(value.values()))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield from tensors([getattr(value, f.name) for f in dataclasses.fields(value)])
+
+
+def cast(dtype: torch.dtype | None, value: Any) -> Any:
+    """Tensors of floats in a dtype; others, and all of them without a dtype, as they are."""
+    if dtype is None:
+        return value
+    return mapped(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)

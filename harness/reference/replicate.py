@@ -27,9 +27,9 @@ from torch.autograd import Variable
 from torch.distributed._composable.contract import contract
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from harness.reference.containers import mapped, tensors
+from harness.reference.dtensors import local
 
 Hook = Callable[[Any, "Bucket"], torch.futures.Future[torch.Tensor]]
 
@@ -241,11 +241,6 @@ def has_gradient(replica: weakref.ref[Replica], parameter: nn.Parameter) -> None
     if of is not None:
         of.used.add(parameter)
         of.backward_is_going_on()
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -15,7 +15,7 @@ What it comes to:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -31,16 +31,13 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     UnshardHandle,
 )
-from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import DTensor, Replicate
 
-from harness.reference.containers import mapped, tensors
-from harness.reference.replicate import local
+from harness.reference.containers import cast, mapped, tensors
+from harness.reference.dtensors import Layout, laid, local, moved
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import DataParallelMeshDims  # newer than the oldest PyTorch that is supported
-
-
-Layout = tuple[DeviceMesh, tuple[Placement, ...]]
 
 
 class Group:
@@ -218,23 +215,6 @@ def has_gradient(group: weakref.ref[Group], parameter: nn.Parameter, plain: nn.P
         plain.grad = None
         of.add(parameter, plain, gradient.detach())
         of.root.backward_is_going_on()
-
-
-def laid(own: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], like: torch.Tensor) -> torch.Tensor:
-    """A DTensor of what this rank has of it, of the shape of another tensor."""
-    return DTensor.from_local(own, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
-
-
-def moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """On a device, unless it is on none and is to be filled later."""
-    return tensor if tensor.is_meta else tensor.to(device)
-
-
-def cast(dtype: torch.dtype | None, value: Any) -> Any:
-    """Tensors of floats in a dtype; others, and all of them without a dtype, as they are."""
-    if dtype is None:
-        return value
-    return mapped(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)
 
 
 class Root:
