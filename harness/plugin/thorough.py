@@ -108,6 +108,7 @@ class Thorough:
         except OSError as e:
             raise pytest.UsageError(f"{self._folder}: {e.strerror}; name another folder in {STATE}") from None
         about = {"torch": _version("torch"), "concord": _version("concord-harness")}
+        about["subject"] = self.config.getoption("subject")
         try:
             why = self._why_anew(about)
             if why:

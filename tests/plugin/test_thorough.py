@@ -306,3 +306,12 @@ def test_other_torch(folder: Folder) -> None:
     head, *rest = path.read_text().splitlines(keepends=True)
     path.write_text(re.sub(r'"torch":"[^"]*"', '"torch":"1.0"', head) + "".join(rest[:50]))
     assert "a new run: the one before was of torch 1.0" in ran(folder, "-k", "first").out
+
+
+def test_other_subject(folder: Folder) -> None:
+    """What another subject did says nothing about this one."""
+    assert ran(folder, "-k", "first", "--subject", "reference").counts == {"passed": 1}
+    path = folder.path / "reports/out/thorough/progress.jsonl"
+    head, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text(head + "".join(rest[:50]))
+    assert "a new run: the one before was of subject reference" in ran(folder, "-k", "first").out
