@@ -166,15 +166,21 @@ def put(name: str) -> None:
 
 def everywhere(old: Any, new: Any) -> None:
     """Replace a function or a class wherever a module, or a class of torch's, has it under some name."""
-    for module in list(sys.modules.values()):
-        if isinstance(module, types.ModuleType):
-            for name, value in list(vars(module).items()):
-                if value is old:
-                    setattr(module, name, new)
+    in_modules((old, new))
     for owner in _classes():
         for name, value in list(vars(owner).items()):
             if value is old:
                 setattr(owner, name, new)
+
+
+def in_modules(*replacements: tuple[Any, Any]) -> None:
+    """Replace functions or classes, each old one by a new one, wherever a module has them under some name."""
+    of = {id(old): new for old, new in replacements}
+    for module in list(sys.modules.values()):
+        if isinstance(module, types.ModuleType):
+            found = [(name, of[id(value)]) for name, value in vars(module).items() if id(value) in of]
+            for name, new in found:
+                setattr(module, name, new)
 
 
 def _classes() -> list[type]:

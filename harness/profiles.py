@@ -71,6 +71,8 @@ class Waiver:
     """The verdicts that it covers; an intermittent one names ``passed`` as well."""
     torch: str = ""
     """Versions of torch that it is about, as in ``>=2.11,<2.14``; empty: all."""
+    subjects: tuple[str, ...] = ("torch",)
+    """Whose implementations of the stacks it is about (:mod:`harness.subjects`)."""
     intermittent: bool = False
     place: str = ""
     """``file:line``."""
@@ -397,6 +399,7 @@ _WAIVER = {
     "expires": _Key(_date, "2027-06-30", required=True),
     "verdicts": _Key(_list_of(_verdict(*BAD)), '["failed"]'),
     "torch": _Key(_versions, '">=2.11,<2.14"'),
+    "subjects": _Key(_list_of(_word), '["torch", "reference"]'),
 }
 _INTERMITTENT = {**_WAIVER, "verdicts": _Key(_now_and_then, '["passed", "failed"]', required=True)}
 

@@ -36,6 +36,8 @@ class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
     """Seconds since the epoch."""
     arguments: list[str] = []
     environment: dict[str, str] = {}
+    subject: str = "torch"
+    """Whose implementation of the stacks ran (:mod:`harness.subjects`)."""
     profile: str = ""
     """Name of the profile that the run goes by."""
     profile_hash: str = ""
@@ -217,12 +219,13 @@ def torch_version() -> str:
         return str(torch.__version__)
 
 
-def header(arguments: Iterable[str], profile: str = "", profile_hash: str = "") -> RunHeader:
+def header(arguments: Iterable[str], profile: str = "", profile_hash: str = "", *, subject: str = "torch") -> RunHeader:
     """The first line of a run that starts now."""
     return RunHeader(
         started=time.time(),
         arguments=list(arguments),
         environment=environment(),
+        subject=subject,
         profile=profile,
         profile_hash=profile_hash,
     )

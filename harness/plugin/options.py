@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from harness.subjects import Subject, SubjectError, find
+
 
 def add(parser: pytest.Parser) -> None:
     """Register them with pytest."""
@@ -46,6 +48,13 @@ def add(parser: pytest.Parser) -> None:
         "May be given several times; `concord faults` lists them.",
     )
     group.addoption(
+        "--subject",
+        default="torch",
+        metavar="NAME",
+        help="Whose implementation of the stacks the suites run on: torch (what PyTorch ships), reference (Concord's "
+        "own, made for reading), or one that an installed package registers. Default: torch.",
+    )
+    group.addoption(
         "--rank-pdb",
         type=int,
         metavar="R",
@@ -80,9 +89,19 @@ def check(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--ranks-per-device {per_device}: at least 1")
     for name in config.getoption("fault"):
         _check_fault(name)
+    subject(config)
     timeout = config.getoption("world_timeout")
     if timeout is not None and not timeout > 0:
         raise pytest.UsageError(f"--world-timeout {timeout:g}: a number of seconds above 0")
+
+
+def subject(config: pytest.Config) -> Subject:
+    """The subject of the run.  Errors: UsageError if there is none of that name."""
+    name = config.getoption("subject")
+    try:
+        return find(name)
+    except SubjectError as e:
+        raise pytest.UsageError(f"--subject {name}: {e}") from None
 
 
 def _check_fault(name: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from harness import results
 from harness.plugin.profiles import Profiles
 from harness.results import BAD, VERDICTS, Collected, RankEvidence, RunEnd, TestResult, stack_of
+from harness.subjects import TORCH
 
 _OTHER = "(other)"
 """Where tests of no stack are counted."""
@@ -132,7 +133,8 @@ class Summary:
             name = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
             path = self.config.rootpath / Path(folder) / name / "results.jsonl"
             self.writer = results.Writer(path)
-            self.writer.write(results.header(self.config.invocation_params.args, *self.profiles.described()))
+            arguments, subject = self.config.invocation_params.args, self.config.getoption("subject")
+            self.writer.write(results.header(arguments, *self.profiles.described(), subject=subject))
         self.writer.write(record)
 
     # results
@@ -177,7 +179,7 @@ class Summary:
             row = counts[_OTHER]
             terminalreporter.write_line(f"verdicts: {', '.join(f'{row[v]} {v}' for v in VERDICTS if v in row)}")
         else:
-            _write_table(terminalreporter, counts)
+            _write_table(terminalreporter, counts, self.config.getoption("subject"))
         for result in self.results.values():
             if result.verdict in ("crashed", "hung") and result.headline:
                 terminalreporter.write_line(f"{result.verdict.upper()} {result.nodeid}: {result.headline}")
@@ -185,8 +187,9 @@ class Summary:
             terminalreporter.write_line(f"results: {_shown(self.writer.path, self.config.rootpath)}")
 
 
-def _write_table(terminalreporter: Any, counts: Mapping[str, Mapping[str, int]]) -> None:
-    terminalreporter.section("verdicts by stack", sep="-")
+def _write_table(terminalreporter: Any, counts: Mapping[str, Mapping[str, int]], subject: str) -> None:
+    of_subject = "" if subject == TORCH else f", subject {subject}"
+    terminalreporter.section(f"verdicts by stack{of_subject}", sep="-")
     width = max(len("stack"), *map(len, counts))
     terminalreporter.write_line("  ".join([f"{'stack':<{width}}", *(f"{v:>{len(v)}}" for v in VERDICTS)]), bold=True)
     for stack, row in counts.items():

@@ -26,15 +26,20 @@ class Conditions:
 
     today: datetime.date
     torch: str
+    subject: str = "torch"
 
     @classmethod
-    def now(cls) -> Conditions:
+    def now(cls, subject: str = "torch") -> Conditions:
         """As they are; the date is that of UTC, so that workers and machines agree."""
-        return cls(datetime.datetime.now(datetime.UTC).date(), torch_version())
+        return cls(datetime.datetime.now(datetime.UTC).date(), torch_version(), subject)
+
+    def are_of(self, waiver: Waiver) -> bool:
+        """Whether a waiver is about this torch and this subject."""
+        return waiver.is_about_torch(self.torch) and self.subject in waiver.subjects
 
     def concerning(self, profile: Profile, nodeid: str) -> list[Waiver]:
-        """The waivers for a test under this torch, expired ones as well."""
-        return [w for w in profile.waivers if w.matches(nodeid) and w.is_about_torch(self.torch)]
+        """The waivers for a test under these, expired ones as well."""
+        return [w for w in profile.waivers if w.matches(nodeid) and self.are_of(w)]
 
     def covering(self, profile: Profile, nodeid: str, verdict: str) -> Waiver | None:
         """The waiver that makes a test's bad verdict one to live with."""
@@ -110,7 +115,7 @@ def review(
             stale.append(
                 f"{waiver.place}: stale: passed: {listed(passed, all_names)}; take it out, or make it narrower"
             )
-        if whole and waiver.is_about_torch(conditions.torch):
+        if whole and conditions.are_of(waiver):
             unmatched = [glob for glob in waiver.tests if not _matches_any(glob, verdicts)]
             stale += [f"{waiver.place}: stale: there is no test {glob!r}" for glob in unmatched]
     return Review(tuple(lines), tuple(notes), tuple(stale))
@@ -149,7 +154,7 @@ class Waivers:
 
     @functools.cached_property
     def _conditions(self) -> Conditions:
-        return Conditions.now()
+        return Conditions.now(self._config.getoption("subject"))
 
     # where tests run
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from harness.plugin import numprocesses, thorough
+from harness.plugin import numprocesses, options, thorough
 from harness.plugin.marks import WorldRequest, read_marks
 from harness.plugin.profiles import Profiles, backend_for
+from harness.results import stack_of
+from harness.subjects import TORCH
 
 if TYPE_CHECKING:
     from harness.devices import Inventory
@@ -99,7 +101,8 @@ class Worlds:
         self.first: tuple[tuple[str, str], ...] = tuple(
             ("harness.faults:put", name) for name in config.getoption("fault")
         )
-        """What every rank calls before anything else."""
+        """What every rank calls before anything else, once the subject is in its place."""
+        self.subject = options.subject(config)
 
     @property
     def pool(self) -> Pool:
@@ -152,7 +155,8 @@ class Worlds:
             timeout=mark.timeout or option("world_timeout") or (claims and claims.timeout) or 60.0,
             env=tuple(sorted({**dict(claims.env if claims else ()), **dict(mark.env)}.items())),
             imports=(*(claims.imports if claims else ()), *mark.imports),
-            first=self.first,
+            subject=self.subject.name,
+            first=(*self.subject.first, *self.first),
             record=mark.record,
             exclusive=mark.exclusive,
             debug_rank=option("rank_pdb"),
@@ -207,7 +211,7 @@ class Worlds:
         except DeviceError as e:
             pytest.skip(f"unsupported: {e}")
         note(item, "world", str(spec))
-        why = self.unsupported(spec, inventory)
+        why = self.subject.lacks(stack_of(item.nodeid)) or self.unsupported(spec, inventory)
         if why:
             pytest.skip(f"unsupported: {why}")
         per_device = self.ranks_per_device(spec)
@@ -247,6 +251,8 @@ class Worlds:
         """Start the next test's world while this one's ranks take their leave: they mostly sleep meanwhile."""
         asked = request_of(nextitem) if nextitem is not None else None
         if asked is None or request_of(item) is None or any(nextitem.iter_markers("skip")):  # type: ignore[union-attr]
+            return
+        if self.subject.lacks(stack_of(nextitem.nodeid)):  # type: ignore[union-attr]
             return
         try:
             spec, inventory = self.spec_of(asked)
@@ -320,7 +326,12 @@ class Worlds:
             self._pool.close()
             self._pool = None
 
-    def pytest_report_header(self) -> str | None:
+    def pytest_report_header(self) -> list[str]:
+        name, devices = self.subject.name, self._devices()
+        lines = [] if name == TORCH else [f"concord: subject {name}, in the place of torch's stacks"]
+        return [*lines, *([devices] if devices else [])]
+
+    def _devices(self) -> str | None:
         profile = self.profiles.explicit
         option = self.config.getoption("world_device")
         kind = option or (profile.device if profile is not None else None)

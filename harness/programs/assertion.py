@@ -82,6 +82,7 @@ def write(world: World, program: Program, error: Exception, what: str, truth: Tr
             truth=truth,
             backend=world.spec.backend,
             device=world.spec.device,
+            subject=world.spec.subject,
         )
     except OSError as e:  # a full disk must not hide what was found
         error.add_note(f"no reproducer could be written: {e}")

@@ -22,6 +22,7 @@ from harness.programs.check import Truth
 from harness.programs.source import source
 from harness.programs.spec import Program, dumps
 from harness.stacks import training
+from harness.subjects import TORCH
 
 FOLDER = "CONCORD_REPRODUCERS"
 """Environment variable that names the folder; reports/out/reproducers is the default."""
@@ -116,12 +117,14 @@ def reproducer(
     truth: Truth | None = None,
     backend: str = "gloo",
     device: str = "cpu",
+    subject: str = "torch",
     limit: int = 120,
 ) -> str:
     """The text of a file that shows how a program fails.
 
     ``what``: what was seen, for the head of the file; ``truth``: what the single device said, None where ranks did not
-    get far enough to be compared; ``limit``: seconds after which a hang is called one.
+    get far enough to be compared; ``subject``: whose stacks it was seen with; ``limit``: seconds after which a hang is
+    called one.
     """
     text = source(program)
     part = f"(rank // {program.layout.tensor} + {program.rotated}) % {program.parts}"
@@ -155,17 +158,18 @@ def reproducer(
     )
     standing_on = definitions([training, prelude], _names(text) | _names(main))
     imports = "import datetime\nimport faulthandler\nimport os\nimport sys\n"
-    return "\n\n".join([_head(program, what, backend), imports + standing_on, text, constants, main.strip()]) + "\n"
+    head = _head(program, what, backend, subject)
+    return "\n\n".join([head, imports + standing_on, text, constants, main.strip()]) + "\n"
 
 
 def write(
-    program: Program, name: str, *, what: str, truth: Truth | None, backend: str, device: str
+    program: Program, name: str, *, what: str, truth: Truth | None, backend: str, device: str, subject: str = "torch"
 ) -> tuple[Path, str]:
     """Write ``repro_<name>.py`` and the program beside it, as JSON; returns the file, and the command that runs it."""
     folder = Path(os.environ.get(FOLDER) or Path("reports") / "out" / "reproducers")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"repro_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')[:100]}.py"
-    file.write_text(reproducer(program, what=what, truth=truth, backend=backend, device=device))
+    file.write_text(reproducer(program, what=what, truth=truth, backend=backend, device=device, subject=subject))
     file.with_suffix(".json").write_text(dumps(program))
     return file, f"torchrun --nproc-per-node={program.layout.world} {file}"
 
@@ -177,7 +181,7 @@ def _allowed(truth: Truth | None, what: str) -> dict[str, list[float]] | None:
     return {n: t.flatten().tolist() for n, t in truth.bounded.tolerance.items() if f"{n}:" in what}
 
 
-def _head(program: Program, what: str, backend: str) -> str:
+def _head(program: Program, what: str, backend: str, subject: str) -> str:
     lines = [f"A training run that is not on {program.layout.world} ranks what it is on one device.", ""]
     lines += [f"    torchrun --nproc-per-node={program.layout.world} {{this file}}", "", "What was seen:", ""]
     lines += [f"    {line[:200]}" for line in what.splitlines()[:20]]
@@ -186,8 +190,15 @@ def _head(program: Program, what: str, backend: str) -> str:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "backend": backend,
+        "subject": subject,
         **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
     }
+    if subject != TORCH:
+        lines += [
+            "",
+            f"It was seen on the subject {subject!r}.  This file runs on the stacks of torch: it tells whether",
+        ]
+        lines += ["they have the same defect."]
     lines += ["", "Environment:", "", *(f"    {key}: {value}" for key, value in environment.items())]
     return "\n".join(f"# {line}".rstrip() for line in lines)
 

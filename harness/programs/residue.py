@@ -79,7 +79,7 @@ def take() -> State:
             torch.is_deterministic_algorithms_warn_only_enabled(),
         ),
         threads_of_torch=torch.get_num_threads(),
-        active_ddp=DistributedDataParallel._active_ddp_module is not None,
+        active_ddp=getattr(DistributedDataParallel, "_active_ddp_module", None) is not None,  # torch's has it
         registered_works=torch._C._distributed_c10d._get_work_registry_size(),
         # Inductor tells its compiled code the offset of a tensor's pointer in a variable, once for a process.
         environment={name: value for name, value in os.environ.items() if not name.startswith("_TORCHINDUCTOR_")},

@@ -346,7 +346,9 @@ def _layouts(
     # A layer that is ignored trains on its rank's part alone, which is right if that is everything, or it is frozen.
     toggled = {step.toggle for step in steps}
     ignorable = [n.name for n in named if _ignorable(n, same_data) and n.name not in tied | toggled]
-    if len([n for n in named if _trainable(n)]) < 2:
+    # Of an ignored layer's gradients, which are plain, and DTensors clip_grad_norm_ takes no mixture.
+    mixed = inner == "replicate_fsdp" and any(step.clip for step in steps)
+    if mixed or len([n for n in named if _trainable(n)]) < 2:
         ignorable = [n.name for n in named if n.name in ignorable and not n.trains]
     ignored = draw(among((*((),) * 3, *((name,) for name in ignorable))))
     if ignored:
@@ -408,6 +410,9 @@ def _ddp_options(draw: DrawFn, named: list[Named], rules: _Rules, steps: Sequenc
     hook = draw(among(("", "", "allreduce_hook", "fp16_compress_hook")))
     if hook and "static_graph" not in found:  # replicate_static_buckets.py: hooks are told the wrong buckets
         found["hook"] = hook
+    # DDP's default is to send rank 0's; PyTorch's replicate() never does (docs/findings.md), and must not be relied on.
+    if any(isinstance(n.layer, Scale) and n.layer.kind == "per_rank" for n in named):
+        found["broadcast_buffers"] = False
     return found
 
 

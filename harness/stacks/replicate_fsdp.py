@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed._composable.replicate_with_fsdp import ReplicateModule, replicate
 from torch.distributed.tensor import DTensor
 
 from harness.oracles.baseline import Tensors
 from harness.worlds.rank import Rank
+
+__all__ = ["MESH", "ReplicateModule", "apply", "gradients", "parameters", "parts", "replicate", "whole"]
 
 MESH = "mesh" if "mesh" in inspect.signature(replicate).parameters else "device_mesh"
 """How the argument is called that takes the mesh."""

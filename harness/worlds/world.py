@@ -37,6 +37,8 @@ class WorldSpec:
     env: tuple[tuple[str, str], ...] = ()
     imports: tuple[str, ...] = ()
     """Modules that a rank imports first, because they register the backend or the device."""
+    subject: str = "torch"
+    """Whose implementation of the stacks ``first`` puts into ranks: what reports call it."""
     first: tuple[tuple[str, str], ...] = ()
     """What a rank calls before anything else, once it is in its group: ``module:function``, and its only argument."""
     record: bool = True

@@ -277,3 +277,73 @@ def test_mixed_precision(world: World) -> None:
     size = world.size
     expected = [[torch.bfloat16, 1.0 + rank, torch.float32, 1 + (size - 1) / 2] for rank in range(size)]
     assert world.run(body) in (expected, [None] * size)
+
+
+@requirement(
+    "REPL-BACK-02",
+    "After a forward or a backward that has failed on every rank, the next step averages, or is an error.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("failing", ["forward", "backward"])
+@pytest.mark.world(2)
+def test_after_a_failure(world: World, failing: str) -> None:
+    """An error in the second of three steps, after the first of two layers."""
+
+    class Model(nn.Sequential):
+        fails = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self[0](x)
+            if self.fails and failing == "forward":
+                raise ZeroDivisionError
+            if self.fails:
+                x.register_hook(lambda gradient: 1 / 0)
+            result: torch.Tensor = self[1](x)
+            return result
+
+    def body(rank: Rank) -> list[list[float]] | str:
+        layers = [nn.Linear(1, 1, bias=False) for _ in range(2)]
+        for layer in layers:
+            nn.init.ones_(layer.weight)
+        model = replicate.apply(Model(*layers), rank)
+        found = []
+        for step in range(3):
+            model.fails = step == 1
+            try:
+                model(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
+            except ZeroDivisionError:
+                assert step == 1
+            except RuntimeError:
+                return "an error"
+            else:
+                found.append([float(g) for g in replicate.gradients(model).values()])
+            model.zero_grad()
+        return found
+
+    assert world.run(body) in ([[[1.5, 1.5]] * 2] * 2, ["an error"] * 2)
+
+
+@requirement(
+    "REPL-BACK-03",
+    "torch.autograd.grad gives each rank gradients of its own, and the next backward averages.",
+    source="torch.autograd.grad",
+)
+@pytest.mark.parametrize("of", ["inputs", "parameters"])
+@pytest.mark.world(2)
+def test_autograd_grad(world: World, of: str) -> None:
+    """Before each of two backwards, of a square."""
+
+    def body(rank: Rank) -> list[float]:
+        layer = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(layer.weight)
+        model = replicate.apply(layer, rank)
+        found = []
+        for _ in range(2):
+            x = torch.full((1, 1), 1.0 + rank.index, device=rank.device, requires_grad=True)
+            (own,) = torch.autograd.grad((model(x) ** 2).sum(), x if of == "inputs" else list(model.parameters()))
+            model(x).sum().backward()
+            found += [float(own), float(replicate.gradients(model)["weight"])]
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[2.0 * (1 + r) ** (1 if of == "inputs" else 2), 1.5] * 2 for r in range(2)]

@@ -176,3 +176,31 @@ def test_hook_buckets(world: World, static: bool) -> None:
         return buckets
 
     assert world.run(body) == [[(0, False), (1, True)]] * 2
+
+
+@requirement(
+    "REPL-FREEZE-01",
+    "A step after a layer has been frozen either has averaged gradients of the others, or raises an error.",
+    source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters",
+)
+@pytest.mark.parametrize("find", [True, False], ids=["found", "not-looked-for"])
+@pytest.mark.world(2)
+def test_frozen_later(world: World, find: bool) -> None:
+    """One step with two layers, and one with the second frozen."""
+
+    def body(rank: Rank) -> str | list[float]:
+        model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(2)))
+        for parameter in model.parameters():
+            nn.init.ones_(parameter)
+        replicate.apply(model, rank, find_unused_parameters=find)
+        x = torch.full((1, 1), 1.0 + rank.index, device=rank.device)
+        model(x).sum().backward()
+        model.zero_grad()
+        model[1].requires_grad_(False)
+        try:
+            model(x).sum().backward()
+        except RuntimeError:
+            return "an error"
+        return replicate.gradients(model)["0.weight"].flatten().tolist()
+
+    assert world.run(body) in ([[1.5]] * 2, ["an error"] * 2)

@@ -112,3 +112,30 @@ def test_compression(world: World) -> None:
     right = (torch.tensor(values).half() / world.size * world.size).float()
     for rank, found in enumerate(world.run(body)):
         assert_same(right, found, f"rank {rank}")
+
+
+@requirement(
+    "REPL-HOOK-05",
+    "A communication hook that is registered between two steps is called in the second, or is refused.",
+    source="torch/distributed/_composable/replicate.py: DDP.register_comm_hook",
+)
+@pytest.mark.world(2)
+def test_between_steps(world: World) -> None:
+    """A hook that gives back four times the rank's own gradient."""
+
+    def hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer() * 4)
+        return future
+
+    def body(rank: Rank) -> str | list[list[float]]:
+        model: Any = replicate.apply(given([1.0], torch.float32), rank)
+        found = [gradient(rank, model, 1.0 + rank.index, torch.float32).tolist()]
+        try:
+            model.register_comm_hook(None, lambda state, bucket: hook(state, bucket))
+        except RuntimeError:
+            return "refused"
+        model.zero_grad()
+        return [*found, gradient(rank, model, 1.0 + rank.index, torch.float32).tolist()]
+
+    assert world.run(body) in ([[[1.5], [4.0]], [[1.5], [8.0]]], ["refused"] * 2)

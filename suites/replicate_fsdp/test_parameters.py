@@ -354,3 +354,52 @@ def test_memory(world: World) -> None:
         return min(found[2:])
 
     assert world.run(body) == [2 * 64] * 2
+
+
+@requirement(
+    "RFSDP-PAR-04",
+    "An optimizer trains a replicated model, whether it is made before or after the first forward.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("made", ["first", "after-evaluation", "after-forward"])
+@pytest.mark.world(2)
+def test_optimizer(world: World, made: str) -> None:
+    """Two steps of SGD; an evaluation, or a forward whose backward never comes, before the optimizer is made."""
+
+    def body(rank: Rank) -> float:
+        model = replicate_fsdp.apply(layer(2.0), rank)
+        if made != "first":
+            with torch.set_grad_enabled(made == "after-forward"):
+                called(rank, model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        for _ in range(2):
+            model(torch.ones(1, 1, device=rank.device)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return float(replicate_fsdp.parameters(model)["weight"])
+
+    assert world.run(body) == [1.5] * 2
+
+
+@requirement(
+    "RFSDP-META-01",
+    "A model that is replicated without memory trains once it has been given memory and values.",
+    source="torch/distributed/fsdp/_fully_shard/_fsdp_init.py: _move_states_to_device",
+)
+@pytest.mark.world(2)
+def test_meta(world: World) -> None:
+    """Two groups on the device without memory; then ones, and a step."""
+
+    def body(rank: Rank) -> list[float]:
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+        for part in (*model, model):
+            replicate_fsdp.replicate(part, **{replicate_fsdp.MESH: rank.mesh()})
+        assert {p.device.type for p in model.parameters()} == {"meta"}
+        model.to_empty(device=rank.device)
+        for p in model.parameters():
+            nn.init.ones_(p)
+        model(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
+        return [float(g) for g in replicate_fsdp.gradients(model).values()]
+
+    assert world.run(body) == [[1.5, 1.5]] * 2

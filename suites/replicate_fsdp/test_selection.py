@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed import fsdp
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from fixtures.layers import layer
+from fixtures.layers import layer, layers, row
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
 
@@ -165,3 +167,71 @@ def test_refused(world: World, what: str) -> None:
 
     right = {"mesh": "ValueError", "sharded": "RuntimeError", "replicated": "AssertionError"}[what]
     assert world.run(body) == [right] * 2
+
+
+@requirement(
+    "RFSDP-TP-01",
+    "A model with tensor-parallel layers on one dimension of a mesh, replicated over another, trains as on one device.",
+    source="torch/distributed/fsdp/_fully_shard/_fsdp_param.py: _init_sharding_spec_tp",
+)
+@pytest.mark.parametrize("groups", [True, False], ids=["own-groups", "one-group"])
+@pytest.mark.world(2, 4)
+def test_tensor_parallel(world: World, groups: bool) -> None:
+    """Two layers, column-wise and row-wise, on two tensor-parallel ranks; whole parameters after three steps."""
+    data = world.size // 2
+
+    def body(rank: Rank) -> list[list[list[float]]]:
+        mesh = rank.mesh(data, 2, names=("data", "tensor"))
+        model = layers().double().to(rank.device)
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        replicate_fsdp.apply(model, rank, groups=groups, mesh=mesh["data"])
+        assert [len(p.placements) for p in model.parameters() if isinstance(p, DTensor)] == [2, 2]
+        return steps(model, [mesh["data"].get_local_rank()])
+
+    assert world.run(body) == [steps(layers().double(), list(range(data)))] * world.size
+
+
+def steps(model: nn.Module, parts: list[int]) -> list[list[list[float]]]:
+    """Parameters after each of three steps of SGD on the mean over parts: one on each rank, or all on one device."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-10)
+    found = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        output = torch.cat([model(row(part).double()) for part in parts])
+        (output.sum() / len(parts)).backward()
+        optimizer.step()
+        found.append([p.flatten().tolist() for p in replicate_fsdp.parameters(model).values()])
+    return found
+
+
+@requirement(
+    "RFSDP-MESH-02",
+    "Over dimensions of a mesh that dp_mesh_dims names, DTensors on the whole mesh are averaged; others are refused.",
+    source="torch.distributed.fsdp.DataParallelMeshDims",
+)
+@pytest.mark.parametrize("how", ["distributed", "divided", "plain"])
+@pytest.mark.world(2, 4)
+def test_whole_mesh(world: World, how: str) -> None:
+    """A weight that is replicated over both dimensions, divided over the second, or plain."""
+    if not hasattr(fsdp, "DataParallelMeshDims"):
+        pytest.skip("unsupported: this torch has no dp_mesh_dims")
+    data = world.size // 2
+
+    def body(rank: Rank) -> list[float] | str:
+        mesh = rank.mesh(data, 2, names=("data", "tensor"))
+        model = layer()
+        if how != "plain":
+            placements = [Replicate(), Shard(0) if how == "divided" else Replicate()]
+            model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, placements))
+        dimensions = fsdp.DataParallelMeshDims(replicate="data")
+        try:
+            replicate_fsdp.apply(model, rank, groups=False, mesh=mesh, dp_mesh_dims=dimensions)
+        except ValueError as e:
+            return "refused" if "DTensor" in str(e) else str(e)
+        own = torch.full((1, 2), 1.0 + mesh["data"].get_local_rank(), device=rank.device)
+        x = DTensor.from_local(own, mesh, [Shard(0), Replicate()], run_check=False)
+        model(x).sum().backward()
+        return replicate_fsdp.gradients(model)["weight"].flatten().tolist()
+
+    average = sum(range(1, data + 1)) / data
+    assert world.run(body) == ["refused" if how == "plain" else [average] * 4] * world.size

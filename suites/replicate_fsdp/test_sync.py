@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
@@ -331,3 +333,45 @@ def test_forced_sums(world: World, dtype: str) -> None:
         return read(model)
 
     assert world.run(body) == [{"weight": float(sum(range(world.size + 1)))}] * world.size
+
+
+@requirement(
+    "RFSDP-RESET-01",
+    "After a forward or a backward that has failed, and reset_iter_state, the next step averages, without what the "
+    "failed one has left.",
+    source="torch.distributed.fsdp.FSDPModule: reset_iter_state",
+)
+@pytest.mark.parametrize("failing", ["forward", "backward"])
+@pytest.mark.world(2)
+def test_after_a_failure(world: World, failing: str) -> None:
+    """An error in the second of three steps, after one of two layers that are groups of their own."""
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        pytest.skip("unsupported: this torch has no reset_iter_state")
+
+    class Model(Layers):
+        fails = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.inner(x)
+            if self.fails and failing == "forward":
+                raise ZeroDivisionError
+            if self.fails:
+                x.register_hook(lambda gradient: 1 / 0)
+            result: torch.Tensor = self.outer(x)
+            return result
+
+    def body(rank: Rank) -> list[dict[str, float]]:
+        model: Any = replicate_fsdp.apply(Model(), rank)
+        found = []
+        for step in range(3):
+            model.fails = step == 1
+            with pytest.raises(ZeroDivisionError) if step == 1 else contextlib.nullcontext():
+                backward(rank, model)
+            if step == 1:
+                model.reset_iter_state()
+            else:
+                found.append(read(model))
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[{"inner.weight": 1.5, "outer.weight": 1.5}] * 2] * 2

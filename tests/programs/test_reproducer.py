@@ -45,6 +45,14 @@ def torchrun(file: Path, ranks: int, **environment: str) -> subprocess.Completed
     )
 
 
+@pytest.mark.parametrize(("subject", "said"), [("torch", False), ("reference", True)])
+def test_subject(subject: str, said: bool) -> None:
+    """What was seen on another subject than torch says so, and that the file itself runs on torch."""
+    text = reproducer(EXACT, what="x: other bits", subject=subject)
+    assert f"#     subject: {subject}" in text
+    assert ("It was seen on the subject 'reference'.  This file runs on the stacks of torch" in text) == said
+
+
 def written(program: Program, folder: Path, what: str, limit: int = 120) -> Path:
     truth = truth_of(program)
     file = folder / "repro.py"

@@ -16,7 +16,7 @@ LAYERS = (
     ("cli", "audit", "plugin"),
     ("programs", "stacks", "reference", "oracles", "bench", "faults"),
     ("worlds",),
-    ("results", "devices", "requirements", "profiles", "toml_lines", "effort", "journal"),
+    ("results", "devices", "requirements", "profiles", "toml_lines", "effort", "journal", "subjects"),
 )
 """Of harness/, from the top down: a file may import what is beside it or below it."""
 
@@ -29,6 +29,8 @@ PRIVATE_TORCH = {
     "harness/programs/residue.py": "what a run left in the process is where no public name reaches",
     "harness/oracles/proof.py": "what sees every operation, whatever issues it, has no public name",
     "harness/worlds/launch.py": "names of modules that the server imports ahead, so that no rank has to",
+    "harness/reference/replicate.py": "the registry of composable APIs, and what runs at the end of a backward",
+    "harness/reference/replicate_fsdp.py": "the registry, the end of a backward, and the mesh that a dimension is of",
     "harness/oracles/tolerance.py": "every operation of a run is recorded below autograd, which no public mode can",
 }
 """Where private names of torch are needed outside harness/stacks/, and what for."""

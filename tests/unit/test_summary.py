@@ -104,7 +104,7 @@ def report(when: str, outcome: str = "passed", **other: Any) -> Any:
 def summary(tmp_path: Path) -> Summary:
     config = SimpleNamespace(
         rootpath=tmp_path,
-        getoption=lambda name: None,
+        getoption=lambda name: "reference" if name == "subject" else None,
         getini=lambda name: "out",
         invocation_params=SimpleNamespace(args=("-x",)),
     )

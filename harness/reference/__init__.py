@@ -1,0 +1,31 @@
+"""The stacks once more, from their behaviour: executable specifications, to be read in ten minutes each.
+
+They are made for reading: on PyTorch's public API, without buckets, streams or caches, whatever that costs.  Run as the
+subject ``reference`` (:mod:`harness.subjects`); ``docs/reference.md`` says where they and PyTorch differ.
+"""
+
+from __future__ import annotations
+
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.faults import in_modules
+from harness.reference import replicate, replicate_fsdp
+from harness.stacks import replicate as torch_replicate
+from harness.stacks import replicate_fsdp as torch_replicate_fsdp
+
+
+def put_replicate() -> None:
+    """Put our composable DDP, and our DistributedDataParallel, into the place of PyTorch's in this process."""
+    in_modules(
+        (torch_replicate.replicate, replicate.replicate),
+        (torch_replicate.DDP, replicate.DDP),
+        (DistributedDataParallel, replicate.DistributedDataParallel),
+    )
+
+
+def put_replicate_fsdp() -> None:
+    """Put our FSDP-replicate into the place of PyTorch's in this process."""
+    in_modules(
+        (torch_replicate_fsdp.replicate, replicate_fsdp.replicate),
+        (torch_replicate_fsdp.ReplicateModule, replicate_fsdp.ReplicateModule),
+    )

@@ -1,0 +1,370 @@
+"""Composable DDP: ``replicate(module)``, and DistributedDataParallel, which does the same as a module around a module.
+
+What it comes to:
+
+1. ``replicate`` changes nothing but the module's class and hooks.  The first forward looks for parameters, requires
+   that all ranks have the same, and gives every rank those of rank 0, and its buffers.
+2. A forward first sends the buffers of rank 0 to all ranks, unless the last one was not synchronised.
+3. When a backward ends, the gradient of every parameter that any rank has used is replaced by its mean over ranks,
+   with all that has been accumulated there.  Whether it is, was settled by the forward before.
+
+Modules that are ignored, or managed by ``fully_shard``, are left alone with all that is in them.  Of a DTensor, which
+is divided over another dimension of the mesh, the local part is what is sent and averaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.distributed._composable.contract import contract
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from harness.reference.containers import mapped, tensors
+
+Hook = Callable[[Any, "Bucket"], torch.futures.Future[torch.Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What replicate() and DistributedDataParallel can be told."""
+
+    device_id: int | torch.device | None = None
+    """The accelerator that the module is on, and inputs go to before a forward; None: they stay where they are."""
+    process_group: dist.ProcessGroup | None = None
+    device_mesh: DeviceMesh | None = None
+    """Of one dimension; without it and a group, all ranks."""
+    broadcast_buffers: bool = True
+    init_sync: bool = True
+    """Whether the first forward makes parameters and buffers equal on all ranks."""
+    find_unused_parameters: bool = False
+    """Whether a backward may leave parameters out."""
+    static_graph: bool = False
+    """Whether every backward leaves the same ones out."""
+    gradient_as_bucket_view: bool = False
+    """Where gradients are kept: of no effect on what they are.  The same goes for the next."""
+    bucket_cap_mb: float | None = None
+    mixed_precision: object = None
+
+    def __post_init__(self) -> None:
+        if self.mixed_precision is not None:
+            raise NotImplementedError("replicate has no mixed precision; FSDP-replicate has")
+        if self.process_group is not None and self.device_mesh is not None:
+            raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
+        if self.device_mesh is not None and self.device_mesh.ndim != 1:
+            raise RuntimeError(f"Only 1D device mesh is supported, but got {self.device_mesh}.")
+
+    def group(self) -> dist.ProcessGroup:
+        """The ranks that have the same module."""
+        if self.device_mesh is not None:
+            return self.device_mesh.get_group()
+        found: dist.ProcessGroup = self.process_group or dist.group.WORLD  # type: ignore[assignment]
+        return found
+
+
+class Replica:
+    """One rank's replica of a module: what makes it equal to the others', and keeps it so."""
+
+    def __init__(self, module: nn.Module, ignored: Iterable[nn.Module] = (), **options: Any) -> None:
+        self.module, self.ignored, self.options = module, set(ignored), Options(**options)
+        self.requires_sync = True
+        """What the next forward goes by."""
+        self.synced = True
+        """What the last forward went by: whether the next backward averages."""
+        self.hook: tuple[Any, Hook] | None = None
+        self.parameters: dict[nn.Parameter, str] = {}
+        """Those that are averaged, in the module's order."""
+        self.used: set[nn.Parameter] = set()
+        """Those that have been given a gradient since the last average."""
+        self.begun = False
+        self.averages_at_the_end = False
+        """Of the backward that is going on."""
+
+    # once
+
+    def managed(self, module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+        """The modules that are replicated, with what their parameters' names begin with."""
+        if module not in self.ignored and not isinstance(module, FSDPModule):
+            yield name, module
+            for child, inner in module.named_children():
+                yield from self.managed(inner, f"{name}{child}.")
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Find the parameters, and make them and the buffers equal on all ranks.
+
+        Errors: RuntimeError if there is nothing to train, or if ranks have parameters of other shapes; ValueError if
+        the module is on another device than was said.
+        """
+        self.begun = True
+        self.group, self.size = self.options.group(), dist.get_world_size(self.options.group())
+        sharded = {module for module in self.module.modules() if isinstance(module, FSDPModule)}
+        others = {p for module in self.ignored | sharded for p in module.parameters()}
+        every = {
+            p: f"{prefix}{name}"
+            for prefix, module in self.managed(self.module)
+            for name, p in module.named_parameters(recurse=False)
+            if p not in others
+        }
+        self.parameters = {p: name for p, name in every.items() if p.requires_grad}
+        if not self.parameters:
+            raise RuntimeError("replicate is not needed when a module has no parameters that require a gradient.")
+        self.require_device()
+        self.require_equal_shapes(every)
+        if self.options.init_sync:
+            self.send([*every, *(self.buffers() if self.options.broadcast_buffers else ())])
+        here = weakref.ref(self)  # a hook that held more would be in a cycle that no garbage collector sees
+        for p in self.parameters:
+            p.register_post_accumulate_grad_hook(lambda p: has_gradient(here, p))  # type: ignore[no-untyped-call]
+
+    def require_device(self) -> None:
+        said = self.options.device_id
+        number = said if isinstance(said, int) else said.index if said is not None and said.type != "cpu" else None
+        found = {p.device for p in self.parameters}
+        if number is not None and any(device.index != number for device in found):
+            raise ValueError(f"device_ids [{number}]: the module's parameters are on {', '.join(map(str, found))}")
+
+    def require_equal_shapes(self, parameters: dict[nn.Parameter, str]) -> None:
+        mine = [(tuple(p.shape), str(p.dtype)) for p in parameters]
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, mine, group=self.group)
+        for rank, theirs in enumerate(everyone):
+            if theirs != everyone[0]:
+                raise RuntimeError(
+                    f"ranks must have parameters of the same number and shapes; verified: rank {rank} of the group has "
+                    f"{theirs}, rank 0 {everyone[0]}"
+                )
+
+    def buffers(self) -> list[torch.Tensor]:
+        """As the modules have them now: a forward may have put others into their place."""
+        return [buffer for _, module in self.managed(self.module) for buffer in module.buffers(recurse=False)]
+
+    def send(self, everything: list[Any]) -> None:
+        """Give all ranks what the first of the group has."""
+        for tensor in everything:
+            dist.broadcast(local(tensor.detach()), group=self.group, group_src=0)
+
+    # in every step
+
+    def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not self.begun:
+            self.begin()
+        if self.options.broadcast_buffers and self.synced:
+            with torch.no_grad():
+                self.send(self.buffers())
+        if torch.is_grad_enabled():
+            self.synced = self.requires_sync
+            self.averages_at_the_end = False  # a backward that failed has left it
+        device = self.options.device_id
+        if device is None or device == torch.device("cpu"):
+            return args, kwargs
+        found: tuple[Any, Any] = mapped(lambda tensor: tensor.to(device), (args, kwargs))
+        return found
+
+    def after_forward(self, output: Any) -> None:
+        """Whatever of the output a loss is computed from, its backward comes through here first."""
+        for tensor in tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: self.backward_is_going_on())  # type: ignore[no-untyped-call]
+
+    def backward_is_going_on(self) -> None:
+        if not self.averages_at_the_end and self.synced:
+            self.averages_at_the_end = True
+            Variable._execution_engine.queue_callback(self.average)
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Replace gradients by their means over ranks; parameters that no rank has used are left as they are.
+
+        Errors: RuntimeError on all ranks if one has not used a parameter, and nothing says that this may be.
+        """
+        if not self.averages_at_the_end or not self.used:  # for one, torch.autograd.grad accumulates nothing
+            return
+        self.averages_at_the_end = False
+        parameters = list(self.parameters)
+        users = torch.tensor([int(p in self.used) for p in parameters], device=parameters[0].device)
+        dist.all_reduce(users, group=self.group)
+        self.used.clear()
+        counts: list[int] = users.tolist()
+        unused = [self.parameters[p] for p, count in zip(parameters, counts, strict=True) if count < self.size]
+        if unused and not (self.options.find_unused_parameters or self.options.static_graph):
+            raise RuntimeError(
+                f"a rank has not used {', '.join(unused)} in producing its loss; pass find_unused_parameters=True"
+            )
+        found = buckets([p for p, count in zip(parameters, counts, strict=True) if count])
+        for index, members in enumerate(found):
+            bucket = Bucket(index, members, last=index == len(found) - 1)
+            if self.hook is None:
+                bucket.buffer().div_(self.size)  # before they are added up: the sum of large ones may overflow
+                dist.all_reduce(bucket.buffer(), group=self.group)
+            else:
+                state, hook = self.hook
+                bucket.set_buffer(hook(state, bucket).wait())
+            bucket.give_back()
+
+    def register_comm_hook(self, state: Any, hook: Hook) -> None:
+        """Let a hook do the averaging: ``hook(state, bucket)`` is a future of what becomes of a bucket."""
+        if self.hook is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self.hook = state, hook
+
+
+def has_gradient(replica: weakref.ref[Replica], parameter: nn.Parameter) -> None:
+    """What a parameter's hook does: a loss that comes from elsewhere than an output is noticed here."""
+    of = replica()
+    if of is not None:
+        of.used.add(parameter)
+        of.backward_is_going_on()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters whose gradients go together: those of a dtype and device; each sparse one is alone."""
+    found: dict[Any, list[nn.Parameter]] = {}
+    for p in parameters:
+        sparse = p.grad is not None and p.grad.is_sparse
+        found.setdefault(p if sparse else (p.dtype, p.device), []).append(p)
+    return list(found.values())
+
+
+class Bucket:
+    """Gradients of some parameters in one vector: what a communication hook gets, as torch.distributed.GradBucket."""
+
+    def __init__(self, index: int, parameters: list[nn.Parameter], *, last: bool) -> None:
+        self._index, self._parameters, self._last = index, parameters, last
+        for p in parameters:
+            if p.grad is None:  # others have used it
+                p.grad = torch.zeros_like(p)
+        self._grads = [local(p.grad) for p in parameters if p.grad is not None]
+        if self._grads[0].is_sparse:
+            self._buffer = self._grads[0].clone()
+        else:
+            self._buffer = torch.cat([gradient.reshape(-1) for gradient in self._grads])
+
+    def index(self) -> int:
+        return self._index
+
+    def is_last(self) -> bool:
+        return self._last
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self._parameters
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        self._buffer = buffer
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Of each parameter, a part of the buffer in its shape."""
+        if self._buffer.is_sparse:
+            return [self._buffer]
+        parts = torch.split(self._buffer, [gradient.numel() for gradient in self._grads])
+        return [part.view(gradient.shape) for part, gradient in zip(parts, self._grads, strict=True)]
+
+    def give_back(self) -> None:
+        """Make the parameters' gradients what the buffer says."""
+        for gradient, mean in zip(self._grads, self.gradients(), strict=True):
+            gradient.copy_(mean)
+
+
+# composable
+
+
+class Replicated:
+    """What the registry keeps of a module that replicate() was called on."""
+
+    replica: Replica
+
+
+class DDP:
+    """What a replicated module can do besides; its class is made of this and its own."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A new container, such as a slice, is one of the plain class."""
+        return cls.__mro__[2](*args, **kwargs)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise AssertionError("DDP does not support deepcopy. Please use state dict for serialization.")
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
+        """Say whether backwards average, from the next forward on."""
+        replicate.state(self).replica.requires_sync = requires_gradient_sync  # type: ignore[arg-type]
+
+    def register_comm_hook(self, state: Any, hook: Hook) -> None:
+        """See :meth:`Replica.register_comm_hook`."""
+        replicate.state(self).replica.register_comm_hook(state, hook)  # type: ignore[arg-type]
+
+
+@contract(state_cls=Replicated)  # type: ignore[arg-type,type-var]
+def replicate(module: nn.Module, ignored_modules: Iterable[nn.Module] | None = None, **options: Any) -> nn.Module:
+    """Replicate a module over ranks, in place; ``options``: see :class:`Options`.
+
+    Errors: RuntimeError for a module that ``fully_shard`` manages, and for a device that is none; AssertionError for a
+    module that is replicated.
+    """
+    if "device_id" in options and not isinstance(options["device_id"], int | torch.device):
+        raise RuntimeError(f"Expected device_id to be int or torch.device, but got {type(options['device_id'])}")
+    if isinstance(module, FSDPModule):
+        raise RuntimeError("Cannot apply `replicate()` on a Module already managed by `fully_shard`")
+    replica = Replica(module, ignored_modules or (), **options)
+    replicate.state(module).replica = replica
+    module.register_forward_pre_hook(lambda _, args, kwargs: replica.before_forward(args, kwargs), with_kwargs=True)
+    module.register_forward_hook(lambda _, args, output: replica.after_forward(output))
+    module.__class__ = type(f"DDP{type(module).__name__}", (DDP, type(module)), {})
+    return module
+
+
+# as a module around a module
+
+
+class DistributedDataParallel(nn.Module):
+    """The same at once, not at the first forward, and for a module that stays as it is."""
+
+    def __init__(self, module: nn.Module, device_ids: list[Any] | None = None, **options: Any) -> None:
+        super().__init__()
+        self.module = module
+        self.replica = Replica(module, device_id=device_ids[0] if device_ids else None, **options)
+        self.replica.begin()
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        return self.replica.requires_sync
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, synced: bool) -> None:
+        self.replica.requires_sync = synced
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Where forwards are made whose backwards average nothing."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def register_comm_hook(self, state: Any, hook: Hook) -> None:
+        """See :meth:`Replica.register_comm_hook`."""
+        self.replica.register_comm_hook(state, hook)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self.replica.before_forward(args, kwargs)
+        output = self.module(*args, **kwargs)
+        self.replica.after_forward(output)
+        return output

@@ -1,0 +1,419 @@
+"""FSDP-replicate: ``replicate(module)`` with the interface of ``fully_shard``, where every rank keeps all of it.
+
+What it comes to:
+
+1. ``replicate`` puts DTensors into the place of a module's parameters, replicated over the mesh; they share the
+   parameters' memory.  These are what the module has, what is optimized, saved and loaded.  The parameters that one
+   call takes are a group: not those that are ignored, nor those of modules within that had a call of their own.
+   One that is a DTensor already, divided over another dimension of the mesh, becomes one of both dimensions.
+2. A forward of the module computes with plain parameters, made for it from the DTensors, in ``param_dtype``.
+3. Their gradients are added up, in ``reduce_dtype``, until a backward ends for which synchronisation is on.  Then each
+   group's are averaged over the mesh, in one collective, and accumulated in the DTensors, in the dtype of these.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.distributed._composable.contract import contract
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    UnshardHandle,
+)
+from torch.distributed.tensor import DTensor, Placement, Replicate
+
+from harness.reference.containers import mapped, tensors
+from harness.reference.replicate import local
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import DataParallelMeshDims  # newer than the oldest PyTorch that is supported
+
+
+Layout = tuple[DeviceMesh, tuple[Placement, ...]]
+
+
+class Group:
+    """What one call of replicate() took: parameters that are replicated, and averaged, together."""
+
+    # Made by the registry, without arguments, before the call knows what it is to take.
+    slots: list[tuple[nn.Module, str]]
+    """Where the parameters are: modules, and names in them.  A shared one has several."""
+    mesh: DeviceMesh
+    """The ranks to average over."""
+    whole_mesh: DeviceMesh | None
+    """The one that parameters must be DTensors on already, of which ``mesh`` is some dimensions."""
+    policy: MixedPrecisionPolicy
+    offloaded: bool
+
+    def __init__(self) -> None:
+        self.root: Root | None = None
+        self.replaced: dict[tuple[nn.Module, str], nn.Parameter] = {}
+        """The DTensors that plain parameters stand in for at the moment."""
+        self.pending: dict[nn.Parameter, torch.Tensor] = {}
+        """By DTensor: gradients that have not been averaged yet."""
+        self.reduces = self.all_reduces = True
+        self.averages_unused = False
+        self.divide_by: float | None = None
+        self.hook: Callable[[torch.Tensor], None] | None = None
+
+    def parameters(self) -> list[Any]:
+        """The DTensors, each once.  (As for what they are, types can say Parameter or DTensor, and not both.)"""
+        return list(dict.fromkeys(self.replaced.get((m, name), getattr(m, name)) for m, name in self.slots))
+
+    @torch.no_grad()
+    def replace_parameters(self) -> None:
+        """Put DTensors into the place of plain parameters, for good."""
+        made: dict[nn.Parameter, nn.Parameter] = {}
+        for module, name in self.slots:
+            p = getattr(module, name)
+            if p not in made:
+                own = moved(local(p.detach()), "cpu" if self.offloaded else self.mesh.device_type)
+                made[p] = nn.Parameter(laid(own, *self.outer(p, name), p), requires_grad=p.requires_grad)
+            setattr(module, name, made[p])
+
+    def outer(self, p: nn.Parameter, name: str) -> Layout:
+        """How a parameter lies over ranks once it is replicated.
+
+        Errors: ValueError for one that is no DTensor on the whole mesh, where it must be.
+        """
+        replicated = (Replicate(),) * self.mesh.ndim
+        if self.whole_mesh is not None:
+            if not isinstance(p, DTensor) or p.device_mesh != self.whole_mesh:
+                raise ValueError(f"with dp_mesh_dims all parameters must be DTensors on the whole mesh; {name} is not")
+            return p.device_mesh, p.placements
+        if not isinstance(p, DTensor):
+            return self.mesh, replicated
+        names = (*(self.mesh.mesh_dim_names or ()), *(p.device_mesh.mesh_dim_names or ()))
+        return self.mesh._get_root_mesh()[names], (*replicated, *p.placements)
+
+    def inner(self, p: DTensor) -> Layout | None:
+        """How it lies over ranks in a forward; None: it is plain."""
+        if self.whole_mesh is not None:
+            return p.device_mesh, p.placements
+        others = (p.device_mesh.mesh_dim_names or ())[self.mesh.ndim :]
+        return (p.device_mesh[others], p.placements[self.mesh.ndim :]) if others else None
+
+    # plain parameters, for a while
+
+    @torch.no_grad()
+    def unshard(self) -> None:
+        """Put plain parameters into the place of DTensors, with the same memory if dtype and device are the same."""
+        if self.replaced:
+            return
+        here = weakref.ref(self)  # a hook that held more would be in a cycle that no garbage collector sees
+        made: dict[nn.Parameter, nn.Parameter] = {}
+        for module, name in self.slots:
+            p = getattr(module, name)
+            if p not in made:
+                own = local(p.detach()).to(self.mesh.device_type, self.policy.param_dtype or p.dtype)
+                inner = self.inner(p)
+                made[p] = nn.Parameter(laid(own, *inner, p) if inner else own, requires_grad=p.requires_grad)
+                if p.requires_grad:
+                    made[p].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                        lambda plain, of=p: has_gradient(here, of, plain)
+                    )
+            self.replaced[module, name] = p
+            setattr(module, name, made[p])
+
+    def reshard(self) -> None:
+        """Put the DTensors back."""
+        for (module, name), p in self.replaced.items():
+            setattr(module, name, p)
+        self.replaced.clear()
+
+    # Two names that torch.distributed.fsdp.register_fsdp_forward_method calls.
+
+    def _pre_forward(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self.root is None:
+            Root(module)
+        assert self.root is not None
+        if self.root.module is module and torch.is_grad_enabled():
+            self.root.averages_at_the_end = False  # a backward that failed has left it
+        self.unshard()
+        if self.root.module is module and self.mesh.device_type != "cpu":
+            args, kwargs = mapped(lambda tensor: tensor.to(self.mesh.device_type), (args, kwargs))
+        if self.policy.cast_forward_inputs:
+            args, kwargs = cast(self.policy.param_dtype, (args, kwargs))
+        return args, kwargs
+
+    def _post_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        self.reshard()
+        for tensor in tensors(output):
+            if tensor.requires_grad and self.root is not None:  # its backward comes through here first
+                tensor.register_hook(lambda _, root=self.root: root.backward_is_going_on())  # type: ignore[no-untyped-call]
+        return cast(self.policy.output_dtype, output)
+
+    # gradients
+
+    def add(self, parameter: nn.Parameter, plain: nn.Parameter, gradient: torch.Tensor) -> None:
+        """Add to what a DTensor's gradient will be; ``plain``: what stood in for it, and has this gradient."""
+        if isinstance(plain, DTensor) and isinstance(gradient, DTensor):
+            averaged, names = self.mesh.mesh_dim_names or (), gradient.device_mesh.mesh_dim_names or ()
+            lie = zip(names, gradient.placements, plain.placements, strict=True)
+            gradient = gradient.redistribute(placements=[own if name in averaged else of for name, own, of in lie])
+        gradient = local(gradient)
+        gradient = gradient.to(self.policy.reduce_dtype or gradient.dtype)
+        before = self.pending.get(parameter)
+        self.pending[parameter] = gradient if before is None else before + gradient
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Accumulate the mean of all that is pending in the DTensors.
+
+        Every rank must have gradients for the same parameters, unless unused ones are to be averaged.
+        Errors: RuntimeError for gradients of several dtypes.
+        """
+        if not (self.reduces and self.all_reduces):
+            return
+        if self.averages_unused:
+            dtype = self.policy.reduce_dtype or self.policy.param_dtype
+            for p in self.parameters():
+                if p.requires_grad and p not in self.pending:
+                    self.pending[p] = torch.zeros_like(local(p), dtype=dtype, device=self.mesh.device_type)
+        parameters = [p for p in self.parameters() if p in self.pending]
+        gradients = [self.pending[p] for p in parameters]
+        self.pending.clear()
+        if not gradients:
+            return
+        if len({gradient.dtype for gradient in gradients}) > 1:
+            raise RuntimeError("a group's parameters must have one dtype: give those of another a group of their own")
+        total = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        total /= self.divide_by or self.mesh.size()
+        for dimension in range(self.mesh.ndim):
+            dist.all_reduce(total, group=self.mesh.get_group(dimension))
+        if self.hook is not None:
+            self.hook(total)
+        for p, mean in zip(parameters, torch.split(total, [gradient.numel() for gradient in gradients]), strict=True):
+            own = local(p.detach())
+            mean = mean.view(own.shape).to(own.device, p.dtype)
+            torch.autograd.backward(p, laid(mean, p.device_mesh, p.placements, p))  # and its hooks are called
+
+
+def has_gradient(group: weakref.ref[Group], parameter: nn.Parameter, plain: nn.Parameter) -> None:
+    """What the hook of a plain parameter does; ``parameter``: the DTensor that it stands in for."""
+    of, gradient = group(), plain.grad
+    if of is not None and of.root is not None and gradient is not None:
+        plain.grad = None
+        of.add(parameter, plain, gradient.detach())
+        of.root.backward_is_going_on()
+
+
+def laid(own: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], like: torch.Tensor) -> torch.Tensor:
+    """A DTensor of what this rank has of it, of the shape of another tensor."""
+    return DTensor.from_local(own, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
+def moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """On a device, unless it is on none and is to be filled later."""
+    return tensor if tensor.is_meta else tensor.to(device)
+
+
+def cast(dtype: torch.dtype | None, value: Any) -> Any:
+    """Tensors of floats in a dtype; others, and all of them without a dtype, as they are."""
+    if dtype is None:
+        return value
+    return mapped(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)
+
+
+class Root:
+    """The module whose forward is called first, and all groups within: they are averaged when a backward ends."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Errors: RuntimeError if a module within was called first; ValueError if groups share a parameter."""
+        self.module = module
+        self.averages_at_the_end = False
+        """Of the backward that is going on."""
+        found = [(name, group_of(m)) for name, m in module.named_modules() if isinstance(m, ReplicateModule)]
+        self.groups: list[Group] = list(dict.fromkeys(group for _, group in found))
+        memory: set[int] = set()
+        for name, group in found:
+            if group.root not in (None, self):
+                raise RuntimeError(f"Replicate requires running forward through the root module first, not {name}")
+            group.root = self
+        for group in self.groups:
+            of_group = {local(p.detach()).data_ptr() for p in group.parameters() if p.numel()}
+            if of_group & memory:
+                raise ValueError("a parameter is shared with another group: use replicate([module_a, module_b])")
+            memory |= of_group
+
+    def backward_is_going_on(self) -> None:
+        if not self.averages_at_the_end:
+            self.averages_at_the_end = True
+            Variable._execution_engine.queue_callback(self.average)
+
+    def average(self) -> None:
+        if self.averages_at_the_end:
+            self.averages_at_the_end = False
+            for group in self.groups:
+                group.average()
+
+
+def group_of(module: Any) -> Group:
+    """The group of a module that was replicated."""
+    found: Group = replicate.state(module)
+    return found
+
+
+class ReplicateModule(FSDPModule):
+    """What a replicated module can do besides; its class is made of this and its own."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A new container, such as a slice, is one of the plain class."""
+        return cls.__mro__[3](*args, **kwargs)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise AssertionError("FSDP does not support deepcopy. Please use state dict for serialization.")
+
+    # Names that PyTorch calls: register_fsdp_forward_method, and whatever casts or moves a module.
+
+    def _get_fsdp_state(self) -> Any:
+        return group_of(self)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self.reshard()
+        return super(FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
+
+    def _groups(self, recurse: bool = True) -> Iterator[Group]:
+        modules = self.modules() if recurse else [self]  # type: ignore[attr-defined]
+        for module in modules:
+            if isinstance(module, ReplicateModule):
+                yield group_of(module)
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Show plain parameters, until the next forward has ended or :meth:`reshard` is called."""
+        group_of(self).unshard()
+        return UnshardHandle() if async_op else None
+
+    def reshard(self) -> None:
+        """Show DTensors again."""
+        group_of(self).reshard()
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """Say whether backwards average from now on; what they don't is added to the next that does."""
+        for group in self._groups(recurse):
+            group.reduces = group.all_reduces = requires_gradient_sync
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """The same, as there is nothing to reduce-scatter."""
+        for group in self._groups(recurse):
+            group.all_reduces = requires_all_reduce
+
+    def set_reduce_scatter_unused_params(self, enable: bool, *, recurse: bool = True) -> None:
+        """Say whether parameters that a backward does not reach count as zeros, and have an average."""
+        for group in self._groups(recurse):
+            group.averages_unused = enable
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Say what sums of gradients are divided by, in place of the number of ranks."""
+        group_of(self).divide_by = factor
+
+    set_reduce_scatter_divide_factor = set_gradient_divide_factor
+
+    def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: Any = None) -> None:
+        """Call a hook with all of the group's averaged gradients, in one vector that it may write to."""
+        group_of(self).hook = hook
+
+    def reset_iter_state(self) -> None:
+        """Forget what a forward or backward that failed has left, and all gradients that have not been averaged.
+
+        Errors: RuntimeError for a module that is not the root.
+        """
+        root = group_of(self).root
+        if root is not None and group_of(root.module) is not group_of(self):
+            raise RuntimeError("reset_iter_state must be called on the root FSDP module")
+        for group in self._groups():
+            group.reshard()
+            group.pending.clear()
+
+    def _how_not_what(self, *args: Any, **kwargs: Any) -> None:
+        """What says when memory is given back or how ranks communicate, of no effect on what comes of it."""
+
+    set_is_last_backward = set_reshard_after_forward = set_reshard_after_backward = _how_not_what
+    set_unshard_in_backward = set_modules_to_forward_prefetch = set_modules_to_backward_prefetch = _how_not_what
+    set_custom_all_gather = set_custom_reduce_scatter = set_separate_reduce_scatter_group = _how_not_what
+    set_force_sum_reduction_for_comms = set_reduce_scatter_max_input_buffers = set_post_optim_event = _how_not_what
+    set_allocate_memory_from_process_group_for_comm = set_symm_mem_for_comm = _how_not_what
+
+
+@contract(state_cls=Group)  # type: ignore[type-var]
+def replicate(
+    module: nn.Module | list[nn.Module],
+    *,
+    mesh: DeviceMesh | None = None,
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008  it is frozen
+    offload_policy: OffloadPolicy = OffloadPolicy(),  # noqa: B008  it is frozen
+    ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: DataParallelMeshDims | None = None,
+) -> Any:
+    """Replicate a module, or some as one group, over a mesh of one dimension, in place.
+
+    ``mesh``: all ranks, without one; ``dp_mesh_dims``: which dimensions of the mesh, if it has others.
+    Errors: RuntimeError for a module that ``fully_shard`` manages; ValueError for a container without a forward, and
+    for a mesh that does not fit; AssertionError for a module that is replicated.
+    """
+    modules = module if isinstance(module, list) else [module]
+    modules = [m for m in modules if not any(m in other.modules() for other in modules if other is not m)]
+    for m in modules:
+        if isinstance(m, FSDPModule):  # the registry has refused those that are replicated
+            raise RuntimeError("Cannot apply `replicate()` on a Module already managed by `fully_shard`")
+        if isinstance(m, nn.ModuleList | nn.ModuleDict) and type(m).forward is nn.Module.forward:
+            raise ValueError(f"replicate does not support containers that do not implement forward: {m}")
+    group = group_of(modules[0])
+    group.policy, group.offloaded = mp_policy, isinstance(offload_policy, CPUOffloadPolicy)
+    group.mesh, group.whole_mesh = mesh_of(mesh, dp_mesh_dims), mesh if dp_mesh_dims is not None else None
+    taken = [inner for m in modules for inner in managed(m)]
+    group.slots = [
+        (m, name)
+        for m in taken
+        for name, p in m.named_parameters(recurse=False, remove_duplicate=False)
+        if p not in (ignored_params or ())
+    ]
+    group.replace_parameters()
+    for m in taken:
+        for buffer in m.buffers(recurse=False):
+            buffer.data = moved(buffer, group.mesh.device_type)
+        m.register_state_dict_pre_hook(lambda *_: group.reshard())  # type: ignore[no-untyped-call]
+        m.register_load_state_dict_pre_hook(lambda *_: group.reshard())  # type: ignore[no-untyped-call]
+    for m in modules:
+        m.register_forward_pre_hook(group._pre_forward, prepend=True, with_kwargs=True)
+        m.register_forward_hook(group._post_forward, always_call=True)
+        m.__class__ = type(f"Replicate{type(m).__name__}", (ReplicateModule, type(m)), {})
+    return module
+
+
+def managed(module: nn.Module) -> Iterator[nn.Module]:
+    """A module and those within, but for those that are replicated or sharded on their own."""
+    yield module
+    for child in module.children():
+        if not isinstance(child, FSDPModule):
+            yield from managed(child)
+
+
+def mesh_of(mesh: DeviceMesh | None, dimensions: DataParallelMeshDims | None) -> DeviceMesh:
+    """The ranks to replicate over.  Errors: ValueError for dimensions that do not fit."""
+    if mesh is None:
+        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("replicate",))
+    if dimensions is None:
+        if mesh.ndim != 1:
+            raise ValueError(f"replicate expects a 1D DeviceMesh but got {mesh}")
+        return mesh
+    if dimensions.shard is not None:
+        raise ValueError("replicate() with dp_mesh_dims requires replicate-only dims. Use fully_shard() for sharding.")
+    names = (dimensions.replicate,) if isinstance(dimensions.replicate, str) else dimensions.replicate or ()
+    unknown = [name for name in names if name not in (mesh.mesh_dim_names or ())]
+    if unknown or not names:
+        raise ValueError(f"dp_mesh_dims {dimensions}: the mesh has the dimensions {mesh.mesh_dim_names}")
+    return mesh[names]

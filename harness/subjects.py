@@ -1,0 +1,73 @@
+"""Subjects: whose implementation of the stacks the suites run on.
+
+- ``torch``: what PyTorch ships, the default;
+- ``reference``: ours (:mod:`harness.reference`);
+- those of installed packages: entry points of the group ``concord.subjects``, one for each stack that the subject
+  implements, called ``subject.stack``, which name a function.
+
+The function is called without arguments in every rank, before anything else, and puts the implementation into the place
+of PyTorch's.  The process that pytest runs in never sees it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from dataclasses import dataclass, field
+
+GROUP = "concord.subjects"
+TORCH = "torch"
+STACKS = ("collectives", "replicate", "replicate_fsdp", "tp_extension", "dynamo")
+
+
+class SubjectError(ValueError):
+    """A subject that there is not, or whose package has registered it wrongly."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An implementation of some stacks."""
+
+    name: str
+    puts: dict[str, str] = field(default_factory=dict)
+    """By stack: the function that puts the implementation into a process, as ``module:function``."""
+
+    @property
+    def first(self) -> tuple[tuple[str, str], ...]:
+        """What ranks call before anything else (:attr:`harness.worlds.world.WorldSpec.first`)."""
+        return tuple(("harness.subjects:put", where) for where in self.puts.values())
+
+    def lacks(self, stack: str) -> str:
+        """Why tests of a stack can't be run on it; empty if they can."""
+        if self.name == TORCH or not stack or stack in self.puts:
+            return ""
+        return f"subject {self.name} has no {stack}; it implements {', '.join(self.puts)}"
+
+
+def known() -> dict[str, Subject]:
+    """Every subject, by name.  Errors: :class:`SubjectError` for an entry point that is none of a subject."""
+    ours = {stack: f"harness.reference:put_{stack}" for stack in ("replicate", "replicate_fsdp")}
+    found = {TORCH: Subject(TORCH), "reference": Subject("reference", ours)}
+    for point in importlib.metadata.entry_points(group=GROUP):
+        name, _, stack = point.name.partition(".")
+        where = f"entry point {point.name!r} of {GROUP}"
+        if name in (TORCH, "reference"):
+            raise SubjectError(f"{where}: {name} is Concord's own; take another name")
+        if stack not in STACKS:
+            raise SubjectError(f"{where}: call it {name or 'subject'}.STACK, with a stack of {', '.join(STACKS)}")
+        found.setdefault(name, Subject(name)).puts[stack] = point.value
+    return found
+
+
+def find(name: str) -> Subject:
+    """The subject of a name.  Errors: :class:`SubjectError`, which lists those that there are."""
+    there = known()
+    if name not in there:
+        raise SubjectError(f"no such subject; there are {', '.join(there)}")
+    return there[name]
+
+
+def put(where: str) -> None:
+    """Call a function that puts an implementation into this process; ``where``: ``module:function``."""
+    module, _, name = where.partition(":")
+    getattr(importlib.import_module(module), name)()
