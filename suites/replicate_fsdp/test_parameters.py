@@ -379,27 +379,3 @@ def test_optimizer(world: World, made: str) -> None:
         return float(replicate_fsdp.parameters(model)["weight"])
 
     assert world.run(body) == [1.5] * 2
-
-
-@requirement(
-    "RFSDP-META-01",
-    "A model that is replicated without memory trains once it has been given memory and values.",
-    source="torch/distributed/fsdp/_fully_shard/_fsdp_init.py: _move_states_to_device",
-)
-@pytest.mark.world(2)
-def test_meta(world: World) -> None:
-    """Two groups on the device without memory; then ones, and a step."""
-
-    def body(rank: Rank) -> list[float]:
-        with torch.device("meta"):
-            model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
-        for part in (*model, model):
-            replicate_fsdp.replicate(part, **{replicate_fsdp.MESH: rank.mesh()})
-        assert {p.device.type for p in model.parameters()} == {"meta"}
-        model.to_empty(device=rank.device)
-        for p in model.parameters():
-            nn.init.ones_(p)
-        model(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
-        return [float(g) for g in replicate_fsdp.gradients(model).values()]
-
-    assert world.run(body) == [[1.5, 1.5]] * 2
