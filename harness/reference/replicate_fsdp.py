@@ -233,8 +233,8 @@ class Root:
     def __init__(self, module: nn.Module) -> None:
         """Look at all groups.
 
-        Errors: RuntimeError if a module within was called first, or a parameter has no memory; ValueError if groups share
-        a parameter.
+        Errors: RuntimeError if a module within was called first, or a parameter has no memory; ValueError if two groups
+        share a parameter.
         """
         empty = [name for name, p in module.named_parameters() if p.is_meta]
         if empty:
@@ -353,11 +353,11 @@ class ReplicateModule(FSDPModule):
     set_force_sum_reduction_for_comms = set_reduce_scatter_max_input_buffers = set_post_optim_event = _how_not_what
     set_allocate_memory_from_process_group_for_comm = set_symm_mem_for_comm = _how_not_what
 
-    def set_modules_to_forward_prefetch(self, modules: Sequence[nn.Module]) -> None:
+    def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
         """The same.  Errors: ValueError for a module that is not replicated."""
-        for module in modules:
-            if not isinstance(module, FSDPModule):
-                raise ValueError(f"only what is replicated can be prefetched, and not {module}")
+        plain = [module for module in modules if not isinstance(module, FSDPModule)]
+        if plain:
+            raise ValueError(f"only what is replicated can be prefetched, and not {plain[0]}")
 
     set_modules_to_backward_prefetch = set_modules_to_forward_prefetch
 
