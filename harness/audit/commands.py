@@ -15,11 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.faults import COMPONENTS, catalogue
+from harness.subjects import STACKS
 
 BAD_INPUT = 2
 
 Components = Annotated[list[str] | None, typer.Argument(help="Of these components; all by default.")]
 Processes = Annotated[int, typer.Option(help="Pytest processes; 0: as many as cores, at most 8.", min=0)]
+Subject = Annotated[str, typer.Option(help="Whose implementation runs: torch, or the reference, and its mutants.")]
 State = Annotated[Path, typer.Option(help="Folder of journals, from which an audit goes on.")]
 
 STATE = Path("reports/out/audit")
@@ -44,6 +46,7 @@ def audit(
         str, typer.Option(help="source: of the sources under test; all: of what they stand on, too; none.")
     ] = "source",
     sample: Annotated[int, typer.Option(help="So many of each sort and component, always the same; 0: all.")] = 0,
+    subject: Subject = "torch",
     name: Annotated[list[str] | None, typer.Option(help="Only defects with this in their name.")] = None,
     survivors: Annotated[Path | None, typer.Option(help="Only what nobody noticed in this saved audit.")] = None,
     again: Annotated[
@@ -73,7 +76,8 @@ def audit(
             raise ValueError(f"--mutants {mutants}: source, all or none")
         before = load(compare) if compare else None
         plan = Plan(
-            components=_known(components or COMPONENTS[:-1]),
+            components=_audited(components, subject),
+            subject=subject,
             faults=with_faults,
             mutants=mutants,
             sample=sample,
@@ -101,6 +105,7 @@ def reach(
     mutants: Annotated[
         str, typer.Option(help="source: the sources under test; all: what they stand on, too.")
     ] = "source",
+    subject: Subject = "torch",
     workers: Processes = 0,
     state: State = STATE,
     html: Annotated[Path | None, typer.Option(help="Write pages with the sources to this folder.")] = None,
@@ -109,7 +114,7 @@ def reach(
 
     Run it where the suites are.  What an audit of the same tree has seen already is used.
     """
-    from harness.audit.mutants import SOURCES, file
+    from harness.audit.mutants import file, sources
     from harness.audit.reach import report
     from harness.audit.run import Audit, Plan
     from harness.audit.table import Shown
@@ -118,11 +123,11 @@ def reach(
     with _said():
         if mutants not in ("source", "all"):
             raise ValueError(f"--mutants {mutants}: source or all")
-        chosen = _known(components or tuple(SOURCES))
-        files = [file(m) for c in chosen for m in (SOURCES[c] if mutants == "all" else SOURCES[c][:1])]
+        plan = Plan(components=_audited(components, subject), subject=subject)
+        most = None if mutants == "all" else 1
+        files = list(dict.fromkeys(file(m) for c in plan.components for m in sources(c, subject)[:most]))
         with Shown(console) as shown:
-            audited = Audit(_root(), state, Plan(components=chosen), workers=workers or _cores(), progress=shown)
-            found = audited.reach()
+            found = Audit(_root(), state, plan, workers=workers or _cores(), progress=shown).reach()
     typer.echo(report({name: found[name] for name in files}, html), nl=False)
 
 
@@ -131,6 +136,22 @@ def _known(components: Sequence[str]) -> tuple[str, ...]:
     if wrong:
         raise ValueError(f"no component {', '.join(wrong)}; there are {', '.join(COMPONENTS)}")
     return tuple(components)
+
+
+def _audited(components: Sequence[str] | None, subject: str) -> tuple[str, ...]:
+    """The components to look at: those that were asked for, or all that there are mutants of."""
+    from harness.audit.mutants import sources
+    from harness.subjects import find
+
+    try:
+        find(subject)
+    except ValueError as e:
+        raise ValueError(f"--subject {subject}: {e}") from e
+    chosen = _known(components or [c for c in COMPONENTS if sources(c, subject)])
+    none = [c for c in chosen if not sources(c, subject) and c in STACKS]
+    if none or not chosen:
+        raise ValueError(f"--subject {subject}: nobody knows the sources of its {', '.join(none or STACKS)}")
+    return chosen
 
 
 def _root() -> Path:

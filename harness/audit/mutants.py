@@ -44,6 +44,18 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "collectives": ("torch.distributed._functional_collectives", "torch.distributed.nn.functional"),
 }
 """The modules of each component that are edited; the first is the source under test."""
+REFERENCE: dict[str, tuple[str, ...]] = {
+    "replicate": ("harness.reference.replicate", "harness.reference.containers"),
+    "replicate_fsdp": ("harness.reference.replicate_fsdp",),
+}
+"""The same where the subject is the reference."""
+
+
+def sources(component: str, subject: str = "torch") -> tuple[str, ...]:
+    """The modules that a component's mutants are made of, the source under test first; none if nobody knows any."""
+    by_subject = {"torch": SOURCES, "reference": REFERENCE}
+    return by_subject.get(subject, {}).get(component, ())
+
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,

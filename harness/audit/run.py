@@ -40,6 +40,7 @@ from harness.audit.records import (
 )
 from harness.audit.relevance import Relevance
 from harness.results import BAD, environment, stack_of, torch_version
+from harness.subjects import TORCH
 from harness.worlds.rank import NotPrepared
 
 EQUIVALENT = Path("fixtures/faults/equivalent.toml")
@@ -51,6 +52,8 @@ class Plan:
     """What is to be audited."""
 
     components: tuple[str, ...]
+    subject: str = "torch"
+    """Whose implementation of the components runs; faults are of torch, so others have none."""
     faults: bool = True
     mutants: str = "source"
     """``source``: of the sources under test; ``all``: of what they stand on, too; ``none``."""
@@ -80,7 +83,7 @@ class Target:
 def targets(plan: Plan) -> list[Target]:
     """Every defect of a plan.  Errors: ValueError if the catalogue has two of one name."""
     found: list[Target] = []
-    if plan.faults:
+    if plan.faults and plan.subject == TORCH:
         for fault in faults.catalogue().values():
             if fault.component in plan.components:
                 about = " ".join(filter(None, (fault.kind, fault.issue)))
@@ -91,7 +94,7 @@ def targets(plan: Plan) -> list[Target]:
                 found.append(Target(defect, functools.partial(_fault, fault.name), about=about))
     if plan.mutants != "none":
         for component in plan.components:
-            sources = mutants.SOURCES.get(component, ())
+            sources = mutants.sources(component, plan.subject)
             for module in sources if plan.mutants == "all" else sources[:1]:
                 found += [_mutant(component, mutant) for mutant in mutants.mutants(module)]
     if plan.only:
@@ -146,11 +149,12 @@ class Audit:
         self.results: dict[str, Result] = {}
         self.kills: Counter[str] = Counter()
         self.equivalent = equivalents(root / EQUIVALENT)
-        self.environment = {**environment(), "torch": torch_version()}
-        self.files = [mutants.file(m) for c in plan.components for m in mutants.SOURCES.get(c, ())]
-        components = "-".join(plan.components)
-        again = "-again" if plan.again else ""
-        self.journal = Journal(state / f"{self.digest}-{self.environment['torch']}-{components}{again}.jsonl")
+        self.environment = {**environment(), "torch": torch_version(), "subject": plan.subject}
+        files = [mutants.file(m) for c in plan.components for m in mutants.sources(c, plan.subject)]
+        self.files = list(dict.fromkeys(files))
+        about = [plan.subject] if plan.subject != TORCH else []
+        about += [*plan.components, *(["again"] if plan.again else [])]
+        self.journal = Journal(state / f"{self.digest}-{self.environment['torch']}-{'-'.join(about)}.jsonl")
         self._read()
 
     def _read(self) -> None:
@@ -169,7 +173,7 @@ class Audit:
         chosen = targets(self.plan)
         again = self.plan.again
         wanted = {again[t.defect.name] for t in chosen} if again else None
-        with Workers(self.root, self.plan.components, self.workers) as workers:
+        with Workers(self.root, self.plan, self.workers) as workers:
             tests = [t for t in workers.tests if wanted is None or t in wanted]
             self._look_at_healthy(workers, [t for t in tests if t not in self.healthy])
             left = [t for t in chosen if t.defect.name not in self.results]
@@ -190,7 +194,7 @@ class Audit:
 
     def reach(self) -> dict[str, set[tuple[int, int]]]:
         """From line to line, what the ranks of all tests reach in the audited sources, without any defect."""
-        with Workers(self.root, self.plan.components, self.workers) as workers:
+        with Workers(self.root, self.plan, self.workers) as workers:
             self._look_at_healthy(workers, [t for t in workers.tests if t not in self.healthy])
         found: dict[str, set[tuple[int, int]]] = {file: set() for file in self.files}
         for test in self.healthy.values():
@@ -314,9 +318,10 @@ class _Process:
 class Workers:
     """Pytest processes that have collected the suites, and do jobs."""
 
-    def __init__(self, root: Path, components: Sequence[str], count: int) -> None:
+    def __init__(self, root: Path, plan: Plan, count: int) -> None:
         self.root = root
-        self.suites = [f"suites/{c}" for c in components if (root / "suites" / c).is_dir()]
+        self.suites = [f"suites/{c}" for c in plan.components if (root / "suites" / c).is_dir()]
+        self.subject = plan.subject
         self.count = count
         self.tests: list[str] = []
         self._processes: list[_Process] = []
@@ -352,7 +357,15 @@ class Workers:
         }
         environment.pop("CONCORD_EXAMPLES", None)
         command = [sys.executable, "-m", "pytest", "-p", "harness.audit.worker", "-q", "-p", "no:cacheprovider"]
-        command += ["--world-timeout", "20", "--concord-results", f"{self._folder.name}/results", *self.suites]
+        command += [
+            "--subject",
+            self.subject,
+            "--world-timeout",
+            "20",
+            "--concord-results",
+            f"{self._folder.name}/results",
+            *self.suites,
+        ]
         with self._log.open("ab") as log:
             popen = subprocess.Popen(command, cwd=self.root, env=environment, stdout=log, stderr=log)
         connection = self._accepted(popen)

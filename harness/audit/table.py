@@ -92,7 +92,7 @@ def speed(summary: Summary) -> str:
 
 def show(summary: Summary, console: Console) -> None:
     """The audit in the terminal."""
-    table = Table(*COLUMNS, box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(*COLUMNS, box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))  # fits into 80 columns
     for number, column in enumerate(table.columns):
         column.no_wrap = True
         column.justify = "left" if number < 2 else "right"

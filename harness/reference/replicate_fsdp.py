@@ -150,7 +150,8 @@ class Group:
 
     def _post_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         root = self.root
-        assert root is not None
+        if root is None:  # it has failed before it began
+            return output
         if root.module is module:
             root.forward_is_going_on = False
             for group in root.groups:
@@ -221,7 +222,14 @@ class Root:
     """The module whose forward is called first, and all groups within: they are averaged when a backward ends."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Errors: RuntimeError if a module within was called first; ValueError if groups share a parameter."""
+        """Look at all groups.
+
+        Errors: RuntimeError if a module within was called first, or a parameter has no memory; ValueError if two groups
+        share a parameter.
+        """
+        empty = [name for name, p in module.named_parameters() if p.is_meta]
+        if empty:
+            raise RuntimeError(f"on the meta device, and to be filled before the first forward: {', '.join(empty)}")
         self.module = module
         self.forward_is_going_on = False
         self.averages_at_the_end = False
@@ -332,10 +340,18 @@ class ReplicateModule(FSDPModule):
         """What says when memory is given back or how ranks communicate, of no effect on what comes of it."""
 
     set_is_last_backward = set_reshard_after_forward = set_reshard_after_backward = _how_not_what
-    set_unshard_in_backward = set_modules_to_forward_prefetch = set_modules_to_backward_prefetch = _how_not_what
+    set_unshard_in_backward = _how_not_what
     set_custom_all_gather = set_custom_reduce_scatter = set_separate_reduce_scatter_group = _how_not_what
     set_force_sum_reduction_for_comms = set_reduce_scatter_max_input_buffers = set_post_optim_event = _how_not_what
     set_allocate_memory_from_process_group_for_comm = set_symm_mem_for_comm = _how_not_what
+
+    def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
+        """The same.  Errors: ValueError for a module that is not replicated."""
+        plain = [module for module in modules if not isinstance(module, FSDPModule)]
+        if plain:
+            raise ValueError(f"only what is replicated can be prefetched, and not {plain[0]}")
+
+    set_modules_to_backward_prefetch = set_modules_to_forward_prefetch
 
 
 @contract(state_cls=Group)  # type: ignore[type-var]

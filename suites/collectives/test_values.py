@@ -122,6 +122,62 @@ def test_range(world: World, collective: str) -> None:
     world.run(body)
 
 
+def extremes(rank: Rank, collective: str, op: str, who: int, dtype: torch.dtype) -> list[float]:
+    """What MAX or MIN of 1, 2, 3 and so on come to, where the rank ``who`` has NaN; of reduce, only on the root."""
+    size = rank.size
+    tensor = torch.full((2,), float("nan") if rank.index == who else rank.index + 1.0, dtype=dtype)
+    given = {
+        "reduce_scatter": [tensor.clone() for _ in range(size)],
+        "reduce_scatter_tensor": [tensor.repeat(size)],
+    }.get(collective, [tensor])
+    found = given if collective in IN_PLACE else [torch.zeros_like(tensor)]
+    issue(Case(collective, op, dtype, (2,), form="async"), given, found, None).wait()
+    return list(found[0].tolist()) if collective != "reduce" or rank.index == 0 else []
+
+
+@requirement(
+    "COLL-VALUE-04",
+    "The maximum or minimum of numbers of which one is NaN is NaN, or that of all the others: none of them is lost.",
+    source="torch.distributed.ReduceOp; IEEE 754 (maximum, maximumNumber)",
+)
+@pytest.mark.parametrize("who", ["first", "middle", "last"])
+@pytest.mark.parametrize("op", ["MAX", "MIN"])
+@pytest.mark.parametrize("collective", sorted(REDUCING))
+@pytest.mark.world(3, 4)
+def test_extremes_beside_nan(world: World, collective: str, op: str, who: str) -> None:
+    """1, 2, 3 and so on by rank, of which one is NaN, in every floating dtype."""
+
+    def body(rank: Rank) -> None:
+        bad = {"first": 0, "middle": 1, "last": rank.size - 1}[who]
+        others = [member + 1.0 for member in range(rank.size) if member != bad]
+        right = max(others) if op == "MAX" else min(others)
+        for dtype in FLOATS:
+            found = extremes(rank, collective, op, bad, dtype)
+            wrong = [x for x in found if x == x and x != right]
+            assert not wrong, f"{dtype}: {op} with NaN on rank {bad} is {found[0]}, where NaN or {right} is right"
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-VALUE-05",
+    "Whether the maximum or minimum of numbers of which one is NaN is NaN does not depend on which rank has it.",
+    source="torch.distributed.ReduceOp; IEEE 754 (maximum, maximumNumber)",
+)
+@pytest.mark.parametrize("op", ["MAX", "MIN"])
+@pytest.mark.parametrize("collective", sorted(REDUCING))
+@pytest.mark.world(2, 3)
+def test_nan_of_each_rank(world: World, collective: str, op: str) -> None:
+    """Each rank in turn has the NaN."""
+
+    def body(rank: Rank) -> None:
+        for dtype in FLOATS:
+            found = [[x != x for x in extremes(rank, collective, op, who, dtype)] for who in range(rank.size)]
+            assert found == found[:1] * rank.size, f"{dtype}: {op} is NaN with that of ranks: {[f[:1] for f in found]}"
+
+    world.run(body)
+
+
 def _sums(case: Case, size: int) -> list[torch.Tensor]:
     """What all ranks hold afterwards, and what they put in."""
     return [tensor for member in range(size) for tensor in (*inputs(case, size, member), *outputs(case, size, member))]

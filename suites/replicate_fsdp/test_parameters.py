@@ -412,30 +412,6 @@ def test_written(world: World, grad: bool) -> None:
 
 
 @requirement(
-    "RFSDP-META-01",
-    "A model that is replicated without memory trains once it has been given memory and values.",
-    source="torch/distributed/fsdp/_fully_shard/_fsdp_init.py: _move_states_to_device",
-)
-@pytest.mark.world(2)
-def test_meta(world: World) -> None:
-    """Two groups on the device without memory; then ones, and a step."""
-
-    def body(rank: Rank) -> list[float]:
-        with torch.device("meta"):
-            model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
-        for part in (*model, model):
-            replicate_fsdp.replicate(part, **{replicate_fsdp.MESH: rank.mesh()})
-        assert {p.device.type for p in model.parameters()} == {"meta"}
-        model.to_empty(device=rank.device)
-        for p in model.parameters():
-            nn.init.ones_(p)
-        model(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
-        return [float(g) for g in replicate_fsdp.gradients(model).values()]
-
-    assert world.run(body) == [[1.5, 1.5]] * 2
-
-
-@requirement(
     "RFSDP-PAR-06",
     "A module can compute with the parameters of a group within it, once that has been called; all of their gradients "
     "are averaged.",

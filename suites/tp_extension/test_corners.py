@@ -279,7 +279,7 @@ def test_memory(world: World) -> None:
 
 
 @requirement(
-    "TP-GRAD-08", "Gradients of synchronised backwards add up, whatever the size of a parameter.", source=SOURCE
+    "TP-GRAD-13", "Gradients of synchronised backwards add up, whatever the size of a parameter.", source=SOURCE
 )
 @pytest.mark.parametrize("features", [1, 2])
 @pytest.mark.world(2, 3)

@@ -45,6 +45,23 @@ FOUND = (
         kind=ASSERTION,
     ),
     Finding(
+        "not-a-numbers lost in every third maximum",
+        3,
+        values.test_extremes_beside_nan,
+        "torch.float32: MAX with NaN on rank 0 is 0.0, where NaN or 3.0 is right",
+        {"collective": "all_reduce", "op": "MAX", "who": "first"},
+        kind=ASSERTION,
+    ),
+    Finding(
+        "not-a-numbers lost in every third maximum",
+        2,
+        values.test_nan_of_each_rank,
+        "torch.bfloat16: MAX is NaN with that of ranks: ..False., .True..",
+        {"collective": "all_reduce", "op": "MAX"},
+        kind=ASSERTION,
+        repair="a maximum with NaN is NaN",
+    ),
+    Finding(
         "bfloat16 summed as float16",
         2,
         values.test_range,

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fixtures.faults.collectives.calls import EVERY, INPUT, OUTPUT, Call, DifferentWhenAgain
-from fixtures.faults.collectives.conditions import coalescing, complex_numbers
+from fixtures.faults.collectives.conditions import coalescing, complex_numbers, op_is
 from tests.collectives.broken import Repair
 
 DONE = {name: getattr(dist, name) for name in ("broadcast", "all_gather_object", "all_to_all_single", "all_reduce")}
@@ -121,6 +121,15 @@ def waited_for_once(call: Call) -> Any:
     return DifferentWhenAgain(call.right(**call.arguments), lambda: None)
 
 
+def with_not_a_numbers(call: Call) -> Any:
+    """Where somebody has NaN, the result is NaN."""
+    lost = call.first.isnan().float()
+    work = call.proceed()
+    DONE["all_reduce"](lost, group=call.group)
+    call.first[lost > 0] = float("nan")
+    return work
+
+
 REPAIRS = {
     repair.name: repair
     for repair in (
@@ -133,6 +142,7 @@ REPAIRS = {
         Repair("only what can be divided", ("all_to_all_single",), refused_unless_divisible),
         Repair("only tensors of one kind", ("all_reduce", "broadcast"), refused_unless_alike),
         Repair("no manager after an error", ("all_reduce",), no_longer_coalescing, coalescing),
+        Repair("a maximum with NaN is NaN", ("all_reduce",), with_not_a_numbers, op_is("MAX")),
         Repair("second wait returns", ("isend", "irecv"), waited_for_once),
         Repair("gradient of broadcast to the source", ("differentiable.broadcast",), gradient_to_the_source),
         Repair("local rank is the coordinate", ("DeviceMesh.get_local_rank",), coordinate),

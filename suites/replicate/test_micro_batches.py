@@ -1,0 +1,122 @@
+"""Gradients of several micro-batches under composable DDP, some with synchronisation and some without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fixtures.layers import layer
+from harness import Rank, World, requirement
+from harness.stacks import replicate
+
+PATTERNS = ("-+", "--+", "+-+", "++", "-++-+")
+"""Micro-batches of a step: with (+) and without (-) synchronisation, the last one with it."""
+
+
+def given(rank: int, size: int, number: int) -> float:
+    """What a rank sees in a micro-batch: another number for each, and whole averages."""
+    return float(size * (1 + rank) * 10**number)
+
+
+def average(size: int, count: int) -> float:
+    """The gradient of each weight that has seen so many micro-batches, averaged over ranks."""
+    return sum(given(rank, size, number) for rank in range(size) for number in range(count)) / size
+
+
+@requirement(
+    "REPL-ACC-01",
+    "What micro-batches have accumulated, with and without synchronisation, is the average over ranks of their sum.",
+    source="torch/distributed/_composable/replicate.py: DDP.set_requires_gradient_sync",
+)
+@pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.world(2, 3)
+def test_patterns(world: World, pattern: str, views: bool) -> None:
+    """Two steps of every pattern."""
+
+    def body(rank: Rank) -> list[Any]:
+        model = replicate.apply(layer(), rank, gradient_as_bucket_view=views)
+        found = []
+        for _ in range(2):
+            for number, sync in enumerate(pattern):
+                model.set_requires_gradient_sync(sync == "+")
+                x = torch.full((1, 2), given(rank.index, rank.size, number), device=rank.device)
+                model(x).sum().backward()
+            found.append(replicate.gradients(model)["weight"].flatten().tolist())
+            model.zero_grad()
+        return found
+
+    right = average(world.size, len(pattern))
+    assert world.run(body) == [[[right] * 4] * 2] * world.size
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self, within: bool) -> None:
+        super().__init__()
+        self.first = layer()
+        if within:
+            self.first.register_parameter("other", self.first.weight)
+        else:
+            self.second = layer()
+            self.second.weight = self.first.weight
+        self.within = within
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """float[rows, 2] to float[rows, 2]: twice the sum of its columns."""
+        if self.within:
+            return self.first(x) + nn.functional.linear(x, self.first.other)
+        return self.first(x) + self.second(x)  # type: ignore[no-any-return]
+
+
+@requirement(
+    "REPL-PAR-05",
+    "A parameter with two names has the average over ranks of its whole gradient, in one step after the other.",
+    source="torch/distributed/_composable/replicate.py: _ReplicateState._collect_params; pytorch/pytorch#41324",
+)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}], ids=str)
+@pytest.mark.parametrize("within", [False, True], ids=["two-modules", "one-module"])
+@pytest.mark.world(2, 3)
+def test_two_names(world: World, within: bool, options: dict[str, bool]) -> None:
+    """Two modules, or two names in one; both are used."""
+
+    def body(rank: Rank) -> list[Any]:
+        model = replicate.apply(Tied(within), rank, **options)
+        found = []
+        for number in range(3):
+            x = torch.full((1, 2), given(rank.index, rank.size, number), device=rank.device)
+            model(x).sum().backward()
+            found.append([g.flatten().tolist() for g in replicate.gradients(model).values()])
+            model.zero_grad()
+        return found
+
+    right = [[[2 * average(world.size, 1) * 10**number] * 4] for number in range(3)]
+    assert world.run(body) == [right] * world.size
+
+
+@requirement(
+    "REPL-FROZEN-01",
+    "A parameter that does not require gradients does not once it is replicated, has none, and keeps its value.",
+    source="torch/distributed/_composable/replicate.py: _ReplicateState.init",
+)
+@pytest.mark.world(1, 2)
+def test_frozen(world: World) -> None:
+    """The first of two layers, in two steps."""
+
+    def body(rank: Rank) -> list[Any]:
+        module = nn.Sequential(layer(), layer())
+        module[0].requires_grad_(False)
+        model = replicate.apply(module, rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        for number in range(2):
+            optimizer.zero_grad()
+            model(torch.full((1, 2), given(rank.index, rank.size, number), device=rank.device)).sum().backward()
+            optimizer.step()
+        frozen, trained = model.parameters()
+        return [frozen.requires_grad, frozen.grad, frozen.flatten().tolist(), trained.requires_grad]
+
+    assert world.run(body) == [[False, None, [1.0] * 4, True]] * world.size

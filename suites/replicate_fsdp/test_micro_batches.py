@@ -1,0 +1,139 @@
+"""Gradients of several micro-batches under FSDP-replicate, some with synchronisation and some without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fixtures.layers import layer
+from harness import Rank, World, requirement
+from harness.stacks import replicate_fsdp
+
+PATTERNS = ("-+", "--+", "+-+", "++", "-++-+")
+"""Micro-batches of a step: with (+) and without (-) synchronisation, the last one with it."""
+
+
+def given(rank: int, size: int, number: int) -> float:
+    """What a rank sees in a micro-batch: another number for each, and whole averages."""
+    return float(size * (1 + rank) * 10**number)
+
+
+def average(size: int, count: int) -> float:
+    """The gradient of each weight that has seen so many micro-batches, averaged over ranks."""
+    return sum(given(rank, size, number) for rank in range(size) for number in range(count)) / size
+
+
+@requirement(
+    "RFSDP-ACC-02",
+    "What micro-batches have accumulated, with and without synchronisation, is the average over ranks of their sum.",
+    source="torch.distributed.fsdp.FSDPModule: set_requires_gradient_sync",
+)
+@pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.world(2, 3)
+def test_patterns(world: World, pattern: str, groups: bool) -> None:
+    """Two steps of every pattern; the layers' outputs are added up."""
+
+    def body(rank: Rank) -> list[Any]:
+        model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
+        found = []
+        for _ in range(2):
+            for number, sync in enumerate(pattern):
+                model.set_requires_gradient_sync(sync == "+")
+                x = torch.full((1, 2), given(rank.index, rank.size, number), device=rank.device)
+                model(x, (0, 1)).sum().backward()
+            found.append([g.flatten().tolist() for g in replicate_fsdp.gradients(model).values()])
+            model.zero_grad()
+        return found
+
+    right = average(world.size, len(pattern))
+    assert world.run(body) == [[[[right] * 4] * 2] * 2] * world.size
+
+
+class Branches(nn.Module):
+    """Two layers, of which each forward uses those that it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = layer(), layer()
+
+    def forward(self, x: torch.Tensor, used: tuple[int, ...]) -> torch.Tensor:
+        """float[rows, 2] to float[rows, 2]: the sum of what the layers make of it."""
+        both = (self.first, self.second)
+        return torch.stack([both[i](x) for i in used]).sum(0)
+
+
+@requirement(
+    "RFSDP-ACC-03",
+    "What was accumulated without synchronisation is averaged, also of a parameter that the synchronised micro-batch "
+    "does not use.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup.post_backward",
+)
+@pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
+@pytest.mark.world(2, 3)
+def test_unused_at_last(world: World, groups: bool) -> None:
+    """The first layer without synchronisation, the second with it, in three steps."""
+
+    def body(rank: Rank) -> list[Any]:
+        model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
+        x = torch.full((1, 2), given(rank.index, rank.size, 0), device=rank.device)
+        found = []
+        for _ in range(3):
+            for used in (0, 1):
+                model.set_requires_gradient_sync(used == 1)
+                model(x, (used,)).sum().backward()
+            found.append([g.flatten().tolist() for g in replicate_fsdp.gradients(model).values()])
+            model.zero_grad()
+        return found
+
+    right = average(world.size, 1)
+    assert world.run(body) == [[[[right] * 4] * 2] * 3] * world.size
+
+
+@requirement(
+    "RFSDP-UNUSED-02",
+    "A parameter that nothing has used has no gradient, and the optimizer leaves it as it is.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup.post_backward",
+)
+@pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
+@pytest.mark.world(1, 2)
+def test_never_used(world: World, groups: bool) -> None:
+    """The second layer, in two steps of SGD with weight decay, which moves whatever has a gradient."""
+
+    def body(rank: Rank) -> list[Any]:
+        model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5, weight_decay=0.5)
+        for number in range(2):
+            optimizer.zero_grad()
+            x = torch.full((1, 2), given(rank.index, rank.size, number), device=rank.device)
+            model(x, (0,)).sum().backward()
+            optimizer.step()
+        weights = replicate_fsdp.parameters(model)
+        return [model.second.weight.grad, weights["second.weight"].flatten().tolist()]
+
+    assert world.run(body) == [[None, [1.0] * 4]] * world.size
+
+
+@requirement(
+    "RFSDP-INIT-01",
+    "Replicating a model, its first forward and its first backward leave the random state as it was.",
+    source="torch/distributed/_composable/replicate_with_fsdp.py: replicate",
+)
+@pytest.mark.world(2)
+def test_random_state(world: World) -> None:
+    """What is drawn after a first step is what is drawn without a model."""
+
+    def body(rank: Rank) -> list[float]:
+        module = Branches()
+        torch.manual_seed(rank.index)
+        model = replicate_fsdp.apply(module, rank)
+        model(torch.ones(1, 2, device=rank.device), (0, 1)).sum().backward()
+        drawn: Any = torch.rand(3).tolist()
+        return list(drawn)
+
+    for rank, found in enumerate(world.run(body)):
+        torch.manual_seed(rank)
+        assert found == torch.rand(3).tolist()

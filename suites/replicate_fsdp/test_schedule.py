@@ -1,0 +1,208 @@
+"""When FSDP-replicate gathers, gives back and fills parameters, and what an error in between leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from fixtures.layers import alone, layers, train
+from fixtures.models import TwoLayers, batch
+from harness import Rank, World, requirement
+from harness.oracles import baseline
+from harness.stacks import replicate_fsdp
+
+SOURCE = "torch.distributed.fsdp.FSDPModule"
+STEPS, ROWS_PER_RANK = 3, 2
+
+
+def everywhere(set_it: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A setting of every replicated module."""
+    return lambda model: [set_it(m) for m in model.modules() if isinstance(m, FSDPModule)] and None
+
+
+SETTINGS: dict[str, Callable[[Any], None]] = {
+    "forward-prefetch": lambda model: model.first.set_modules_to_forward_prefetch([model.second]),
+    "forward-prefetch-from-the-root": lambda model: model.set_modules_to_forward_prefetch([model.first, model.second]),
+    "backward-prefetch": lambda model: model.second.set_modules_to_backward_prefetch([model.first]),
+    "backward-prefetch-against-the-order": lambda model: model.first.set_modules_to_backward_prefetch([model.second]),
+    "kept-after-backward": everywhere(lambda m: m.set_reshard_after_backward(False)),
+    "one-layer-kept-after-backward": lambda model: model.second.set_reshard_after_backward(False, recurse=False),
+    "never-the-last-backward": lambda model: model.set_is_last_backward(False),
+    "unsharded-ahead": everywhere(
+        lambda m: m.register_forward_pre_hook(lambda module, args: module.unshard(async_op=True) and None, prepend=True)
+    ),
+    "given-back-by-hand": everywhere(lambda m: m.register_forward_hook(lambda module, args, output: module.reshard())),
+}
+
+
+@requirement(
+    "RFSDP-SCHEDULE-01",
+    "Whenever parameters are gathered and given back, the numbers of every step are those of one device.",
+    source=f"{SOURCE}: set_modules_to_forward_prefetch, set_reshard_after_backward, set_is_last_backward, unshard",
+)
+@pytest.mark.parametrize("setting", list(SETTINGS))
+@pytest.mark.world(2, 3)
+def test_settings(world: World, setting: str) -> None:
+    """Two groups and a root, three steps, with each setting that is about when."""
+    assert_same_with(world, SETTINGS[setting])
+
+
+def assert_same_with(world: World, setting: Callable[[Any], None]) -> None:
+    """Require that training with a setting is that of one device; what it keeps is given back after each backward."""
+
+    def gradients(model: nn.Module) -> Any:
+        everywhere(lambda module: module.reshard())(model)
+        return replicate_fsdp.gradients(model)
+
+    def body(rank: Rank) -> list[baseline.Step]:
+        model = replicate_fsdp.apply(TwoLayers(), rank)
+        setting(model)
+        return baseline.train(
+            model,
+            [batch(ROWS_PER_RANK * rank.size, step).part(rank.index, rank.size) for step in range(STEPS)],
+            scale=rank.size,
+            gradients=gradients,
+            parameters=replicate_fsdp.parameters,
+        )
+
+    right = baseline.train(TwoLayers(), [batch(ROWS_PER_RANK * world.size, step) for step in range(STEPS)])
+    baseline.assert_same_training(right, world.run(body))
+
+
+@requirement(
+    "RFSDP-SCHEDULE-03",
+    "What can be set for sharded modules changes no number of a replicated one, or is refused by an error that says "
+    "what can't be.",
+    source=f"{SOURCE}: set_reshard_after_forward",
+)
+@pytest.mark.parametrize("given_back", [True, False], ids=["given-back", "kept"])
+@pytest.mark.world(2)
+def test_reshard_after_forward(world: World, given_back: bool) -> None:
+    """There is nothing to gather anew after the forward."""
+
+    def set_it(model: Any) -> None:
+        try:
+            model.set_reshard_after_forward(given_back)
+        except (RuntimeError, ValueError, NotImplementedError) as e:
+            if "reshard" not in str(e):
+                raise
+
+    assert_same_with(world, set_it)
+
+
+@requirement(
+    "RFSDP-SCHEDULE-02",
+    "A setting that takes modules refuses what is no replicated module, and keeps what it had.",
+    source=f"{SOURCE}: set_modules_to_forward_prefetch, set_modules_to_backward_prefetch",
+)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.world(1)
+def test_prefetch_of_a_plain_module(world: World, direction: str) -> None:
+    """A plain layer among those that are to be gathered ahead; a step afterwards."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        model: Any = layers().to(rank.device)
+        replicate_fsdp.apply(model, rank)
+        with pytest.raises(ValueError, match="Linear"):
+            getattr(model[0], f"set_modules_to_{direction}_prefetch")([model[1], nn.Linear(1, 1)])
+        return train(model, rank.index)
+
+    assert world.run(body) == [alone(1)]
+
+
+@requirement(
+    "RFSDP-META-01",
+    "A model that is made without memory, replicated, and filled in place trains as one that was whole before.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup.lazy_init, reset_sharded_param",
+)
+@pytest.mark.parametrize("filled", ["in-place", "assigned"])
+@pytest.mark.world(2)
+def test_meta_device(world: World, filled: str) -> None:
+    """Parameters on the meta device until after wrapping: to_empty and a copy, or a state dict that is assigned."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        plain = layers().state_dict()
+        with torch.device("meta"):
+            model: Any = layers()
+        for module in (*model, model):
+            replicate_fsdp.replicate(module, **{replicate_fsdp.MESH: rank.mesh()})
+        if filled == "in-place":
+            model.to_empty(device=rank.device)
+            for name, parameter in model.named_parameters():
+                parameter.to_local().data.copy_(plain[name])
+        else:
+            given = {
+                name: DTensor.from_local(plain[name].to(rank.device), p.device_mesh, p.placements)
+                for name, p in model.named_parameters()
+            }
+            model.load_state_dict(given, assign=True)
+        return train(model, rank.index)
+
+    assert world.run(body) == [alone(2)] * 2
+
+
+@requirement(
+    "RFSDP-META-02",
+    "A model of which parameters have no memory in the first forward is refused by an error that names them.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup._validate_no_meta_params",
+)
+@pytest.mark.world(1)
+def test_left_on_meta(world: World) -> None:
+    """The second layer's weight is never filled."""
+
+    def body(rank: Rank) -> str:
+        model: Any = layers()
+        model[1].to("meta")
+        for module in (*model, model):
+            replicate_fsdp.replicate(module, **{replicate_fsdp.MESH: rank.mesh()})
+        with pytest.raises(RuntimeError, match="meta") as e:
+            train(model, rank.index)
+        return str(e.value)
+
+    assert "1.weight" in world.run(body)[0]
+
+
+@requirement(
+    "RFSDP-ABORT-01",
+    "After a step that an error has ended in its middle, and a reset, the next step is right.",
+    source=f"{SOURCE}: reset_iter_state",
+)
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.world(2)
+def test_aborted(world: World, where: str) -> None:
+    """The second layer raises once, in its forward or before its backward, on every rank."""
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupted(*args: Any) -> None:
+        raise Interrupted
+
+    def body(rank: Rank) -> list[list[float]] | str:
+        model: Any = layers().to(rank.device)
+        replicate_fsdp.apply(model, rank)
+        if not hasattr(model, "reset_iter_state"):
+            return "unsupported"
+        if where == "forward":
+            hook = model[1].register_forward_hook(interrupted)
+        else:
+            hook = model[0].register_forward_hook(
+                lambda module, args, output: output.register_hook(interrupted) and None
+            )
+        with pytest.raises(Interrupted):
+            train(model, rank.index)
+        hook.remove()
+        model.reset_iter_state()
+        model.zero_grad()
+        return train(model, rank.index)
+
+    found = world.run(body)
+    if "unsupported" in found:
+        pytest.skip("unsupported: this torch has no reset_iter_state")
+    assert found == [alone(2)] * 2
