@@ -302,6 +302,10 @@ class Replicated:
 
     replica: Replica
 
+    @property
+    def _param_names(self) -> list[str]:
+        return list(self.replica.parameters.values())
+
 
 class DDP:
     """What a replicated module can do besides; its class is made of this and its own."""

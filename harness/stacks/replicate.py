@@ -12,12 +12,17 @@ from harness.oracles.baseline import plain_gradients as gradients
 from harness.oracles.baseline import plain_parameters as parameters
 from harness.worlds.rank import Rank
 
-__all__ = ["DDP", "MixedPrecision", "apply", "gradients", "parameters", "parts", "replicate"]
+__all__ = ["DDP", "MixedPrecision", "apply", "gradients", "names", "parameters", "parts", "replicate"]
 
 
 def apply(module: nn.Module, rank: Rank, **options: Any) -> nn.Module:
     """Replicate a module over the world; ``options`` go to ``replicate``."""
     return replicate(module.to(rank.device), **options)
+
+
+def names(module: nn.Module) -> list[str]:
+    """Of the parameters that are averaged, once the module was called: as its state has them, for whoever debugs."""
+    return list(replicate.state(module)._param_names)
 
 
 def parts(size: int) -> list[int]:

@@ -206,3 +206,32 @@ def test_refused(world: World, before: str) -> None:
         return "taken"
 
     assert world.run(body) == ["refused"]
+
+
+@requirement(
+    "REPL-NAMES-01",
+    "The state of a replicated module has the names of the parameters that are averaged, as the module has them.",
+    source="torch/distributed/_composable/replicate.py: _ReplicateState._collect_params",
+)
+@pytest.mark.world(1)
+def test_names(world: World) -> None:
+    """Parameters of the module itself, of a layer, of one in a container in a container, and none of an ignored one."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Parameter(torch.ones(2))
+            self.first, self.ignored = layer(), layer()
+            self.inner = nn.ModuleDict({"list": nn.ModuleList([layer()])})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.first(x * self.own) + self.inner["list"][0](x)  # type: ignore[index]
+            return result
+
+    def body(rank: Rank) -> list[str]:
+        module = Model()
+        model = replicate.apply(module, rank, ignored_modules=[module.ignored])
+        model(torch.ones(1, 2, device=rank.device)).sum().backward()
+        return replicate.names(model)
+
+    assert world.run(body) == [["own", "first.weight", "inner.list.0.weight"]]
