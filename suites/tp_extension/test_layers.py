@@ -1,0 +1,79 @@
+"""Tensor-parallel layers by themselves, and the average of FSDP1 over ranks, in every floating dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from fixtures.layers import layer
+from harness import Rank, World, requirement
+from harness.stacks import tp_extension
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+HIDDEN = 12
+"""Divided by two, three and four ranks."""
+
+
+def two_layers(dtype: torch.dtype) -> nn.Sequential:
+    """Two layers with biases; every number is small and whole."""
+    model = nn.Sequential(nn.Linear(2, HIDDEN), nn.Linear(HIDDEN, 2)).to(dtype)
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            parameter.copy_((torch.arange(parameter.numel()).reshape(parameter.shape) + i) % 3 - 1)
+    return model
+
+
+def trained(model: nn.Module, dtype: torch.dtype, device: torch.device) -> list[Any]:
+    """The output, and the gradients of the input and of every parameter, whole."""
+    x = torch.tensor([[1.0, 2.0], [-1.0, 3.0]], dtype=dtype, device=device, requires_grad=True)
+    output = model(x)
+    (output * torch.tensor([1.0, 2.0], dtype=dtype, device=device)).sum().backward()
+    found = [output, x.grad, *(p.grad for p in model.parameters())]
+    return [(t.full_tensor() if isinstance(t, DTensor) else t).tolist() for t in found if t is not None]
+
+
+@requirement(
+    "TP-LAYER-01",
+    "A column-wise layer and a row-wise one behind it, with biases, give the output and all gradients of one device.",
+    source="torch.distributed.tensor.parallel: ColwiseParallel, RowwiseParallel",
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.world(1, 2, 3, 4)
+def test_columns_and_rows(world: World, dtype: str) -> None:
+    """The same rows on every rank; the gradients of the input as well."""
+    kind = getattr(torch, dtype)
+
+    def body(rank: Rank) -> list[Any]:
+        model = two_layers(kind).to(rank.device)
+        parallelize_module(model, rank.mesh(names=("tp",)), {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        return trained(model, kind, rank.device)
+
+    assert world.run(body) == [trained(two_layers(kind), kind, torch.device("cpu"))] * world.size
+
+
+@requirement(
+    "TP-LAYER-02",
+    "Gradients are averaged over data-parallel ranks in the dtype of the parameters.",
+    source="torch.distributed.fsdp.FullyShardedDataParallel",
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.world(2)
+def test_average(world: World, dtype: str) -> None:
+    """Whole averages of whole numbers that differ from rank to rank."""
+    kind = getattr(torch, dtype)
+
+    def body(rank: Rank) -> Any:
+        model = tp_extension.apply(nn.Sequential(layer().to(kind)), rank, plan={})
+        x = torch.full((1, 2), rank.size * (1.0 + rank.index), dtype=kind, device=rank.device)
+        model(x).sum().backward()
+        gradients = tp_extension.gradients(model)
+        assert gradients is not None
+        return {name: (str(g.dtype), g.flatten().tolist()) for name, g in gradients.items()}
+
+    average = float(sum(range(1, world.size + 1)))
+    assert world.run(body) == [{"0.weight": (f"torch.{dtype}", [average] * 4)}] * world.size
