@@ -242,3 +242,20 @@ def test_lifetime(world: World, trained: bool) -> None:
 
     for found in world.run(body):
         assert all(found)
+
+
+@requirement(
+    "RFSDP-MESH-02",
+    "Without a mesh, parameters are replicated over one of all ranks, whose dimension is called replicate.",
+    source="torch/distributed/_composable/replicate_with_fsdp.py: replicate, mesh",
+)
+@pytest.mark.world(1, 3)
+def test_default_mesh(world: World) -> None:
+    """The mesh that a parameter says it is on."""
+
+    def body(rank: Rank) -> list[Any]:
+        weight = next(replicate(layers().to(rank.device)).parameters())
+        assert isinstance(weight, DTensor)
+        return [weight.device_mesh.mesh_dim_names, weight.device_mesh.mesh.tolist(), weight.placements]
+
+    assert world.run(body) == [[("replicate",), list(range(world.size)), (Replicate(),)]] * world.size
