@@ -245,7 +245,7 @@ def test_lifetime(world: World, trained: bool) -> None:
 
 
 @requirement(
-    "RFSDP-MESH-02",
+    "RFSDP-MESH-03",
     "Without a mesh, parameters are replicated over one of all ranks, whose dimension is called replicate.",
     source="torch/distributed/_composable/replicate_with_fsdp.py: replicate, mesh",
 )
