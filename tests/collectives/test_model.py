@@ -422,3 +422,18 @@ def test_crossed_by_hand() -> None:
     found = crossed(axes, lambda row: row.get("a") != "x" or row.get("b") != "x")
     assert {(row["a"], row["b"]) for row in found} == {("x", "y"), ("y", "x"), ("y", "y")}
     assert {(row["b"], row["c"]) for row in found} == set(itertools.product("xy", repeat=2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8], ids=str)
+def test_a_thousand_ranks(dtype: torch.dtype) -> None:
+    """What ranks give differs and is expected as it was given, also where their numbers are no values of the dtype.
+
+    pytorch/pytorch#125874 was an alarm about ranks above 256 that bfloat16 does not have.
+    """
+    size = 1024
+    case = Case("all_gather_into_tensor", dtype=dtype, shape=(66,))
+    given = {member: inputs(case, size, member)[0] for member in (0, 1, 255, 256, 257, 511, 512, 513, 1022, 1023)}
+    whole = outputs(case, size, 0)[0].reshape(size, 66)
+    for member, tensor in given.items():
+        assert_same(tensor, whole[member], f"rank {member}")
+    assert len({tuple(tensor.tolist()) for tensor in given.values()}) == len(given)
