@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness.audit.run import Workers
+from harness.audit.run import Plan, Workers
 from harness.audit.worker import Job
 
 ROOT = Path(__file__).parents[2]
@@ -301,7 +301,7 @@ def test_jobs_begin_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         Job(tests=[summed, following], first=[("harness.faults:put", "not-summed")]),
         Job(tests=[other, summed]),
     ]
-    with Workers(tree(tmp_path), ["collectives"], 1) as workers:
+    with Workers(tree(tmp_path), Plan(("collectives",)), 1) as workers:
         found = [[o.verdict for o in outcomes] for _, outcomes, _ in workers.do(iter(jobs), limit=100)]
     assert found == [["failed"], ["passed", "passed"]]
 
