@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.subjects import STACKS
+
 CATALOGUE = "fixtures.faults"
 """The package of the catalogue that Concord brings along."""
 
-COMPONENTS = ("collectives", "replicate", "replicate_fsdp", "tp_extension", "dynamo", "performance")
+COMPONENTS = (*STACKS, "performance")
 """Where a defect can be; the suites have the same names."""
 
 CLASSES = {

@@ -9,21 +9,9 @@ import torch
 from torch import nn
 
 from fixtures.layers import layer
+from fixtures.micro_batches import PATTERNS, average, given
 from harness import Rank, World, requirement
 from harness.stacks import replicate
-
-PATTERNS = ("-+", "--+", "+-+", "++", "-++-+")
-"""Micro-batches of a step: with (+) and without (-) synchronisation, the last one with it."""
-
-
-def given(rank: int, size: int, number: int) -> float:
-    """What a rank sees in a micro-batch: another number for each, and whole averages."""
-    return float(size * (1 + rank) * 10**number)
-
-
-def average(size: int, count: int) -> float:
-    """The gradient of each weight that has seen so many micro-batches, averaged over ranks."""
-    return sum(given(rank, size, number) for rank in range(size) for number in range(count)) / size
 
 
 @requirement(
