@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import timedelta
 
@@ -88,6 +89,40 @@ def test_timeout_of_a_group(world: World, how: str) -> None:
 
     for seconds in world.run(body, watch=False, timeout=20):
         assert 0.9 * SECONDS <= seconds < SECONDS + 5
+
+
+@requirement(
+    "COLL-TIMEOUT-03",
+    "A rank whose peer has left before their first collective gets an error after the group's timeout at the latest.",
+    source="torch.distributed.new_group: timeout; pytorch/gloo#520",
+)
+@pytest.mark.parametrize("connecting", ["at-once", "lazily"])
+@pytest.mark.world(3)
+def test_peer_has_left(world: World, connecting: str) -> None:
+    """Rank 2 destroys a dozen groups; which rank is to connect to which is left to chance in each."""
+    seconds = 2.0
+
+    def body(rank: Rank) -> float:
+        if connecting == "lazily":
+            os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # with the first collective, and not where the group is made
+        groups = [dist.new_group(timeout=timedelta(seconds=seconds)) for _ in range(12)]
+        if rank.index == 2:
+            for group in groups:
+                dist.destroy_process_group(group)
+            rank.store.add("left", 1)
+            rank.store.wait(["seen-0", "seen-1"])
+            return 0.0
+        rank.store.wait(["left"])
+        before = time.monotonic()
+        try:
+            for work in [dist.all_reduce(torch.ones(2), group=group, async_op=True) for group in groups]:
+                with pytest.raises(RuntimeError):
+                    work.wait()
+        finally:
+            rank.store.add(f"seen-{rank.index}", 1)
+        return time.monotonic() - before
+
+    assert max(world.run(body, watch=False, timeout=30)) < seconds + 5
 
 
 @requirement(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import time
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +50,50 @@ def test_start_again_out_of_step(rank: Rank) -> None:
             dist.destroy_process_group()
     started(rank, "back", rank.index, rank.size)
     dist.barrier()
+
+
+@requirement(
+    "COLL-LIFE-07",
+    "Destroying and starting again works on fresh keys, on the same store, and at the same address.",
+    source="torch.distributed.init_process_group: store, init_method; pytorch/pytorch#119196, pytorch/pytorch#55967",
+)
+@pytest.mark.parametrize("place", ["fresh-keys", "same-store", "same-address"])
+@pytest.mark.world(2)
+def test_start_again_in_the_same_place(world: World, place: str) -> None:
+    """Six cycles; rank 0, which has the store of an address, is late to leave, and one or the other late to come."""
+
+    def where(rank: Rank, cycle: int) -> dict[str, Any]:
+        if place == "fresh-keys":
+            return {"store": dist.PrefixStore(f"keys-{cycle}", rank.store)}
+        soon = timedelta(seconds=2)
+        if place == "same-store":
+            return {"store": dist.PrefixStore("keys", rank.store), "timeout": soon}
+        return {"init_method": f"tcp://127.0.0.1:{free_port(rank)}", "timeout": soon}
+
+    def body(rank: Rank) -> None:
+        dist.barrier()
+        dist.destroy_process_group()
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # rank 0 has the store at the address
+        for cycle in range(6):
+            if rank.index == cycle % 2:
+                time.sleep(0.1)  # lateness is what this is about
+            dist.init_process_group(rank.backend, rank=rank.index, world_size=2, **where(rank, cycle))
+            assert_usable(None, [0, 1], rank.index)
+            if rank.index == 0:
+                time.sleep(0.1)
+            dist.destroy_process_group()
+        started(rank, "back", rank.index, rank.size)
+
+    world.run(body)
+
+
+def free_port(rank: Rank) -> int:
+    """A port that nobody listened at when rank 0 looked; the same whenever it is asked for."""
+    if rank.index == 0 and not rank.store.check(["port"]):
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            rank.store.set("port", str(found.getsockname()[1]))
+    return int(rank.store.get("port"))
 
 
 def held() -> dict[str, int]:

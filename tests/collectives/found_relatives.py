@@ -9,6 +9,7 @@ from suites.collectives import test_lifecycle as lifecycle
 from suites.collectives import test_naming as naming
 from suites.collectives import test_objects as objects
 from suites.collectives import test_point_to_point as messages
+from suites.collectives import test_restarts as restarts
 from suites.collectives import test_sizes as sizes
 from suites.collectives import test_values as values
 from tests.collectives.finding import ASSERTION, ERROR, HANG, Finding
@@ -103,7 +104,23 @@ FOUND = (
         kind=HANG,
         timeout=3,
     ),
+    Finding(
+        "groups connect lazily",
+        3,
+        lifecycle.test_peer_has_left,
+        "assert",
+        {"connecting": "at-once"},
+        kind=ASSERTION,
+    ),
     # groups
+    Finding(
+        "starting again on the same keys",
+        2,
+        restarts.test_start_again_in_the_same_place,
+        "onnect",
+        {"place": "fresh-keys"},
+        kind=ERROR,
+    ),
     Finding(
         "global rank counted from the first", 4, naming.test_translation, "0, 1", {"ranks": (0, 2)}, kind=ASSERTION
     ),
