@@ -63,21 +63,19 @@ def test_start_again_in_the_same_place(world: World, place: str) -> None:
     """Six cycles; rank 0, which has the store of an address, is late to leave, and one or the other late to come."""
 
     def where(rank: Rank, cycle: int) -> dict[str, Any]:
-        if place == "fresh-keys":
-            return {"store": dist.PrefixStore(f"keys-{cycle}", rank.store)}
-        soon = timedelta(seconds=2)
-        if place == "same-store":
-            return {"store": dist.PrefixStore("keys", rank.store), "timeout": soon}
-        return {"init_method": f"tcp://127.0.0.1:{free_port(rank)}", "timeout": soon}
+        if place == "same-address":
+            return {"init_method": f"tcp://127.0.0.1:{free_port(rank)}"}
+        return {"store": dist.PrefixStore(f"keys-{cycle}" if place == "fresh-keys" else "keys", rank.store)}
 
     def body(rank: Rank) -> None:
+        soon = timedelta(seconds=3)
         dist.barrier()
         dist.destroy_process_group()
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # rank 0 has the store at the address
         for cycle in range(6):
             if rank.index == cycle % 2:
                 time.sleep(0.1)  # lateness is what this is about
-            dist.init_process_group(rank.backend, rank=rank.index, world_size=2, **where(rank, cycle))
+            dist.init_process_group(rank.backend, rank=rank.index, world_size=2, timeout=soon, **where(rank, cycle))
             assert_usable(None, [0, 1], rank.index)
             if rank.index == 0:
                 time.sleep(0.1)
