@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.layers import layer
 from harness import Rank, RanksFailed, World, requirement
 from harness.oracles.exact import assert_same, dyadic
 from harness.stacks import replicate
@@ -60,6 +61,26 @@ def test_parameters_of_rank_0(world: World, how: str) -> None:
     for rank, found in enumerate(world.run(body)):
         for name, tensor in expected.items():
             assert_same(tensor.detach(), found[name], f"rank {rank}: {name}")
+
+
+@requirement(
+    "REPL-INIT-05",
+    "Only the first forward makes parameters equal: later ones compute with what a rank has.",
+    source="torch.nn.parallel.DistributedDataParallel: parameters are broadcast from rank 0 when it is made",
+)
+@pytest.mark.parametrize("how", list(WRAPPED))
+@pytest.mark.world(2)
+def test_equal_once(world: World, how: str) -> None:
+    """Between two forwards each rank writes its own numbers into a parameter."""
+
+    def body(rank: Rank) -> list[float]:
+        module = layer()
+        model = WRAPPED[how](module, rank)
+        model(torch.ones(1, 2, device=rank.device)).sum().backward()
+        nn.init.constant_(module.weight, 1.0 + rank.index)
+        return [float(x) for x in model(torch.ones(1, 2, device=rank.device)).flatten()]
+
+    assert world.run(body) == [[2.0] * 2, [4.0] * 2]
 
 
 @requirement(

@@ -115,6 +115,41 @@ def test_compression(world: World) -> None:
 
 
 @requirement(
+    "REPL-HOOK-06",
+    "A bucket has the parameters whose gradients are in it, each as a part of the buffer, in the parameter's shape.",
+    source="torch.distributed.GradBucket: parameters, gradients, buffer",
+)
+@pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
+@pytest.mark.world(1, 2)
+def test_bucket(world: World, views: bool) -> None:
+    """A layer with a bias, in three steps; whoever writes into a part writes into the buffer."""
+
+    def body(rank: Rank) -> list[list[list[float]]]:
+        shapes: list[bool] = []
+
+        def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP minds annotations
+            pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+            shapes.append(all(p.shape == gradient.shape for p, gradient in pairs))
+            for p, gradient in pairs:
+                gradient.fill_(float(p.dim()))
+            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        model: Any = replicate.apply(nn.Linear(2, 3), rank, gradient_as_bucket_view=views)
+        model.register_comm_hook(None, hook)
+        found = []
+        for _ in range(3):
+            model(torch.ones(1, 2, device=rank.device)).sum().backward()
+            found.append([p.grad.flatten().tolist() for p in model.parameters()])
+            model.zero_grad()
+        assert shapes == [True] * 3
+        return found
+
+    assert world.run(body) == [[[[2.0] * 6, [1.0] * 3]] * 3] * world.size
+
+
+@requirement(
     "REPL-HOOK-05",
     "A communication hook that is registered between two steps is called in the second, or is refused.",
     source="torch/distributed/_composable/replicate.py: DDP.register_comm_hook",

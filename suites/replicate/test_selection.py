@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import layer
 from harness import Rank, World, requirement
@@ -77,6 +80,76 @@ def test_ignored_and_shared(world: World) -> None:
 
     for rank, found in enumerate(world.run(body)):
         assert found == {"first.weight": [2.0 + 2 * rank] * 4, "third.weight": [1.5] * 4}
+
+
+@requirement(
+    "REPL-IGN-03",
+    "Ignored modules keep the parameters and the buffers of their rank, whatever a forward sends.",
+    source="torch/distributed/_composable/replicate.py: replicate, ignored_modules",
+)
+@pytest.mark.world(2)
+def test_ignored_are_not_sent(world: World) -> None:
+    """Two layers whose weights and buffers begin differently on each rank; the second is ignored."""
+
+    class Own(nn.Linear):
+        level: torch.Tensor
+
+        def __init__(self, rank: int) -> None:
+            super().__init__(2, 2, bias=False)
+            nn.init.constant_(self.weight, 1.0 + rank)
+            self.register_buffer("level", torch.tensor(1.0 + rank))
+
+    def body(rank: Rank) -> list[float]:
+        first, second = Own(rank.index), Own(rank.index)
+        model = replicate.apply(nn.Sequential(first, second), rank, ignored_modules=[second])
+        for _ in range(2):
+            model(torch.ones(1, 2, device=rank.device)).sum().backward()
+        return [float(first.weight[0, 0]), float(second.weight[0, 0]), float(second.level)]
+
+    assert world.run(body) == [[1.0, 1.0, 1.0], [1.0, 2.0, 2.0]]
+
+
+@requirement(
+    "REPL-UNUSED-03",
+    "A synchronised backward that comes to no parameter averages what was accumulated before.",
+    source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters, no_sync",
+)
+@pytest.mark.parametrize("how", ["replicate", "DDP"])
+@pytest.mark.world(2)
+def test_no_parameter_at_last(world: World, how: str) -> None:
+    """A backward without synchronisation, then one with it, of an output that comes from the input alone."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = layer()
+
+        def forward(self, x: torch.Tensor, with_layer: bool) -> torch.Tensor:
+            result: torch.Tensor = self.inner(x) if with_layer else x * 2
+            return result
+
+    def body(rank: Rank) -> list[list[float]]:
+        module = Model().to(rank.device)
+        options = {"find_unused_parameters": True}
+        model: Any = (
+            replicate.apply(module, rank, **options)
+            if how == "replicate"
+            else DistributedDataParallel(module, **options)
+        )
+        x = torch.full((1, 2), 1.0 + rank.index, device=rank.device, requires_grad=True)
+        found = []
+        for _ in range(2):
+            for with_layer in (True, False):
+                if how == "replicate":
+                    model.set_requires_gradient_sync(not with_layer)
+                else:
+                    model.require_backward_grad_sync = not with_layer
+                model(x, with_layer).sum().backward()
+            found.append(module.inner.weight.grad.flatten().tolist())
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[[1.5] * 4] * 2] * 2
 
 
 @requirement(

@@ -1,0 +1,67 @@
+"""What replicate() refuses, at once or in the first forward, and what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fixtures.layers import layer
+from harness import Rank, World, requirement
+from harness.stacks import replicate
+
+
+def frozen() -> nn.Module:
+    return layer().requires_grad_(False)
+
+
+def hooked_twice(model: nn.Module) -> None:
+    for _ in range(2):
+        model.register_comm_hook(None, lambda state, bucket: bucket.buffer())  # type: ignore[operator]
+
+
+def untouched(model: nn.Module) -> None:
+    pass
+
+
+WRONG: dict[str, tuple[Callable[[], nn.Module], Callable[[Rank], dict[str, Any]], Callable[[nn.Module], None], str]] = {
+    "group-and-mesh": (
+        layer,
+        lambda rank: {"process_group": rank.group, "device_mesh": rank.mesh()},
+        untouched,
+        "(?i)both.*group.*mesh",
+    ),
+    "mesh-of-two-dimensions": (layer, lambda rank: {"device_mesh": rank.mesh(1, 2)}, untouched, "(?i)1D"),
+    "unknown-option": (layer, lambda rank: {"bucket_size": 1}, untouched, "bucket_size"),
+    "nothing-to-train": (frozen, lambda rank: {}, untouched, "(?i)requires? a gradient"),
+    "two-hooks": (layer, lambda rank: {}, hooked_twice, "(?i)comm_hook.*once"),
+}
+"""A model, what replicate() is told, what is done before the first forward, and what the error says."""
+
+
+@requirement(
+    "REPL-REFUSE-01",
+    "What cannot be is refused on every rank, in the first forward at the latest, by an error that says what is wrong.",
+    source="torch/distributed/_composable/replicate.py: replicate; torch.nn.parallel.DistributedDataParallel",
+)
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.world(2)
+def test_refused(world: World, what: str) -> None:
+    """A first forward; nothing is sent before the error, so ranks are not left waiting."""
+    make, options, prepare, says = WRONG[what]
+
+    def body(rank: Rank) -> str:
+        try:
+            model = replicate.apply(make(), rank, **options(rank))
+            prepare(model)
+            model(torch.ones(1, 2, device=rank.device))
+        except (RuntimeError, TypeError, ValueError) as e:
+            return str(e)
+        return "no error"
+
+    for said in world.run(body):
+        assert re.search(says, said), said
