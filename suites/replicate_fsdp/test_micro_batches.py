@@ -49,9 +49,9 @@ class Branches(nn.Module):
         self.first, self.second = layer(), layer()
 
     def forward(self, x: torch.Tensor, used: tuple[int, ...]) -> torch.Tensor:
-        """float[rows, 2] to float[rows, 2]: the sum of what the layers make of it."""
+        """float[rows, 2] to float[rows, 2]: the sum of what the layers make of it; without a layer, twice the input."""
         both = (self.first, self.second)
-        return torch.stack([both[i](x) for i in used]).sum(0)
+        return torch.stack([both[i](x) for i in used]).sum(0) if used else x * 2
 
 
 @requirement(
@@ -60,25 +60,26 @@ class Branches(nn.Module):
     "does not use.",
     source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup.post_backward",
 )
+@pytest.mark.parametrize("last", [(1,), ()], ids=["another-layer", "no-layer"])
 @pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
 @pytest.mark.world(2, 3)
-def test_unused_at_last(world: World, groups: bool) -> None:
-    """The first layer without synchronisation, the second with it, in three steps."""
+def test_unused_at_last(world: World, groups: bool, last: tuple[int, ...]) -> None:
+    """The first layer without synchronisation, the second or none with it, in three steps."""
 
     def body(rank: Rank) -> list[Any]:
         model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
-        x = torch.full((1, 2), given(rank.index, rank.size, 0), device=rank.device)
+        x = torch.full((1, 2), given(rank.index, rank.size, 0), device=rank.device, requires_grad=True)
         found = []
         for _ in range(3):
-            for used in (0, 1):
-                model.set_requires_gradient_sync(used == 1)
-                model(x, (used,)).sum().backward()
+            for synced, used in ((False, (0,)), (True, last)):
+                model.set_requires_gradient_sync(synced)
+                model(x, used).sum().backward()
             found.append([g.flatten().tolist() for g in replicate_fsdp.gradients(model).values()])
             model.zero_grad()
         return found
 
     right = average(world.size, 1)
-    assert world.run(body) == [[[[right] * 4] * 2] * 3] * world.size
+    assert world.run(body) == [[[[right] * 4] * (1 + len(last))] * 3] * world.size
 
 
 @requirement(
