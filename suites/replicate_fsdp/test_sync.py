@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
@@ -210,13 +210,22 @@ def test_hidden_output(world: World, where: str) -> None:
     assert world.run(body) in ([[1.5, 1.5]] * 2, ["an error"] * 2)
 
 
+POLICIES: dict[str, dict[str, torch.dtype]] = {
+    "plain": {},
+    "narrow-compute": {"param_dtype": torch.bfloat16},
+    "wide-reduce": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
+}
+"""All numbers of the next test are the same in each."""
+
+
 @requirement(
     "RFSDP-UNUSED-01",
     "With set_reduce_scatter_unused_params, a parameter that only some ranks use has the average over all.",
     source="torch.distributed.fsdp.FSDPModule: set_reduce_scatter_unused_params",
 )
+@pytest.mark.parametrize("precision", POLICIES)
 @pytest.mark.world(2, 4)
-def test_used_by_some_ranks(world: World) -> None:
+def test_used_by_some_ranks(world: World, precision: str) -> None:
     """Each rank takes another branch, in three steps that go round the ranks."""
 
     class Model(nn.Module):
@@ -229,7 +238,8 @@ def test_used_by_some_ranks(world: World) -> None:
             return result
 
     def body(rank: Rank) -> list[list[list[float]]]:
-        model: Any = replicate_fsdp.apply(Model(rank.size), rank, groups=False)
+        policy = MixedPrecisionPolicy(**POLICIES[precision])
+        model: Any = replicate_fsdp.apply(Model(rank.size), rank, groups=False, mp_policy=policy)
         model.set_reduce_scatter_unused_params(True)
         found = []
         for step in range(3):
