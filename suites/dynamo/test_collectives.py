@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -314,3 +315,25 @@ def test_result(world: World, use: Callable[[torch.Tensor], torch.Tensor]) -> No
         assert_same(right, dynamo.compiled(use, fullgraph=False)[0](before) + 0, "given")
 
     world.run(body)
+
+
+@requirement(
+    "DYN-COLL-09",
+    "A collective can be compiled whatever the module that calls it has imported besides.",
+    source="torch._dynamo.guards; pytorch/pytorch#122404",
+)
+@pytest.mark.world(2)
+def test_imported_alone(world: World) -> None:
+    """A function in a module that has all_reduce, and has not imported torch."""
+
+    def body(rank: Rank) -> list[float]:
+        module = types.ModuleType("has_all_reduce_alone")
+        exec(
+            "from torch.distributed import all_reduce\ndef add(x):\n    all_reduce(x)\n    return x + 1\n", vars(module)
+        )
+        function, counter = dynamo.compiled(module.add)
+        found: list[float] = function(torch.full((2,), 1.0 + rank.index, device=rank.device)).tolist()
+        assert counter.graphs == 1
+        return found
+
+    assert world.run(body) == [[4.0, 4.0]] * 2

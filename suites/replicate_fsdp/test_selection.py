@@ -191,6 +191,38 @@ def test_tensor_parallel(world: World, groups: bool) -> None:
     assert world.run(body) == [steps(layers().double(), list(range(data)))] * world.size
 
 
+@requirement(
+    "RFSDP-TP-02",
+    "Gradients of a replicated model with tensor-parallel layers are clipped by the norm of all of them.",
+    source="torch.nn.utils.clip_grad_norm_; pytorch/pytorch#170862",
+)
+@pytest.mark.world(2, 4)
+def test_clipping(world: World) -> None:
+    """Two layers, column-wise and row-wise: the norm that is returned, and gradients clipped to a quarter of it."""
+    data = world.size // 2
+
+    def clipped(model: nn.Module, parts: list[int]) -> tuple[float, list[list[float]]]:
+        output = torch.cat([model(row(part).double()) for part in parts])
+        (output.sum() / len(parts)).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 8.0)
+        gradients = replicate_fsdp.gradients(model).values()
+        return float(replicate_fsdp.whole(norm)), [g.flatten().tolist() for g in gradients]
+
+    def body(rank: Rank) -> tuple[float, list[list[float]]]:
+        mesh = rank.mesh(data, 2, names=("data", "tensor"))
+        model = layers().double().to(rank.device)
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        replicate_fsdp.apply(model, rank, groups=False, mesh=mesh["data"])
+        return clipped(model, [mesh["data"].get_local_rank()])
+
+    norm, gradients = clipped(layers().double(), list(range(data)))
+    assert norm > 8
+    for found_norm, found in world.run(body):
+        assert found_norm == pytest.approx(norm, rel=1e-12)
+        for own, right in zip(found, gradients, strict=True):
+            assert own == pytest.approx(right, rel=1e-12)
+
+
 def steps(model: nn.Module, parts: list[int]) -> list[list[list[float]]]:
     """Parameters after each of three steps of SGD on the mean over parts: one on each rank, or all on one device."""
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-10)
