@@ -12,9 +12,9 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from harness.faults import COMPONENTS, catalogue
+from harness.faults import CLASSES, COMPONENTS, catalogue
 from harness.subjects import STACKS
 
 BAD_INPUT = 2
@@ -32,11 +32,12 @@ def faults(components: Components = None) -> None:
     with _said():
         chosen = _known(components or COMPONENTS)
         sys.path.insert(0, str(Path.cwd()))
-        table = Table("name", "component", "class", "what is wrong", "issue", box=None, pad_edge=False)
+        console = Console()
         for fault in catalogue().values():
             if fault.component in chosen:
-                table.add_row(fault.name, fault.component, fault.kind, fault.sentence, fault.issue)
-    Console().print(table)
+                about = ", ".join(filter(None, (fault.component, CLASSES[fault.kind], fault.issue)))
+                console.print(Text(fault.name, style="bold"), soft_wrap=True)  # whole, to be copied
+                console.print(Text(f"    {fault.sentence} ({about})"), soft_wrap=True)
 
 
 def audit(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.audit.commands import faults
 from harness.faults import CLASSES, COMPONENTS, Fault, catalogue, everywhere, fault, on_call, put
 
 Package = Callable[..., str]
@@ -226,3 +227,13 @@ def test_on_call() -> None:
     """Holds once, on the n-th call, whatever the arguments."""
     third = on_call(3)
     assert [third(), third(1), third(x=2), third(), third()] == [False, False, True, False, False]
+
+
+def test_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`concord faults` gives names as --fault takes them, families and all, however narrow the terminal is."""
+    monkeypatch.setenv("COLUMNS", "40")
+    faults(["dynamo"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        name for name, fault in catalogue().items() if fault.component == "dynamo"
+    ]
