@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.layers import layer
 from harness import Rank, World, requirement
 from harness.stacks import replicate
 
@@ -84,6 +86,39 @@ def test_any_output(world: World, output: int, find: bool) -> None:
         return found
 
     assert world.run(body) == [[1.5 * (output + 1)] * 2] * 2
+
+
+@requirement(
+    "REPL-CALL-04",
+    "Gradients are averaged also where the output that a loss comes from is in an object, or kept by the module.",
+    source="torch.nn.parallel.DistributedDataParallel: gradients are reduced by hooks on parameters",
+)
+@pytest.mark.parametrize("where", ["object", "kept"])
+@pytest.mark.world(2)
+def test_hidden_output(world: World, where: str) -> None:
+    """A namespace, which is no container, or nothing is given back; two steps."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer()
+            self.kept = torch.empty(0)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.kept = self.layer(x)
+            return SimpleNamespace(y=self.kept) if where == "object" else None
+
+    def body(rank: Rank) -> list[list[float]]:
+        model: Any = replicate.apply(Model(), rank)
+        found = []
+        for _ in range(2):
+            output = model(torch.full((1, 2), 1.0 + rank.index, device=rank.device))
+            (output.y if where == "object" else model.kept).sum().backward()
+            found.append(replicate.gradients(model)["layer.weight"].flatten().tolist())
+            model.zero_grad()
+        return found
+
+    assert world.run(body) == [[[1.5] * 4] * 2] * 2
 
 
 @requirement(
@@ -303,8 +338,8 @@ def test_after_a_failure(world: World, failing: str) -> None:
 
     def body(rank: Rank) -> list[list[float]] | str:
         layers = [nn.Linear(1, 1, bias=False) for _ in range(2)]
-        for layer in layers:
-            nn.init.ones_(layer.weight)
+        for one in layers:
+            nn.init.ones_(one.weight)
         model = replicate.apply(Model(*layers), rank)
         found = []
         for step in range(3):

@@ -239,6 +239,27 @@ def test_unshard(world: World, asynchronous: bool) -> None:
 
 
 @requirement(
+    "RFSDP-UNSHARD-02",
+    "A state dict has DTensors after unshard(), too, and one can be loaded then.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup._register_state_dict_hooks",
+)
+@pytest.mark.world(2)
+def test_state_dict_after_unshard(world: World) -> None:
+    """Save after unshard(), load twice as much after unshard(), and look at what a forward computes."""
+
+    def body(rank: Rank) -> tuple[bool, float, float]:
+        model: Any = replicate_fsdp.apply(layer(), rank)
+        before = called(rank, model)
+        model.unshard()
+        state = model.state_dict()
+        model.unshard()
+        model.load_state_dict({name: value * 2 for name, value in state.items()})
+        return all(isinstance(value, DTensor) for value in state.values()), before, called(rank, model)
+
+    assert world.run(body) == [(True, 1.0, 2.0)] * 2
+
+
+@requirement(
     "RFSDP-METHOD-01",
     "A method that is registered as another forward trains like the forward.",
     source="torch.distributed.fsdp.register_fsdp_forward_method",
