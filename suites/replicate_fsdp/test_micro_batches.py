@@ -107,6 +107,30 @@ def test_never_used(world: World, groups: bool) -> None:
 
 
 @requirement(
+    "RFSDP-FROZEN-01",
+    "A frozen parameter stays frozen and has no gradient, beside others that are averaged.",
+    source="torch/distributed/fsdp/_fully_shard/_fsdp_param.py: FSDPParam",
+)
+@pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
+@pytest.mark.world(1, 2)
+def test_frozen(world: World, groups: bool) -> None:
+    """The first of two layers that both are used, in two backwards."""
+
+    def body(rank: Rank) -> list[Any]:
+        module = Branches()
+        module.first.requires_grad_(False)
+        model: Any = replicate_fsdp.apply(module, rank, groups=groups)
+        for number in range(2):
+            x = torch.full((1, 2), given(rank.index, rank.size, number), device=rank.device)
+            model(x, (0, 1)).sum().backward()
+        flags = {name: (p.requires_grad, p.grad is None) for name, p in model.named_parameters()}
+        return [flags, replicate_fsdp.gradients(model)["second.weight"].flatten().tolist()]
+
+    flags = {"first.weight": (False, True), "second.weight": (True, False)}
+    assert world.run(body) == [[flags, [average(world.size, 2)] * 4]] * world.size
+
+
+@requirement(
     "RFSDP-INIT-01",
     "Replicating a model, its first forward and its first backward leave the random state as it was.",
     source="torch/distributed/_composable/replicate_with_fsdp.py: replicate",
