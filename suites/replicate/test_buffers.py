@@ -102,6 +102,23 @@ def test_not_sent_where_not_asked(world: World) -> None:
     assert world.run(body) == [[0.0, 4.0, 8.0], [0.0, 10.0, 18.0]]
 
 
+@requirement(
+    "DDP-BUF-06",
+    "Where parameters are not made equal at the beginning, buffers still are, before the first forward.",
+    source="torch.nn.parallel.DistributedDataParallel: init_sync",
+)
+@pytest.mark.world(2)
+def test_sent_without_init_sync(world: World) -> None:
+    """Buffers that begin differently on each rank, and one forward."""
+
+    def body(rank: Rank) -> list[float]:
+        model = Counting(rank.index, rebound=False).to(rank.device)
+        model.level += 1.0 + rank.index
+        return seen(rank, DistributedDataParallel(model, init_sync=False), ["training"])
+
+    assert world.run(body) == [[2.0]] * 2
+
+
 @requirement("DDP-BUF-05", "In a group of some ranks, buffers come from the first rank of the group.", source=SOURCE)
 @pytest.mark.world(4)
 def test_sent_within_the_group(world: World) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same
@@ -35,7 +36,7 @@ def given(values: list[float], dtype: torch.dtype) -> nn.Module:
 def gradient(rank: Rank, model: nn.Module, factor: float, dtype: torch.dtype) -> torch.Tensor:
     """The gradient after one backward, in which this rank's values are multiplied by a factor."""
     model(torch.tensor(factor, dtype=dtype, device=rank.device)).backward()
-    return replicate.gradients(model)["weight"].cpu()
+    return next(iter(replicate.gradients(model).values())).cpu()
 
 
 @requirement(
@@ -43,9 +44,9 @@ def gradient(rank: Rank, model: nn.Module, factor: float, dtype: torch.dtype) ->
     "A communication hook is called with the state it was registered with, and gradients are what it gives back.",
     source=SOURCE,
 )
-@pytest.mark.parametrize("early", [True, False], ids=["before-forward", "by-keyword"])
+@pytest.mark.parametrize("how", ["positions", "keywords", "DDP"])
 @pytest.mark.world(2)
-def test_state_and_result(world: World, early: bool) -> None:
+def test_state_and_result(world: World, how: str) -> None:
     """A hook that writes into its state, and gives back a new tensor, in three steps."""
 
     def fourfold(state: dict[str, int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -59,11 +60,12 @@ def test_state_and_result(world: World, early: bool) -> None:
 
     def body(rank: Rank) -> tuple[int, list[list[float]]]:
         state = {"calls": 0}
-        model: Any = replicate.apply(given([1.0, 2.0], torch.float32), rank)
-        if early:
-            model.register_comm_hook(state, hook)
-        else:
+        module = given([1.0, 2.0], torch.float32)
+        model: Any = DistributedDataParallel(module.to(rank.device)) if how == "DDP" else replicate.apply(module, rank)
+        if how == "keywords":
             model.register_comm_hook(state=state, hook=hook)
+        else:
+            model.register_comm_hook(state, hook)
         found = []
         for _ in range(3):
             found.append(gradient(rank, model, 1.0 + rank.index, torch.float32).tolist())

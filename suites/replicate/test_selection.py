@@ -265,6 +265,36 @@ def test_groups(world: World, given: str) -> None:
         assert gradients == {"weight": [1.0 + sum(pair) / 2] * 4}
 
 
+@requirement(
+    "REPL-GROUP-02",
+    "Whether a parameter is used is asked among the ranks of the group alone.",
+    source="torch.nn.parallel.DistributedDataParallel: process_group, find_unused_parameters",
+)
+@pytest.mark.world(4)
+def test_used_by_another_group(world: World) -> None:
+    """Two pairs of ranks, each of which has a branch of its own; the other's has no gradient."""
+
+    def body(rank: Rank) -> dict[str, list[float]]:
+        groups = [rank.subgroup([0, 1]), rank.subgroup([2, 3])]
+        mine = next(group for group in groups if group is not None)
+
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.branches = nn.ModuleDict({"0": layer(), "1": layer()})
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                result: torch.Tensor = self.branches[str(rank.index // 2)](x)
+                return result
+
+        found = backward(rank, replicate.apply(Model(), rank, process_group=mine, find_unused_parameters=True))
+        dist.destroy_process_group(mine)
+        return found
+
+    for rank, found in enumerate(world.run(body)):
+        assert found == {f"branches.{rank // 2}.weight": [1.5 if rank < 2 else 3.5] * 4}
+
+
 @requirement("REPL-CONTRACT-01", "A module that is replicated, or sharded, already is refused.", source=SOURCE)
 @pytest.mark.parametrize("before", ["replicated", "sharded"])
 @pytest.mark.world(1)

@@ -241,13 +241,14 @@ def steps(model: nn.Module, parts: list[int]) -> list[list[list[float]]]:
     "Over dimensions of a mesh that dp_mesh_dims names, DTensors on the whole mesh are averaged; others are refused.",
     source="torch.distributed.fsdp.DataParallelMeshDims",
 )
-@pytest.mark.parametrize("how", ["distributed", "divided", "plain"])
+@pytest.mark.parametrize("how", ["distributed", "divided", "plain", "both-dimensions"])
 @pytest.mark.world(2, 4)
 def test_whole_mesh(world: World, how: str) -> None:
-    """A weight that is replicated over both dimensions, divided over the second, or plain."""
+    """A weight replicated over both dimensions, divided over the second, or plain; one dimension is named, or both."""
     if not hasattr(fsdp, "DataParallelMeshDims"):
         pytest.skip("unsupported: this torch has no dp_mesh_dims")
     data = world.size // 2
+    both = how == "both-dimensions"
 
     def body(rank: Rank) -> list[float] | str:
         mesh = rank.mesh(data, 2, names=("data", "tensor"))
@@ -255,15 +256,17 @@ def test_whole_mesh(world: World, how: str) -> None:
         if how != "plain":
             placements = [Replicate(), Shard(0) if how == "divided" else Replicate()]
             model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, placements))
-        dimensions = fsdp.DataParallelMeshDims(replicate="data")
+        dimensions = fsdp.DataParallelMeshDims(replicate=("data", "tensor") if both else "data")
         try:
             replicate_fsdp.apply(model, rank, groups=False, mesh=mesh, dp_mesh_dims=dimensions)
         except ValueError as e:
             return "refused" if "DTensor" in str(e) else str(e)
-        own = torch.full((1, 2), 1.0 + mesh["data"].get_local_rank(), device=rank.device)
-        x = DTensor.from_local(own, mesh, [Shard(0), Replicate()], run_check=False)
+        part = rank.index if both else mesh["data"].get_local_rank()
+        own = torch.full((1, 2), 1.0 + part, device=rank.device)
+        x = DTensor.from_local(own, mesh, [Shard(0), Shard(0) if both else Replicate()], run_check=False)
         model(x).sum().backward()
         return replicate_fsdp.gradients(model)["weight"].flatten().tolist()
 
-    average = sum(range(1, data + 1)) / data
+    parts = world.size if both else data
+    average = sum(range(1, parts + 1)) / parts
     assert world.run(body) == ["refused" if how == "plain" else [average] * 4] * world.size
