@@ -46,11 +46,19 @@ def mesh_shape(size: int) -> tuple[int, int]:
     return (size // 2, 2) if size >= 4 and size % 2 == 0 else (size, 1)
 
 
-def apply(module: nn.Module, rank: Rank, *, plan: Mapping[str, str] = PLAN, **options: Any) -> nn.Module:
+def apply(
+    module: nn.Module,
+    rank: Rank,
+    *,
+    plan: Mapping[str, str] = PLAN,
+    shape: tuple[int, int] | None = None,
+    **options: Any,
+) -> nn.Module:
     """Shard a module in two dimensions: tensor parallel by ``plan`` (child name to a name in ``STYLES``), FSDP over the
-    rest.  ``options`` go to FullyShardedDataParallel.
+    rest.  ``shape``: ranks in each, (data parallel, tensor parallel), of all in the world unless given.  ``options`` go
+    to FullyShardedDataParallel.
     """
-    data, tensor = mesh_shape(rank.size)
+    data, tensor = shape or mesh_shape(rank.size)
     mesh = rank.mesh(data, tensor, names=("dp", "tp"))
     styles: dict[str, ParallelStyle] = {name: STYLES[how]() for name, how in plan.items()}
     module = parallelize_module(module.to(rank.device), mesh["tp"], styles)

@@ -1,0 +1,106 @@
+"""States of optimizers under FSDP over tensor-parallel layers: whole when saved, of shards when loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType, StateDictType
+from torch.distributed.tensor import DTensor
+
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same_all, dyadic
+from harness.stacks import tp_extension
+
+SOURCE = "torch/distributed/fsdp: FullyShardedDataParallel.optim_state_dict"
+HIDDEN = 12
+"""Divided by one, two, three and four tensor-parallel ranks."""
+
+
+def layers() -> nn.Sequential:
+    """A column-wise layer, a row-wise one, and a plain one of which FSDP's ranks have uneven parts."""
+    model = nn.Sequential(nn.Linear(2, HIDDEN), nn.Linear(HIDDEN, 2), nn.Linear(2, 3))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(dyadic(*parameter.shape, key=name, dtype=parameter.dtype))
+    return model
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, *steps: int) -> None:
+    """The same data on every rank; the average of two or four equal gradients is exact."""
+    for step in steps:
+        optimizer.zero_grad()
+        model(dyadic(2, 2, key=("input", step), dtype=torch.float32)).sum().backward()
+        optimizer.step()
+
+
+def momenta(state: Any) -> dict[str, torch.Tensor]:
+    """Whole, by the names of the parameters."""
+    found = {name: of["momentum_buffer"] for name, of in state.items()}
+    return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in sorted(found.items())}
+
+
+@requirement(
+    "TP-STATE-11",
+    "The state of an optimizer, saved, has the sizes and the values of whole parameters, over how many ranks ever they "
+    "are tensor parallel.",
+    source=f"{SOURCE}; pytorch/pytorch#115105",
+)
+@pytest.mark.world(2, 4, 6, 8)
+def test_tensor_parallel_sizes(world: World) -> None:
+    """Two data-parallel ranks over one to four tensor-parallel ones, with original parameters."""
+    alone = layers()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.5, momentum=0.5)
+    train(alone, optimizer, 0, 1)
+    names = {p: name for name, p in alone.named_parameters()}
+    expected = momenta({names[p]: state for p, state in optimizer.state.items()})
+
+    def body(rank: Rank) -> None:
+        plan = {"0": "columns", "1": "rows"}
+        model = tp_extension.apply(layers(), rank, plan=plan, shape=(2, rank.size // 2), use_orig_params=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+        train(model, optimizer, 0, 1)
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+            saved = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+        assert_same_all(expected, momenta(saved["state"]), "momentum")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-12",
+    "State that an optimizer makes of a model before it is sharded becomes that of the sharded parameters when it is "
+    "loaded: of their shape, and trained on as on one device.",
+    source=f"{SOURCE}_to_load, rekey_optim_state_dict; huggingface/accelerate#4142",
+)
+@pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
+@pytest.mark.parametrize("trained", [0, 1], ids=["new", "trained"])
+@pytest.mark.world(2, 4)
+def test_made_before(world: World, trained: int, original: bool) -> None:
+    """Adagrad, which has a state for each parameter at once; before its first step, and after it."""
+
+    def adagrad(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(model.parameters(), lr=0.5, initial_accumulator_value=0.25)
+
+    alone = layers()
+    optimizer = adagrad(alone)
+    train(alone, optimizer, *range(trained + 2))
+    expected = {name: p.detach() for name, p in alone.named_parameters()}
+
+    def body(rank: Rank) -> None:
+        module = layers()
+        before = adagrad(module)
+        train(module, before, *range(trained))
+        names = OptimStateKeyType.PARAM_NAME
+        state = FullyShardedDataParallel.rekey_optim_state_dict(before.state_dict(), names, module)
+        model = tp_extension.apply(module, rank, plan={}, shape=(rank.size, 1), use_orig_params=original)
+        optimizer = adagrad(model)
+        optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, state))
+        there = [p for p in model.parameters() if p.numel()]
+        assert [optimizer.state[p]["sum"].shape for p in there] == [p.shape for p in there]
+        train(model, optimizer, trained, trained + 1)
+        assert_same_all(expected, tp_extension.parameters(model), "parameter")
+
+    world.run(body)
