@@ -13,6 +13,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
+from torch.distributed.tensor.parallel.fsdp import _rewrite_spec_if_needed as rewrite_spec
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 
 from harness.oracles.baseline import Tensors
@@ -22,6 +23,7 @@ from harness.worlds.rank import Rank
 __all__ = [
     "PLAN",
     "STYLES",
+    "DTensorExtensions",
     "StridedShard",
     "apply",
     "compute_local_shape_and_global_offset",
@@ -30,6 +32,7 @@ __all__ = [
     "mesh_shape",
     "parameters",
     "parts",
+    "rewrite_spec",
 ]
 
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
