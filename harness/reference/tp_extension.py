@@ -86,9 +86,9 @@ class DTensorExtensions:
 
         Errors: RuntimeError for a mesh that is no part of one of two dimensions or more.
         """
-        mesh = device_mesh._get_root_mesh()
-        if mesh.ndim < 2:
-            raise RuntimeError(f"FSDP's mesh must be part of a mesh that is at least 2D, and that has {mesh.ndim}")
+        mesh = device_mesh._get_root_mesh() if device_mesh is not None else None
+        if mesh is None or mesh.ndim < 2:
+            raise RuntimeError(f"FSDP's mesh must be part of a mesh that is at least 2D, and not of {mesh}")
         tensor_parallel = tensor.placements if isinstance(tensor, DTensor) else (Replicate(),)
         replicas = (Replicate(),) * (mesh.ndim - 2)
         found = laid(local(tensor.detach()).clone(), mesh, (*replicas, Replicate(), *tensor_parallel), tensor)
@@ -111,6 +111,7 @@ class DTensorExtensions:
     ) -> ShardedTensor:
         """The sharded tensor that a tensor is saved as: over FSDP's ranks, ``pg``, and over tensor-parallel ones."""
         if isinstance(tensor, ShardedTensor):
+            assert len(tensor.local_shards()) == 1, "one shard of it must be here"
             (outer,) = tensor.local_shards()
             inner = sharded_rows(outer.tensor, pg)
             meta = deepcopy(tensor.metadata())
