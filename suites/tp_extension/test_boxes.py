@@ -63,15 +63,14 @@ def box(shard: Any) -> Box:
 
 
 @st.composite
-def layouts(draw: Any, *, even: bool) -> tuple[tuple[int, ...], tuple[int, ...], Placement | None]:
-    """A mesh, a size and a placement; ``even``: tensor-parallel ranks divide it evenly."""
+def layouts(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...], Placement | None]:
+    """A mesh, a size that tensor-parallel ranks divide evenly, and a placement."""
     meshes = st.lists(st.integers(1, 4), min_size=2, max_size=3)
-    mesh = draw(meshes.filter(lambda shape: 1 < math.prod(shape) <= 12 and (even or shape[-1] > 1)))
-    placement = draw(st.sampled_from([None, ROWS, COLUMNS, WHOLE] if even else [ROWS, COLUMNS]))
+    mesh = draw(meshes.filter(lambda shape: 1 < math.prod(shape) <= 12))
+    placement = draw(st.sampled_from([None, ROWS, COLUMNS, WHOLE]))
     size = draw(st.lists(st.integers(1, 7), min_size=1 + (placement == COLUMNS), max_size=3))
     if isinstance(placement, Shard):
-        times, size[placement.dim] = size[placement.dim], size[placement.dim] * mesh[-1]
-        size[placement.dim] += 0 if even else 1 + times % (mesh[-1] - 1)
+        size[placement.dim] *= mesh[-1]
     return tuple(mesh), tuple(size), placement
 
 
@@ -107,7 +106,7 @@ def assert_metadata(saved: Any, size: tuple[int, ...], ranks: Sequence[int]) -> 
     source=f"{SOURCE}.chunk_dtensor",
 )
 @pytest.mark.world(1)
-@given(layout=layouts(even=True))
+@given(layout=layouts())
 @examples(30)
 def test_tiled(world: World, layout: Any) -> None:
     """Plain tensors and tensor-parallel ones of one to three dimensions, on meshes of up to twelve ranks."""
@@ -120,11 +119,16 @@ def test_tiled(world: World, layout: Any) -> None:
     source=f"{SOURCE}.chunk_dtensor",
 )
 @pytest.mark.world(1)
-@given(layout=layouts(even=False))
-@examples(10)
-def test_tiled_unevenly(world: World, layout: Any) -> None:
+def test_tiled_unevenly(world: World) -> None:
     """Of which tensor-parallel ranks have unequal parts, or nothing."""
-    world.run(lambda rank: assert_tiled(*layout))
+
+    def body(rank: Rank) -> None:
+        for shape, rows in itertools.product(((2, 2), (1, 3), (3, 4), (2, 2, 3)), (1, 3, 5, 13)):
+            assert_tiled(shape, (rows, 3), ROWS)
+            assert_tiled(shape, (3, rows), COLUMNS)
+            assert_tiled(shape, (rows,), ROWS)
+
+    world.run(body)
 
 
 @requirement(
@@ -134,7 +138,7 @@ def test_tiled_unevenly(world: World, layout: Any) -> None:
     source=f"{SOURCE}.chunk_tensor",
 )
 @pytest.mark.world(1)
-@given(layout=layouts(even=True))
+@given(layout=layouts())
 @examples(20)
 def test_rows(world: World, layout: Any) -> None:
     """A plain tensor, over groups that begin at any rank."""
