@@ -119,6 +119,7 @@ class DTensorExtensions:
             return sharded([LocalShard(inner, deepcopy(outer.metadata))], meta, tensor._process_group)
         if not isinstance(tensor, DTensor):
             return sharded_rows(tensor, pg)
+        assert tensor.device_mesh.ndim == 1, "a parameter is tensor parallel in one dimension"
         group, placement, own = tensor.device_mesh.get_group(), tensor.placements[0], tensor.to_local().detach()
         if isinstance(placement, Shard):
             shards, here = boxes(tensor.shape, placement.dim, group, own.device), dist.get_rank(group)

@@ -252,8 +252,9 @@ def test_gathering(world: World, placement: Placement | None) -> None:
 
 @requirement(
     "TP-EXT-05",
-    "A mesh that is not part of one of two dimensions, or that is another than the tensor's, is refused.",
-    source=f"{SOURCE}.chunk_dtensor, all_gather_dtensor",
+    "A mesh that is not part of one of two dimensions, or that is another than the tensor's, is refused, and so is a "
+    "parameter on two dimensions, where one is tensor parallel.",
+    source=f"{SOURCE}.chunk_dtensor, all_gather_dtensor, chunk_tensor",
 )
 @pytest.mark.world(2)
 def test_meshes_refused(world: World) -> None:
@@ -268,6 +269,9 @@ def test_meshes_refused(world: World) -> None:
         found: Any = extension.chunk_dtensor(numbers(4, 2), rank.index, mesh["dp"])
         with pytest.raises(AssertionError):
             extension.all_gather_dtensor(found, rank.mesh(1, 2, names=("dp", "tp")))
+        of_both = distribute_tensor(numbers(4, 2), mesh, [ROWS, COLUMNS])
+        with pytest.raises(AssertionError):
+            extension.chunk_tensor(of_both, rank.index, 2, 1, mesh["dp"].get_group())
 
     world.run(body)
 
