@@ -181,7 +181,7 @@ def test_marked_and_not_compiled(world: World) -> None:
         def unflattened(flat: torch.Tensor) -> Any:
             return extension.post_unflatten_transform(flat * 2, parameter).to_local() + 1
 
-        with pytest.raises(Unsupported):
+        with pytest.raises(Unsupported, match="disable"):
             torch.compile(unflattened, backend="eager", fullgraph=True)(numbers(4, 2))
         assert_same(numbers(4, 2) * 2 + 1, torch.compile(unflattened, backend="eager")(numbers(4, 2)), "compiled")
 
@@ -278,7 +278,8 @@ def test_meshes_refused(world: World) -> None:
 
 @requirement(
     "TP-EXT-06",
-    "A plain tensor is saved as one shard for each rank that has rows, which are said to be where they are.",
+    "A plain tensor is saved as one shard for each rank that has rows, which are said to be where they are, and can be "
+    "gathered from there.",
     source=f"{SOURCE}.chunk_tensor, pre_load_state_dict_transform",
 )
 @pytest.mark.world(1, 2, 3)
@@ -301,6 +302,9 @@ def test_sharded_tensor(world: World) -> None:
             assert [s.shard_offsets for s in meta.shards_metadata] == [[start, 0] for start in starts[:-1]]
             assert [s.shard_sizes for s in meta.shards_metadata] == [list(chunk.shape) for chunk in expected]
             assert [s.placement.rank() for s in meta.shards_metadata] == list(range(len(expected)))
+            out = torch.empty_like(tensor) if rank.index == 0 else None
+            saved.gather(0, out)
+            assert out is None or torch.equal(out, tensor)
             loaded, shards = extension.pre_load_state_dict_transform(saved)
             assert loaded is saved
             assert len(shards) == (rank.index < len(expected))
