@@ -46,7 +46,7 @@ class Subject:
 
 def known() -> dict[str, Subject]:
     """Every subject, by name.  Errors: :class:`SubjectError` for an entry point that is none of a subject."""
-    ours = {stack: f"harness.reference:put_{stack}" for stack in ("replicate", "replicate_fsdp")}
+    ours = {stack: f"harness.reference:put_{stack}" for stack in ("replicate", "replicate_fsdp", "tp_extension")}
     found = {TORCH: Subject(TORCH), "reference": Subject("reference", ours)}
     for point in importlib.metadata.entry_points(group=GROUP):
         name, _, stack = point.name.partition(".")

@@ -47,6 +47,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
 REFERENCE: dict[str, tuple[str, ...]] = {
     "replicate": ("harness.reference.replicate", "harness.reference.containers"),
     "replicate_fsdp": ("harness.reference.replicate_fsdp",),
+    "tp_extension": ("harness.reference.tp_extension",),
 }
 """The same where the subject is the reference."""
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.faults import in_modules
-from harness.reference import replicate, replicate_fsdp
+from harness.reference import replicate, replicate_fsdp, tp_extension
 from harness.stacks import replicate as torch_replicate
 from harness.stacks import replicate_fsdp as torch_replicate_fsdp
+from harness.stacks import tp_extension as torch_tp_extension
 
 
 def put_replicate() -> None:
@@ -28,4 +29,12 @@ def put_replicate_fsdp() -> None:
     in_modules(
         (torch_replicate_fsdp.replicate, replicate_fsdp.replicate),
         (torch_replicate_fsdp.ReplicateModule, replicate_fsdp.ReplicateModule),
+    )
+
+
+def put_tp_extension() -> None:
+    """Put our TP extension into the place of PyTorch's in this process."""
+    in_modules(
+        (torch_tp_extension.DTensorExtensions, tp_extension.DTensorExtensions),
+        (torch_tp_extension.rewrite_spec, tp_extension.rewrite_spec),
     )

@@ -16,7 +16,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def laid(own: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], like: torch.Tensor) -> torch.Tensor:
+def laid(own: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], like: torch.Tensor) -> DTensor:
     """A DTensor of what this rank has of it, of the shape of another tensor."""
     return DTensor.from_local(own, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 

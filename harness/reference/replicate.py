@@ -365,6 +365,10 @@ class DistributedDataParallel(nn.Module):
     def require_backward_grad_sync(self, synced: bool) -> None:
         self.replica.requires_sync = synced
 
+    @classmethod
+    def _get_active_ddp_module(cls) -> None:
+        """Dynamo asks whose buckets its graphs are to be cut by."""
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Where forwards are made whose backwards average nothing."""

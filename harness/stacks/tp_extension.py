@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
+from torch._dynamo.exc import Unsupported
+from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+from torch.distributed._shard.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp._common_utils import _FSDPDeviceHandle
+from torch.distributed.fsdp._common_utils import _is_fsdp_flattened as is_flattened
+from torch.distributed.remote_device import _remote_device
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
+from torch.distributed.tensor.parallel.fsdp import _rewrite_spec_if_needed as rewrite_spec
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 
 from harness.oracles.baseline import Tensors
@@ -20,16 +31,25 @@ from harness.stacks.replicate_fsdp import whole
 from harness.worlds.rank import Rank
 
 __all__ = [
+    "MODULE",
     "PLAN",
     "STYLES",
+    "AsyncCollectiveTensor",
+    "DTensorExtensions",
     "StridedShard",
+    "Unsupported",
     "apply",
+    "chunk_spec",
     "compute_local_shape_and_global_offset",
     "extensions",
     "gradients",
+    "group_of",
+    "is_flattened",
+    "listed_spec",
     "mesh_shape",
     "parameters",
     "parts",
+    "rewrite_spec",
 ]
 
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
@@ -37,6 +57,8 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "rows": RowwiseParallel,
     "replicated_columns": lambda: ColwiseParallel(output_layouts=Replicate()),
 }
+
+MODULE = "torch.distributed.tensor.parallel.fsdp"
 
 PLAN: Mapping[str, str] = {"first": "columns", "second": "rows"}
 
@@ -70,9 +92,24 @@ def apply(
         return FullyShardedDataParallel(module, device_mesh=mesh["dp"], device_id=rank.device, **options)
 
 
-def extensions(rank: Rank) -> DTensorExtensions:
-    """What FSDP1 asks how parameters that are tensor parallel are flattened, saved and loaded."""
-    return DTensorExtensions(_FSDPDeviceHandle.from_device(rank.device))
+def extensions(rank: Rank | None = None) -> DTensorExtensions:
+    """What FSDP1 asks how parameters that are tensor parallel are flattened, saved and loaded (on the host)."""
+    return DTensorExtensions(_FSDPDeviceHandle.from_device(rank.device if rank else torch.device("cpu")))
+
+
+def group_of(tensor: ShardedTensor) -> ProcessGroup:
+    """The group that a sharded tensor is sharded over."""
+    return tensor._process_group
+
+
+def chunk_spec(dim: int, placements: Sequence[str]) -> ChunkShardingSpec:
+    """Sharded in a dimension, by placements as in ``rank:0/cpu``."""
+    return ChunkShardingSpec(dim, [_remote_device(p) for p in placements])
+
+
+def listed_spec(shards: Sequence[tuple[Sequence[int], Sequence[int], str]]) -> EnumerableShardingSpec:
+    """In shards, each of offsets, sizes and a placement."""
+    return EnumerableShardingSpec([ShardMetadata([*offsets], [*sizes], at) for offsets, sizes, at in shards])
 
 
 def parts(size: int) -> list[int]:

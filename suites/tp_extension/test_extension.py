@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +16,14 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same
-from harness.stacks.tp_extension import extensions
+from harness.stacks.tp_extension import (
+    MODULE,
+    AsyncCollectiveTensor,
+    DTensorExtensions,
+    Unsupported,
+    extensions,
+    is_flattened,
+)
 
 SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
@@ -63,6 +74,15 @@ def test_flattening(world: World, placement: Placement) -> None:
 
 
 @requirement(
+    "TP-EXT-10", "The extension can be imported by itself.", source="torch/distributed/tensor/parallel/fsdp.py: __all__"
+)
+def test_import() -> None:
+    """In a fresh interpreter, before anything of FSDP."""
+    said = subprocess.run([sys.executable, "-c", f"import {MODULE}"], capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+
+
+@requirement(
     "TP-EXT-02",
     "A gradient has arrived when it is given to the flat parameter, though its collective was asynchronous.",
     source=f"{SOURCE}.post_unflatten_transform; torch/distributed/tensor/parallel/_data_parallel_utils.py",
@@ -84,6 +104,86 @@ def test_gradient_is_waited_for(world: World) -> None:
         assert arrived == [torch.Tensor]
         assert flat.grad is not None
         assert_same(numbers(6, 2), flat.grad, "gradient")
+
+    world.run(body)
+
+
+class Handle:
+    """Of a device with streams: which one is the current one."""
+
+    def __init__(self) -> None:
+        self.streams = ["current"]
+
+    def current_stream(self) -> str:
+        return self.streams[-1]
+
+    @contextmanager
+    def stream(self, stream: str) -> Iterator[None]:
+        self.streams.append(stream)
+        yield
+        self.streams.pop()
+
+
+@requirement(
+    "TP-EXT-08",
+    "Parameters are unflattened, and their gradients waited for, on the stream that FSDP computes on, or else on the "
+    "current one.",
+    source=f"{SOURCE}.post_unflatten_transform",
+)
+@pytest.mark.parametrize("compute", ["compute", None])
+@pytest.mark.world(2)
+def test_streams(world: World, compute: str | None) -> None:
+    """Streams with names, on whatever device; what is seen is the stream while a gradient is waited for, too."""
+
+    def body(rank: Rank) -> None:
+        handle, mesh, seen = Handle(), rank.mesh(rank.size), []
+        extension: Any = DTensorExtensions(handle)
+        assert extension.compute_stream is None
+        extension.compute_stream = compute
+        _, parameter = extension.pre_flatten_transform(sharded((4, 2), mesh, WHOLE))
+        flat = numbers(4, 2).requires_grad_()
+
+        def watched(self: Any, right: Any = AsyncCollectiveTensor.wait) -> Any:
+            seen.append(handle.current_stream())
+            return right(self)
+
+        def laid(*args: Any, right: Any = DTensor.from_local, **kwargs: Any) -> Any:
+            seen.append(handle.current_stream())
+            return right(*args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DTensor, "from_local", staticmethod(laid))
+            patch.setattr(AsyncCollectiveTensor, "wait", watched)
+            found = extension.post_unflatten_transform(flat, parameter)
+            used = found.redistribute(placements=[ROWS], async_op=True).to_local()
+            used.mul(chunk(numbers(4, 2), rank.size, rank.index)).sum().backward()
+        assert seen[:1] == [compute or "current"]
+        assert seen[-1] == (compute or "current")
+        assert handle.streams == ["current"]
+
+    world.run(body)
+
+
+@requirement(
+    "TP-EXT-09",
+    "What is unflattened is known to FSDP as flattened already, and left out of what Dynamo compiles.",
+    source=f"{SOURCE}.post_unflatten_transform",
+)
+@pytest.mark.world(1)
+def test_marked_and_not_compiled(world: World) -> None:
+    """Compiled around, not through: no operation of a mesh is in a graph."""
+
+    def body(rank: Rank) -> None:
+        extension: Any = extensions(rank)
+        _, parameter = extension.pre_flatten_transform(sharded((4, 2), rank.mesh(1), ROWS))
+        assert is_flattened(extension.post_unflatten_transform(numbers(4, 2), parameter))
+
+        def unflattened(flat: torch.Tensor) -> Any:
+            return extension.post_unflatten_transform(flat * 2, parameter).to_local() + 1
+
+        with pytest.raises(Unsupported, match=r"torch\.compiler\.disable"):
+            torch.compile(unflattened, backend="eager", fullgraph=True)(numbers(4, 2))
+        assert_same(numbers(4, 2) * 2 + 1, torch.compile(unflattened, backend="eager")(numbers(4, 2)), "compiled")
 
     world.run(body)
 
@@ -152,27 +252,34 @@ def test_gathering(world: World, placement: Placement | None) -> None:
 
 @requirement(
     "TP-EXT-05",
-    "A mesh that is not part of one of two dimensions, or that is another than the tensor's, is refused.",
-    source=f"{SOURCE}.chunk_dtensor, all_gather_dtensor",
+    "A mesh that is not part of one of two dimensions, or that is another than the tensor's, is refused, and so is a "
+    "parameter on two dimensions, where one is tensor parallel.",
+    source=f"{SOURCE}.chunk_dtensor, all_gather_dtensor, chunk_tensor",
 )
 @pytest.mark.world(2)
 def test_meshes_refused(world: World) -> None:
-    """A mesh of one dimension, and one of the same ranks in another shape."""
+    """No mesh, one of one dimension, and one of the same ranks in another shape."""
 
     def body(rank: Rank) -> None:
         extension, mesh = extensions(rank), rank.mesh(2, 1, names=("dp", "tp"))
+        with pytest.raises(RuntimeError):
+            extension.chunk_dtensor(numbers(4, 2), rank.index, None)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="at least 2D"):
             extension.chunk_dtensor(numbers(4, 2), rank.index, rank.mesh(2))
         found: Any = extension.chunk_dtensor(numbers(4, 2), rank.index, mesh["dp"])
         with pytest.raises(AssertionError):
             extension.all_gather_dtensor(found, rank.mesh(1, 2, names=("dp", "tp")))
+        of_both = distribute_tensor(numbers(4, 2), mesh, [ROWS, COLUMNS])
+        with pytest.raises(AssertionError):
+            extension.chunk_tensor(of_both, rank.index, 2, 1, mesh["dp"].get_group())
 
     world.run(body)
 
 
 @requirement(
     "TP-EXT-06",
-    "A plain tensor is saved as one shard for each rank that has rows, which are said to be where they are.",
+    "A plain tensor is saved as one shard for each rank that has rows, which are said to be where they are, and can be "
+    "gathered from there.",
     source=f"{SOURCE}.chunk_tensor, pre_load_state_dict_transform",
 )
 @pytest.mark.world(1, 2, 3)
@@ -195,6 +302,9 @@ def test_sharded_tensor(world: World) -> None:
             assert [s.shard_offsets for s in meta.shards_metadata] == [[start, 0] for start in starts[:-1]]
             assert [s.shard_sizes for s in meta.shards_metadata] == [list(chunk.shape) for chunk in expected]
             assert [s.placement.rank() for s in meta.shards_metadata] == list(range(len(expected)))
+            out = torch.empty_like(tensor) if rank.index == 0 else None
+            saved.gather(0, out)
+            assert out is None or torch.equal(out, tensor)
             loaded, shards = extension.pre_load_state_dict_transform(saved)
             assert loaded is saved
             assert len(shards) == (rank.index < len(expected))

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType, StateDictType
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    OptimStateKeyType,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictType,
+)
 from torch.distributed.tensor import DTensor
 
 from harness import Rank, World, requirement
@@ -102,5 +110,63 @@ def test_made_before(world: World, trained: int, original: bool) -> None:
         assert [optimizer.state[p]["sum"].shape for p in there] == [p.shape for p in there]
         train(model, optimizer, trained, trained + 1)
         assert_same_all(expected, tp_extension.parameters(model), "parameter")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-14",
+    "The full state of an optimizer for rank 0 only is empty elsewhere, and every rank is given its part when it is "
+    "loaded.",
+    source=f"{SOURCE}, optim_state_dict_to_load; FullOptimStateDictConfig",
+)
+@pytest.mark.parametrize("offload", [False, True], ids=["there", "offloaded"])
+@pytest.mark.world(2, 3)
+def test_first_rank_only(world: World, offload: bool) -> None:
+    """Momentum after two steps, into an optimizer that has none."""
+
+    def body(rank: Rank) -> None:
+        model = tp_extension.apply(layers(), rank, plan={}, shape=(rank.size, 1), use_orig_params=False)
+        optimizer, fresh = (torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5) for _ in range(2))
+        train(model, optimizer, 0, 1)
+        configs = FullStateDictConfig(), FullOptimStateDictConfig(offload_to_cpu=offload, rank0_only=True)
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, *configs):
+            saved = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+            assert (sorted(saved) == ["param_groups", "state"]) if rank.index == 0 else saved == {}
+            names = [name for name, _ in layers().named_parameters()]
+            assert list(saved.get("state", names)) == names
+            fresh.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, fresh, saved))
+        assert list(fresh.state) == list(optimizer.state)
+        for parameter, state in optimizer.state.items():
+            assert_same_all(state, fresh.state[parameter], "state")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-15",
+    "The sharded state of an optimizer that is offloaded to the host has the same values, and is loaded from there.",
+    source=f"{SOURCE}; ShardedOptimStateDictConfig",
+)
+@pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
+@pytest.mark.world(2, 4)
+def test_offloaded(world: World, original: bool) -> None:
+    """Momentum after two steps, of layers that are not tensor parallel."""
+
+    def body(rank: Rank) -> None:
+        model = tp_extension.apply(layers(), rank, plan={}, shape=(rank.size // 2, 2), use_orig_params=original)
+        optimizer, fresh = (torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5) for _ in range(2))
+        train(model, optimizer, 0, 1)
+        found = []
+        for offload in (True, False):
+            configs = ShardedStateDictConfig(), ShardedOptimStateDictConfig(offload_to_cpu=offload)
+            with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT, *configs):
+                saved = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+                found.append(momenta(saved["state"]))
+                assert all(of["momentum_buffer"].device.type == "cpu" or not offload for of in saved["state"].values())
+                fresh.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, fresh, saved))
+        assert_same_all(*found, "momentum")
+        for parameter, state in optimizer.state.items():
+            assert_same_all(state, fresh.state[parameter], "state")
 
     world.run(body)

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from harness.reference import replicate as ddp
 from harness.reference import replicate_fsdp as fsdp
+from harness.reference import tp_extension as tp
 from suites.replicate import test_application as ddp_application
 from suites.replicate import test_beginnings as ddp_beginnings
 from suites.replicate import test_calls as ddp_calls
@@ -24,6 +26,9 @@ from suites.replicate_fsdp import test_parameters as fsdp_parameters
 from suites.replicate_fsdp import test_precision as fsdp_precision
 from suites.replicate_fsdp import test_selection as fsdp_selection
 from suites.replicate_fsdp import test_sync as fsdp_sync
+from suites.tp_extension import test_boxes as tp_boxes
+from suites.tp_extension import test_corners as tp_corners
+from suites.tp_extension import test_extension as tp_extension
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,47 @@ def in_their_own_dtype(old: Any, group: Any, parameter: Any, plain: Any, gradien
 
 def uncast(dtype: Any, value: Any) -> Any:
     return value
+
+
+def thawed(old: Any, extension: Any, tensor: torch.Tensor) -> Any:
+    own, parameter = old(extension, tensor)
+    return own.requires_grad_(), parameter
+
+
+def of_equal_parts(own: torch.Tensor, mesh: Any, placements: Any, like: torch.Tensor) -> Any:
+    return DTensor.from_local(own, mesh, placements, run_check=False)
+
+
+def unmarked(old: Any, *args: Any) -> Any:
+    found = old(*args)
+    found._fsdp_flattened = False
+    return found
+
+
+def all_gathered(extension: Any, tensor: Any, parent_mesh: Any) -> torch.Tensor:
+    return tensor.full_tensor()
+
+
+def outer_loaded(extension: Any, tensor: Any) -> Any:
+    return tensor, tensor.local_shards()
+
+
+def whole_saved(old: Any, *args: Any) -> Any:
+    found = old(*args)
+    return found.redistribute(placements=[Replicate()] * (found.device_mesh.ndim - 1) + [found.placements[-1]])
+
+
+def ranks_of_group(size: Any, dim: int, group: Any, device: Any, old: Any = tp.boxes) -> Any:
+    found = old(size, dim, group, device)
+    for i, shard in enumerate(found):
+        found[i] = type(shard)(shard.shard_offsets, shard.shard_sizes, tp.at(i, device))
+    return found
+
+
+def of_one_size(old: Any, size: Any, *args: Any) -> Any:
+    found = old(size, *args)
+    found[-1].shard_sizes = found[0].shard_sizes
+    return found
 
 
 DAMAGES = {
@@ -198,5 +244,61 @@ DAMAGES = {
         replaced(fsdp, "managed", lambda module: [module]),
         fsdp_selection.test_ignored,
         {"ignored": "first"},
+    ),
+    "tp-frozen-trained": Damage(
+        "tp_extension",
+        around(tp.DTensorExtensions, "pre_flatten_transform", thawed),
+        tp_corners.test_frozen,
+    ),
+    "tp-size-forgotten": Damage(
+        "tp_extension",
+        replaced(tp, "laid", of_equal_parts),
+        tp_corners.test_sharded_state,
+        {"features": 5},
+        size=4,
+    ),
+    "tp-gradient-not-waited-for": Damage(
+        "tp_extension",
+        replaced(tp.DTensorExtensions, "arrived", lambda extension, gradient: gradient),
+        tp_extension.test_gradient_is_waited_for,
+    ),
+    "tp-not-marked": Damage(
+        "tp_extension",
+        around(tp.DTensorExtensions, "post_unflatten_transform", unmarked),
+        tp_extension.test_marked_and_not_compiled,
+        size=1,
+    ),
+    "tp-saved-whole": Damage(
+        "tp_extension",
+        around(tp.DTensorExtensions, "chunk_dtensor", whole_saved),
+        tp_extension.test_chunks,
+        {"placement": Shard(0)},
+    ),
+    "tp-gathered-beyond-fsdp": Damage(
+        "tp_extension",
+        replaced(tp.DTensorExtensions, "all_gather_dtensor", all_gathered),
+        tp_extension.test_gathering,
+        {"placement": Shard(1)},
+        size=4,
+    ),
+    "tp-outer-loaded": Damage(
+        "tp_extension",
+        replaced(tp.DTensorExtensions, "pre_load_state_dict_transform", outer_loaded),
+        tp_extension.test_nested_sharded_tensor,
+        {"placement": Shard(0)},
+    ),
+    "tp-boxes-of-one-size": Damage(
+        "tp_extension",
+        around(tp, "boxes", of_one_size),
+        tp_boxes.test_parameters,
+        {"ranks": "first", "size": (5, 7)},
+        size=1,
+    ),
+    "tp-ranks-of-the-group": Damage(
+        "tp_extension",
+        replaced(tp, "boxes", ranks_of_group),
+        tp_boxes.test_local_ranks,
+        {"ranks": "others"},
+        size=1,
     ),
 }

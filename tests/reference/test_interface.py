@@ -9,8 +9,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from harness.reference import replicate as ddp
 from harness.reference import replicate_fsdp as fsdp
+from harness.reference import tp_extension as tp
 from harness.stacks import replicate as torchs_ddp
 from harness.stacks import replicate_fsdp as torchs_fsdp
+from harness.stacks import tp_extension as torchs_tp
 
 
 def public(owner: type) -> list[str]:
@@ -33,3 +35,13 @@ def test_arguments() -> None:
     """FSDP-replicate takes PyTorch's arguments, by the same names."""
     theirs = inspect.signature(torchs_fsdp.replicate).parameters
     assert list(inspect.signature(fsdp.replicate).parameters) == list(theirs)
+
+
+@pytest.mark.parametrize("method", public(torchs_tp.DTensorExtensions))
+def test_methods_of_the_tp_extension(method: str) -> None:
+    """Each of the methods that FSDP1 calls is there, and takes as much."""
+    theirs = inspect.signature(getattr(torchs_tp.DTensorExtensions, method)).parameters
+    ours = inspect.signature(getattr(tp.DTensorExtensions, method)).parameters
+    assert len(ours) == len(theirs)
+    keywords = ("tensor", "rank", "world_size", "num_devices_per_node", "pg", "device_mesh", "device")
+    assert [name for name in ours if name in keywords] == [name for name in theirs if name in keywords]

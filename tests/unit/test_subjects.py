@@ -31,6 +31,7 @@ def test_ours(registered: dict[str, str]) -> None:
     assert [where for _, where in find("reference").first] == [
         "harness.reference:put_replicate",
         "harness.reference:put_replicate_fsdp",
+        "harness.reference:put_tp_extension",
     ]
 
 

@@ -1,0 +1,179 @@
+"""The TP extension: what FSDP1 asks about parameters that are tensor parallel, and what it makes state dicts of.
+
+What it comes to:
+
+1. A tensor-parallel parameter, a DTensor, is flattened as what this rank has of it; what FSDP unflattens is a DTensor
+   again, of the same size, stride, mesh and placement.  Its gradient has arrived when FSDP's flat parameter gets it.
+2. For a sharded state dict, a tensor becomes a DTensor on the whole mesh: sharded in its first dimension over FSDP's
+   ranks, replicated over FSDP's replicas, and over tensor-parallel ranks as the parameter is.  When that is loaded, all
+   dimensions but the last are gathered, which gives what tensor parallelism has given this rank.
+3. The older kind of state dict has sharded tensors: of a plain tensor, its rows over FSDP's ranks; of a parameter, a
+   sharded tensor over the tensor-parallel ranks whose only shard here is a sharded tensor over FSDP's, and that is what
+   is loaded.  Metadata is of every shard, alike on every rank, and names ranks of the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
+from torch.distributed._shard.sharding_spec.api import ShardingSpec
+from torch.distributed._shard.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.remote_device import _remote_device
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from harness.reference.dtensors import laid, local
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What is remembered of a tensor-parallel parameter while it is flat."""
+
+    like: torch.Tensor
+    """Of its size and stride, without memory."""
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+
+
+class DTensorExtensions:
+    """What FSDP1 calls."""
+
+    def __init__(self, device_handle: Any) -> None:
+        self.device_handle = device_handle
+        self.compute_stream: Any = None
+        """Set by FSDP, in its first forward."""
+
+    def pre_flatten_transform(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Parameter | None]:
+        """What is flattened, and what is remembered of a tensor-parallel parameter."""
+        if not isinstance(tensor, DTensor):
+            return tensor, None
+        own = nn.Parameter(
+            tensor.to_local(), requires_grad=tensor.requires_grad
+        )  # FSDP would make one that requires it
+        like = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
+        return own, Parameter(like, tensor.device_mesh, tensor.placements)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def post_unflatten_transform(self, tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
+        """The DTensor that a part of the flat parameter is, computed where FSDP computes."""
+        with self.device_handle.stream(self.compute_stream or self.device_handle.current_stream()):
+            found: torch.Tensor = laid(tensor, parameter.mesh, parameter.placements, parameter.like)
+        if tensor.requires_grad:
+            tensor.register_hook(self.arrived)  # type: ignore[no-untyped-call]
+        found._fsdp_flattened = True  # type: ignore[attr-defined]  # an outer FSDP leaves it alone
+        return found
+
+    def arrived(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient whose collective, if it came of one, has ended."""
+        if not isinstance(gradient, AsyncCollectiveTensor):
+            return gradient
+        with self.device_handle.stream(self.compute_stream or self.device_handle.current_stream()):
+            return gradient.wait()
+
+    def chunk_dtensor(self, tensor: torch.Tensor, rank: int, device_mesh: DeviceMesh) -> DTensor:
+        """A copy of a tensor, sharded over ``device_mesh``, FSDP's, and over the rest of the mesh that this is part of.
+
+        Errors: RuntimeError for a mesh that is no part of one of two dimensions or more.
+        """
+        mesh = device_mesh._get_root_mesh() if device_mesh is not None else None
+        if mesh is None or mesh.ndim < 2:
+            raise RuntimeError(f"FSDP's mesh must be part of a mesh that is at least 2D, and not of {mesh}")
+        tensor_parallel = tensor.placements if isinstance(tensor, DTensor) else (Replicate(),)
+        replicas = (Replicate(),) * (mesh.ndim - 2)
+        found = laid(local(tensor.detach()).clone(), mesh, (*replicas, Replicate(), *tensor_parallel), tensor)
+        return found.redistribute(placements=(*replicas, Shard(0), *tensor_parallel))
+
+    def all_gather_dtensor(self, tensor: DTensor, parent_mesh: DeviceMesh | None) -> torch.Tensor:
+        """What tensor parallelism gives this rank of what :meth:`chunk_dtensor` made."""
+        assert tensor.device_mesh == parent_mesh, f"a tensor of {tensor.device_mesh} can't be loaded on {parent_mesh}"
+        others = (Replicate(),) * (tensor.device_mesh.ndim - 1)
+        return tensor.redistribute(placements=(*others, tensor.placements[-1])).to_local()
+
+    def chunk_tensor(
+        self,
+        tensor: torch.Tensor,
+        rank: int,
+        world_size: int,
+        num_devices_per_node: int,
+        pg: dist.ProcessGroup,
+        device: torch.device | None = None,
+    ) -> ShardedTensor:
+        """The sharded tensor that a tensor is saved as: over FSDP's ranks, ``pg``, and over tensor-parallel ones."""
+        if isinstance(tensor, ShardedTensor):
+            assert len(tensor.local_shards()) == 1, "one shard of it must be here"
+            (outer,) = tensor.local_shards()
+            inner = sharded_rows(outer.tensor, pg)
+            meta = deepcopy(tensor.metadata())
+            meta.tensor_properties.requires_grad = False
+            return sharded([LocalShard(inner, deepcopy(outer.metadata))], meta, tensor._process_group)
+        if not isinstance(tensor, DTensor):
+            return sharded_rows(tensor, pg)
+        assert tensor.device_mesh.ndim == 1, "a parameter is tensor parallel in one dimension"
+        group, placement, own = tensor.device_mesh.get_group(), tensor.placements[0], tensor.to_local().detach()
+        if isinstance(placement, Shard):
+            shards, here = boxes(tensor.shape, placement.dim, group, own.device), dist.get_rank(group)
+        else:  # each rank has it all, and is said to have it
+            shards, here = [ShardMetadata([0] * tensor.dim(), [*tensor.shape], at(dist.get_rank(), own.device))], 0
+        own_shards = [LocalShard(sharded_rows(own, pg), deepcopy(shards[here]))] if here < len(shards) else []
+        return sharded(own_shards, described(tensor, shards), group)
+
+    def pre_load_state_dict_transform(self, tensor: Any) -> tuple[torch.Tensor, list[LocalShard]]:
+        """The sharded tensor over FSDP's ranks in what was saved, and this rank's shards of it."""
+        shards = tensor.local_shards()
+        if len(shards) == 1 and isinstance(shards[0].tensor, ShardedTensor):
+            tensor = shards[0].tensor
+        return tensor, tensor.local_shards()
+
+
+# sharded tensors
+
+
+def sharded_rows(tensor: torch.Tensor, group: dist.ProcessGroup) -> ShardedTensor:
+    """A copy of a tensor, sharded in its first dimension over a group; every rank has all of the tensor."""
+    shards, rank = boxes(tensor.shape, 0, group, tensor.device), dist.get_rank(group)
+    rows = tensor.detach().chunk(len(shards))[rank].clone() if rank < len(shards) else None
+    return sharded([] if rows is None else [LocalShard(rows, deepcopy(shards[rank]))], described(tensor, shards), group)
+
+
+def boxes(size: Sequence[int], dim: int, group: dist.ProcessGroup, device: torch.device) -> list[ShardMetadata]:
+    """What each rank of a group has of a tensor that is sharded in a dimension, without ranks that have nothing."""
+    found, whole = [], size[dim]
+    step = -(-whole // group.size()) or 1
+    for i, start in enumerate(range(0, whole, step)):
+        offsets, sizes = [0] * len(size), [*size]
+        offsets[dim], sizes[dim] = start, min(step, whole - start)
+        found.append(ShardMetadata(offsets, sizes, at(dist.get_global_rank(group, i), device)))
+    return found
+
+
+def at(rank: int, device: torch.device) -> str:
+    """Where a shard is; the devices of other ranks are taken for the same as here."""
+    return f"rank:{rank}/{device}"
+
+
+def described(tensor: torch.Tensor, shards: list[ShardMetadata]) -> ShardedTensorMetadata:
+    properties = TensorProperties(dtype=tensor.dtype, layout=tensor.layout, requires_grad=False)
+    return ShardedTensorMetadata(shards, tensor.size(), properties)
+
+
+def sharded(shards: list[LocalShard], meta: ShardedTensorMetadata, group: Any) -> ShardedTensor:
+    return ShardedTensor._init_from_local_shards_and_global_metadata(shards, meta, process_group=group)
+
+
+def rewrite_spec(spec: ShardingSpec, tensor: torch.Tensor, rank: int) -> ShardingSpec:
+    """How a tensor is sharded, with this rank's placement where its tensor is, which may be another device by now."""
+    if not isinstance(spec, ChunkShardingSpec):
+        return spec
+    here = _remote_device(at(rank, tensor.device))
+    return replace(spec, placements=[here if p.rank() == rank else p for p in spec.placements])  # type: ignore[union-attr]

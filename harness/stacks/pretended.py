@@ -1,0 +1,40 @@
+"""Worlds of any size in one process, whose collectives do nothing: for what can be said of layouts without them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+FIRST_NAME = 1_000_000
+"""Groups are named by numbers from here on, so that none is called as one of the process's own."""
+
+GROUPS = ("_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag")
+"""What a process knows of its groups."""
+
+
+@contextmanager
+def pretended(rank: int, size: int) -> Iterator[None]:
+    """Make this process that rank of a world of that size, and after that what it was.
+
+    For a process whose own world has one rank: what DTensor remembers about meshes is by their ranks.
+    """
+    registry: Any = vars(c10d)
+    own = registry["_world"].default_pg
+    assert own is None or own.size() == 1 < size
+    empty: dict[str, Any] = {name: {} for name in GROUPS}
+    fresh = {**empty, "_world": registry["_world"].__class__(), "_group_count": FIRST_NAME}
+    kept = {name: registry[name] for name in fresh}
+    registry.update(fresh)
+    try:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        yield
+    finally:
+        for name in registry["_pg_names"].values():
+            registry["_unregister_process_group"](name)
+        registry.update(kept)
+        registry["_update_default_pg"](own)

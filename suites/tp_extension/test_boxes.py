@@ -1,0 +1,355 @@
+"""Where chunks of a tensor are, as their metadata says: put together again from that alone, on meshes of any size."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from fixtures.tensors import chunk, numbers
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same
+from harness.stacks.pretended import pretended
+from harness.stacks.tp_extension import chunk_spec, extensions, group_of, listed_spec, rewrite_spec
+from suites.settings import examples
+
+SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
+ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
+NAMES = ("replicas", "dp", "tp")
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes."""
+
+
+def covered(size: Sequence[int], boxes: Sequence[Box]) -> set[int]:
+    """How often boxes cover an element of a tensor; more than one number if not each equally often."""
+    found = torch.zeros(*size, dtype=torch.int64)
+    for offsets, sizes in boxes:
+        place = tuple(slice(a, a + n) for a, n in zip(offsets, sizes, strict=True))
+        assert found[place].shape == sizes, f"{offsets}, {sizes} in {size}"
+        found[place] += 1
+    return set(found.flatten().tolist())
+
+
+def in_worlds(shape: Sequence[int], ranks: Sequence[int] | None = None) -> Iterator[tuple[Any, Any, Any]]:
+    """On every rank of a mesh, or on some: the mesh, its part for FSDP, and that for tensor parallelism."""
+    names = NAMES[-len(shape) :]
+    for i in ranks if ranks is not None else range(math.prod(shape)):
+        with pretended(i, math.prod(shape)):
+            mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=names)
+            yield mesh, mesh[names[:-1]] if len(names) > 2 else mesh["dp"], mesh["tp"]
+
+
+def part(size: Sequence[int], mesh: Any, placement: Placement | None, dtype: torch.dtype = torch.float32) -> Any:
+    """A tensor without memory; with a placement, tensor parallel."""
+    whole = torch.empty(*size, device="meta", dtype=dtype)
+    if placement is None:
+        return whole
+    dim = placement.dim if isinstance(placement, Shard) else None
+    local = whole if dim is None else chunk(whole, mesh.size(), mesh.get_local_rank(), dim).contiguous()
+    return DTensor.from_local(local, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def box(shard: Any) -> Box:
+    return tuple(shard.shard_offsets), tuple(shard.shard_sizes)
+
+
+@st.composite
+def layouts(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...], Placement | None]:
+    """A mesh, a size that tensor-parallel ranks divide evenly, and a placement."""
+    meshes = st.lists(st.integers(1, 4), min_size=2, max_size=3)
+    mesh = draw(meshes.filter(lambda shape: 1 < math.prod(shape) <= 12))
+    placement = draw(st.sampled_from([None, ROWS, COLUMNS, WHOLE]))
+    size = draw(st.lists(st.integers(1, 7), min_size=1 + (placement == COLUMNS), max_size=3))
+    if isinstance(placement, Shard):
+        size[placement.dim] *= mesh[-1]
+    return tuple(mesh), tuple(size), placement
+
+
+def assert_tiled(shape: tuple[int, ...], size: tuple[int, ...], placement: Placement | None) -> None:
+    """The chunks that a tensor is saved as, as DTensors."""
+    boxes: list[Box] = []
+    for mesh, fsdp, tensor_parallel in in_worlds(shape):
+        found: Any = extensions().chunk_dtensor(part(size, tensor_parallel, placement), 0, fsdp)
+        assert (found.device_mesh, tuple(found.shape), found.placements[-1]) == (mesh, size, placement or WHOLE)
+        (own,) = found.__create_chunk_list__() or [None]
+        assert own is not None
+        assert tuple(own.sizes) == tuple(found.to_local().shape)
+        boxes.append((tuple(own.offsets), tuple(own.sizes)))
+    times = covered(size, [of for of in boxes if math.prod(of[1])])
+    assert len(times) == 1, f"covered {times} times by {boxes}"
+
+
+def assert_metadata(saved: Any, size: tuple[int, ...], ranks: Sequence[int]) -> list[Box]:
+    """Shards tile the tensor once, and each is with its rank of a group; returns them."""
+    meta = saved.metadata()
+    boxes = [box(shard) for shard in meta.shards_metadata]
+    assert (tuple(meta.size), tuple(saved.size())) == (size, size)
+    assert covered(size, boxes) == {1}
+    assert all(math.prod(sizes) for _, sizes in boxes)
+    assert [shard.placement.rank() for shard in meta.shards_metadata] == list(ranks[: len(boxes)])
+    assert dist.get_process_group_ranks(group_of(saved)) == list(ranks)
+    return boxes
+
+
+@requirement(
+    "TP-BOX-01",
+    "The chunks of all ranks, said by their metadata alone, tile a tensor: each element as often as any other.",
+    source=f"{SOURCE}.chunk_dtensor",
+)
+@pytest.mark.world(1)
+@given(layout=layouts())
+@examples(30)
+def test_tiled(world: World, layout: Any) -> None:
+    """Plain tensors and tensor-parallel ones of one to three dimensions, on meshes of up to twelve ranks."""
+    world.run(lambda rank: assert_tiled(*layout))
+
+
+@requirement(
+    "TP-BOX-01",
+    "The chunks of all ranks, said by their metadata alone, tile a tensor: each element as often as any other.",
+    source=f"{SOURCE}.chunk_dtensor",
+)
+@pytest.mark.world(1)
+def test_tiled_unevenly(world: World) -> None:
+    """Of which tensor-parallel ranks have unequal parts, or nothing."""
+
+    def body(rank: Rank) -> None:
+        for shape, rows in itertools.product(((2, 2), (1, 3), (3, 4), (2, 2, 3)), (1, 3, 5, 13)):
+            assert_tiled(shape, (rows, 3), ROWS)
+            assert_tiled(shape, (3, rows), COLUMNS)
+            assert_tiled(shape, (rows,), ROWS)
+
+    world.run(body)
+
+
+@requirement(
+    "TP-BOX-02",
+    "The shards of a sharded tensor, said by its metadata, tile it once, and are with their ranks of the world; what a "
+    "rank has is what is said of it.",
+    source=f"{SOURCE}.chunk_tensor",
+)
+@pytest.mark.world(1)
+@given(layout=layouts())
+@examples(20)
+def test_rows(world: World, layout: Any) -> None:
+    """A plain tensor, over groups that begin at any rank."""
+
+    def body(rank: Rank) -> None:
+        shape, size, _ = layout
+        for mesh, _, _ in in_worlds(shape):
+            group = mesh.get_group(mesh.ndim - 2)
+            ranks, here = dist.get_process_group_ranks(group), dist.get_rank(group)
+            tensor = torch.arange(math.prod(size), dtype=torch.int64).reshape(size)
+            saved: Any = extensions().chunk_tensor(tensor, here, len(ranks), 1, group)
+            boxes = assert_metadata(saved, size, ranks)
+            shards = saved.local_shards()
+            assert [box(shard.metadata) for shard in shards] == boxes[here : here + 1]
+            for shard, (offsets, sizes) in zip(shards, boxes[here:], strict=False):
+                assert shard.tensor.equal(tensor.narrow(0, offsets[0], sizes[0]))
+
+    world.run(body)
+
+
+@requirement(
+    "TP-BOX-03",
+    "In the local shards of a sharded tensor, too, ranks are those of the world.",
+    source=f"{SOURCE}.chunk_tensor",
+)
+@pytest.mark.parametrize("ranks", ["first", "others"])
+@pytest.mark.world(1)
+def test_local_ranks(world: World, ranks: str) -> None:
+    """Two groups of two: that of the first ranks, and that of the others."""
+
+    def body(rank: Rank) -> None:
+        for i in (0, 1) if ranks == "first" else (2, 3):
+            for _, _, tensor_parallel in in_worlds((2, 2), [i]):
+                saved: Any = extensions().chunk_tensor(torch.ones(4), i % 2, 2, 1, tensor_parallel.get_group())
+                (shard,) = saved.local_shards()
+                assert shard.metadata.placement.rank() == i
+
+    world.run(body)
+
+
+@requirement(
+    "TP-BOX-04",
+    "The shards that a tensor-parallel parameter is saved as, over the tensor-parallel ranks, tile it once; each rank "
+    "has the one that is its own.",
+    source=f"{SOURCE}.chunk_tensor",
+)
+@pytest.mark.parametrize("ranks", ["first", "others"])
+@pytest.mark.parametrize("size", [(4, 6), (5, 7)], ids=["even", "uneven"])
+@pytest.mark.world(1)
+def test_parameters(world: World, ranks: str, size: tuple[int, int]) -> None:
+    """Two tensor-parallel groups of two ranks; of dtypes that are not the default one."""
+
+    def body(rank: Rank) -> None:
+        for placement, dtype in itertools.product((ROWS, COLUMNS, WHOLE), (torch.float64, torch.bfloat16)):
+            for i in (0, 1) if ranks == "first" else (2, 3):
+                for _, fsdp, tensor_parallel in in_worlds((2, 2), [i]):
+                    parameter = part(size, tensor_parallel, placement, dtype).requires_grad_()
+                    saved: Any = extensions().chunk_tensor(parameter, fsdp.get_local_rank(), 2, 1, fsdp.get_group())
+                    meta = saved.metadata()
+                    properties = meta.tensor_properties
+                    assert (tuple(meta.size), properties.dtype, properties.layout) == (size, dtype, torch.strided)
+                    boxes = [box(shard) for shard in meta.shards_metadata]
+                    assert covered(size, boxes) == {1}, boxes
+                    (outer,) = saved.local_shards()
+                    assert box(outer.metadata) == boxes[0 if placement == WHOLE else i % 2]
+                    assert outer.metadata.shard_sizes == list(parameter.to_local().shape)
+                    assert group_of(saved) == tensor_parallel.get_group()
+
+    world.run(body)
+
+
+@requirement(
+    "TP-BOX-05",
+    "Every rank says the same of the shards of a tensor-parallel parameter: each is with its rank of the world.",
+    source=f"{SOURCE}.chunk_tensor",
+)
+@pytest.mark.parametrize("tensor_parallel_ranks", [2, 3, 4])
+@pytest.mark.world(1)
+def test_ranks_of_parameters(world: World, tensor_parallel_ranks: int) -> None:
+    """The first tensor-parallel group."""
+
+    def body(rank: Rank) -> None:
+        said = []
+        for _, fsdp, tensor_parallel in in_worlds((2, tensor_parallel_ranks), range(tensor_parallel_ranks)):
+            parameter = part((12, 2), tensor_parallel, ROWS)
+            saved: Any = extensions().chunk_tensor(parameter, 0, 2, 1, fsdp.get_group())
+            said.append([shard.placement.rank() for shard in saved.metadata().shards_metadata])
+        assert said == [list(range(tensor_parallel_ranks))] * tensor_parallel_ranks
+
+    world.run(body)
+
+
+@requirement(
+    "TP-BOX-06",
+    "What is a sharded tensor already becomes one of the same shards, over the same group, whose local shard is "
+    "sharded once more, over FSDP's ranks.",
+    source=f"{SOURCE}.chunk_tensor",
+)
+@pytest.mark.world(4, 6)
+def test_sharded_once_more(world: World) -> None:
+    """Rows over tensor-parallel ranks, then over FSDP's; one that requires a gradient, and one without shards here."""
+
+    def body(rank: Rank) -> None:
+        count = rank.size // 2
+        extension, mesh, whole = extensions(rank), rank.mesh(2, count, names=("dp", "tp")), numbers(2 * count - 1, 3)
+        group, data = mesh["tp"].get_group(), mesh["dp"].get_group()
+        ranks, here, first = dist.get_process_group_ranks(group), dist.get_rank(group), dist.get_rank(data)
+        given: Any = extension.chunk_tensor(whole, here, count, 1, group)
+        given.metadata().tensor_properties.requires_grad = True
+        saved: Any = extension.chunk_tensor(given, first, 2, 1, data)
+        assert given.metadata().tensor_properties.requires_grad
+        assert not saved.metadata().tensor_properties.requires_grad
+        boxes = assert_metadata(saved, tuple(whole.shape), ranks)
+        (outer,) = saved.local_shards()
+        assert box(outer.metadata) == boxes[here]
+        inner, shards = extension.pre_load_state_dict_transform(saved)
+        assert inner is outer.tensor
+        local = chunk(whole, count, here)
+        rows = assert_metadata(inner, tuple(local.shape), dist.get_process_group_ranks(data))
+        assert [box(shard.metadata) for shard in shards] == rows[first : first + 1]
+        for shard in shards:
+            assert_same(chunk(local, 2, first), shard.tensor, "shard")
+        few: Any = extension.chunk_tensor(whole[: count - 1], here, count, 1, group)
+        if here == count - 1:
+            assert extension.pre_load_state_dict_transform(few) == (few, [])
+            with pytest.raises(AssertionError):
+                extension.chunk_tensor(few, first, 2, 1, data)
+
+    world.run(body)
+
+
+def expected(size: Sequence[int], placements: Sequence[Placement], mesh: Any) -> Box:
+    """The part of this rank: sharded by one dimension of the mesh after the other."""
+    offsets, sizes = [0] * len(size), [*size]
+    for placement, count, index in zip(placements, mesh.shape, mesh.get_coordinate(), strict=True):
+        if isinstance(placement, Shard):
+            dim = placement.dim
+            step = -(-sizes[dim] // count)
+            start = min(step * index, sizes[dim])
+            offsets[dim], sizes[dim] = offsets[dim] + start, min(step, sizes[dim] - start)
+    return tuple(offsets), tuple(sizes)
+
+
+BIG: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "1024": ((64, 16), (2**20, 2**14)),
+    "2048": ((256, 8), (2**14, 2**12, 2**34)),
+    "4096-hybrid": ((4, 128, 8), (2**15 + 128, 2**13, 2**20)),
+    "few-rows": ((512, 4), (100, 2**10, 2**34)),
+    "many-rows": ((64, 16), (2**50, 16)),
+}
+
+
+@requirement(
+    "TP-BOX-07",
+    "On meshes of thousands of ranks, and of more numbers than 32 bits can count, each rank's chunk is at its place.",
+    source=f"{SOURCE}.chunk_dtensor, chunk_tensor",
+)
+@pytest.mark.parametrize("job", BIG)
+@pytest.mark.world(1)
+def test_big_jobs(world: World, job: str) -> None:
+    """The first ranks, the last ones, and some between; tensors without memory."""
+
+    def body(rank: Rank) -> None:
+        shape, size = BIG[job]
+        ranks = math.prod(shape)
+        for mesh, fsdp, tensor_parallel in in_worlds(shape, (0, shape[-1] - 1, ranks // 2 + 1, ranks - 1)):
+            for placement in (None, ROWS, COLUMNS):
+                given = part(size, tensor_parallel, placement)
+                found: Any = extensions().chunk_dtensor(given, 0, fsdp)
+                offsets, sizes = expected(size, found.placements, mesh)
+                assert (tuple(found.shape), tuple(found.to_local().shape)) == (size, sizes)
+                (own,) = found.__create_chunk_list__()
+                assert tuple(own.sizes) == sizes
+                assert tuple(own.offsets) == offsets or not math.prod(sizes)
+            group = mesh.get_group(mesh.ndim - 2)
+            here, step = dist.get_rank(group), -(-size[0] // group.size())
+            saved: Any = extensions().chunk_tensor(part(size, mesh, None), here, group.size(), 8, group)
+            shards, starts = saved.metadata().shards_metadata, range(0, size[0], step)
+            assert [shard.shard_offsets for shard in shards] == [[start, *[0] * (len(size) - 1)] for start in starts]
+            own_sizes = [shard.shard_sizes for shard in shards[here : here + 1]]
+            assert [list(shard.tensor.shape) for shard in saved.local_shards()] == own_sizes
+
+    world.run(body)
+
+
+@requirement(
+    "TP-SPEC-01",
+    "How a tensor is sharded says of this rank where its tensor is now, of the others what it said; what was said "
+    "before stays as it is.",
+    source="torch/distributed/tensor/parallel/fsdp.py: _rewrite_spec_if_needed",
+)
+@pytest.mark.world(1)
+def test_rewritten_spec(world: World) -> None:
+    """Moved to the host, not moved, of another kind, and of ranks that have several shards."""
+
+    def body(rank: Rank) -> None:
+        here = torch.ones(1)
+        for before, after in (
+            (["rank:0/cuda:0", "rank:1/cuda:1"], ["rank:0/cuda:0", "rank:1/cpu"]),
+            (["rank:1/cuda:1", "rank:0/cpu"], ["rank:1/cpu", "rank:0/cpu"]),
+            (["rank:0/cuda:0", "rank:1/cpu"], ["rank:0/cuda:0", "rank:1/cpu"]),
+            (["rank:0/cpu", "rank:2/cuda:1"], ["rank:0/cpu", "rank:2/cuda:1"]),
+            (["rank:1/cpu", "rank:1/cuda:1", "rank:1/cuda:0"], ["rank:1/cpu"] * 3),
+        ):
+            given = chunk_spec(0, before)
+            found: Any = rewrite_spec(given, here, 1)
+            assert [str(p) for p in found.placements] == after
+            assert [str(p) for p in given.placements] == before
+            assert (type(found), found.dim) == (type(given), 0)
+            assert (found is given) <= (before == after)
+        other = listed_spec([((0, 0), (2, 2), "rank:1/cuda:0")])
+        assert rewrite_spec(other, here, 1) is other
+
+    world.run(body)

@@ -1,0 +1,212 @@
+"""Models on meshes beside others: of another shape after a checkpoint, without the first ranks, two in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as checkpoint
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictConfig, ShardingStrategy, StateDictType
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same_all, dyadic
+from harness.stacks import tp_extension
+
+SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
+PARTS = 12
+"""Of features and sequences: divided by two, three and four ranks."""
+
+
+class Scale(nn.Module):
+    """A layer that takes any part of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def layers() -> nn.Sequential:
+    """Of whole numbers, whose products and sums are exact for a step."""
+    sizes = ((PARTS, 3), None, (3, PARTS), (PARTS, 3), None, (3, PARTS), (PARTS, 2))
+    modules = [Scale() if size is None else nn.Linear(*size, dtype=torch.float64) for size in sizes]
+    model = nn.Sequential(*modules)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(dyadic(*parameter.shape, key=name, span=2, denominator=1))
+    return model
+
+
+def styles() -> Mapping[str, ParallelStyle]:
+    """Rows, columns and sequences, and a layer that is left out."""
+    return {
+        "0": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "1": SequenceParallel(),
+        "2": ColwiseParallel(input_layouts=Shard(1)),
+        "3": RowwiseParallel(output_layouts=Shard(1)),
+        "4": SequenceParallel(use_local_output=True),
+        "5": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+
+
+def backward(model: nn.Module, parts: Sequence[int]) -> None:
+    """The mean of parts of a batch."""
+    x = torch.cat([dyadic(1, PARTS, PARTS, key=("input", part), span=2, denominator=1) for part in parts])
+    (model(x).sum() / len(parts)).backward()
+
+
+def trained() -> dict[str, torch.Tensor]:
+    """One step of one device on two parts."""
+    model = layers()
+    backward(model, (0, 1))
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def sharded(module: nn.Module, mesh: Any, rank: Rank, **options: Any) -> Any:
+    """Over a mesh of two dimensions."""
+    parallelize_module(module, mesh["tp"], dict(styles()))
+    options.setdefault("use_orig_params", True)
+    return FullyShardedDataParallel(module, device_mesh=mesh["dp"], device_id=rank.device, **options)
+
+
+def step(model: Any, part: int) -> None:
+    backward(model, (part,))
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+
+
+def saved(model: Any, *, offload: bool = False) -> dict[str, Any]:
+    config = ShardedStateDictConfig(offload_to_cpu=offload)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT, config):
+        return dict(model.state_dict())
+
+
+def load(model: Any, state: dict[str, Any]) -> None:
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+        model.load_state_dict(state)
+
+
+@requirement(
+    "TP-GRAD-14",
+    "Layers that are tensor parallel by rows, by columns or in sequences, and others, train under FSDP as on one "
+    "device, whichever strategy shards them.",
+    source=f"{SOURCE}; SequenceParallel; ShardingStrategy",
+)
+@pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
+@pytest.mark.world(4, 8)
+def test_sequences(world: World, original: bool) -> None:
+    """Two data-parallel ranks over two tensor-parallel ones, or four; a step under each strategy that shards."""
+    expected = trained()
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, rank.size // 2, names=("dp", "tp"))
+        for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP):
+            model = sharded(layers(), mesh, rank, sharding_strategy=strategy, use_orig_params=original)
+            step(model, mesh["dp"].get_local_rank())
+            assert_same_all(expected, tp_extension.parameters(model), "parameter")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-GRAD-15",
+    "A model of two dimensions and one that FSDP alone shards train in one process, and are saved, as each by itself.",
+    source="pytorch/pytorch#113237",
+)
+@pytest.mark.world(4)
+def test_beside_one_dimension(world: World) -> None:
+    """One after the other, and by turns; a plain one is made first, between, and last."""
+    expected = trained()
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, 2, names=("dp", "tp"))
+
+        def plain() -> Any:
+            return FullyShardedDataParallel(layers(), device_id=rank.device, device_mesh=rank.mesh(4))
+
+        first, both, last = plain(), sharded(layers(), mesh, rank), plain()
+        parts = {first: rank.index % 2, both: mesh["dp"].get_local_rank(), last: rank.index % 2}
+        for model, part in parts.items():
+            step(model, part)
+        for model in parts:
+            assert_same_all(expected, tp_extension.parameters(model), "parameter")
+            state = saved(model)
+            meshes = [value.device_mesh for value in state.values()]
+            assert meshes == [mesh if model is both else rank.mesh(4)] * len(expected)
+            assert_same_all(expected, {name: value.full_tensor() for name, value in state.items()}, "saved")
+            load(model, state)
+            assert_same_all(expected, tp_extension.parameters(model), "loaded")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-GRAD-16",
+    "A model on some ranks of the world, without the first, trains and is saved as on all.",
+    source=SOURCE,
+)
+@pytest.mark.world(5)
+def test_without_first_rank(world: World) -> None:
+    """Four ranks of five."""
+    expected = trained()
+
+    def body(rank: Rank) -> None:
+        mesh = DeviceMesh(rank.device.type, [[1, 2], [3, 4]], mesh_dim_names=("dp", "tp"))
+        if rank.index:
+            model = sharded(layers(), mesh, rank)
+            step(model, mesh["dp"].get_local_rank())
+            assert_same_all(expected, tp_extension.parameters(model), "parameter")
+            state = saved(model)
+            assert_same_all(expected, {name: value.full_tensor() for name, value in state.items()}, "saved")
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.zero_()
+            load(model, state)
+            assert_same_all(expected, tp_extension.parameters(model), "loaded")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-13",
+    "A distributed checkpoint of a model on one mesh is loaded, value for value, on a mesh of another shape.",
+    source="torch.distributed.checkpoint",
+)
+@pytest.mark.parametrize("offload", [False, True], ids=["there", "offloaded"])
+@pytest.mark.world(4, 6)
+def test_another_mesh(world: World, tmp_path: Path, offload: bool) -> None:
+    """Tensor-parallel groups become larger, smaller, or one rank; saved from where parameters are, or from the host."""
+    expected = {name: p.detach() for name, p in layers().named_parameters()}
+
+    def body(rank: Rank) -> None:
+        shapes = ((2, 2), (4, 1)) if rank.size == 4 else ((3, 2), (2, 3))
+        for shape in shapes:
+            state = saved(sharded(layers(), rank.mesh(*shape, names=("dp", "tp")), rank), offload=offload)
+            assert all(type(value) is DTensor for value in state.values())
+            checkpoint.save(state, checkpoint_id=tmp_path / str(shape[0]))
+        for shape, other in zip(shapes, reversed(shapes), strict=True):
+            module = layers()
+            for parameter in module.parameters():
+                nn.init.zeros_(parameter)
+            model = sharded(module, rank.mesh(*shape, names=("dp", "tp")), rank)
+            state = saved(model)
+            checkpoint.load(state, checkpoint_id=tmp_path / str(other[0]))
+            load(model, state)
+            assert_same_all(expected, tp_extension.parameters(model), "parameter")
+
+    world.run(body)
