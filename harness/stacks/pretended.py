@@ -8,7 +8,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 FIRST_NAME = 1_000_000
 """Groups are named by numbers from here on, so that none is called as one of the process's own."""
@@ -23,6 +22,8 @@ def pretended(rank: int, size: int) -> Iterator[None]:
 
     For a process whose own world has one rank: what DTensor remembers about meshes is by their ranks.
     """
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers a backend, which others need not have
+
     registry: Any = vars(c10d)
     own = registry["_world"].default_pg
     assert own is None or own.size() == 1 < size
