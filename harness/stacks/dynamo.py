@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import _functorch as functorch
 from torch import nn
 from torch._dynamo import compiled_autograd
+from torch._dynamo import distributed as compile_groups
 from torch._dynamo.backends.registry import lookup_backend
 
 from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
@@ -17,12 +20,18 @@ from harness.worlds.rank import Rank
 
 __all__ = [
     "COMPILES_MESSAGES",
+    "COMPILES_ON_ONE_RANK",
     "GraphCounter",
+    "agreeing",
     "apply",
+    "budget",
     "compiled",
     "compiled_backward",
     "compiled_messages",
+    "compiler_collectives",
     "gradients",
+    "graph_break",
+    "on_one_rank",
     "parameters",
     "parts",
     "unwaited",
@@ -32,6 +41,49 @@ Compiled = Callable[..., Any]
 
 COMPILES_MESSAGES = hasattr(torch._dynamo.config, "enable_p2p_compilation")
 """Whether this version of torch can have isend and irecv in graphs."""
+
+COMPILES_ON_ONE_RANK = hasattr(getattr(dist, "config", None), "compile_on_one_rank")
+"""Whether this version of torch can make graphs that are the same on every rank."""
+
+
+def on_one_rank() -> AbstractContextManager[Any]:
+    """Where graphs are made so that every rank could run them."""
+    found: AbstractContextManager[Any] = dist.config.patch(compile_on_one_rank=True)
+    return found
+
+
+@contextmanager
+def agreeing() -> Iterator[None]:
+    """Where no rank uses compiled code again unless all do: guard collectives."""
+    before = torch.compiler.set_enable_guard_collectives(True)
+    try:
+        yield
+    finally:
+        torch.compiler.set_enable_guard_collectives(before)
+        _destroy("_GUARD_PG")
+
+
+@contextmanager
+def compiler_collectives() -> Iterator[None]:
+    """Where ranks tell each other the sizes of their inputs while they compile."""
+    with torch._dynamo.config.patch(enable_compiler_collectives=True):
+        try:
+            yield
+        finally:
+            _destroy("_COMPILE_PG")
+
+
+def _destroy(name: str) -> None:
+    """Destroy a group that Dynamo has made for itself and would keep."""
+    if (group := getattr(compile_groups, name)) is not None:
+        dist.destroy_process_group(group)
+        setattr(compile_groups, name, None)
+
+
+def budget(share: float) -> AbstractContextManager[Any]:
+    """Where backwards may keep this share of the memory that forwards fill: 1 all of it, 0 nothing but inputs."""
+    found: AbstractContextManager[Any] = functorch.config.patch(activation_memory_budget=share)
+    return found
 
 
 def compiled_messages() -> AbstractContextManager[Any]:
@@ -53,6 +105,11 @@ def compiled(
     torch.compiler.reset()
     counter = GraphCounter(backend)
     return torch.compile(function, backend=counter, fullgraph=fullgraph, **options), counter
+
+
+def graph_break() -> None:
+    """Where a graph ends, and another begins."""
+    torch._dynamo.graph_break()
 
 
 def unwaited() -> int:

@@ -1,0 +1,221 @@
+"""Ranks that are not alike, in what they are given or may use, and still have to launch the same collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fixtures.tensors import numbers
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same, dyadic
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional
+from harness.stacks.tracing import Tracer
+
+WIDE = 512
+"""Of a layer whose float32 weights are 1 MiB, DDP's first bucket."""
+
+
+@requirement(
+    "DYN-AGREE-01",
+    "Where ranks agree on guards, all of them compile as soon as one has to, and none otherwise.",
+    source="torch.compiler: set_enable_guard_collectives",
+)
+@pytest.mark.world(3)
+def test_guards(world: World) -> None:
+    """Five calls; in the second and third each rank has another number of rows."""
+
+    def body(rank: Rank) -> list[int]:
+        def total(x: torch.Tensor) -> torch.Tensor:
+            return functional.all_reduce(x.sum(), "sum", dist.group.WORLD) + 1
+
+        with dynamo.agreeing():
+            function, counter = dynamo.compiled(total, dynamic=False)
+            counts = []
+            for rows in ([4] * 3, [4, 5, 6], [4, 5, 6], [6] * 3, [4] * 3):
+                assert_same(torch.tensor(1.0 + sum(rows[: rank.size])), function(torch.ones(rows[rank.index])), "sum")
+                counts.append(counter.graphs)
+        return counts
+
+    assert world.run(body) == [[1, 2, 2, 3, 3]] * world.size
+
+
+@requirement(
+    "DYN-AGREE-02",
+    "Ranks that tell each other the sizes of their inputs while they compile make the same graphs, for any size where "
+    "sizes differ.",
+    source="torch/_dynamo/config.py: enable_compiler_collectives",
+)
+@pytest.mark.world(2)
+def test_sizes(world: World) -> None:
+    """One call with as many rows as the rank's number and four more."""
+
+    def body(rank: Rank) -> list[list[tuple[str, str]]]:
+        tracer = Tracer("eager")
+        with dynamo.compiler_collectives():
+            torch.compiler.reset()
+            function = torch.compile(lambda x: x * 2 + 1, backend=tracer)
+            for rows in (4, 6):
+                x = torch.ones(rows + rank.index, device=rank.device)
+                assert_same(torch.full_like(x, 3), function(x), "result")
+        return [list(graph.fingerprint()) for graph in tracer.graphs]
+
+    graphs = world.run(body)
+    assert graphs == [graphs[0]] * world.size
+    assert len(graphs[0]) == 1
+
+
+@requirement(
+    "DYN-AGREE-03",
+    "A compiled forward and its backward launch each collective once, in the same order on every rank, whatever memory "
+    "each rank may keep in between.",
+    source="torch/_functorch/partitioners.py: collectives are never recomputed; activation_memory_budget",
+)
+@pytest.mark.parametrize("least", [0.5, 0.0], ids=["half", "none"])
+@pytest.mark.world(3)
+def test_partitions(world: World, least: float) -> None:
+    """Two collectives whose results the backward needs; the first rank keeps the least, the last one everything."""
+
+    def body(rank: Rank) -> list[str]:
+        def through(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            whole = functional.all_gather_tensor_autograd(x @ weight, 0, dist.group.WORLD)
+            summed = functional.all_reduce(whole.square(), "sum", dist.group.WORLD)
+            return (summed.square() * summed).sum()
+
+        tracer = Tracer()
+        torch.compiler.reset()
+        function = torch.compile(through, backend=tracer, fullgraph=True)
+        results = []
+        for run in (function, through):
+            x, weight = (numbers(2, 4) + rank.index).requires_grad_(), numbers(4, 4).requires_grad_()
+            with dynamo.budget(least + (1 - least) * rank.index / (rank.size - 1)):
+                loss = run(x, weight)
+            if run is function:
+                kept: list[Any] = [None] * rank.size
+                dist.all_gather_object(kept, tracer.launched())
+                assert kept == [kept[0]] * rank.size
+            loss.backward()
+            assert x.grad is not None
+            assert weight.grad is not None
+            results.append((loss.detach(), x.grad, weight.grad))
+        for found, right in zip(*results, strict=True):
+            assert_same(right, found, "compiled and uncompiled")
+        return tracer.launched()
+
+    for launched in world.run(body):
+        assert [name.split(".")[1] for name in launched] == [
+            *("all_gather_into_tensor", "all_reduce"),  # forward
+            *("all_reduce", "reduce_scatter_tensor"),
+        ]
+
+
+def _collectives(x: torch.Tensor, size: int, group: Any) -> torch.Tensor:
+    """Every collective that compiled code can have, each of what the one before has left."""
+    dist.all_reduce(x, group=group)
+    whole = x.new_empty(size * len(x))
+    dist.all_gather_into_tensor(whole, x, group=group)
+    mine = torch.empty_like(x)
+    dist.reduce_scatter_tensor(mine, whole, group=group)
+    received = torch.empty_like(mine)
+    dist.all_to_all_single(received, mine, group=group)
+    parts = [torch.empty_like(received) for _ in range(size)]
+    dist.all_gather(parts, received, group=group)
+    return torch.cat(parts)
+
+
+@requirement(
+    "DYN-AGREE-04",
+    "A graph that is made for every rank is the same on each, constants and all, with the default group, named or not, "
+    "and with groups whose names differ.",
+    source="torch/distributed/config.py: compile_on_one_rank",
+)
+@pytest.mark.skipif(not dynamo.COMPILES_ON_ONE_RANK, reason="this version of torch makes graphs for one rank only")
+@pytest.mark.parametrize("group", ["implicit", "named", "own"])
+@pytest.mark.world(2)
+def test_made_for_every_rank(world: World, group: str) -> None:
+    """Five collectives against the same uncompiled, and their graphs from both ranks; one group is the rank alone."""
+
+    def body(rank: Rank) -> list[Any]:
+        own = rank.mesh(rank.size, 1).get_group(1)
+        chosen = {"implicit": None, "named": dist.group.WORLD, "own": own}[group]
+        size = 1 if group == "own" else rank.size
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            return _collectives(x * 2, size, chosen)
+
+        tracer = Tracer()
+        torch.compiler.reset()
+        with dynamo.on_one_rank():
+            function = torch.compile(call, backend=tracer, fullgraph=True)
+            x = torch.arange(4.0) + rank.index
+            assert_same(call(x), function(x) + 0, "result")
+        return [tracer.graphs, tracer.forwards]
+
+    graphs = world.run(body)
+    assert graphs[0] == graphs[1]
+    assert [len(made) for made in graphs[0]] == [1, 1]
+
+
+class Scaled(nn.Module):
+    """Two layers without bias, of 1 MiB each, and a number of this block's own between and after them."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.number = number
+        self.first, self.second = nn.Linear(WIDE, WIDE, bias=False), nn.Linear(WIDE, WIDE, bias=False)
+        for key, layer in enumerate((self.first, self.second)):
+            nn.init.zeros_(layer.weight)
+            with torch.no_grad():
+                layer.weight.diagonal().copy_(dyadic(WIDE, key=key, dtype=torch.float32, span=2, denominator=1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = self.number / 2
+        result: torch.Tensor = x + self.second(self.first(x) * half) * half
+        return result
+
+
+class Blocks(nn.Module):
+    """Blocks that are compiled one by one and differ by a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Scaled(number) for number in (1.0, 2.0, 4.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+            dynamo.graph_break()
+        return x
+
+
+@requirement(
+    "DYN-DDP-04",
+    "A model under DDP whose blocks have several buckets and differ by a number has, compiled, the gradients of one "
+    "device.",
+    source="torch/_dynamo/backends/distributed.py: DDPOptimizer",
+)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.world(1)
+def test_numbers(world: World, backend: str) -> None:
+    """Two steps; the second block of a kind is compiled for any number."""
+
+    def body(rank: Rank) -> None:
+        alone, wrapped = Blocks(), DistributedDataParallel(Blocks(), bucket_cap_mb=1)
+        function, counter = dynamo.compiled(wrapped, backend=backend, fullgraph=False)
+        for step in range(2):
+            x = dyadic(2, WIDE, key=step, dtype=torch.float32, span=2)
+            for model in (alone, function):
+                model(x).sum().backward()
+            for one, other in zip(alone.parameters(), wrapped.parameters(), strict=True):
+                assert one.grad is not None
+                assert other.grad is not None
+                assert_same(one.grad, other.grad, f"gradient of step {step}")
+                one.grad = other.grad = None
+        assert counter.graphs > 2
+
+    world.run(body)
