@@ -21,6 +21,7 @@ from harness.worlds.rank import Rank
 __all__ = [
     "COMPILES_MESSAGES",
     "COMPILES_ON_ONE_RANK",
+    "REFUSED",
     "GraphCounter",
     "agreeing",
     "apply",
@@ -44,6 +45,9 @@ COMPILES_MESSAGES = hasattr(torch._dynamo.config, "enable_p2p_compilation")
 
 COMPILES_ON_ONE_RANK = hasattr(getattr(dist, "config", None), "compile_on_one_rank")
 """Whether this version of torch can make graphs that are the same on every rank."""
+
+REFUSED = torch._dynamo.exc.Unsupported
+"""What is raised where one graph is asked for, and something cannot be in it."""
 
 
 def on_one_rank() -> AbstractContextManager[Any]:
