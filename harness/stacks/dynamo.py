@@ -13,6 +13,7 @@ from torch import nn
 from torch._dynamo import compiled_autograd
 from torch._dynamo import distributed as compile_groups
 from torch._dynamo.backends.registry import lookup_backend
+from torch.distributed.device_mesh import DeviceMesh
 
 from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
 from harness.stacks import replicate
@@ -30,6 +31,7 @@ __all__ = [
     "compiled_backward",
     "compiled_messages",
     "compiler_collectives",
+    "flattened",
     "gradients",
     "graph_break",
     "on_one_rank",
@@ -109,6 +111,12 @@ def compiled(
     torch.compiler.reset()
     counter = GraphCounter(backend)
     return torch.compile(function, backend=counter, fullgraph=fullgraph, **options), counter
+
+
+def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    """A mesh in one dimension of that name."""
+    found: DeviceMesh = mesh._flatten(name)
+    return found
 
 
 def graph_break() -> None:
