@@ -132,13 +132,14 @@ class Stacked(nn.Module):
 def test_cuts(
     world: World, stack: Callable[..., nn.Module], how: Callable[[nn.Module, Tracer], Callable[..., Any]]
 ) -> None:
-    """A first bucket of 1 MiB, which is the last in the forward, and others of 1 and of 2 MiB; two steps of each."""
+    """A first bucket of 1 MiB, the last in the forward, and others of 1 and 2 MiB; then the model without DDP."""
 
     def body(rank: Rank) -> None:
-        for megabytes, layers in ((1, [1, 1, 1, 1, 1]), (2, [2, 2, 1])):
+        for megabytes, layers in ((1, [1, 1, 1, 1, 1]), (2, [2, 2, 1]), (0, [5])):
             torch.compiler.reset()
             tracer = Tracer("eager")
-            compiled = how(stack(Stacked(), rank, bucket_cap_mb=megabytes), tracer)
+            model = stack(Stacked(), rank, bucket_cap_mb=megabytes) if megabytes else Stacked()
+            compiled = how(model, tracer)
             for _ in range(2):
                 compiled(torch.ones(1, WIDE)).sum().backward()
             assert [sum(o.name == "linear" for o in graph.operators) for graph in tracer.graphs] == layers
