@@ -205,6 +205,26 @@ COLLECTIVES = [
         ),
     ),
     Construct(
+        lambda s: lambda x: functional.all_reduce_coalesced([x, x * 2], "sum", dist.group.WORLD)[1] + 1,
+        once(),
+        Contract(
+            "coalesced collectives",
+            ("mul", "all_reduce_coalesced", "getitem", "getitem", "wait_tensor", "wait_tensor", "add"),
+            ("2", "sum", "0", "0", "1", "1"),
+            ((r"WORLD$", "ID_MATCH"),),
+        ),
+    ),
+    Construct(
+        lambda s: lambda x: functional.all_gather_tensor(x, 0, dist.group.WORLD) + 1,
+        once(),
+        Contract(
+            "a collective that knows the size of its group",
+            ("all_gather_into_tensor", "wait_tensor", "add"),
+            ("2", "0", "1"),
+            ((r"WORLD$", "ID_MATCH"),),
+        ),
+    ),
+    Construct(
         lambda s: lambda x, g: (dist.all_reduce(x, group=g, async_op=True).wait(), x + 1)[1],  # type: ignore[union-attr]
         once("group"),
         Contract(
