@@ -92,18 +92,18 @@ def _first_line(text: str) -> str:
 
 def guards(function: FunctionType) -> list[Guard]:
     """What guards the compiled code of a function, as it is installed and not as it was asked for."""
-    found, sources = [], {0: ""}
+    found, sources = [], dict[int, str]()
     for entry in _debug_get_cache_entry_list(function.__code__):
         for line in str(entry.guard_manager).splitlines():
             match = re.fullmatch(r"([| ]*)\+- (\w+)(?:: (.*))?", line)
             if match is None:
                 continue
             depth, kind, text = len(match[1]), match[2], match[3] or ""
-            if source := re.match(r"source=(.*?), accessed_by", text):
+            sources = {d: known for d, known in sources.items() if d < depth}  # those that it is below
+            if source := re.search(r"source=(.*?), (?:accessed_by|type)=", text):
                 sources[depth] = source[1]
             elif kind.isupper():
-                at = max((d for d in sources if d < depth), default=0)
-                found.append(Guard(sources.get(at, ""), kind, _first_line(text)))
+                found.append(Guard(sources[max(sources)] if sources else "", kind, _first_line(text)))
     return found
 
 

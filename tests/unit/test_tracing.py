@@ -91,6 +91,17 @@ def test_taken() -> None:
     assert trace.recompiles == ()
     assert trace.breaks == ("Call to `torch._dynamo.graph_break()`",)
 
+    def summed(x: torch.Tensor, all: dict[str, list[int]]) -> torch.Tensor:
+        for name in all:
+            x = x * all[name][0]
+        return x
+
+    _, trace = traced(summed, [(torch.ones(2), {"one": [5], "two": [7]})])
+    of = {guard.text: guard.source for guard in trace.guards}
+    assert of["list(dict.keys(L['all']))[1] == 'two'"] == "list(dict.keys(L['all']))[1]"
+    assert of["len(L['all']['two']) == 1"] == "L['all']['two']"
+    assert of["L['all']['two'][0] == 7"] == "L['all']['two'][0]"
+
     def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
         return x * factor
 
