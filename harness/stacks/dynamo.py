@@ -13,6 +13,7 @@ from torch import nn
 from torch._dynamo import compiled_autograd
 from torch._dynamo import distributed as compile_groups
 from torch._dynamo.backends.registry import lookup_backend
+from torch.distributed.device_mesh import DeviceMesh
 
 from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
 from harness.stacks import replicate
@@ -21,6 +22,7 @@ from harness.worlds.rank import Rank
 __all__ = [
     "COMPILES_MESSAGES",
     "COMPILES_ON_ONE_RANK",
+    "REFUSED",
     "GraphCounter",
     "agreeing",
     "apply",
@@ -29,6 +31,7 @@ __all__ = [
     "compiled_backward",
     "compiled_messages",
     "compiler_collectives",
+    "flattened",
     "gradients",
     "graph_break",
     "on_one_rank",
@@ -44,6 +47,9 @@ COMPILES_MESSAGES = hasattr(torch._dynamo.config, "enable_p2p_compilation")
 
 COMPILES_ON_ONE_RANK = hasattr(getattr(dist, "config", None), "compile_on_one_rank")
 """Whether this version of torch can make graphs that are the same on every rank."""
+
+REFUSED = torch._dynamo.exc.Unsupported
+"""What is raised where one graph is asked for, and something cannot be in it."""
 
 
 def on_one_rank() -> AbstractContextManager[Any]:
@@ -105,6 +111,12 @@ def compiled(
     torch.compiler.reset()
     counter = GraphCounter(backend)
     return torch.compile(function, backend=counter, fullgraph=fullgraph, **options), counter
+
+
+def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    """A mesh in one dimension of that name."""
+    found: DeviceMesh = mesh._flatten(name)
+    return found
 
 
 def graph_break() -> None:

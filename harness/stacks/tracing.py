@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import lookup_backend
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.utils import counters
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
-from harness.oracles.tracing import Graph, Operator
+from harness.oracles.tracing import Graph, Guard, Operator, Trace
 
-__all__ = ["Tracer"]
+__all__ = ["OPAQUE", "Tracer", "guards", "traced"]
+
+OPAQUE = "FAKE_SCRIPT_TYPE_MATCH" if hasattr(GuardBuilder, "FAKE_SCRIPT_TYPE_MATCH") else "ID_MATCH"
+"""How this version of torch guards groups and meshes, which it does not look into."""
 
 
 class Tracer:
@@ -55,6 +63,48 @@ class Tracer:
     def launched(self) -> list[str]:
         """Which collectives every graph launches, forwards and backwards in the order of their making."""
         return [c for graph in self.forwards + self.backwards for c in graph.collectives()]
+
+
+def traced(
+    function: FunctionType,
+    calls: Iterable[tuple[Any, ...]],
+    *,
+    backend: str = "eager",
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+) -> tuple[list[Any], Trace]:
+    """Compile a function, call it with each of these arguments; what it gave, and what was seen of it."""
+    torch.compiler.reset()
+    counters["graph_break"].clear()
+    tracer, reasons = Tracer(backend), list[str]()
+    compiled = torch._dynamo.optimize(
+        tracer, nopython=fullgraph, dynamic=dynamic, guard_fail_fn=lambda failure: reasons.append(failure.reason)
+    )(function)
+    found = [compiled(*arguments) for arguments in calls]
+    breaks = tuple(_first_line(reason) for reason, times in counters["graph_break"].items() for _ in range(times))
+    return found, Trace(tuple(tracer.graphs), tuple(guards(function)), tuple(map(_first_line, reasons)), breaks)
+
+
+def _first_line(text: str) -> str:
+    """Without where in the code it was, which is none of a contract's business."""
+    return re.split(r"\s+# |\n", text.strip())[0]
+
+
+def guards(function: FunctionType) -> list[Guard]:
+    """What guards the compiled code of a function, as it is installed and not as it was asked for."""
+    found, sources = [], dict[int, str]()
+    for entry in _debug_get_cache_entry_list(function.__code__):
+        for line in str(entry.guard_manager).splitlines():
+            match = re.fullmatch(r"([| ]*)\+- (\w+)(?:: (.*))?", line)
+            if match is None:
+                continue
+            depth, kind, text = len(match[1]), match[2], match[3] or ""
+            sources = {d: known for d, known in sources.items() if d < depth}  # those that it is below
+            if source := re.search(r"source=(.*?), (?:accessed_by|type)=", text):
+                sources[depth] = source[1]
+            elif kind.isupper():
+                found.append(Guard(sources[max(sources)] if sources else "", kind, _first_line(text)))
+    return found
 
 
 def _as_it_is(module: GraphModule, inputs: Any) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from harness.oracles.exact import assert_same, dyadic
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.tracing import Tracer
+from harness.stacks.training import launched, since
 
 WIDE = 512
 """Of a layer whose float32 weights are 1 MiB, DDP's first bucket."""
@@ -43,6 +44,34 @@ def test_guards(world: World) -> None:
         return counts
 
     assert world.run(body) == [[1, 2, 2, 3, 3]] * world.size
+
+
+@requirement(
+    "DYN-AGREE-05",
+    "Ranks whose inputs have different sizes, and of which one compiles again where others do not, launch the same "
+    "collectives.",
+    source="torch.compile: automatic dynamic shapes; pytorch/pytorch#130935",
+)
+@pytest.mark.world(3)
+def test_other_sizes(world: World) -> None:
+    """In the second call only the last rank has another number of rows, in the third each rank has."""
+
+    def body(rank: Rank) -> list[int]:
+        def total(x: torch.Tensor) -> torch.Tensor:
+            largest = functional.all_reduce(x.max(), "max", dist.group.WORLD)
+            return functional.all_reduce((x + largest).sum(), "sum", dist.group.WORLD) + largest
+
+        function, counter = dynamo.compiled(total)
+        counts = []
+        for rows in ([2] * 3, [2, 2, 5], [3, 4, 6], [2, 2, 5]):
+            before = launched()
+            x = torch.full((rows[rank.index],), 1.0 + rank.index)
+            assert_same(torch.tensor(3.0 + sum(r * (1 + i + 3.0) for i, r in enumerate(rows))), function(x) + 0, "sum")
+            assert since(before) == {(0, 1, 2): 2}
+            counts.append(counter.graphs)
+        return counts
+
+    assert world.run(body) == [[1, 1, 2, 2], [1, 1, 2, 2], [1, 2, 2, 2]]
 
 
 @requirement(
@@ -107,8 +136,8 @@ def test_partitions(world: World, least: float) -> None:
             assert_same(right, found, "compiled and uncompiled")
         return tracer.launched()
 
-    for launched in world.run(body):
-        assert [name.split(".")[1] for name in launched] == [
+    for names in world.run(body):
+        assert [name.split(".")[1] for name in names] == [
             *("all_gather_into_tensor", "all_reduce"),  # forward
             *("all_reduce", "reduce_scatter_tensor"),
         ]

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same, dyadic
 from harness.stacks import dynamo
+from harness.stacks.collectives import functional
 
 WIDE = 512
 """Of a layer whose float32 weights are 1 MiB, DDP's first bucket."""
@@ -175,6 +176,43 @@ def test_backward_hooks(world: World, kind: str) -> None:
 
         for number, (right, found) in enumerate(zip(train(False), train(True), strict=True)):
             assert_same(right, found, f"gradient {number}")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-HOOK-04",
+    "Hooks before and after a module's forward are in the graph with it, collectives and all, and change what they "
+    "change uncompiled.",
+    source="torch.nn.Module: register_forward_pre_hook, register_forward_hook; torch.compile",
+)
+@pytest.mark.world(2)
+def test_forward_hooks(world: World) -> None:
+    """On the middle of three layers: one halves its input, one sums its output over ranks; two steps."""
+
+    def body(rank: Rank) -> None:
+        model = Layers(3)
+
+        def before(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            return inputs[0] / 2
+
+        def after(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+            return functional.all_reduce(output, "sum", dist.group.WORLD) + 1
+
+        model.layers[1].register_forward_pre_hook(before)
+        model.layers[1].register_forward_hook(after)
+        compiled, counter = dynamo.compiled(model)
+        for step in range(2):
+            found = []
+            for function in (model, compiled):
+                x = dyadic(2, 4, key=(rank.index, step), dtype=torch.float32).requires_grad_()
+                output = function(x)
+                output.sum().backward()
+                assert x.grad is not None
+                found.append((output.detach() + 0, x.grad + 0))
+            for right, other in zip(*found, strict=True):
+                assert_same(right, other, f"step {step}")
+        assert counter.graphs == 1
 
     world.run(body)
 

@@ -14,6 +14,7 @@ from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
+from harness.stacks.dynamo import flattened
 
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 SOURCE = "torch/_dynamo/variables/distributed.py"
@@ -104,6 +105,45 @@ def test_meshes(world: World) -> None:
             shift = rank.device.type == "cpu"
             for expected, sum_ in zip((rows, columns), sums, strict=True):
                 assert_same(torch.full((2,), float(expected) + shift), sum_, "sum")
+        assert counter.graphs == len(meshes)
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-MESH-02",
+    "Compiled code slices and flattens meshes of one to three dimensions, and sums over what comes of it.",
+    source="torch/distributed/device_mesh.py: DeviceMesh.__getitem__, _flatten",
+)
+@pytest.mark.world(4)
+def test_slices(world: World) -> None:
+    """Each dimension, two of three, and all of them flattened, in turn and again, against the same uncompiled."""
+
+    def body(rank: Rank) -> None:
+        def about(x: torch.Tensor, mesh: Any) -> Any:
+            names = mesh.mesh_dim_names
+            slices = [mesh[name] for name in names]
+            places = [(s.size(), s.get_local_rank(), s.get_coordinate()[0]) for s in slices]
+            sums = [functional.all_reduce(x, "sum", s) + 1 for s in slices]
+            if mesh.ndim == 3:
+                two = mesh["a", "c"]
+                places.append((two.size(), two.get_local_rank("c"), two.get_coordinate()[0]))
+                sums += [functional.all_reduce(x, "sum", (two, i)) + 2 for i in (0, 1)]
+            if mesh.ndim > 1:
+                whole = flattened(mesh, "all")
+                places.append((whole.size(), whole.get_local_rank(), whole.ndim))
+                sums.append(functional.all_reduce(x, "sum", whole) + 3)
+            return places, sums
+
+        function, counter = dynamo.compiled(about)
+        meshes = [rank.mesh(*shape, names="abc"[: len(shape)]) for shape in ((4,), (2, 2), (2, 1, 2))]
+        for mesh in meshes * 2:
+            x = torch.full((2,), 10.0**rank.index)
+            places, sums = function(x, mesh)
+            right_places, right_sums = about(x, mesh)
+            assert places == right_places
+            for right, found in zip(right_sums, sums, strict=True):
+                assert_same(right + 0, found + 0, f"sum over {mesh}")
         assert counter.graphs == len(meshes)
 
     world.run(body)

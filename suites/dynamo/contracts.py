@@ -1,0 +1,285 @@
+"""What is promised of each construct of torch.distributed in compiled code: a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from harness.oracles.tracing import Contract
+from harness.stacks.collectives import functional
+from harness.stacks.tracing import OPAQUE
+
+
+@dataclass
+class Setting:
+    """What constructs are about, on one rank of two."""
+
+    x: torch.Tensor
+    """Two elements."""
+    group: Any
+    """Both ranks."""
+    own: Any
+    """This rank alone."""
+    mesh: Any
+    """Two dimensions of 1 and 2 ranks, ``a`` and ``b``."""
+    line: Any
+    """One dimension."""
+
+
+@dataclass(frozen=True)
+class Construct:
+    """A function to compile, the arguments of each call, and what is promised."""
+
+    code: Callable[[Setting], Any]
+    """Makes the function."""
+    given: Callable[[Setting], list[tuple[Any, ...]]]
+    contract: Contract
+
+    def __str__(self) -> str:
+        return self.contract.construct
+
+
+def once(*more: str) -> Callable[[Setting], list[tuple[Any, ...]]]:
+    """Called twice with the tensor and these of the setting."""
+    return lambda s: [(s.x, *(getattr(s, name) for name in more))] * 2
+
+
+def each(*names: str) -> Callable[[Setting], list[tuple[Any, ...]]]:
+    """Called with the tensor and each of these, and once more with the first."""
+    return lambda s: [(s.x, getattr(s, name)) for name in (*names, names[0])]
+
+
+SUM = ("all_reduce", "wait_tensor", "copy_")
+ADD = ("add",)
+NAME = "group_name$"
+
+GROUPS = [
+    Construct(
+        lambda s: lambda x: x + dist.get_rank() + dist.get_world_size(),
+        once(),
+        Contract("rank and size of the world", ADD * 2, ("{rank}", "2")),
+    ),
+    Construct(
+        lambda s: lambda x, g: x + dist.get_rank(g) + dist.get_world_size(g) + g.rank() + g.size(),
+        once("own"),
+        Contract("rank and size of a group", ADD * 4, ("0", "1", "0", "1"), ((r"L\['g'\]$", OPAQUE),)),
+    ),
+    Construct(
+        lambda s: lambda x, g: x + len(g.group_name) + (dist.get_backend(g) == "gloo"),
+        once("group"),
+        Contract("name and backend of a group", ADD * 2, ("{letters}", "{gloo}"), ((NAME, "EQUALS_MATCH"),)),
+    ),
+    Construct(
+        lambda s: (
+            lambda x, g: x + dist.get_process_group_ranks(g)[0] + dist.get_group_rank(g, 1) + dist.get_global_rank(g, 1)
+        ),
+        once("group"),
+        Contract("members of a group", ADD * 3, ("0", "1", "1"), ((r"L\['g'\]$", OPAQUE),)),
+    ),
+    Construct(
+        lambda s: lambda x: x + dist.group.WORLD.rank() + dist.GroupMember.WORLD.size(),  # type: ignore[union-attr]
+        once(),
+        Contract(
+            "WORLD", ADD * 2, ("{rank}", "2"), ((r"group\.WORLD$", "ID_MATCH"), (r"GroupMember\.WORLD$", "ID_MATCH"))
+        ),
+    ),
+    Construct(
+        lambda s: lambda x: x + dist.GroupMember.NON_GROUP_MEMBER,
+        once(),
+        Contract("NON_GROUP_MEMBER", ADD, ("-100",), ((r"GroupMember\.NON_GROUP_MEMBER$", "ID_MATCH"),)),
+    ),
+    Construct(
+        lambda s: lambda x: x + dist.is_initialized() + dist.is_available(),
+        once(),
+        Contract("whether there is anything distributed", ADD * 2, ("True", "True")),
+    ),
+]
+
+MESHES = [
+    Construct(
+        lambda s: lambda x, m: x + m.ndim + m.size(0) + m.size(1) + m.get_local_rank(1) + m.get_coordinate()[1],
+        once("mesh"),
+        Contract(
+            "sizes and positions in a mesh", ADD * 5, ("2", "1", "2", "{rank}", "{rank}"), ((r"L\['m'\]$", OPAQUE),)
+        ),
+    ),
+    Construct(
+        lambda s: lambda x, m: x + m.size() + m.size(0),
+        each("line", "mesh"),
+        Contract(
+            "another mesh",
+            ADD * 4,
+            ("2", "2", "2", "1"),
+            ((r"L\['m'\]$", "LAMBDA_GUARD"),),
+            recompiles=("opaque_guard|m == ",),
+        ),
+    ),
+    Construct(
+        lambda s: lambda x, m: x + m["b"].size() + m["b"].get_local_rank(),
+        once("mesh"),
+        Contract(
+            "a slice of a mesh",
+            ("__getitem__", "add") * 2,
+            ("b", "2", "b", "{rank}"),
+            ((r"L\['m'\]$", "LAMBDA_GUARD"),),
+        ),
+    ),
+    Construct(
+        lambda s: lambda x, m: dist.all_reduce(x, group=m.get_group(1)),
+        once("mesh"),
+        Contract("the group of a mesh", SUM, ("sum", "{mesh_name}"), ((NAME, "EQUALS_MATCH"),)),
+    ),
+]
+
+PLACEMENTS = [
+    Construct(
+        lambda s: lambda x: x + Shard(1).dim + (Shard(0) == Shard(1)) + Shard(0).is_shard() + Partial().is_partial(),
+        once(),
+        Contract("placements made and compared", ADD * 4, ("1", "False", "True", "True")),
+    ),
+    Construct(
+        lambda s: lambda x, p: x + p.is_shard() + p.is_replicate(),
+        lambda s: [(s.x, Shard(0)), (s.x, Replicate()), (s.x, Shard(0))],
+        Contract(
+            "placements given",
+            ADD * 4,
+            ("True", "False", "False", "True"),
+            ((r"L\['p'\]$", "EQUALS_MATCH"),),
+            recompiles=(r"^0/0: p == Shard\(dim=0\)",),
+        ),
+    ),
+    Construct(
+        lambda s: lambda x, m: DTensor.from_local(x, m, [Shard(0)]).redistribute(placements=[Replicate()]).to_local(),
+        once("line"),
+        Contract(
+            "DTensors made and taken apart",
+            ("from_local", "redistribute", "to_local"),
+            (),
+            ((r"L\['m'\]$", "LAMBDA_GUARD"),),
+        ),
+    ),
+]
+
+COLLECTIVES = [
+    Construct(
+        lambda s: lambda x, g: dist.all_reduce(x, group=g),
+        each("group", "own"),
+        Contract(
+            "a group as an argument",
+            SUM * 2,
+            ("sum", "{name}", "sum", "{own}"),
+            ((rf"L\['g'\]\.{NAME}", "EQUALS_MATCH"),),
+            recompiles=("g.group_name == '{name}'",),
+        ),
+    ),
+    Construct(
+        lambda s: _closed(s.group),
+        once(),
+        Contract("a group in a closure", SUM, ("sum", "{name}"), ((rf"g.*\.{NAME}", "EQUALS_MATCH"),)),
+    ),
+    Construct(
+        lambda s: lambda x, holder: dist.all_reduce(x, group=holder.group),
+        lambda s: [(s.x, s)] * 2,
+        Contract(
+            "a group as an attribute", SUM, ("sum", "{name}"), ((rf"L\['holder'\]\.group\.{NAME}", "EQUALS_MATCH"),)
+        ),
+    ),
+    Construct(
+        lambda s: lambda x: dist.all_reduce(x),
+        once(),
+        Contract("the default group", SUM, ("sum", "0"), ((r"WORLD$", "ID_MATCH"),)),
+    ),
+    Construct(
+        lambda s: lambda x: functional.all_reduce(x, "max", dist.group.WORLD) + 1,
+        once(),
+        Contract(
+            "a functional collective",
+            ("all_reduce", "wait_tensor", "add"),
+            ("max", "0", "1"),
+            ((r"WORLD$", "ID_MATCH"),),
+        ),
+    ),
+    Construct(
+        lambda s: lambda x: functional.all_reduce_coalesced([x, x * 2], "sum", dist.group.WORLD)[1] + 1,
+        once(),
+        Contract(
+            "coalesced collectives",
+            ("mul", "all_reduce_coalesced", "getitem", "getitem", "wait_tensor", "wait_tensor", "add"),
+            ("2", "sum", "0", "0", "1", "1"),
+            ((r"WORLD$", "ID_MATCH"),),
+        ),
+    ),
+    Construct(
+        lambda s: lambda x: functional.all_gather_tensor(x, 0, dist.group.WORLD) + 1,
+        once(),
+        Contract(
+            "a collective that knows the size of its group",
+            ("all_gather_into_tensor", "wait_tensor", "add"),
+            ("2", "0", "1"),
+            ((r"WORLD$", "ID_MATCH"),),
+        ),
+    ),
+    Construct(
+        lambda s: lambda x, g: (dist.all_reduce(x, group=g, async_op=True).wait(), x + 1)[1],  # type: ignore[union-attr]
+        once("group"),
+        Contract(
+            "an asynchronous collective",
+            ADD,
+            ("1",),
+            breaks=("async_op=True for distributed collectives", "Unsupported"),
+        ),
+    ),
+    Construct(
+        lambda s: lambda x: (dist.barrier(), x + 1)[1],
+        once(),
+        Contract("a barrier", ADD, ("1",), breaks=("marked as skipped",)),
+    ),
+    Construct(
+        lambda s: lambda x: (dist.broadcast(x, 0), x + 1)[1],
+        once(),
+        Contract("a broadcast", ADD, ("1",), breaks=("marked as skipped",)),
+    ),
+]
+
+
+def _closed(g: Any) -> Any:
+    return lambda x: dist.all_reduce(x, group=g)
+
+
+NUMBERS = [
+    Construct(
+        lambda s: lambda x: x * dist.get_world_size(),
+        lambda s: [(torch.ones(rows),) for rows in (2, 2, 3, 5)],
+        Contract(
+            "another batch",
+            ("mul", "mul"),
+            ("2", "2"),
+            ((r"L\['x'\]$", "TENSOR_MATCH"),),
+            recompiles=("tensor 'x' size mismatch at index 0. expected 2, actual 3",),
+        ),
+    ),
+    Construct(
+        lambda s: lambda x, n: x * n,
+        lambda s: [(s.x, n) for n in (1.5, 1.5, 2.5, 3.5)],
+        Contract(
+            "another number",
+            ("mul", "item", "mul"),
+            ("1.5",),
+            ((r"L\['n'\]$", "EQUALS_MATCH"),),
+            recompiles=(r"n == 1\.5",),
+        ),
+    ),
+]
+
+CONSTRUCTS = {
+    "groups": GROUPS,
+    "meshes": MESHES,
+    "placements": PLACEMENTS,
+    "collectives": COLLECTIVES,
+    "numbers": NUMBERS,
+}

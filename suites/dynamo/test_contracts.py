@@ -1,0 +1,60 @@
+"""What of torch.distributed is in a graph, what is a constant there, what guards it, and where graphs end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same
+from harness.oracles.tracing import broken
+from harness.stacks.tracing import traced
+from suites.dynamo.contracts import CONSTRUCTS, Setting
+
+
+def setting(rank: Rank) -> tuple[Setting, dict[str, Any]]:
+    """What constructs are about, and what a rank knows of itself."""
+    groups = [dist.new_group(members) for members in ([0, 1], [0], [1])]
+    mesh = rank.mesh(1, 2, names=("a", "b"))
+    found = Setting(torch.ones(2), groups[0], groups[1 + rank.index], mesh, rank.mesh(2))
+    return found, {
+        "rank": rank.index,
+        "name": found.group.group_name,
+        "own": found.own.group_name,
+        "mesh_name": mesh.get_group(1).group_name,
+        "letters": len(found.group.group_name),
+        "gloo": rank.backend == "gloo",
+    }
+
+
+@requirement(
+    "DYN-TRACE-01",
+    "Of each construct of torch.distributed the graph holds what the contract says, constants and guards and all; it "
+    "is compiled again, and broken, for the contract's reasons alone, and computes what it computes uncompiled.",
+    source="torch/_dynamo/variables/distributed.py; torch.compile: guards, recompilation, graph breaks",
+)
+@pytest.mark.parametrize("family", CONSTRUCTS)
+@pytest.mark.world(2)
+def test_contract(world: World, family: str) -> None:
+    """Every construct of a family on both ranks, which have the same graphs."""
+
+    def body(rank: Rank) -> list[Any]:
+        about, facts = setting(rank)
+        wrong, prints = [], []
+        for construct in CONSTRUCTS[family]:
+            function, calls = construct.code(about), construct.given(about)
+            found, trace = traced(function, [(x.clone(), *more) for x, *more in calls])
+            wrong += broken(construct.contract, trace, facts)
+            prints.append([graph.fingerprint() for graph in trace.graphs])
+            for (x, *more), result in zip(calls, found, strict=True):
+                right = function(x.clone(), *more)
+                if right is not None:
+                    assert_same(right + 0, result + 0, str(construct))
+        assert wrong == []
+        return prints
+
+    one, other = world.run(body)
+    assert one == other

@@ -1,0 +1,146 @@
+"""``torch.distributed.group`` and ``GroupMember`` in compiled code, and what a module's backward hook becomes there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.hooks import BackwardHook
+
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same
+from harness.stacks import dynamo
+
+SOURCE = "torch/_dynamo/variables/distributed.py"
+GROUP, MEMBER = dist.group, dist.GroupMember
+
+
+def compare(function: Callable[[torch.Tensor], Any], *, fullgraph: bool) -> None:
+    """Compiled, a function gives what it gives uncompiled: a tensor and something else."""
+    x = torch.arange(3.0)
+    compiled, counter = dynamo.compiled(function, backend="eager", fullgraph=fullgraph)
+    for _ in range(2):
+        (right, expected), (result, found) = function(x), compiled(x)
+        assert_same(right, result, "tensor")
+        assert found == expected
+        assert type(found) is type(expected)
+    assert counter.graphs == 1 or not fullgraph
+
+
+@requirement(
+    "DYN-WORLD-01",
+    "One graph knows of the classes group and GroupMember their type, name, hash and truth, WORLD and "
+    "NON_GROUP_MEMBER, as uncompiled code does.",
+    source=f"{SOURCE}: WorldMetaClassVariable",
+)
+@pytest.mark.world(1)
+def test_known(world: World) -> None:
+    """Each in a function of its own, called twice."""
+
+    def body(rank: Rank) -> None:
+        known: list[Callable[[torch.Tensor], Any]] = [
+            lambda x: (x + 1, (type(GROUP) is type(MEMBER), isinstance(GROUP, type), isinstance(GROUP, int))),
+            lambda x: (x + 1, (GROUP.__name__, MEMBER.__name__, type(GROUP).__name__)),
+            lambda x: (x + hash(GROUP) % 7, (hash(GROUP), hash(MEMBER) // 3)),
+            lambda x: (x + 1, (len({GROUP, MEMBER}), GROUP in {MEMBER: 1, GROUP: 2})),
+            lambda x: (x + 1 if GROUP else x, GROUP is None),
+            lambda x: (x + 1, (MEMBER.NON_GROUP_MEMBER, GROUP is MEMBER.NON_GROUP_MEMBER)),
+            lambda x: (x + 1, (GROUP.WORLD is MEMBER.WORLD, GROUP.WORLD is MEMBER.NON_GROUP_MEMBER)),
+            lambda x: (x + GROUP.WORLD.size(), GROUP.WORLD.rank()),  # type: ignore[union-attr]
+        ]
+        for function in known:
+            compare(function, fullgraph=True)
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-WORLD-02",
+    "Compiled code that compares the classes group and GroupMember has the answers of uncompiled code.",
+    source=f"{SOURCE}: DistributedVariable.richcompare_impl",
+)
+@pytest.mark.world(1)
+def test_compared(world: World) -> None:
+    """Equal, not equal, identical, in a tuple; the graph may be broken."""
+
+    def body(rank: Rank) -> None:
+        compared: list[Callable[[torch.Tensor], Any]] = [
+            lambda x: (x + 1, GROUP == GROUP),
+            lambda x: (x + 1, GROUP == MEMBER),
+            lambda x: (x + 1, GROUP != MEMBER),
+            lambda x: (x + 1, GROUP is MEMBER),
+            lambda x: (x + 1, GROUP in (MEMBER, GROUP)),
+        ]
+        for function in compared:
+            compare(function, fullgraph=False)
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-WORLD-03",
+    "Compiled code finds what a dictionary has under the class group.",
+    source=f"{SOURCE}: DistributedVariable.is_python_equal",
+)
+@pytest.mark.world(1)
+def test_key(world: World) -> None:
+    """A dictionary that the function makes; the graph may be broken."""
+
+    def body(rank: Rank) -> None:
+        compare(lambda x: (x + 1, {MEMBER: 1, GROUP: 2}[GROUP]), fullgraph=False)
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-WORLD-04",
+    "What the class group and a backward hook do not have is an AttributeError in compiled code as well.",
+    source=f"{SOURCE}: var_getattr, call_method",
+)
+@pytest.mark.parametrize("of", ["group", "hook"])
+@pytest.mark.world(1)
+def test_unknown(world: World, of: str) -> None:
+    """An attribute of the one, a method of the other."""
+
+    def body(rank: Rank) -> None:
+        def ask(x: torch.Tensor) -> Any:
+            return x + (GROUP.nothing if of == "group" else BackwardHook(None, (), ()).nothing())  # type: ignore[attr-defined]
+
+        function, _ = dynamo.compiled(ask, backend="eager", fullgraph=False)
+        with dynamo.compiled_backward("eager"), pytest.raises(AttributeError, match="nothing"):
+            function(torch.ones(2))
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-HOOK-03",
+    "Without compiled autograd a backward hook of a module is refused in one graph, and the message says what to set.",
+    source=f"{SOURCE}: BackwardHookVariable.create",
+)
+@pytest.mark.parametrize("kind", ["hook", "pre-hook"])
+@pytest.mark.world(1)
+def test_refused(world: World, kind: str) -> None:
+    """A layer with a hook, in a function; broken graphs call the hook as uncompiled code does."""
+
+    def body(rank: Rank) -> None:
+        layer, called = nn.Linear(2, 2), []
+        if kind == "hook":
+            layer.register_full_backward_hook(lambda *args: called.append(args[0]))
+        else:
+            layer.register_full_backward_pre_hook(lambda *args: called.append(args[0]))
+        x = torch.ones(1, 2, requires_grad=True)
+        function, _ = dynamo.compiled(lambda x: layer(x) + 1)
+        with pytest.raises(dynamo.REFUSED, match=r"require compiled autograd") as refused:
+            function(x)
+        assert "torch._dynamo.config.compiled_autograd = True" in str(refused.value)
+        function, counter = dynamo.compiled(lambda x: layer(x) + 1, fullgraph=False)
+        function(x).sum().backward()
+        assert called == [layer]
+        assert counter.graphs == 1
+
+    world.run(body)

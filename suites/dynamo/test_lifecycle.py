@@ -1,0 +1,174 @@
+"""Groups that are destroyed and made anew, caches that are emptied, and what is made inside of compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional
+
+
+def started(rank: Rank, name: str, me: int) -> None:
+    """The default group, on fresh keys of the world's store."""
+    dist.init_process_group(rank.backend, store=dist.PrefixStore(name, rank.store), rank=me, world_size=rank.size)
+
+
+def _functions(x: torch.Tensor) -> torch.Tensor:
+    return x * dist.get_world_size() + dist.get_rank()
+
+
+def _world(x: torch.Tensor) -> torch.Tensor:
+    return x * dist.group.WORLD.size() + dist.group.WORLD.rank()  # type: ignore[union-attr]
+
+
+def _collective(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    dist.all_reduce(x)
+    return x + 1
+
+
+def _gathered(x: torch.Tensor) -> torch.Tensor:
+    return functional.all_gather_tensor(x, 0, dist.group.WORLD) + 1
+
+
+@requirement(
+    "DYN-LIFE-01",
+    "After the default group was destroyed and made anew, compiled code knows the new one's ranks and works with it.",
+    source="torch.distributed.destroy_process_group; torch.compile: guards",
+)
+@pytest.mark.parametrize("function", [_functions, _world, _collective, _gathered], ids=lambda f: f.__name__.strip("_"))
+@pytest.mark.world(2)
+def test_made_anew(world: World, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Three times, with ranks in another order each time, against the same uncompiled."""
+
+    def body(rank: Rank) -> None:
+        compiled, counter = dynamo.compiled(function)
+        for time, me in enumerate((rank.index, 1 - rank.index, rank.index)):
+            if time:
+                dist.barrier()
+                dist.destroy_process_group()
+                started(rank, f"again-{time}", me)
+            x = torch.tensor([10.0 + me, 20.0])
+            assert_same(function(x) + 0, compiled(x) + 0, f"time {time}")
+        assert counter.graphs > 0
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-LIFE-02",
+    "A compiled function works with groups that are made and destroyed one after the other.",
+    source="torch.distributed.new_group, destroy_process_group; torch.compile: guards",
+)
+@pytest.mark.world(3)
+def test_groups_in_turn(world: World) -> None:
+    """Six groups of two and of three ranks, of which there is one at a time."""
+
+    def body(rank: Rank) -> None:
+        def total(x: torch.Tensor, group: Any) -> torch.Tensor:
+            return functional.all_reduce(x, "sum", group) * 2
+
+        compiled, _ = dynamo.compiled(total)
+        for call, members in enumerate([(0, 1), (1, 2), (0, 1, 2), (0, 2), (0, 1), (0, 1, 2)]):
+            group = dist.new_group(list(members))
+            if rank.index in members:
+                found = compiled(torch.full((2,), 10.0**rank.index), group)
+                assert_same(torch.full((2,), 2.0 * sum(10.0**i for i in members)), found + 0, f"call {call}")
+            dist.barrier()
+            if rank.index in members:
+                dist.destroy_process_group(group)
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-LIFE-03",
+    "Once the compiler's caches are emptied, a function is compiled again at its next call, on every rank, and once.",
+    source="torch.compiler.reset",
+)
+@pytest.mark.world(2)
+def test_reset(world: World) -> None:
+    """Between the second and third of five calls."""
+
+    def body(rank: Rank) -> list[int]:
+        compiled, counter = dynamo.compiled(_collective)
+        counts = []
+        for call in range(5):
+            if call == 2:
+                torch.compiler.reset()
+            assert_same(torch.tensor([22.0 + call * 2]), compiled(torch.tensor([10.0 + rank.index + call])), "sum")
+            counts.append(counter.graphs)
+        return counts
+
+    assert world.run(body) == [[1, 1, 2, 2, 2]] * 2
+
+
+def _new_group(x: torch.Tensor) -> torch.Tensor:
+    return x + dist.get_world_size(dist.new_group([0, 1]))
+
+
+def _new_mesh(x: torch.Tensor) -> torch.Tensor:
+    return x + init_device_mesh("cpu", (2,)).get_local_rank()
+
+
+def _objects(x: torch.Tensor) -> torch.Tensor:
+    objects = [dist.get_rank() + 5]
+    dist.broadcast_object_list(objects, 0)
+    return x + objects[0]
+
+
+def _gathered_objects(x: torch.Tensor) -> torch.Tensor:
+    objects: list[Any] = [None, None]
+    dist.all_gather_object(objects, dist.get_rank() + 5)
+    return x + objects[1]
+
+
+def _barrier(x: torch.Tensor) -> torch.Tensor:
+    x = x + 1
+    dist.barrier()
+    return x * 2
+
+
+def _broadcast(x: torch.Tensor) -> torch.Tensor:
+    x = x + dist.get_rank()
+    dist.broadcast(x, 1)
+    return x * 2
+
+
+def _coalesced(x: torch.Tensor) -> torch.Tensor:
+    one, other = x + dist.get_rank(), x * 3
+    for result in functional.all_reduce_coalesced([one, other], "sum", dist.group.WORLD):
+        x = x + result
+    return x
+
+
+@requirement(
+    "DYN-BREAK-01",
+    "What cannot be in a graph is done outside of it: compiled code makes groups and meshes, sends objects and waits "
+    "as uncompiled code does.",
+    source="torch.compile: fullgraph=False",
+)
+@pytest.mark.parametrize(
+    "function",
+    [_new_group, _new_mesh, _objects, _gathered_objects, _barrier, _broadcast, _coalesced],
+    ids=lambda f: f.__name__.strip("_"),
+)
+@pytest.mark.world(2)
+def test_inside(world: World, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Two calls, against the same uncompiled."""
+
+    def body(rank: Rank) -> None:
+        compiled, _ = dynamo.compiled(function, backend="eager", fullgraph=False)
+        for call in range(2):
+            x = torch.tensor([10.0, 20.0]) + call
+            assert_same(function(x.clone()) + 0, compiled(x.clone()) + 0, f"call {call}")
+
+    world.run(body)

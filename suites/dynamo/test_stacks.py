@@ -1,0 +1,147 @@
+"""What a stack has put on ranks, compiled by torch.compile or by the module itself, and cut where buckets end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from fixtures.models import INPUTS, OUTPUTS, TwoLayers
+from fixtures.tensors import numbers
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same
+from harness.stacks import replicate, replicate_fsdp
+from harness.stacks.tracing import Tracer
+
+WIDE = 512
+"""Of a layer whose float32 weights are 1 MiB, DDP's first bucket."""
+
+
+def by_function(module: nn.Module, tracer: Tracer) -> Callable[..., Any]:
+    return torch.compile(module, backend=tracer)
+
+
+def by_itself(module: nn.Module, tracer: Tracer) -> Callable[..., Any]:
+    module.compile(backend=tracer)
+    return module
+
+
+HOW = pytest.mark.parametrize("how", [by_function, by_itself], ids=["torch.compile", "module.compile"])
+
+
+def _ddp(module: nn.Module, rank: Rank, **options: Any) -> nn.Module:
+    return DistributedDataParallel(module, **options)
+
+
+def _replicated(module: nn.Module, rank: Rank, **options: Any) -> nn.Module:
+    return replicate.apply(module, rank, **options)
+
+
+def _replicated_fsdp(module: nn.Module, rank: Rank) -> nn.Module:
+    return replicate_fsdp.apply(module, rank)
+
+
+def _sharded(module: nn.Module, rank: Rank) -> nn.Module:
+    return FullyShardedDataParallel(module, device_id=rank.device, use_orig_params=True)
+
+
+def _tensor_parallel(module: nn.Module, rank: Rank) -> nn.Module:
+    return parallelize_module(module, rank.mesh(), {"first": ColwiseParallel(), "second": RowwiseParallel()})
+
+
+@requirement(
+    "DYN-STACK-01",
+    "A module that DDP, either replicate, FSDP or tensor parallelism has put on ranks gives, compiled by torch.compile "
+    "or by module.compile(), the outputs and gradients that it gives uncompiled, from the same graphs on every rank, "
+    "to which only another batch size adds.",
+    source="torch.compile; torch.nn.Module.compile",
+)
+@HOW
+@pytest.mark.parametrize(
+    "stack",
+    [_ddp, _replicated, _replicated_fsdp, _sharded, _tensor_parallel],
+    ids=lambda f: f.__name__.strip("_"),
+)
+@pytest.mark.world(2)
+def test_as_uncompiled(
+    world: World, stack: Callable[..., nn.Module], how: Callable[[nn.Module, Tracer], Callable[..., Any]]
+) -> None:
+    """Three steps of four rows and two of three; ranks have different data where the stack divides it."""
+
+    def body(rank: Rank) -> list[Any]:
+        tracer, counts = Tracer("eager"), []
+        torch.compiler.reset()
+        own = 0 if stack is _tensor_parallel else rank.index
+        plain, model = (stack(TwoLayers(), rank) for _ in range(2))
+        compiled = how(model, tracer)
+        for step, rows in enumerate((4, 4, 4, 3, 3)):
+            x = numbers(rows, INPUTS).double() + own + step
+            outputs = []
+            for module, call in ((plain, plain), (model, compiled)):
+                output = call(x)
+                (output * numbers(rows, OUTPUTS)).sum().backward()
+                outputs.append(output + 0)
+                trained = [parameter for parameter in module.parameters() if parameter.grad is not None]
+                assert trained
+                for parameter in trained:
+                    with torch.no_grad():
+                        parameter.sub_(parameter.grad / 1024)  # type: ignore[operator]
+                    parameter.grad = None
+            assert_same(*(o.detach() for o in outputs), f"output of step {step}")
+            for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+                pair = [p.to_local() if isinstance(p, DTensor) else p for p in (one, other)]
+                assert_same(*(p.detach() for p in pair), f"parameters after step {step}")
+            counts.append(len(tracer.graphs))
+        assert counts[0] > 0
+        assert counts[1:] == [counts[0], counts[0], counts[4], counts[4]]
+        assert counts[4] > counts[0]
+        return [graph.fingerprint() for graph in tracer.graphs]
+
+    one, other = world.run(body)
+    assert one == other
+
+
+class Stacked(nn.Module):
+    """Five layers of 1 MiB each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE, bias=False) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x + 1
+
+
+@requirement(
+    "DYN-DDP-05",
+    "Graphs of a model under DDP, or replicated by composable DDP, end where its buckets end, however it is compiled.",
+    source="torch/_dynamo/backends/distributed.py: DDPOptimizer; replicate.py: _active_ddp_module",
+)
+@HOW
+@pytest.mark.parametrize("stack", [_ddp, _replicated], ids=["ddp", "replicate"])
+@pytest.mark.world(1)
+def test_cuts(
+    world: World, stack: Callable[..., nn.Module], how: Callable[[nn.Module, Tracer], Callable[..., Any]]
+) -> None:
+    """A first bucket of 1 MiB, the last in the forward, and others of 1 and 2 MiB; then the model without DDP."""
+
+    def body(rank: Rank) -> None:
+        for megabytes, layers in ((1, [1, 1, 1, 1, 1]), (2, [2, 2, 1]), (0, [5])):
+            torch.compiler.reset()
+            tracer = Tracer("eager")
+            model = stack(Stacked(), rank, bucket_cap_mb=megabytes) if megabytes else Stacked()
+            compiled = how(model, tracer)
+            for _ in range(2):
+                compiled(torch.ones(1, WIDE)).sum().backward()
+            assert [sum(o.name == "linear" for o in graph.operators) for graph in tracer.graphs] == layers
+
+    world.run(body)
