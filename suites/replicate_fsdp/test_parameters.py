@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from typing import Any
 
 import pytest
@@ -351,7 +352,7 @@ def test_layer_by_layer(world: World) -> None:
 def test_memory(world: World) -> None:
     """Two groups of 64 KiB in six steps, by the bytes behind all tensors that there are.
 
-    The least of the last four counts: a thread of the backend may hold on to a gradient for a moment more.
+    A thread of the backend may hold on to a gradient for a moment more: it has five seconds, once.
     """
 
     def held() -> int:
@@ -368,12 +369,13 @@ def test_memory(world: World) -> None:
         before = held()
         model = nn.Sequential(nn.Linear(128, 128, bias=False), nn.Linear(128, 128, bias=False))
         replicate_fsdp.apply(model, rank)
-        found = []
         for _ in range(6):
             model(torch.ones(1, 128, device=rank.device)).sum().backward()
             model.zero_grad()
-            found.append((held() - before) // 1024)
-        return min(found[2:])
+        end = time.monotonic() + 5
+        while (found := (held() - before) // 1024) > 2 * 64 and time.monotonic() < end:
+            time.sleep(0.05)  # until the thread has let go of it
+        return found
 
     assert world.run(body) == [2 * 64] * 2
 
