@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, register_fsdp_forward_method
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import checkpoint
 
@@ -145,14 +145,23 @@ def test_state_dict_after_forward(world: World, assign: bool) -> None:
     assert world.run(body) == [[1.0, 4.0, 16.0]] * 2
 
 
+POLICIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "mixed": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
+    "offloaded": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
+}
+"""All numbers of the next test are the same in each."""
+
+
 @requirement("RFSDP-STEP-01", "A forward computes with the parameters as the last step left them.", source=SOURCE)
 @pytest.mark.parametrize("evaluated", [False, True], ids=["trained", "evaluated"])
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.world(2)
-def test_after_a_step(world: World, evaluated: bool) -> None:
+def test_after_a_step(world: World, policy: str, evaluated: bool) -> None:
     """Steps of SGD; perhaps with an evaluation between the backward and the step."""
 
     def body(rank: Rank) -> list[float]:
-        model = replicate_fsdp.apply(nn.Sequential(layer(2.0)), rank)
+        model = replicate_fsdp.apply(nn.Sequential(layer(2.0)), rank, **POLICIES[policy])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
         found = []
         for _ in range(3):
