@@ -1,4 +1,4 @@
-# on the host, a full state dict for rank 0 that is offloaded crashes or raises
+# on the host, a full state dict that is offloaded crashes or raises
 # https://github.com/pytorch/pytorch/issues/188989
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 tp_first_rank_state.py

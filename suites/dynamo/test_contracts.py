@@ -36,9 +36,10 @@ def setting(rank: Rank) -> tuple[Setting, dict[str, Any]]:
     "is compiled again, and broken, for the contract's reasons alone, and computes what it computes uncompiled.",
     source="torch/_dynamo/variables/distributed.py; torch.compile: guards, recompilation, graph breaks",
 )
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("family", CONSTRUCTS)
 @pytest.mark.world(2)
-def test_contract(world: World, family: str) -> None:
+def test_contract(world: World, family: str, backend: str) -> None:
     """Every construct of a family on both ranks, which have the same graphs."""
 
     def body(rank: Rank) -> list[Any]:
@@ -46,7 +47,7 @@ def test_contract(world: World, family: str) -> None:
         wrong, prints = [], []
         for construct in CONSTRUCTS[family]:
             function, calls = construct.code(about), construct.given(about)
-            found, trace = traced(function, [(x.clone(), *more) for x, *more in calls])
+            found, trace = traced(function, [(x.clone(), *more) for x, *more in calls], backend=backend)
             wrong += broken(construct.contract, trace, facts)
             prints.append([graph.fingerprint() for graph in trace.graphs])
             for (x, *more), result in zip(calls, found, strict=True):

@@ -12,8 +12,10 @@ from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
     FullyShardedDataParallel,
+    LocalStateDictConfig,
     MixedPrecision,
     ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
     ShardingStrategy,
     StateDictType,
 )
@@ -72,9 +74,11 @@ def state_type(model: Any, kind: str, **options: Any) -> Any:
     if kind == "full":
         config = FullStateDictConfig(**options)
         return FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, config, full_optimizer)
-    chosen = StateDictType[f"{kind.upper()}_STATE_DICT"]
-    more = [None, sharded_optimizer] if kind == "sharded" else []
-    return FullyShardedDataParallel.state_dict_type(model, chosen, *more)
+    if kind == "local":
+        local = LocalStateDictConfig(**options)
+        return FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT, local)
+    shards = ShardedStateDictConfig(**options)
+    return FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT, shards, sharded_optimizer)
 
 
 @requirement(
@@ -108,12 +112,14 @@ def test_saved(world: World, kind: str, dtype: torch.dtype) -> None:
 
 @requirement(
     "TP-STATE-05",
-    "What was saved, sharded, full or local, is there again when it is loaded over other values.",
+    "What was saved, sharded, full or local, where it is or on the host, is there again when it is loaded over other "
+    "values.",
     source=SOURCE,
 )
+@pytest.mark.parametrize("offload", [False, True], ids=["there", "offloaded"])
 @pytest.mark.parametrize("kind", ["sharded", "full", "local"])
 @pytest.mark.world(2, 3, 4)
-def test_loaded(world: World, kind: str) -> None:
+def test_loaded(world: World, kind: str, offload: bool) -> None:
     """Saved, then two more steps, then loaded."""
 
     def body(rank: Rank) -> None:
@@ -124,10 +130,11 @@ def test_loaded(world: World, kind: str) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         train(model, optimizer, rank)
         expected = {name: p.clone() for name, p in tp_extension.parameters(model).items()}
-        with state_type(model, kind):
+        with state_type(model, kind, offload_to_cpu=offload):
             state = {name: value.clone() for name, value in model.state_dict().items()}
+            assert not offload or {value.device.type for value in state.values()} == {"cpu"}
         train(model, optimizer, rank)
-        with state_type(model, kind):
+        with state_type(model, kind, offload_to_cpu=offload):
             model.load_state_dict(state)
         assert_same_all(expected, tp_extension.parameters(model), "parameter")
 
