@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -157,6 +158,7 @@ def test_barrier_of_a_group(world: World, ranks: tuple[int, ...], barrier: str) 
             if rank.index == ranks[-1]:  # the last comes when it has seen that the others are about to wait
                 for member in ranks[:-1]:
                     rank.store.wait([f"{number}-{member}"])
+                time.sleep(0.03)  # in which those who do not wait are found out
             rank.store.add(f"{number}-{rank.index}", 1)  # which is answered: nobody waits until a value set is there
             if barrier == "async":
                 dist.barrier(group, async_op=True).wait()

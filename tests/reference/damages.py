@@ -181,7 +181,7 @@ DAMAGES = {
         "replicate",
         around(ddp.Replica, "average", without_hook),
         ddp_hooks.test_state_and_result,
-        {"early": True},
+        {"how": "positions"},
     ),
     "replicate-copied": Damage(
         "replicate",
