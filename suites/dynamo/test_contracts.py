@@ -36,7 +36,7 @@ def setting(rank: Rank) -> tuple[Setting, dict[str, Any]]:
     "is compiled again, and broken, for the contract's reasons alone, and computes what it computes uncompiled.",
     source="torch/_dynamo/variables/distributed.py; torch.compile: guards, recompilation, graph breaks",
 )
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("family", CONSTRUCTS)
 @pytest.mark.world(2)
 def test_contract(world: World, family: str, backend: str) -> None:
