@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, requirement
@@ -114,6 +114,60 @@ def test_compression(world: World) -> None:
     right = (torch.tensor(values).half() / world.size * world.size).float()
     for rank, found in enumerate(world.run(body)):
         assert_same(right, found, f"rank {rank}")
+
+
+@requirement(
+    "REPL-HOOK-07",
+    "The bfloat16 hook averages in bfloat16, or is refused by an error that names it.",
+    source="torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py: bf16_compress_hook",
+)
+@pytest.mark.world(2)
+def test_bfloat16(world: World) -> None:
+    """Numbers that bfloat16 holds and one that it rounds; ranks have the same."""
+    values = [1.0, 257.0, -0.375]
+
+    def body(rank: Rank) -> list[float] | str:
+        model: Any = replicate.apply(given(values, torch.float32), rank)
+        try:
+            model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+            return [float(x) for x in gradient(rank, model, 1.0, torch.float32)]
+        except (RuntimeError, TypeError) as e:
+            return "refused" if "bf16" in str(e).lower() else str(e)
+
+    assert world.run(body) in ([torch.tensor(values).bfloat16().tolist()] * 2, ["refused"] * 2)
+
+
+@requirement(
+    "REPL-HOOK-08",
+    "The PowerSGD hook averages until it begins to compress; then ranks have the same gradient, and that of an average "
+    "of rank one is the average.",
+    source="torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py",
+)
+@pytest.mark.world(2, 3)
+def test_power_sgd(world: World) -> None:
+    """Six steps, of which the last three are compressed; ranks' gradients are multiples of one outer product."""
+    rows, columns = torch.arange(1.0, 9), torch.arange(1.0, 17)
+
+    def body(rank: Rank) -> list[torch.Tensor]:
+        model: Any = replicate.apply(nn.Linear(16, 8, bias=False), rank)
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=3)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        found = []
+        for _ in range(6):
+            output = model(columns[None].to(rank.device))
+            (output * rows.to(rank.device) * rank.size * (1 + rank.index)).sum().backward()
+            found.append(replicate.gradients(model)["weight"].cpu())
+            model.zero_grad()
+        return found
+
+    average = torch.outer(rows, columns) * world.size * (1 + world.size) / 2
+    first, *others = world.run(body)
+    for step, found in enumerate(first):
+        if step < 3:
+            assert_same(average, found, f"step {step}")
+        assert torch.allclose(found, average, rtol=1e-4)
+        for other in others:
+            assert_same(found, other[step], f"step {step}")
 
 
 @requirement(
