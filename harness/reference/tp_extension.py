@@ -15,6 +15,7 @@ What it comes to:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,20 +55,26 @@ class DTensorExtensions:
         self.compute_stream: Any = None
         """Set by FSDP, in its first forward."""
 
+    def computing(self) -> AbstractContextManager[Any]:
+        """Where FSDP computes."""
+        found: AbstractContextManager[Any] = self.device_handle.stream(
+            self.compute_stream or self.device_handle.current_stream()
+        )
+        return found
+
     def pre_flatten_transform(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Parameter | None]:
         """What is flattened, and what is remembered of a tensor-parallel parameter."""
         if not isinstance(tensor, DTensor):
             return tensor, None
-        own = nn.Parameter(
-            tensor.to_local(), requires_grad=tensor.requires_grad
-        )  # FSDP would make one that requires it
+        # FSDP would make one that requires a gradient.
+        own = nn.Parameter(tensor.to_local(), requires_grad=tensor.requires_grad)
         like = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
         return own, Parameter(like, tensor.device_mesh, tensor.placements)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def post_unflatten_transform(self, tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
         """The DTensor that a part of the flat parameter is, computed where FSDP computes."""
-        with self.device_handle.stream(self.compute_stream or self.device_handle.current_stream()):
+        with self.computing():
             found: torch.Tensor = laid(tensor, parameter.mesh, parameter.placements, parameter.like)
         if tensor.requires_grad:
             tensor.register_hook(self.arrived)  # type: ignore[no-untyped-call]
@@ -78,7 +85,7 @@ class DTensorExtensions:
         """A gradient whose collective, if it came of one, has ended."""
         if not isinstance(gradient, AsyncCollectiveTensor):
             return gradient
-        with self.device_handle.stream(self.compute_stream or self.device_handle.current_stream()):
+        with self.computing():
             return gradient.wait()
 
     def chunk_dtensor(self, tensor: torch.Tensor, rank: int, device_mesh: DeviceMesh) -> DTensor:

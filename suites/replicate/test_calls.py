@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.layers import layer
+from fixtures.layers import Hidden, layer
 from harness import Rank, World, requirement
 from harness.stacks import replicate
 
@@ -98,18 +97,8 @@ def test_any_output(world: World, output: int, find: bool) -> None:
 def test_hidden_output(world: World, where: str) -> None:
     """A namespace, which is no container, or nothing is given back; two steps."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer()
-            self.kept = torch.empty(0)
-
-        def forward(self, x: torch.Tensor) -> Any:
-            self.kept = self.layer(x)
-            return SimpleNamespace(y=self.kept) if where == "object" else None
-
     def body(rank: Rank) -> list[list[float]]:
-        model: Any = replicate.apply(Model(), rank)
+        model: Any = replicate.apply(Hidden(layer(), where == "object"), rank)
         found = []
         for _ in range(2):
             output = model(torch.full((1, 2), 1.0 + rank.index, device=rank.device))

@@ -169,6 +169,14 @@ def test_refused(world: World, what: str) -> None:
     assert world.run(body) == [right] * 2
 
 
+def tensor_parallel(rank: Rank, *, groups: bool) -> tuple[nn.Module, int]:
+    """Two layers, column-wise and row-wise over pairs of ranks, replicated over the pairs; which part is this one's."""
+    mesh = rank.mesh(rank.size // 2, 2, names=("data", "tensor"))
+    model = layers().double().to(rank.device)
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    return replicate_fsdp.apply(model, rank, groups=groups, mesh=mesh["data"]), mesh["data"].get_local_rank()
+
+
 @requirement(
     "RFSDP-TP-01",
     "A model with tensor-parallel layers on one dimension of a mesh, replicated over another, trains as on one device.",
@@ -181,12 +189,9 @@ def test_tensor_parallel(world: World, groups: bool) -> None:
     data = world.size // 2
 
     def body(rank: Rank) -> list[list[list[float]]]:
-        mesh = rank.mesh(data, 2, names=("data", "tensor"))
-        model = layers().double().to(rank.device)
-        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
-        replicate_fsdp.apply(model, rank, groups=groups, mesh=mesh["data"])
+        model, part = tensor_parallel(rank, groups=groups)
         assert [len(p.placements) for p in model.parameters() if isinstance(p, DTensor)] == [2, 2]
-        return steps(model, [mesh["data"].get_local_rank()])
+        return steps(model, [part])
 
     assert world.run(body) == [steps(layers().double(), list(range(data)))] * world.size
 
@@ -209,11 +214,8 @@ def test_clipping(world: World) -> None:
         return float(replicate_fsdp.whole(norm)), [g.flatten().tolist() for g in gradients]
 
     def body(rank: Rank) -> tuple[float, list[list[float]]]:
-        mesh = rank.mesh(data, 2, names=("data", "tensor"))
-        model = layers().double().to(rank.device)
-        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
-        replicate_fsdp.apply(model, rank, groups=False, mesh=mesh["data"])
-        return clipped(model, [mesh["data"].get_local_rank()])
+        model, part = tensor_parallel(rank, groups=False)
+        return clipped(model, [part])
 
     norm, gradients = clipped(layers().double(), list(range(data)))
     assert norm > 8

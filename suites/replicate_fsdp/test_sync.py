@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
+from fixtures.layers import Hidden
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
 from harness.stacks.training import launched, since
@@ -184,18 +184,8 @@ def test_containers(world: World, container: str) -> None:
 def test_hidden_output(world: World, where: str) -> None:
     """In an object that is no container, or kept by the module, which gives back nothing; two steps."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(1, 1, bias=False)
-            self.kept: Any = None
-
-        def forward(self, x: torch.Tensor) -> Any:
-            self.kept = self.layer(x)
-            return SimpleNamespace(y=self.kept) if where == "object" else None
-
     def body(rank: Rank) -> list[float] | str:
-        model: Any = replicate_fsdp.apply(Model(), rank, groups=False)
+        model: Any = replicate_fsdp.apply(Hidden(nn.Linear(1, 1, bias=False), where == "object"), rank, groups=False)
         found = []
         for _ in range(2):
             try:
