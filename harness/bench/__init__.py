@@ -1,0 +1,1 @@
+"""Timing on ranks, figures, history, and the nightly gate."""
