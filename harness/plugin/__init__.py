@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.plugin import numprocesses, options, profiles, summary, thorough, waivers, worlds
+from harness.plugin import numprocesses, options, perf, profiles, summary, thorough, waivers, worlds
+from harness.plugin.perf import perf_of
 from harness.plugin.worlds import pytest_generate_tests, pytest_runtest_teardown, several_worlds, world
 
-__all__ = ["pytest_generate_tests", "pytest_runtest_teardown", "several_worlds", "world"]
+__all__ = ["perf_of", "pytest_generate_tests", "pytest_runtest_teardown", "several_worlds", "world"]
 
 numprocesses.teach_xdist()
 
@@ -21,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     numprocesses.replace_converter(parser)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
@@ -28,11 +30,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "runs on, each a test of its own, and what they are made of.",
     )
     config.addinivalue_line("markers", "requirement(requirement): a requirement that the test proves.")
+    perf.settle(config)
     options.check(config)
     found = profiles.Profiles(config)
     config.pluginmanager.register(found, "concord-profiles")
     config.pluginmanager.register(worlds.Worlds(config, found), "concord-worlds")
     config.pluginmanager.register(waivers.Waivers(config, found), "concord-waivers")
+    config.pluginmanager.register(perf.Nights(config, found), "concord-nights")
     thorough.register(config)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(summary.Summary(config, found), "concord-summary")

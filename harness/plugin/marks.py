@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 DEFAULT_SIZES = (2,)
+MEASURED = "measured"
 _NONE = type(None)
 _KINDS: dict[str, tuple[type, ...]] = {
     "backend": (str, _NONE),
     "device": (str, _NONE),
     "warm": (bool, _NONE),
-    "exclusive": (bool,),
+    "exclusive": (bool, str),
     "record": (bool,),
 }
 
@@ -31,7 +32,8 @@ class WorldMark:
     warm: bool | None = None
     timeout: float | None = None
     env: tuple[tuple[str, str], ...] = ()
-    exclusive: bool = False
+    exclusive: bool | str = False
+    """Whether nothing else may run meanwhile; :data:`MEASURED`: where benchmarks are measured."""
     imports: tuple[str, ...] = ()
     record: bool = True
 
@@ -43,6 +45,8 @@ class WorldMark:
             raise ValueError("no world size given: write for example @pytest.mark.world(2)")
         if len(set(self.sizes)) != len(self.sizes):
             raise ValueError(f"a world size is given twice: {self.sizes}")
+        if isinstance(self.exclusive, str) and self.exclusive != MEASURED:
+            raise ValueError(f"exclusive={self.exclusive!r}: True, False or {MEASURED!r}")
         if self.timeout is not None and not (isinstance(self.timeout, int | float) and self.timeout > 0):
             raise ValueError(f"timeout={self.timeout!r}: a number of seconds above 0")
         for key, kinds in _KINDS.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.plugin import perf
 from harness.subjects import Subject, SubjectError, find
 
 
@@ -75,6 +76,7 @@ def add(parser: pytest.Parser) -> None:
         action="store_true",
         help="Begin a thorough run (CONCORD_EXAMPLES=thorough) anew, where an interrupted one would go on.",
     )
+    perf.add_options(group)
     parser.addini("concord_results", "Folder for the results of runs, relative to the root directory.", default="")
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from harness.plugin import numprocesses, options, thorough
-from harness.plugin.marks import WorldRequest, read_marks
+from harness.plugin import numprocesses, options, perf, thorough
+from harness.plugin.marks import MEASURED, WorldRequest, read_marks
 from harness.plugin.profiles import Profiles, backend_for
 from harness.results import stack_of
 from harness.subjects import TORCH
@@ -158,7 +158,7 @@ class Worlds:
             subject=self.subject.name,
             first=(*self.subject.first, *self.first),
             record=mark.record,
-            exclusive=mark.exclusive,
+            exclusive=mark.exclusive is True or (mark.exclusive == MEASURED and perf.asked_for(self.config)),
             debug_rank=option("rank_pdb"),
             traceback_style="short" if style in ("auto", "line", "no") else style,
             show_locals=bool(option("showlocals", False)),

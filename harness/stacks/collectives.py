@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "coalescing_manager",
     "functional",
     "issue",
+    "issue_in",
     "premul_sum",
     "reduction",
     "refusals",
@@ -132,6 +134,25 @@ def issue(case: Case, ins: list[torch.Tensor], outs: list[torch.Tensor], group: 
     return _issue(case, 0, ins, outs, options, dist.get_process_group_ranks(group))
 
 
+def issue_in(
+    case: Case,
+    ins: list[torch.Tensor],
+    outs: list[torch.Tensor],
+    options: dict[str, Any],
+    ranks: Sequence[int],
+) -> Callable[[], Any]:
+    """The call of the collective of a case, with nothing in it but ``torch.distributed``'s own function."""
+    bound: list[Callable[[], Any]] = []
+
+    class Binding:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            collective = getattr(dist, name)
+            return lambda *args, **named: bound.append(functools.partial(collective, *args, **named))
+
+    _issue(case, 0, ins, outs, dict(options), ranks, Binding())
+    return bound[0]
+
+
 def _execute(
     case: Case, size: int, member: int, call: int, ranks: Sequence[int], group: Any, device: torch.device
 ) -> str:
@@ -211,12 +232,13 @@ def _issue(
     outs: list[torch.Tensor],
     options: dict[str, Any],
     ranks: Sequence[int],
+    module: Any = dist,
 ) -> Any:
     kind = case.collective
     if kind in model.ROOTED:
         name = "src" if kind in ("broadcast", "scatter") else "dst"
         options |= {name: ranks[case.root]} if case.root_as == "global" else {f"group_{name}": case.root}
-    collective: Callable[..., Any] = getattr(dist, kind)
+    collective: Callable[..., Any] = getattr(module, kind)
     if kind in IN_PLACE:
         return collective(ins[0], **options)
     if kind == "all_gather":

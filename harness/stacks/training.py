@@ -258,7 +258,13 @@ def compiled(party: Party, model: nn.Module, backend: str, *, in_place: bool = F
 
 def set_sync(party: Party, synced: bool) -> None:
     """Whether the next backward averages gradients over ranks."""
-    modules: Iterable[Any] = party.model.modules() if party.model is not None else ()
+    if party.model is not None:
+        set_sync_of(party.model, synced)
+
+
+def set_sync_of(model: nn.Module, synced: bool) -> None:
+    """Whether the model's next backward averages gradients over ranks, whichever stack it is on."""
+    modules: Iterable[Any] = model.modules()
     for module in modules:
         if hasattr(module, "set_requires_gradient_sync"):
             module.set_requires_gradient_sync(synced)

@@ -1,0 +1,93 @@
+"""What figures depend on besides the code under test: machine and software."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+from harness.bench.records import Fingerprint
+from harness.devices import cores
+
+_VARIABLES = re.compile(r"(GLOO|NCCL|TORCH_NCCL|OMP|MKL|KMP|TORCHINDUCTOR)_\w+|LD_PRELOAD|MALLOC_\w+")
+"""Environment variables that change how ranks run."""
+LABEL = "CONCORD_MACHINE"
+"""Environment variable with a name for machines that look alike and are not."""
+
+
+def fingerprint(kind: str = "cpu") -> Fingerprint:
+    """Of this machine and what is installed; ``kind`` is the type of the ranks' device."""
+    import torch
+
+    machine = {
+        "cores": str(cores()),
+        "memory": f"{round(memory() / (1 << 30))} GiB",
+        "processor": processor(),
+        "label": os.environ.get(LABEL, ""),
+    }
+    software = {
+        "kernel": ".".join(platform.release().split(".")[:2]),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        **{name: os.environ[name] for name in sorted(os.environ) if _VARIABLES.fullmatch(name)},
+    }
+    if kind != "cpu":
+        module: Any = torch.get_device_module(kind)
+        count = torch.accelerator.device_count()
+        name = module.get_device_name(0) if hasattr(module, "get_device_name") else kind
+        machine["accelerators"] = f"{count} x {name}"
+        software |= {f"{kind} {what}": str(version) for what, version in _versions(kind).items()}
+    return Fingerprint(machine=_sorted(machine), software=_sorted(software))
+
+
+def _versions(kind: str) -> dict[str, str]:
+    """What torch says it was built with for a type of device, and what packages of that name are installed."""
+    import torch
+
+    found = {}
+    built_with = getattr(torch.version, kind, None)
+    if built_with:
+        found["toolkit"] = str(built_with)
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"] or ""
+        if re.search(rf"(^|[-_]){re.escape(kind)}|ccl", name):
+            found[name] = distribution.version
+    return found
+
+
+def _sorted(pairs: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in sorted(pairs.items()) if value)
+
+
+def memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available() -> int:
+    """Bytes of memory that this process can still have, by the kernel and by its control group."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        text = Path("/proc/meminfo").read_text()
+        found = 1024 * int(next(line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:")))
+    except (OSError, StopIteration, ValueError):
+        pass  # an older kernel
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return found
+    return found if limit == "max" else min(found, max(0, int(limit) - used))
+
+
+def processor() -> str:
+    """The processor's model, as Linux names it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.machine()

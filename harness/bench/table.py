@@ -1,0 +1,84 @@
+"""Figures in the terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.bench.figures import algbw, busbw
+from harness.bench.records import Measurement, percentile, size_of
+
+_LEAST = 120
+"""Columns; a narrower terminal wraps lines rather than losing figures."""
+COUNTS = ("collectives", "bytes")
+"""Metrics that are no times."""
+
+
+def seconds(value: float) -> str:
+    """For people: ``12.3 us``, ``1.23 ms``."""
+    scale, unit = next((s, u) for s, u in ((1, "s"), (1e3, "ms"), (1e6, "us")) if abs(value) * s >= 1 or u == "us")
+    return f"{value * scale:.3g} {unit}"
+
+
+def shown(measurements: Sequence[Measurement], width: int, *, colour: bool) -> list[str]:
+    """Lines of two tables: collectives with their bandwidths, and steps with what they are made of."""
+    collectives = [m for m in measurements if m.series.bytes]
+    steps = [m for m in measurements if not m.series.bytes]
+    tables = [t for t in (_collectives(collectives), _steps(steps)) if t.row_count]
+    out = io.StringIO()
+    console = Console(
+        file=out, width=max(width, 60), force_terminal=colour, color_system="standard" if colour else None
+    )
+    for table in tables:
+        console.print(table)
+    return out.getvalue().rstrip("\n").split("\n")
+
+
+def _collectives(measurements: Sequence[Measurement]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("collective", "how", "dtype"):
+        table.add_column(name, no_wrap=True)
+    for name in ("ranks", "size", "p50", "p95", "p99", "first", "algbw", "busbw"):
+        table.add_column(name, justify="right", no_wrap=True)
+    above = None
+    for m in measurements:
+        s, all_of_them = m.series, m.iterations()
+        how = ", ".join(value if name == "group" else f"{name} {value}" for name, value in s.variant)
+        head = (f"{s.operation} {s.op}".strip(), how, s.dtype, str(s.world))
+        again = above == head
+        above = head
+        percentiles = [seconds(percentile(all_of_them, p)) for p in (50, 95, 99)]
+        figures = [f"{f:.3g}" for f in (algbw(s.bytes, m.value), busbw(s.operation, s.bytes, m.value, s.world))]
+        row = [*(("", "", "", "") if again else head), size_of(s.bytes), *percentiles, seconds(m.first), *figures]
+        table.add_row(*(Text(cell) for cell in row), style="red" if m.refused else None)
+    table.caption = "algbw and busbw in GB/s, by nccl-tests' definitions" if measurements else None
+    return table
+
+
+def _steps(measurements: Sequence[Measurement]) -> Table:
+    by_step: dict[tuple[str, int, str], dict[str, Measurement]] = {}
+    for m in measurements:
+        how = ", ".join(f"{name} {value}" for name, value in m.series.variant)
+        by_step.setdefault((m.series.operation, m.series.world, how), {})[m.series.metric] = m
+    metrics = list(dict.fromkeys(m.series.metric for m in measurements))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("step", no_wrap=True)
+    table.add_column("ranks", justify="right", no_wrap=True)
+    for metric in metrics:
+        table.add_column(metric, justify="right", no_wrap=True)
+    table.add_column("how", no_wrap=True)
+    for (operation, ranks, how), found in by_step.items():
+        cells = [_figure(found[metric]) if metric in found else "" for metric in metrics]
+        table.add_row(Text(operation), str(ranks), *cells, Text(how))
+    return table
+
+
+def _figure(measurement: Measurement) -> str:
+    if measurement.series.metric in COUNTS:
+        value = measurement.value
+        return size_of(int(value)) if measurement.series.metric == "bytes" else f"{value:g}"
+    return seconds(measurement.value)

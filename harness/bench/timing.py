@@ -1,0 +1,212 @@
+"""Timing on ranks: what one rank does to measure a call that all ranks make together.
+
+A *round* is a stretch of iterations back to back, as a bare loop would have them: nothing of ours happens between two
+of them but a look at the clock.  Rounds are separated by an agreement of the ranks.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from harness.worlds.rank import Rank
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured.  Times are in seconds."""
+
+    rounds: int = 5
+    seconds: float = 0.02
+    """Of a round, about."""
+    least: int = 5
+    """Iterations of a round, whatever they take."""
+    most: int = 200
+    warm: float = 0.3
+    """Until then the warm-up has to be stable; it mostly ends long before."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.least < 1 or self.most < self.least or self.seconds < 0 or self.warm < 0:
+            raise ValueError(f"not an effort: {self}")
+
+
+ONCE = Effort(rounds=1, seconds=0, least=2, most=2, warm=0)
+"""For runs that want to know whether values are right, and nothing of time."""
+
+_STABLE = 0.05
+"""A block of the warm-up that is not this much faster than the one before ends it."""
+_BLOCK = 0.002
+"""Seconds of a block."""
+
+
+@dataclass
+class Timing:
+    """What one rank measured of one call.  Times are in seconds."""
+
+    first: float
+    warmup: int
+    """Iterations before it was stable, the first one aside."""
+    rounds: list[list[float]]
+    """``[round][iteration]``"""
+    clock: str
+
+
+class Agreement:
+    """Ranks telling each other numbers through the store, whatever their backend can."""
+
+    _made: ClassVar[dict[tuple[int, ...], int]] = {}
+    """How many, by their members: all of them make the same ones in the same order."""
+
+    def __init__(self, rank: Rank, members: list[int]) -> None:
+        self._rank, self._members, self._turn = rank, members, 0
+        number = self._made[tuple(members)] = self._made.get(tuple(members), 0) + 1
+        self._name = f"concord/bench/{members}/{number}"
+
+    def most(self, value: float) -> float:
+        """The largest of the members' values; nobody leaves before the last has come."""
+        self._turn += 1
+        key = f"{self._name}/{self._turn}"
+        self._rank.store.set(f"{key}/{self._rank.index}", repr(value))
+        return max(float(self._rank.store.get(f"{key}/{member}")) for member in self._members)
+
+
+class HostClock:
+    """The monotonic clock, for calls that have ended when they return."""
+
+    name = "monotonic"
+
+    def iterate(self, call: Call, count: int) -> list[float]:
+        """Seconds of each of ``count`` calls."""
+        clock = time.perf_counter_ns
+        marks = [0] * (count + 1)
+        marks[0] = clock()
+        for i in range(1, count + 1):
+            call()
+            marks[i] = clock()
+        return [(after - before) / 1e9 for before, after in itertools.pairwise(marks)]
+
+
+class DeviceClock:
+    """Events of the device's current stream, for calls that only launch."""
+
+    name = "events"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._module: Any = torch.get_device_module(device)
+
+    def iterate(self, call: Call, count: int) -> list[float]:
+        """Seconds of each of ``count`` calls, between events before and after it."""
+        marks = [self._module.Event(enable_timing=True) for _ in range(count + 1)]
+        marks[0].record()
+        for i in range(1, count + 1):
+            call()
+            marks[i].record()
+        torch.accelerator.synchronize(self._device)
+        return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(marks)]
+
+
+class SynchronizedClock(HostClock):
+    """The monotonic clock, for devices whose events have no time: each call ends with a synchronisation."""
+
+    name = "synchronized"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def iterate(self, call: Call, count: int) -> list[float]:
+        """Seconds of each of ``count`` calls, the synchronisation in them."""
+
+        def both() -> None:
+            call()
+            torch.accelerator.synchronize(self._device)
+
+        return super().iterate(both, count)
+
+
+Clock = HostClock | DeviceClock | SynchronizedClock
+
+
+def clock_of(device: torch.device) -> Clock:
+    """What tells time on a device."""
+    if device.type == "cpu":
+        return HostClock()
+    clock = DeviceClock(device)
+    try:
+        clock.iterate(lambda: None, 1)
+    except Exception:
+        return SynchronizedClock(device)
+    return clock
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No garbage collection meanwhile."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def measure(rank: Rank, calls: dict[str, Call], members: list[int], effort: Effort) -> dict[str, Timing]:
+    """Time calls that all ``members`` make, each in rounds, in turns: a, b, a, b.
+
+    Every member must pass the same names in the same order.  Returns a :class:`Timing` by name.
+    """
+    agreement, clock = Agreement(rank, members), clock_of(rank.device)
+    found: dict[str, Timing] = {}
+    counts: dict[str, int] = {}
+    with undisturbed():
+        for name, call in calls.items():
+            first = clock.iterate(call, 1)[0]
+            warmup, typical = _warm_up(call, clock, agreement, effort)
+            found[name] = Timing(first, warmup, [], clock.name)
+            counts[name] = min(effort.most, max(effort.least, int(effort.seconds / typical)))
+        for _ in range(effort.rounds):
+            for name, call in calls.items():
+                agreement.most(0.0)
+                clock.iterate(call, 1)  # ranks leave the store at different times; this brings them together
+                found[name].rounds.append(clock.iterate(call, counts[name]))
+    return found
+
+
+def _warm_up(call: Call, clock: Clock, agreement: Agreement, effort: Effort) -> tuple[int, float]:
+    """Iterate until that makes it no faster; how many iterations, and the last block's seconds of one."""
+    typical = agreement.most(clock.iterate(call, 1)[0])
+    spent, iterations = typical, 1
+    while spent < effort.warm:
+        count = max(2, min(50, int(_BLOCK / typical)))
+        block = clock.iterate(call, count)
+        now = agreement.most(statistics.median(block))
+        iterations += count
+        spent += now * count
+        settled = now > typical * (1 - _STABLE)
+        typical = now
+        if settled and iterations > 5:
+            break
+    return iterations, max(typical, 1e-9)
+
+
+def copying(like: torch.Tensor, bytes_: int, times: int = 5) -> float:
+    """The least seconds in which this device copies so many bytes: nothing that delivers them can be faster."""
+    if bytes_ <= 0:
+        return 0.0
+    source = torch.zeros(bytes_, dtype=torch.uint8, device=like.device)
+    target = torch.empty_like(source)
+    clock = clock_of(like.device)
+    clock.iterate(lambda: target.copy_(source), 2)
+    return min(clock.iterate(lambda: target.copy_(source), times))

@@ -1,0 +1,251 @@
+"""The ``perf`` fixture: figures that ranks measured, shown by pytest-benchmark and kept as a night.
+
+pytest-benchmark is off unless it is asked for (``--benchmark-only``, ``--benchmark-enable``): each benchmark runs once
+then, for its values.  Where it is on, it is fed with the ranks' own samples, through a clock that only they move.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.plugin.profiles import Profiles
+
+if TYPE_CHECKING:
+    from harness.bench.records import Measurement
+    from harness.bench.timing import Effort
+
+LARGEST_ON_HOST = 16 << 20
+LARGEST_ON_ACCELERATOR = 1 << 30
+
+
+def add_options(group: Any) -> None:
+    """Register the options."""
+    group.addoption(
+        "--perf-rounds",
+        type=int,
+        metavar="N",
+        help="How many rounds a benchmark is measured in, one after the other. Default: 5.",
+    )
+    group.addoption(
+        "--perf-seconds",
+        type=float,
+        metavar="S",
+        help="About how many seconds a round takes. Default: 0.02.",
+    )
+    group.addoption(
+        "--perf-largest",
+        metavar="SIZE",
+        help="The largest message, as in 64MiB. Default: the profile's largest_message, or 16 MiB on the host and "
+        "1 GiB on accelerators; never more than the machine's memory allows.",
+    )
+
+
+def asked_for(config: pytest.Config) -> bool:
+    """Whether benchmarks are to be measured in this run."""
+    wanted = ("benchmark_enable", "benchmark_only")
+    return any(config.getoption(name, False) for name in wanted) and not config.getoption("benchmark_disable", False)
+
+
+def settle(config: pytest.Config) -> None:
+    """Turn benchmarks off where nobody asked for them, before pytest-benchmark looks."""
+    if config.pluginmanager.hasplugin("benchmark") and not asked_for(config):
+        config.option.benchmark_disable = True
+
+
+def size_in_bytes(text: str) -> int:
+    """Bytes of ``8``, ``64KiB``, ``1.5 MiB``.  Errors: ValueError."""
+    import re
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise ValueError(f"{text!r} is no size: write for example 64KiB or 1MiB")
+    return int(float(found[1]) * 1024 ** (" KMGT".index(found[2][0].upper()) if found[2] else 0))
+
+
+class RanksClock:
+    """Time as ranks measured it: it stands still until it is told how long something took."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Perf:
+    """What a benchmark measures with, and where its figures go."""
+
+    def __init__(self, nights: Nights, benchmark: Any, clock: RanksClock) -> None:
+        self._nights = nights
+        self._benchmark = benchmark
+        self._clock = clock
+
+    @property
+    def enabled(self) -> bool:
+        """Whether time is measured; if not, benchmarks are run once for their values."""
+        return bool(self._benchmark.enabled)
+
+    @property
+    def effort(self) -> Effort:
+        """How much to measure."""
+        from harness.bench.timing import ONCE
+
+        return self._nights.effort if self.enabled else ONCE
+
+    def keep(self, *measurements: Measurement) -> None:
+        """Keep what was measured; the first is the one that pytest-benchmark shows.
+
+        Fails the test if a figure is an artefact.
+        """
+        __tracebackhide__ = True
+        from harness.bench.figures import algbw, busbw
+        from harness.bench.records import percentile
+
+        first = measurements[0]
+        samples = iter(first.iterations())
+
+        def one() -> None:
+            self._clock.now += next(samples)
+
+        series = first.series
+        self._benchmark.group = " ".join(filter(None, (series.operation, series.op, series.dtype)))
+        self._benchmark.pedantic(one, rounds=len(first.iterations()) if self.enabled else 1)
+        if not self.enabled:
+            return
+        self._benchmark.extra_info.update(
+            {
+                "series": series.name,
+                "bytes": series.bytes,
+                "ranks": series.world,
+                "first": first.first,
+                **{f"p{p}": percentile(first.iterations(), p) for p in (50, 95, 99)},
+                **{m.series.metric: m.value for m in measurements},
+            }
+        )
+        if series.bytes:
+            self._benchmark.extra_info.update(
+                algbw=algbw(series.bytes, first.value),
+                busbw=busbw(series.operation, series.bytes, first.value, series.world),
+            )
+        for measurement in measurements:
+            self._nights.add(measurement)
+        refused = [f"{m.series.name}: {m.refused}" for m in measurements if m.refused]
+        if refused:
+            pytest.fail("an artefact, not a figure: " + "\n".join(refused), pytrace=False)
+
+
+class Nights:
+    """The night of this run: written as figures come, so that a crash loses none."""
+
+    def __init__(self, config: pytest.Config, profiles: Profiles) -> None:
+        self._config = config
+        self._profiles = profiles
+        self.clock = RanksClock()
+        self._fd: int | None = None
+        self.path: Path | None = None
+        self.measurements: list[Measurement] = []
+
+    @property
+    def effort(self) -> Effort:
+        """As the options say."""
+        from harness.bench.timing import Effort
+
+        option, usual = self._config.getoption, Effort()
+        return Effort(
+            rounds=option("perf_rounds") or usual.rounds,
+            seconds=option("perf_seconds") if option("perf_seconds") is not None else usual.seconds,
+        )
+
+    def add(self, measurement: Measurement) -> None:
+        """Write one down."""
+        from harness.bench import records
+        from harness.results import append
+
+        self.measurements.append(measurement)
+        if self._fd is None:
+            folder = self._config.getoption("concord_results") or self._config.getini("concord_results")
+            if not folder:
+                return
+            name = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
+            self.path = self._config.rootpath / Path(folder) / name / "perf.jsonl"
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            append(self._fd, records.first_line(self._night(measurement.series.device)))
+        append(self._fd, records.line(measurement))
+
+    def _night(self, kind: str) -> Any:
+        import torch
+
+        from harness.bench.fingerprint import fingerprint
+        from harness.bench.records import Night
+
+        return Night(
+            id=uuid.uuid4().hex,
+            started=time.time(),
+            fingerprint=fingerprint(kind),
+            commit=os.environ.get("CONCORD_COMMIT") or str(torch.version.git_version or ""),
+            profile=self._profiles.described()[0],
+            profile_hash=self._profiles.described()[1],
+            subject=self._config.getoption("subject"),
+            arguments=[str(a) for a in self._config.invocation_params.args],
+        )
+
+    # hooks
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """pytest-benchmark tells time by the ranks' clock in what uses ``perf``."""
+        for item in items:
+            if "perf" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.benchmark(timer=self.clock))
+
+    def pytest_sessionfinish(self) -> None:
+        from harness.bench import records
+        from harness.results import append
+
+        if self._fd is not None:
+            append(self._fd, records.last_line(time.time()))
+            os.close(self._fd)
+            self._fd = None
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        from harness.bench.table import shown
+
+        if self.measurements:
+            terminalreporter.section("figures", sep="-")
+            width = terminalreporter._tw.fullwidth
+            for text in shown(self.measurements, width, colour=terminalreporter.hasmarkup):
+                terminalreporter.write_line(text)
+            if self.path is not None:
+                terminalreporter.write_line(f"figures: {os.path.relpath(self.path, self._config.rootpath)}")
+
+
+@pytest.fixture(name="perf")
+def perf_of(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Perf]:
+    """What benchmarks on ranks measure with: how much (``perf.effort``), and ``perf.keep`` for what was measured."""
+    nights = request.config.pluginmanager.get_plugin("concord-nights")
+    assert isinstance(nights, Nights)
+    yield Perf(nights, benchmark, nights.clock)
+
+
+def largest_of(config: pytest.Config, profiles: Profiles, ranks: int) -> int:
+    """The largest message of a sweep on so many ranks, in bytes.  Errors: UsageError for an option that is no size."""
+    from harness.bench.figures import largest_message
+    from harness.bench.fingerprint import available
+
+    asked = config.getoption("perf_largest")
+    profile = profiles.chosen()
+    on_host = profile is None or profile.device == "cpu"
+    limit = getattr(profile, "largest_message", None) or (LARGEST_ON_HOST if on_host else LARGEST_ON_ACCELERATOR)
+    if asked:
+        try:
+            limit = size_in_bytes(asked)
+        except ValueError as e:
+            raise pytest.UsageError(f"--perf-largest: {e}") from None
+    return largest_message(available(), ranks, limit) if on_host else limit

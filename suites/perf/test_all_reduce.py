@@ -1,0 +1,59 @@
+"""What all_reduce costs: sizes, dtypes, ops, in and out of place, asynchronous, in subgroups."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness import World, requirement
+from harness.bench.collectives import Timed, timed_on
+from harness.plugin.perf import Perf
+from suites.perf.sweeps import BANDWIDTH, DTYPES, LATENCY, OPS, RANKS, SIZES, described
+
+FORMS = [
+    *(Timed("all_reduce", size, mode="async") for size in SIZES),
+    *(Timed("all_reduce", size, mode="async", in_flight=4) for size in SIZES),
+    *(Timed("all_reduce", size, place="out") for size in SIZES),
+]
+VALUES = [
+    *(Timed("all_reduce", size, dtype) for dtype in DTYPES for size in (LATENCY, BANDWIDTH)),
+    *(Timed("all_reduce", size, op=op) for op in OPS for size in (LATENCY, BANDWIDTH)),
+    *(Timed("all_reduce", BANDWIDTH, torch.int32, op) for op in ("BAND", "BOR", "BXOR")),
+]
+
+timed = requirement(
+    "PERF-ALLREDUCE-01",
+    "all_reduce gives the right values at every size while it is timed, in a time in which that can be done.",
+    source="nccl-tests: doc/PERFORMANCE.md",
+)
+
+
+@timed
+@pytest.mark.world(*RANKS, record=False, warm=True, exclusive="measured")
+def test_sizes(world: World, size: int, perf: Perf) -> None:
+    """float32, from 8 B to the largest, dense around 1 MiB."""
+    perf.keep(timed_on(world, Timed("all_reduce", size), perf.effort))
+
+
+@timed
+@pytest.mark.parametrize("timed", VALUES, ids=described)
+@pytest.mark.world(2, record=False, warm=True, exclusive="measured")
+def test_dtypes_and_ops(world: World, timed: Timed, perf: Perf) -> None:
+    """Other dtypes and other reductions, small and large."""
+    perf.keep(timed_on(world, timed, perf.effort))
+
+
+@timed
+@pytest.mark.parametrize("timed", FORMS, ids=described)
+@pytest.mark.world(2, record=False, warm=True, exclusive="measured")
+def test_forms(world: World, timed: Timed, perf: Perf) -> None:
+    """Asynchronous, several in flight, and out of place."""
+    perf.keep(timed_on(world, timed, perf.effort))
+
+
+@timed
+@pytest.mark.parametrize("timed", [Timed("all_reduce", size, group=(1, 3)) for size in SIZES], ids=described)
+@pytest.mark.world(4, record=False, warm=True, exclusive="measured")
+def test_subgroups(world: World, timed: Timed, perf: Perf) -> None:
+    """Two of four ranks."""
+    perf.keep(timed_on(world, timed, perf.effort))

@@ -1,0 +1,56 @@
+"""What a step of training costs on each stack, and how much of its communication compute hides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness import World, requirement
+from harness.bench.steps import Step, timed_on
+from harness.plugin.perf import Perf
+
+STACKS = ("replicate", "replicate_fsdp", "tp_extension")
+ACCUMULATING = Step("replicate", micro_batches=4)
+BUCKETS = {"whole": 25.0, "quarter": 0.5}
+"""MiB; the model has 2 MiB of parameters."""
+
+timed = requirement(
+    "PERF-STEP-01",
+    "A timed step of training gives the right gradients, and every rank launches as many collectives in it.",
+    source="torch.nn.parallel.DistributedDataParallel; torch.distributed.fsdp",
+)
+
+
+@timed
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.world(2, 4, record=False, exclusive="measured")
+def test_steps(world: World, stack: str, perf: Perf) -> None:
+    """Eager."""
+    perf.keep(*timed_on(world, Step(stack), perf.effort))
+
+
+@timed
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.world(2, record=False, exclusive="measured", timeout=180)
+def test_compiled_steps(world: World, stack: str, perf: Perf) -> None:
+    """Compiled: by Inductor where time is measured, traced alone where it is not."""
+    compiler = "inductor" if perf.enabled else "aot_eager"
+    perf.keep(*timed_on(world, Step(stack, compiler=compiler), perf.effort))
+
+
+@timed
+@pytest.mark.parametrize("synced", [True, False], ids=["every", "last"])
+@pytest.mark.parametrize("stack", ["replicate", "replicate_fsdp"])
+@pytest.mark.world(2, record=False, exclusive="measured")
+def test_accumulation(world: World, stack: str, synced: bool, perf: Perf) -> None:
+    """Four micro-batches, each averaged or the last alone."""
+    perf.keep(*timed_on(world, replace(ACCUMULATING, stack=stack, synced=synced), perf.effort))
+
+
+@timed
+@pytest.mark.parametrize("capacity", BUCKETS.values(), ids=BUCKETS)
+@pytest.mark.world(2, record=False, exclusive="measured")
+def test_buckets(world: World, capacity: float, perf: Perf) -> None:
+    """One bucket for the whole model, or several."""
+    perf.keep(*timed_on(world, Step("replicate", options=(("bucket_cap_mb", capacity),)), perf.effort))
