@@ -124,7 +124,7 @@ def on_rank(rank: Rank, timed: Timed, effort: Effort) -> Found | None:
         one.quiet()
     timing = measure(rank, {"": call}, members, effort)[""]
     timing.rounds = [[seconds / timed.in_flight for seconds in iterations] for iterations in timing.rounds]
-    problem = problem or _checked(call, sets, "a call after the last that was timed")
+    problem = "; ".join(filter(None, (problem, _checked(call, sets, "a call after the last that was timed"))))
     from_others = timed.message(len(members)) * (len(members) - 1) // len(members)
     copy = copying(sets[0].ins[0] if sets[0].ins else sets[0].outs[0], from_others)
     if group is not None:

@@ -14,6 +14,8 @@ from harness.devices import cores
 
 _VARIABLES = re.compile(r"(GLOO|NCCL|TORCH_NCCL|OMP|MKL|KMP|TORCHINDUCTOR)_\w+|LD_PRELOAD|MALLOC_\w+")
 """Environment variables that change how ranks run."""
+_PLACES = ("_DIR", "_PATH", "_FILE")
+"""How those end that only say where something is."""
 LABEL = "CONCORD_MACHINE"
 """Environment variable with a name for machines that look alike and are not."""
 
@@ -32,7 +34,7 @@ def fingerprint(kind: str = "cpu") -> Fingerprint:
         "kernel": ".".join(platform.release().split(".")[:2]),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        **{name: os.environ[name] for name in sorted(os.environ) if _VARIABLES.fullmatch(name)},
+        **{name: os.environ[name] for name in os.environ if _VARIABLES.fullmatch(name) and not name.endswith(_PLACES)},
     }
     if kind != "cpu":
         module: Any = torch.get_device_module(kind)

@@ -26,7 +26,7 @@ def seconds(value: float) -> str:
 
 def shown(measurements: Sequence[Measurement], width: int, *, colour: bool) -> list[str]:
     """Lines of two tables: collectives with their bandwidths, and steps with what they are made of."""
-    collectives = [m for m in measurements if m.series.bytes]
+    collectives = sorted((m for m in measurements if m.series.bytes), key=_place)
     steps = [m for m in measurements if not m.series.bytes]
     tables = [t for t in (_collectives(collectives), _steps(steps)) if t.row_count]
     out = io.StringIO()
@@ -36,6 +36,12 @@ def shown(measurements: Sequence[Measurement], width: int, *, colour: bool) -> l
     for table in tables:
         console.print(table)
     return out.getvalue().rstrip("\n").split("\n")
+
+
+def _place(measurement: Measurement) -> tuple[object, ...]:
+    """What is swept stands together, ascending."""
+    s = measurement.series
+    return (s.operation, s.op, s.dtype, s.variant, s.world, s.bytes)
 
 
 def _collectives(measurements: Sequence[Measurement]) -> Table:

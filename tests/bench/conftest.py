@@ -27,6 +27,7 @@ class Comparison:
 
 _found = pytest.StashKey[list[Comparison]]()
 _OURS = "not PyTorch's"
+_fidelity = pytest.StashKey[list[tuple[Any, ...]]]()
 _shares = pytest.StashKey[list[dict[str, Any]]]()
 _reproducers = pytest.StashKey[list[dict[str, Any]]]()
 
@@ -69,6 +70,12 @@ def compare(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., Com
 
 
 @pytest.fixture
+def fidelity(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Takes a row of the table of figures beside those of bare loops."""
+    return lambda *row: request.config.stash.setdefault(_fidelity, []).append(row)
+
+
+@pytest.fixture
 def reproducers(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """Rows of the table of how long it takes from a failure to its reproducer."""
     return request.config.stash.setdefault(_reproducers, [])
@@ -82,6 +89,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for r in rows:
             figures = f"{r.ours * 1000:9.1f} ms  {r.theirs * 1000:9.1f} ms  {r.ratio:7.3f}"
             terminalreporter.write_line(f"{r.what:<{width}}  {figures}  of {r.against} (wanted: {r.wanted})")
+    _show_fidelity(terminalreporter, config.stash.get(_fidelity, []))
     shares = config.stash.get(_shares, [])
     if shares:
         terminalreporter.section("milliseconds a program", sep="-")
@@ -99,3 +107,16 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for r in reproducers:
             runs = f"{r['failing runs']} failing runs"
             terminalreporter.write_line(f"{r['what']:<26}  {r['seconds']:6.1f} s  {runs}; {r['left']} left")
+
+
+def _show_fidelity(terminalreporter: Any, rows: list[tuple[Any, ...]]) -> None:
+    if not rows:
+        return
+    terminalreporter.section("an all_reduce's median: the suite's, and bare loops'", sep="-")
+    terminalreporter.write_line(
+        f"{'size':>8}  ranks  {'suite':>10}  {'same ranks':>10}  {'ratio':>6}  {'by hand':>10}  {'ratio':>6}  wanted"
+    )
+    for size, ranks, ours, beside, alone, within in rows:
+        figures = f"{ours * 1e6:>7.1f} us  {beside * 1e6:>7.1f} us  {ours / beside:6.3f}"
+        by_hand = f"{alone * 1e6:>7.1f} us  {ours / alone:6.3f}"
+        terminalreporter.write_line(f"{size:>8}  {ranks:>5}  {figures}  {by_hand}  within {within:.0%}")
