@@ -9,12 +9,14 @@ import typer
 
 from harness.audit import commands
 from harness.audit.commands import bad
+from harness.nightly import nightly
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 app.command()(commands.audit)
 app.command()(commands.faults)
 app.command()(commands.reach)
+app.command()(nightly)
 
 
 @app.callback()
@@ -80,3 +82,7 @@ def replay(
 def main() -> None:
     """The entry point."""
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -31,6 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "requirement(requirement): a requirement that the test proves.")
     perf.settle(config)
+    perf.check(config)
     options.check(config)
     found = profiles.Profiles(config)
     config.pluginmanager.register(found, "concord-profiles")

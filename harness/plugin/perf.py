@@ -53,6 +53,21 @@ def asked_for(config: pytest.Config) -> bool:
     return any(config.getoption(name, False) for name in wanted) and not config.getoption("benchmark_disable", False)
 
 
+def check(config: pytest.Config) -> None:
+    """Refuse what can't be measured.  Errors: UsageError."""
+    option = config.getoption
+    rounds, seconds, largest = option("perf_rounds"), option("perf_seconds"), option("perf_largest")
+    if rounds is not None and rounds < 1:
+        raise pytest.UsageError(f"--perf-rounds {rounds}: at least 1")
+    if seconds is not None and not 0 <= seconds < float("inf"):
+        raise pytest.UsageError(f"--perf-seconds {seconds:g}: a number of seconds, 0 or more")
+    if largest is not None:
+        try:
+            size_in_bytes(largest)
+        except ValueError as e:
+            raise pytest.UsageError(f"--perf-largest: {e}") from None
+
+
 def settle(config: pytest.Config) -> None:
     """Turn benchmarks off where nobody asked for them, before pytest-benchmark looks."""
     if config.pluginmanager.hasplugin("benchmark") and not asked_for(config):
@@ -235,7 +250,7 @@ def perf_of(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Perf]:
 
 
 def largest_of(config: pytest.Config, profiles: Profiles, ranks: int) -> int:
-    """The largest message of a sweep on so many ranks, in bytes.  Errors: UsageError for an option that is no size."""
+    """The largest message of a sweep on so many ranks, in bytes."""
     from harness.bench.figures import largest_message
     from harness.bench.fingerprint import available
 
@@ -244,8 +259,5 @@ def largest_of(config: pytest.Config, profiles: Profiles, ranks: int) -> int:
     on_host = profile is None or profile.device == "cpu"
     limit = getattr(profile, "largest_message", None) or (LARGEST_ON_HOST if on_host else LARGEST_ON_ACCELERATOR)
     if asked:
-        try:
-            limit = size_in_bytes(asked)
-        except ValueError as e:
-            raise pytest.UsageError(f"--perf-largest: {e}") from None
+        limit = size_in_bytes(asked)
     return largest_message(available(), ranks, limit) if on_host else limit

@@ -1,0 +1,193 @@
+"""The nightly job: thorough suites, a sample of the audit, and benchmarks with their gate; one line at the end.
+
+Each part is a command that can be run by hand.  A part that ends badly does not keep the others from running.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+"""Environment variable: where GitHub takes the Markdown of a job from."""
+_MOST_SHOWN = 3
+CONCORD = "concord"
+
+Said = Callable[[Sequence[str]], str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One command of the nightly job."""
+
+    name: str
+    command: tuple[str, ...]
+    said: Said
+    """From the lines of its output to what a person has to know, on one line."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    verdict_only: bool = False
+    """Whether what it says is only worth a line if it ends badly."""
+
+    @property
+    def by_hand(self) -> str:
+        """How to run it by hand."""
+        settings = [f"{name}={value}" for name, value in self.env.items()]
+        return " ".join([*settings, *self.command])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a part ended."""
+
+    part: Part
+    code: int
+    seconds: float
+    line: str
+
+    @property
+    def good(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.code == 0
+
+
+def of_pytest(lines: Sequence[str]) -> str:
+    """What a session says last, and which tests were bad."""
+    bad = [found[1] for text in lines if (found := re.match(r"(?:FAILED|ERROR) (\S+)", text))]
+    last = next((text.strip("= ") for text in reversed(lines) if re.search(r"\d+ (passed|failed|error)", text)), "")
+    more = f" and {len(bad) - _MOST_SHOWN} more" if len(bad) > _MOST_SHOWN else ""
+    return ": ".join(filter(None, (last or "no result", ", ".join(bad[:_MOST_SHOWN]) + more if bad else "")))
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """The last line with anything in it."""
+    return next((text.strip() for text in reversed(lines) if text.strip()), "no output")
+
+
+def of_gate(lines: Sequence[str]) -> str:
+    """The gate's first line: it is the one that matters most."""
+    return next((text.strip() for text in lines if text.strip()), "no output")
+
+
+def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[str] = ()) -> list[Part]:
+    """The parts of a night, in their order: what measures comes first, while nothing else has warmed the machine."""
+    perf = out / "perf"
+    stored = ("--history", history) if history else ()
+    measured = ("--benchmark-only", "--benchmark-quiet", "--concord-results", str(perf))
+    found = [
+        Part("benchmarks", ("pytest", "suites/perf", *measured), of_pytest),
+        Part("history", (CONCORD, "perf", "store", str(perf), *stored), last_words, verdict_only=True),
+        Part("gate", (CONCORD, "perf", "gate", *stored), of_gate),
+        Part("page", (CONCORD, "perf", "page", "-o", str(out / "perf.html"), *stored), last_words, verdict_only=True),
+        Part(
+            "suites",
+            ("pytest", "suites/", "-n", "gpus", "-q", "--thorough", "--concord-results", str(out / "suites")),
+            of_pytest,
+            {"CONCORD_EXAMPLES": "thorough", "CONCORD_BUDGET": budget},
+        ),
+        Part(
+            "audit",
+            (
+                *(CONCORD, "audit", "--again", "fixtures/faults/noticed.json"),
+                *("--compare", "fixtures/faults/noticed.json", "--sample", str(sample)),
+                *("--save", str(out / "audit.json"), "--html", str(out / "audit.html")),
+            ),
+            last_words,
+        ),
+    ]
+    names = [part.name for part in found]
+    wrong = [name for name in only if name not in names]
+    if wrong:
+        raise ValueError(f"no part {wrong[0]!r} of the nightly job; there are {', '.join(names)}")
+    return [part for part in found if not only or part.name in only]
+
+
+def run(part: Part, out: Path, write: Callable[[str], object]) -> Outcome:
+    """Run a part; what it prints is passed on as it comes, and kept in ``<name>.log``."""
+    began = time.monotonic()
+    modules = {"pytest": ("-m", "pytest"), CONCORD: ("-m", "harness.cli")}
+    first, *rest = part.command
+    lines: list[str] = []
+    with (
+        (out / f"{part.name}.log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, *modules[first], *rest],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, **part.env},
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for text in process.stdout:
+            lines.append(text.rstrip("\n"))
+            log.write(text)
+            log.flush()
+            write(text)
+    return Outcome(part, process.returncode, time.monotonic() - began, part.said(lines))
+
+
+def one_line(outcomes: Sequence[Outcome]) -> str:
+    """What a person has to know of the night."""
+    bad = [f"{o.part.name}: {o.line} (`{o.part.by_hand}`)" for o in outcomes if not o.good]
+    if bad:
+        return "nightly: " + "; ".join(bad)
+    return "nightly: nothing to do; " + "; ".join(
+        f"{o.part.name}: {o.line}" for o in outcomes if not o.part.verdict_only
+    )
+
+
+def markdown(outcomes: Sequence[Outcome]) -> str:
+    """A table for a job's summary, with the line above it."""
+    rows = [
+        f"| {o.part.name} | {'ok' if o.good else f'**exit {o.code}**'} | {o.seconds:.0f} s | {_cell(o.line)} |"
+        for o in outcomes
+    ]
+    return "\n".join([one_line(outcomes), "", "| part | | time | |", "|---|---|---|---|", *rows, ""])
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>|&])", r"\\\1", text)
+
+
+def nightly(
+    out: Annotated[Path, typer.Option(help="Folder for results, pages and logs.")] = Path("reports/out/nightly"),
+    budget: Annotated[str, typer.Option(help="Time for the properties of the suites, as in 90s, 30m, 8h.")] = "2h",
+    sample: Annotated[int, typer.Option(help="So many defects of each sort and component; 0: all.", min=0)] = 40,
+    history: Annotated[
+        str, typer.Option(help="Where figures are kept: a file or an SQLAlchemy URL. Default: as of `concord perf`.")
+    ] = "",
+    only: Annotated[list[str] | None, typer.Option(help="Only this part; may be given several times.")] = None,
+) -> None:
+    """Everything that a nightly job does: benchmarks and their gate, thorough suites, a sample of the audit.
+
+    Run it where the suites are.  The last line says what to do.  Exits with 1 if a part ended badly.
+    """
+    try:
+        if not Path("suites").is_dir():
+            raise ValueError(f"{Path.cwd()} has no folder suites; run this where they are")
+        chosen = parts(out, budget=budget, sample=sample, history=history, only=only or ())
+    except ValueError as e:
+        typer.echo(f"concord: {e}", err=True)
+        raise typer.Exit(2) from e
+    out.mkdir(parents=True, exist_ok=True)
+    outcomes: list[Outcome] = []
+    for number, part in enumerate(chosen, 1):
+        typer.echo(f"--- {number} of {len(chosen)}: {part.name}: {part.by_hand}")
+        outcomes.append(run(part, out, lambda text: typer.echo(text, nl=False)))
+        (out / "summary.md").write_text(markdown(outcomes))
+    summary = os.environ.get(SUMMARY)
+    if summary:
+        with open(summary, "a") as file:
+            file.write(markdown(outcomes))
+    typer.echo(one_line(outcomes))
+    raise typer.Exit(0 if all(o.good for o in outcomes) else 1)

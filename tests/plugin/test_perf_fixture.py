@@ -1,0 +1,159 @@
+"""The ``perf`` fixture under pytest-benchmark: what users of its options see, and what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sessions import Folder, Session
+
+from harness.bench.records import Night, read
+
+pytestmark = pytest.mark.slow
+
+TESTS = """
+    import os
+
+    import pytest
+
+    from harness.bench.collectives import Timed, timed_on
+    from harness.bench.records import Measurement
+
+    @pytest.mark.parametrize("size", [8, 1024])
+    @pytest.mark.world(2, record=False, exclusive="measured")
+    def test_all_reduce(world, size, perf):
+        perf.keep(timed_on(world, Timed("all_reduce", size), perf.effort))
+
+    @pytest.mark.world(2)
+    def test_no_benchmark(world):
+        world.run(lambda rank: None)
+"""
+ARTEFACT = """
+    import pytest
+    from harness.bench.records import Measurement, Series
+
+    def test_too_fast(perf):
+        series = Series(operation="all_reduce", bytes=8, world=2, device="cpu")
+        perf.keep(Measurement(series=series, samples=[[[1e-9, 1e-9]]], refused="faster than light"))
+"""
+KILLED = """
+    import os
+
+    def test_killed():
+        os._exit(9)
+"""
+QUICK = ("--perf-rounds", "2", "--perf-seconds", "0.001", "--concord-results", "out")
+
+
+@pytest.fixture(scope="module")
+def folder(make_folder: Callable[[dict[str, str]], Folder]) -> Folder:
+    return make_folder({"test_it.py": TESTS})
+
+
+@pytest.fixture(scope="module")
+def measured(folder: Folder) -> Session:
+    return folder.run("--benchmark-only", "--benchmark-json", "b.json", "--benchmark-autosave", *QUICK)
+
+
+@pytest.fixture(scope="module")
+def benchmarks(measured: Session) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((measured.folder / "b.json").read_text())["benchmarks"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def night(measured: Session) -> Night:
+    return read(next(measured.folder.glob("out/*/perf.jsonl")))
+
+
+def test_once_for_values_where_nobody_asks_for_time(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """Without pytest-benchmark's options benchmarks run once and are not measured, with xdist as well."""
+    folder = make_folder({"test_it.py": TESTS})
+    for arguments in ([], ["-n", "2"]):
+        session = folder.run(*QUICK, *arguments)
+        assert session.counts == {"passed": 3}
+        assert list(folder.path.glob("out/*/perf.jsonl")) == []
+
+
+def test_benchmark_only(measured: Session) -> None:
+    """Benchmarks run and others do not; the tables are pytest-benchmark's and ours."""
+    assert measured.counts == {"passed": 2, "skipped": 1}
+    measured.lines.fnmatch_lines(["*benchmark 'all_reduce sum float32': 2 tests*"])
+    measured.lines.fnmatch_lines(["*figures*", "collective*algbw*busbw*", "all_reduce sum*float32*8 B*"])
+
+
+def test_pytest_benchmark_has_the_ranks_samples(benchmarks: list[dict[str, Any]], night: Night) -> None:
+    """Its data are the slowest rank's seconds of every iteration, and none of the controller's."""
+    for benchmark, measurement in zip(benchmarks, night.measurements, strict=True):
+        assert benchmark["stats"]["data"] == pytest.approx(measurement.iterations(), rel=1e-9)
+        assert benchmark["extra_info"]["series"] == measurement.series.name
+
+
+def test_extra_info(benchmarks: list[dict[str, Any]]) -> None:
+    """Bandwidths and percentiles travel with pytest-benchmark's JSON."""
+    info = benchmarks[1]["extra_info"]
+    assert info["algbw"] == pytest.approx(1024 / info["time"] / 1e9)
+    assert {"busbw", "p50", "p95", "p99", "first", "ranks"} <= set(info)
+
+
+def test_the_night_is_kept(night: Night) -> None:
+    """With what it ran on, and that it came to its end."""
+    assert night.complete
+    assert [m.series.bytes for m in night.measurements] == [8, 1024]
+    assert all(len(m.samples) == 2 for m in night.measurements)
+    assert dict(night.fingerprint.software)["torch"]
+    assert night.commit
+
+
+def test_compare_with_what_was_saved(folder: Folder, measured: Session) -> None:
+    """pytest-benchmark's storage and --benchmark-compare work on figures of ranks."""
+    session = folder.run("--benchmark-only", "--benchmark-compare", *QUICK)
+    assert session.counts == {"passed": 2, "skipped": 1}
+    assert "Comparing against benchmarks from: " in session.out + session.err
+    session.lines.fnmatch_lines(["*(NOW)*"])
+
+
+def test_an_artefact_fails(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """A figure that can't be one is red, says why, and is kept with that."""
+    folder = make_folder({"test_it.py": ARTEFACT})
+    session = folder.run("--benchmark-only", *QUICK)
+    assert session.counts == {"failed": 1}
+    session.lines.fnmatch_lines(["an artefact, not a figure: *faster than light"])
+    assert read(next(folder.path.glob("out/*/perf.jsonl"))).measurements[0].refused == "faster than light"
+
+
+def test_a_crash_keeps_what_was_measured(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """pytest itself dies after two figures: both are there, and the night is not complete."""
+    folder = make_folder({"test_it.py": TESTS, "test_killed.py": KILLED})
+    session = folder.run("--benchmark-enable", *QUICK)
+    assert session.code == 9
+    night = read(next(folder.path.glob("out/*/perf.jsonl")))
+    assert not night.complete
+    assert len(night.measurements) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--perf-largest", "big"], "--perf-largest: 'big' is no size: write for example 64KiB or 1MiB"),
+        (["--perf-rounds", "0"], "--perf-rounds 0: at least 1"),
+        (["--perf-seconds", "-1"], "--perf-seconds -1: a number of seconds, 0 or more"),
+    ],
+)
+def test_bad_options(folder: Folder, arguments: list[str], says: str) -> None:
+    """One line, before anything runs."""
+    session = folder.run(*arguments)
+    assert session.code == pytest.ExitCode.USAGE_ERROR
+    assert says in session.err
+
+
+def test_nothing_changes_for_other_benchmarks(make_folder: Callable[[dict[str, str]], Folder], tmp_path: Path) -> None:
+    """A benchmark that does not use the fixture has pytest-benchmark's own clock."""
+    folder = make_folder({"test_it.py": "def test_it(benchmark):\n    benchmark(sum, [1, 2])\n"})
+    session = folder.run("--benchmark-only", "--benchmark-json", "b.json", "--benchmark-max-time", "0.01")
+    assert session.counts == {"passed": 1}
+    (found,) = json.loads((folder.path / "b.json").read_text())["benchmarks"]
+    assert found["stats"]["median"] > 0
