@@ -1,0 +1,257 @@
+"""A page of figures: bandwidth and latency over size, percentiles, dtypes, overlap, and history with its steps.
+
+One file that opens offline; it knows nothing but the plain data of :mod:`harness.bench.view`.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+View = Mapping[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+
+_COLOURS = ("#3b6fb6", "#c2571a", "#3f8f5b", "#8a5aa8", "#b03a48", "#6b7280", "#1a8a99", "#a67c00")
+_EXPOSED, _COMPUTE, _HIDDEN = "#c2571a", "#3b6fb6", "#9db7d8"
+_TICKS = ["8 B", "1 KiB", "32 KiB", "1 MiB", "32 MiB", "1 GiB"]
+_TICKS_AT = [8, 1 << 10, 1 << 15, 1 << 20, 1 << 25, 1 << 30]
+
+
+def page(view: View) -> str:
+    """The page as one HTML document."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    swept = _swept(view["collectives"])
+    plots = [
+        ("sizes", "Bandwidth over size", "Busbw by nccl-tests' definition; higher is better.", _bandwidth(swept)),
+        ("latency", "Latency over size", "Median and 99th percentile of the slowest rank.", _latency(swept)),
+        ("dtypes", "Dtypes", "Busbw of each dtype at each size.", _dtypes(view["collectives"])),
+        ("steps", "Training steps", "What a step takes: compute, and what no compute hides.", _steps(view["steps"])),
+        ("history", "History", "Each night's median, and the rounds within it.", _history(view["histories"])),
+    ]
+    drawn = [(key, title, about, figure.to_json()) for key, title, about, figure in plots if figure is not None]
+    return environment.get_template("perf.html").render(view=view, plots=drawn, plotly=get_plotlyjs())
+
+
+def _text(value: object) -> str:
+    """Text that plotly, which knows some tags, shows as it is."""
+    return html.escape(str(value), quote=False)
+
+
+def _swept(collectives: Rows) -> dict[str, list[Mapping[str, Any]]]:
+    """By name of a sweep: figures of one collective, dtype and form over at least three sizes, ascending."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for one in collectives:
+        name = " ".join(filter(None, (one["operation"], one["op"], one["dtype"], one["how"])))
+        found.setdefault(f"{name}, {one['world']} ranks", []).append(one)
+    return {name: sorted(rows, key=lambda r: r["bytes"]) for name, rows in found.items() if len(rows) > 2}
+
+
+def _short(rows: Rows) -> str:
+    """What tells a sweep from others of its collective."""
+    one = rows[0]
+    op = one["op"] if one["op"] != "sum" else ""
+    return _text(", ".join(filter(None, (op, one["dtype"], one["how"], f"{one['world']} ranks"))))
+
+
+def _figure(x: str, y: str, **layout: Any) -> go.Figure:
+    figure = go.Figure()
+    figure.update_layout(
+        xaxis_title=x,
+        yaxis_title=y,
+        margin={"l": 60, "r": 20, "t": 56, "b": 48},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "system-ui, sans-serif", "size": 13},
+        hovermode="closest",
+        **{"legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"}, "height": 420, **layout},
+    )
+    return figure
+
+
+def _over_sizes(y: str) -> go.Figure:
+    figure = _figure("size of the message", y, legend={"x": 1.02, "y": 1})
+    figure.update_xaxes(type="log", tickvals=_TICKS_AT, ticktext=_TICKS)
+    figure.update_yaxes(type="log", exponentformat="power")
+    return figure
+
+
+def _chosen(figure: go.Figure, groups: Sequence[str], of: Sequence[str]) -> go.Figure:
+    """A menu that shows the traces of one group; ``of`` is each trace's."""
+    buttons = [
+        {"label": _text(group), "method": "update", "args": [{"visible": [one == group for one in of]}]}
+        for group in groups
+    ]
+    for trace, group in zip(figure.data, of, strict=True):
+        trace.visible = bool(groups) and group == groups[0]
+    if len(groups) > 1:
+        menu = {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "showactive": True}
+        figure.update_layout(updatemenus=[menu])
+    return figure
+
+
+def _by_collective(
+    swept: Mapping[str, Rows], figure: go.Figure, traces: Callable[[str, Rows, str], Iterable[go.Scatter]]
+) -> go.Figure | None:
+    if not swept:
+        return None
+    of: list[str] = []
+    counts: dict[str, int] = {}
+    for name, rows in swept.items():
+        collective = rows[0]["operation"]
+        colour = _COLOURS[counts.get(collective, 0) % len(_COLOURS)]
+        counts[collective] = counts.get(collective, 0) + 1
+        for trace in traces(name, rows, colour):
+            figure.add_trace(trace)
+            of.append(collective)
+    return _chosen(figure, list(counts), of)
+
+
+def _bandwidth(swept: Mapping[str, Rows]) -> go.Figure | None:
+    def traces(name: str, rows: Rows, colour: str) -> Iterable[go.Scatter]:
+        yield go.Scatter(
+            x=[r["bytes"] for r in rows],
+            y=[r["busbw"] for r in rows],
+            name=_short(rows),
+            mode="lines+markers",
+            line={"color": colour},
+            customdata=[[r["size"]] for r in rows],
+            hovertemplate="%{customdata[0]}: %{y:.3g} GB/s",
+        )
+
+    return _by_collective(swept, _over_sizes("busbw, GB/s"), traces)
+
+
+def _latency(swept: Mapping[str, Rows]) -> go.Figure | None:
+    def traces(name: str, rows: Rows, colour: str) -> Iterable[go.Scatter]:
+        sizes = [r["bytes"] for r in rows]
+        for percentile, dash in (("p50", "solid"), ("p99", "dot")):
+            yield go.Scatter(
+                x=sizes,
+                y=[r[percentile] * 1e6 for r in rows],
+                name=f"{_short(rows)}, {percentile}",
+                mode="lines+markers",
+                line={"color": colour, "dash": dash},
+                customdata=[[r["size"]] for r in rows],
+                hovertemplate="%{customdata[0]}: %{y:.4g} us",
+            )
+
+    return _by_collective(swept, _over_sizes("microseconds"), traces)
+
+
+def _dtypes(collectives: Rows) -> go.Figure | None:
+    """Of the collective that was measured in the most dtypes, at the sizes that they share."""
+    by_collective: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for one in collectives:
+        if not one["how"] and one["op"] in ("", "sum"):
+            by_collective.setdefault((one["operation"], one["world"]), []).append(one)
+    if not by_collective:
+        return None
+    (collective, ranks), rows = max(by_collective.items(), key=lambda item: len({r["dtype"] for r in item[1]}))
+    dtypes = sorted({r["dtype"] for r in rows})
+    if len(dtypes) < 2:
+        return None
+    shared = sorted({(r["bytes"], r["size"]) for r in rows if sum(o["bytes"] == r["bytes"] for o in rows) > 1})
+    cells = {(r["dtype"], r["bytes"]): r["busbw"] for r in rows}
+    z = [[cells.get((dtype, count)) for count, _ in shared] for dtype in dtypes]
+    figure = _figure("size", "", title={"text": _text(f"{collective}, {ranks} ranks"), "font": {"size": 14}})
+    figure.add_trace(
+        go.Heatmap(
+            x=[size for _, size in shared],
+            y=[_text(dtype) for dtype in dtypes],
+            z=z,
+            text=[["" if cell is None else f"{cell:.3g}" for cell in row] for row in z],
+            texttemplate="%{text}",
+            colorscale="Blues",
+            colorbar={"title": "GB/s"},
+            hovertemplate="%{y}, %{x}: %{z:.3g} GB/s<extra></extra>",
+        )
+    )
+    return figure
+
+
+def _steps(steps: Rows) -> go.Figure | None:
+    if not steps:
+        return None
+    figure = _figure("milliseconds", "", barmode="stack", height=120 + 36 * len(steps))
+    names = [_text(step["name"]) for step in steps]
+    shown = {
+        "compute": ([step["compute"] for step in steps], _COMPUTE),
+        "exposed communication": ([max(0.0, step["exposed"]) for step in steps], _EXPOSED),
+    }
+    for name, (values, colour) in shown.items():
+        figure.add_trace(
+            go.Bar(
+                y=names,
+                x=[value * 1e3 for value in values],
+                name=name,
+                orientation="h",
+                marker={"color": colour},
+                hovertemplate="%{x:.3g} ms",
+            )
+        )
+    alone = [step["communication"] for step in steps]
+    figure.add_trace(
+        go.Scatter(
+            y=names,
+            x=[None if value is None else value * 1e3 for value in alone],
+            name="its communication alone",
+            mode="markers",
+            marker={"symbol": "line-ns-open", "size": 16, "color": "#6b7280", "line": {"width": 2}},
+            hovertemplate="%{x:.3g} ms",
+        )
+    )
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    return figure
+
+
+def _history(histories: Rows) -> go.Figure | None:
+    if not histories:
+        return None
+    figure = _figure("night", "", legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"})
+    of: list[str] = []
+    for one in histories:
+        name, scale = one["name"], one["scale"]
+        figure.add_trace(
+            go.Scatter(
+                x=one["nights"],
+                y=[None if v is None else v * scale for v in one["values"]],
+                error_y={
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [
+                        0 if v is None else (h - v) * scale for v, h in zip(one["values"], one["high"], strict=True)
+                    ],
+                    "arrayminus": [
+                        0 if v is None else (v - low) * scale for v, low in zip(one["values"], one["low"], strict=True)
+                    ],
+                    "color": "rgba(107,114,128,0.5)",
+                    "thickness": 1,
+                },
+                name=_text(f"{one['unit']}, {one['nights_known']} nights"),
+                mode="lines+markers",
+                line={"color": _COLOURS[0]},
+                text=[_text(commit) for commit in one["commits"]],
+                hovertemplate=f"%{{y:.4g}} {_text(one['unit'])}<br>%{{text}}",
+            )
+        )
+        of.append(name)
+        for step in one["steps"]:
+            figure.add_trace(
+                go.Scatter(
+                    x=[step["night"], one["nights"][-1]],
+                    y=[step["value"] * scale] * 2,
+                    name=_text(step["text"]),
+                    mode="lines",
+                    line={"color": _EXPOSED if step["worse"] else _COLOURS[2], "width": 3, "dash": "dash"},
+                    hovertemplate=_text(step["text"]),
+                )
+            )
+            of.append(name)
+    return _chosen(figure, [one["name"] for one in histories], of)
