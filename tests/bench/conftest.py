@@ -27,6 +27,7 @@ class Comparison:
 
 _found = pytest.StashKey[list[Comparison]]()
 _OURS = "not PyTorch's"
+_said = pytest.StashKey[list[tuple[str, list[str]]]]()
 _fidelity = pytest.StashKey[list[tuple[Any, ...]]]()
 _shares = pytest.StashKey[list[dict[str, Any]]]()
 _reproducers = pytest.StashKey[list[dict[str, Any]]]()
@@ -70,6 +71,12 @@ def compare(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., Com
 
 
 @pytest.fixture
+def said(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Takes what the gate said of a night."""
+    return lambda *row: request.config.stash.setdefault(_said, []).append(row)
+
+
+@pytest.fixture
 def fidelity(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Takes a row of the table of figures beside those of bare loops."""
     return lambda *row: request.config.stash.setdefault(_fidelity, []).append(row)
@@ -90,6 +97,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             figures = f"{r.ours * 1000:9.1f} ms  {r.theirs * 1000:9.1f} ms  {r.ratio:7.3f}"
             terminalreporter.write_line(f"{r.what:<{width}}  {figures}  of {r.against} (wanted: {r.wanted})")
     _show_fidelity(terminalreporter, config.stash.get(_fidelity, []))
+    nights = config.stash.get(_said, [])
+    if nights:
+        terminalreporter.section("what the gate said", sep="-")
+    for night, texts in nights:
+        terminalreporter.write_line(f"{night}: {'; '.join(texts) or 'nothing'}")
     shares = config.stash.get(_shares, [])
     if shares:
         terminalreporter.section("milliseconds a program", sep="-")
