@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.oracles.tracing import Contract
+from harness.stacks.tracing import OPAQUE
 from suites.dynamo.contracts import ADD, SUM, Construct
 
 ROWS = (2, 4, 6)
@@ -15,6 +16,10 @@ FIXED = (1,)
 """Sizes of which each has a graph of its own, since 0 and 1 are never symbols."""
 
 CHANGES: Mapping[str, Mapping[str, Any]] = {
+    "sizes and positions in a mesh": {
+        "folds": ("1", "2", "{rank}", "{rank}"),
+        "guards": ((r"L\['m'\]$", OPAQUE), (r"L\['m'\]\.ndim$", "TYPE_MATCH")),
+    },
     "another mesh": {"graph": ADD * 2, "folds": ("2", "2")},
     "placements given": {"graph": ADD * 2, "folds": ("True", "False")},
     "a group as an argument": {"graph": SUM, "folds": ("sum", "{name}")},
@@ -32,8 +37,8 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "DTensors made and taken apart": {"results": r"\[2\*s\d+\]"},
     "a collective that knows the size of its group": {"results": r"\[2\*s\d+\]"},
 }
-"""Of constructs whose first call is all that is asked of them, or whose tensors have another size; of a number, that it
-is an input, and no constant."""
+"""Of constructs whose first call is all that is asked of them, or whose tensors have another size; of numbers, which an
+attribute of a mesh may be, that they are inputs, and no constants."""
 
 UNSIZED = ("a barrier",)
 """Constructs of which no guard looks at the tensor."""
