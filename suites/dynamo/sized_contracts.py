@@ -35,6 +35,8 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
         "guards": ((r"L\['n'\]$", "TYPE_MATCH"),),
     },
     "DTensors made and taken apart": {"results": r"\[2\*s\d+\]"},
+    "coalesced collectives that gather": {"results": r"\[(2\*)?s\d+\]"},
+    "coalesced collectives that scatter": {"results": r"\[(2\*)?s\d+\]"},
     "a collective that knows the size of its group": {"results": r"\[2\*s\d+\]"},
 }
 """Of constructs whose first call is all that is asked of them, or whose tensors have another size; of numbers, which an
