@@ -77,6 +77,8 @@ class Contract:
     """A pattern for the reason of each further compilation."""
     breaks: tuple[str, ...] = ()
     """A pattern for the reason of each break that is allowed, which must be there, too."""
+    results: str = ""
+    """A pattern of the data type and shape of every tensor that an operator gives; empty: any."""
 
 
 def broken(contract: Contract, trace: Trace, facts: Mapping[str, object] | None = None) -> list[str]:
@@ -97,6 +99,11 @@ def broken(contract: Contract, trace: Trace, facts: Mapping[str, object] | None 
         there = sorted({guard.kind for guard in trace.guards if re.search(source, guard.source)})
         if kind not in there:
             found.append(f"no guard {kind} on {source}; there are {there or 'none'}")
+    found += [
+        f"{operator.name} gives {operator.result}, promised {contract.results}"
+        for operator in operators
+        if "[" in operator.result and not re.search(contract.results, operator.result)
+    ]
     return [f"{contract.construct}: {sentence}" for sentence in found]
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "agreeing",
     "apply",
     "budget",
+    "cached_as",
     "compiled",
     "compiled_backward",
     "compiled_messages",
@@ -89,6 +90,12 @@ def _destroy(name: str) -> None:
 def budget(share: float) -> AbstractContextManager[Any]:
     """Where backwards may keep this share of the memory that forwards fill: 1 all of it, 0 nothing but inputs."""
     found: AbstractContextManager[Any] = functorch.config.patch(activation_memory_budget=share)
+    return found
+
+
+def cached_as(tag: str) -> AbstractContextManager[Any]:
+    """Where of compiled code on disk only that is found which was put there under the same tag."""
+    found: AbstractContextManager[Any] = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
     return found
 
 

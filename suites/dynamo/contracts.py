@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from harness.oracles.tracing import Contract
-from harness.stacks.collectives import functional
+from harness.stacks.collectives import coalescing_manager, functional
 from harness.stacks.tracing import OPAQUE
 
 
@@ -215,6 +215,39 @@ COLLECTIVES = [
         ),
     ),
     Construct(
+        lambda s: lambda x: functional.all_gather_into_tensor_coalesced([x, x * 2], dist.group.WORLD)[1] + 1,
+        once(),
+        Contract(
+            "coalesced collectives that gather",
+            ("mul", "all_gather_into_tensor_coalesced", "getitem", "getitem", "wait_tensor", "wait_tensor", "add"),
+            ("2", "2", "0", "0", "1", "1"),
+            ((r"WORLD$", "ID_MATCH"),),
+        ),
+    ),
+    Construct(
+        lambda s: _scattered,
+        once(),
+        Contract(
+            "coalesced collectives that scatter",
+            (
+                *("repeat", "mul", "reduce_scatter_tensor_coalesced"),
+                *("getitem", "getitem", "wait_tensor", "wait_tensor", "add"),
+            ),
+            ("2", "3", "sum", "2", "0", "0", "1", "1"),
+            ((r"WORLD$", "ID_MATCH"),),
+        ),
+    ),
+    Construct(
+        lambda s: _managed,
+        once(),
+        Contract(
+            "collectives under a coalescing manager, one by one",
+            ("mul", *SUM * 2, "add"),
+            ("2", "sum", "0", "sum", "0"),
+            ((r"WORLD$", "ID_MATCH"),),
+        ),
+    ),
+    Construct(
         lambda s: lambda x: functional.all_gather_tensor(x, 0, dist.group.WORLD) + 1,
         once(),
         Contract(
@@ -245,6 +278,20 @@ COLLECTIVES = [
         Contract("a broadcast", ADD, ("1",), breaks=("marked as skipped",)),
     ),
 ]
+
+
+def _scattered(x: torch.Tensor) -> Any:
+    parts = x.repeat(2)
+    return functional.reduce_scatter_tensor_coalesced([parts, parts * 3], "sum", [0, 0], dist.group.WORLD)[1] + 1
+
+
+def _managed(x: torch.Tensor) -> Any:
+    y = x * 2
+    with coalescing_manager(async_ops=True) as manager:
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+    manager.wait()
+    return x + y
 
 
 def _closed(g: Any) -> Any:

@@ -11,8 +11,10 @@ import torch.distributed as dist
 from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same
 from harness.oracles.tracing import broken
+from harness.stacks import dynamo
 from harness.stacks.tracing import traced
 from suites.dynamo.contracts import CONSTRUCTS, Setting
+from suites.dynamo.sized_contracts import CHANGES, rows, sized
 
 
 def setting(rank: Rank) -> tuple[Setting, dict[str, Any]]:
@@ -59,3 +61,48 @@ def test_contract(world: World, family: str, backend: str) -> None:
 
     one, other = world.run(body)
     assert one == other
+
+
+@requirement(
+    "DYN-TRACE-02",
+    "With dynamic=True the graph of each construct has symbols for sizes, the same constants and guards, and is used "
+    "for every size but 0 and 1; what a contract lets into one graph, fullgraph=True takes, and nothing else.",
+    source="torch.compile: dynamic, fullgraph; torch/_dynamo/variables/distributed.py",
+)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("family", CONSTRUCTS)
+@pytest.mark.world(2)
+def test_sized(world: World, family: str, backend: str) -> None:
+    """Every construct of a family, called with tensors of three sizes."""
+
+    def body(rank: Rank) -> list[Any]:
+        about, facts = setting(rank)
+        wrong, prints = [], []
+        for construct in CONSTRUCTS[family]:
+            function, more = construct.code(about), construct.given(about)[0][1:]
+            calls = [torch.arange(1.0, 1 + count) + rank.index for count in rows(construct)]
+            whole, contract = not construct.contract.breaks, sized(construct.contract)
+            if not whole:
+                with pytest.raises(dynamo.REFUSED):
+                    traced(function, [(calls[0], *more)], fullgraph=True)
+            given = [(x.clone(), *more) for x in calls]
+            found, trace = traced(function, given, backend=backend, dynamic=True, fullgraph=whole)
+            assert trace.graphs
+            wrong += broken(contract, trace, facts)
+            prints.append([graph.fingerprint() for graph in trace.graphs])
+            for before, (x, *_), result in zip(calls, given, found, strict=True):
+                alone = before.clone()
+                right = function(alone, *more)
+                assert_same(alone, x, f"{construct}: what it was given")
+                if right is not None:
+                    assert_same(right + 0, result + 0, str(construct))
+        assert wrong == []
+        return prints
+
+    one, other = world.run(body)
+    assert one == other
+
+
+def test_changes_are_of_constructs() -> None:
+    """Each change is of a construct that there is."""
+    assert set(CHANGES) <= {str(construct) for constructs in CONSTRUCTS.values() for construct in constructs}

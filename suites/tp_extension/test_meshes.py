@@ -42,13 +42,19 @@ class Scale(nn.Module):
 
 
 def layers() -> nn.Sequential:
-    """Of whole numbers, whose products and sums are exact for a step."""
+    """Of whole numbers, whose products and sums are exact for a step.
+
+    DTensor gives each rank of a row-wise layer its share of the bias, which is added up with the products: biases are
+    multiples of three, so that a third of one is exact as well.
+    """
     sizes = ((PARTS, 3), None, (3, PARTS), (PARTS, 3), None, (3, PARTS), (PARTS, 2))
     modules = [Scale() if size is None else nn.Linear(*size, dtype=torch.float64) for size in sizes]
     model = nn.Sequential(*modules)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(dyadic(*parameter.shape, key=name, span=2, denominator=1))
+            if name.endswith("bias"):
+                parameter.mul_(3)
     return model
 
 
@@ -108,9 +114,9 @@ def load(model: Any, state: dict[str, Any]) -> None:
     source=f"{SOURCE}; SequenceParallel; ShardingStrategy",
 )
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
-@pytest.mark.world(4, 8)
+@pytest.mark.world(4, 6, 8)
 def test_sequences(world: World, original: bool) -> None:
-    """Two data-parallel ranks over two tensor-parallel ones, or four; a step under each strategy that shards."""
+    """Two data-parallel ranks over two tensor-parallel ones, three, or four; a step under each strategy that shards."""
     expected = trained()
 
     def body(rank: Rank) -> None:

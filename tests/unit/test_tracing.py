@@ -54,6 +54,18 @@ def test_broken(trace: Trace, said: str) -> None:
     assert any(said in sentence for sentence in sentences)
 
 
+def test_other_results() -> None:
+    """A tensor of another size breaks a contract that names sizes; what is no tensor has none."""
+    named = replace(KEPT, results=r"\[s\d+\]")
+    (graph,) = TRACE.graphs
+    results = ("float32[s7]", "int")
+    symbols = [replace(operator, result=result) for operator, result in zip(graph.operators, results, strict=True)]
+    assert broken(named, replace(TRACE, graphs=(Graph(tuple(symbols)),)), {"rank": 1}) == []
+    assert broken(named, TRACE, {"rank": 1}) == [
+        rf"a construct: {name} gives float32[2], promised \[s\d+\]" for name in ("mul", "all_reduce")
+    ]
+
+
 def test_other_constants() -> None:
     """A constant of another rank breaks a contract."""
     assert broken(KEPT, TRACE, {"rank": 0}) == ["a construct: constants ['1', 'sum'], promised ['0', 'sum']"]

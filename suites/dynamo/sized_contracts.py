@@ -1,0 +1,59 @@
+"""What changes in contracts where sizes are symbols: ``dynamic=True``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from harness.oracles.tracing import Contract
+from harness.stacks.tracing import OPAQUE
+from suites.dynamo.contracts import ADD, SUM, Construct
+
+ROWS = (2, 4, 6)
+"""Sizes that one graph is for."""
+FIXED = (1,)
+"""Sizes of which each has a graph of its own, since 0 and 1 are never symbols."""
+
+CHANGES: Mapping[str, Mapping[str, Any]] = {
+    "sizes and positions in a mesh": {
+        "folds": ("1", "2", "{rank}", "{rank}"),
+        "guards": ((r"L\['m'\]$", OPAQUE), (r"L\['m'\]\.ndim$", "TYPE_MATCH")),
+    },
+    "another mesh": {"graph": ADD * 2, "folds": ("2", "2")},
+    "placements given": {"graph": ADD * 2, "folds": ("True", "False")},
+    "a group as an argument": {"graph": SUM, "folds": ("sum", "{name}")},
+    "another batch": {
+        "graph": ("mul", "mul"),
+        "folds": ("2", "2"),
+        "recompiles": (r"2 <= x.size\(\)\[0\]",),
+        "results": r"\[(s\d+|1)\]",
+    },
+    "another number": {
+        "graph": ("item", "mul"),
+        "folds": (),
+        "guards": ((r"L\['n'\]$", "TYPE_MATCH"),),
+    },
+    "DTensors made and taken apart": {"results": r"\[2\*s\d+\]"},
+    "coalesced collectives that gather": {"results": r"\[(2\*)?s\d+\]"},
+    "coalesced collectives that scatter": {"results": r"\[(2\*)?s\d+\]"},
+    "a collective that knows the size of its group": {"results": r"\[2\*s\d+\]"},
+}
+"""Of constructs whose first call is all that is asked of them, or whose tensors have another size; of numbers, which an
+attribute of a mesh may be, that they are inputs, and no constants."""
+
+UNSIZED = ("a barrier",)
+"""Constructs of which no guard looks at the tensor."""
+
+
+def sized(contract: Contract) -> Contract:
+    """What is promised with ``dynamic=True`` of calls with tensors of several sizes, and else the same arguments."""
+    kept = () if contract.construct in UNSIZED else ((r"L\['x'\]$", "TENSOR_MATCH"),)
+    changes = {"recompiles": (), "results": r"\[s\d+\]", **CHANGES.get(contract.construct, {})}
+    changes["guards"] = (*changes.get("guards", contract.guards), *kept)
+    return replace(contract, **changes)
+
+
+def rows(construct: Construct) -> tuple[int, ...]:
+    """Of each call."""
+    return ROWS + FIXED if construct.contract.construct == "another batch" else ROWS

@@ -1,0 +1,108 @@
+"""Compiled code that is given what nothing has waited for yet: results of collectives, alone and in DTensors."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from harness import Rank, World, requirement
+from harness.oracles.exact import assert_same
+from harness.stacks import dynamo
+
+LOCAL = 2
+"""Elements of each rank's part of every result: one shape, so that Inductor has one kernel to make."""
+MOVES: list[tuple[Placement, Placement]] = [
+    (Shard(0), Replicate()),
+    (Partial(), Replicate()),
+    (Partial("max"), Replicate()),
+    (Partial(), Shard(0)),
+]
+"""What a collective of its own does, and nothing after it that would wait."""
+
+
+def numbers(move: tuple[Placement, Placement], rank: Rank, call: int) -> torch.Tensor:
+    """A rank's part of what is redistributed, other numbers in each call."""
+    of, to = move
+    count = LOCAL // rank.size if of.is_shard() else LOCAL * rank.size if to.is_shard() else LOCAL
+    return torch.arange(count, dtype=torch.float32) * (1 + rank.index) + 7 * rank.index + 10 * call
+
+
+def redistributed(move: tuple[Placement, Placement], mesh: Any, local: torch.Tensor, *, late: bool) -> DTensor:
+    """``late``: nothing has waited for it."""
+    return DTensor.from_local(local, mesh, [move[0]], run_check=False).redistribute(placements=[move[1]], async_op=late)
+
+
+FORMS: dict[str, Callable[[DTensor, Any], Any]] = {
+    "redistributed": lambda d, mesh: d,
+    "to_local": lambda d, mesh: d.to_local(),
+    "from_local": lambda d, mesh: DTensor.from_local(d.to_local(), mesh, [Shard(0)], run_check=False),
+}
+"""In which form compiled code is given a result."""
+
+
+@requirement(
+    "DYN-COLL-10",
+    "A collective's result that nothing has waited for is waited for by the compiled code that it is given to, as a "
+    "tensor or inside a DTensor, before that computes with it, and gives what it gives uncompiled.",
+    source="DTensor.redistribute: async_op; pytorch/pytorch#180614",
+)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.world(2)
+def test_given(world: World, backend: str, form: str) -> None:
+    """Every placement, in two calls; in the second, other ranks join the collective when rank 0 is past it."""
+    tag = uuid.uuid4().hex
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(rank.size)
+        for move in MOVES:
+            with dynamo.cached_as(tag):
+                function, counter = dynamo.compiled(lambda x: x + 1, backend=backend)
+                for call in range(2):
+                    local, launched = numbers(move, rank, call), f"launched by rank 0: {move}, call {call}"
+                    right = redistributed(move, mesh, local, late=False).to_local() + 1
+                    if call and rank.index:
+                        rank.store.wait([launched])
+                    given = FORMS[form](redistributed(move, mesh, local, late=True), mesh)
+                    assert dynamo.unwaited() == 1, "the backend has waited already, so that nothing is seen here"
+                    if call and not rank.index:
+                        rank.store.set(launched, "")
+                    result = function(given)
+                    assert dynamo.unwaited() == 0, f"{move}: nothing has waited for what was given"
+                    assert_same(
+                        right, result.to_local() if isinstance(result, DTensor) else result, f"{move}, call {call}"
+                    )
+                assert counter.graphs == 1
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-COLL-11",
+    "Compiled code takes DTensors whose collective nothing has waited for, and others, one after the other.",
+    source="DTensor.redistribute: async_op; pytorch/pytorch#180614; torch.compile: guards, caches on disk",
+)
+@pytest.mark.parametrize("first", ["waited-for", "late"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.world(2)
+def test_by_turns(world: World, backend: str, first: str) -> None:
+    """Four calls, with a cache on disk in which there is nothing yet."""
+    tag = uuid.uuid4().hex
+
+    def body(rank: Rank) -> None:
+        mesh, move = rank.mesh(rank.size), MOVES[1]
+        with dynamo.cached_as(tag):
+            function, _ = dynamo.compiled(lambda x: x + 1, backend=backend)
+            for call in range(4):
+                local = numbers(move, rank, call)
+                right = redistributed(move, mesh, local, late=False).to_local() + 1
+                result = function(redistributed(move, mesh, local, late=(first == "late") != bool(call % 2)))
+                assert dynamo.unwaited() == 0
+                assert_same(right, result.to_local(), f"call {call}")
+
+    world.run(body)
