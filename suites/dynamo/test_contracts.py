@@ -40,7 +40,7 @@ def setting(rank: Rank) -> tuple[Setting, dict[str, Any]]:
 )
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("family", CONSTRUCTS)
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=180)
 def test_contract(world: World, family: str, backend: str) -> None:
     """Every construct of a family on both ranks, which have the same graphs."""
 
@@ -71,7 +71,7 @@ def test_contract(world: World, family: str, backend: str) -> None:
 )
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("family", CONSTRUCTS)
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=180)
 def test_sized(world: World, family: str, backend: str) -> None:
     """Every construct of a family, called with tensors of three sizes."""
 

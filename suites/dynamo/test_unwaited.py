@@ -53,7 +53,7 @@ FORMS: dict[str, Callable[[DTensor, Any], Any]] = {
 )
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=180)
 def test_given(world: World, backend: str, form: str) -> None:
     """Every placement, in two calls; in the second, other ranks join the collective when rank 0 is past it."""
     tag = uuid.uuid4().hex
@@ -89,7 +89,7 @@ def test_given(world: World, backend: str, form: str) -> None:
 )
 @pytest.mark.parametrize("first", ["waited-for", "late"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=180)
 def test_by_turns(world: World, backend: str, first: str) -> None:
     """Four calls, with a cache on disk in which there is nothing yet."""
     tag = uuid.uuid4().hex
