@@ -105,8 +105,8 @@ def compiled_messages() -> AbstractContextManager[Any]:
     return found
 
 
-def compiled_backward(backend: str) -> AbstractContextManager[Any]:
-    """Where backwards are compiled as well, hooks and all."""
+def compiled_backward(backend: Any) -> AbstractContextManager[Any]:
+    """Where backwards are compiled as well, hooks and all; ``backend`` is a name, or a function."""
     found: AbstractContextManager[Any] = compiled_autograd._enable(torch.compile(backend=backend))
     return found
 
