@@ -58,6 +58,8 @@ class Noise:
     """Index of the night to judge."""
     scale: Array
     """``[series]``: of one night, as a standard deviation would be; NaN: nothing is known."""
+    unsure: Array
+    """``[series]``: how much wider it is by what is not known of the newest level."""
     nights: npt.NDArray[np.intp]
     """``[series]``: how many nights it was learned from."""
     loading: Array
@@ -177,13 +179,12 @@ def learn(
     scale[:-1] = _drawn_together(scale[:-1], counts)
     if within is not None:
         scale[:-1] = np.fmax(scale[:-1], np.where(np.isfinite(scale[:-1]), within, np.nan))
-    if extra is not None:
-        scale[:-1] *= np.sqrt(1 + extra)
     standard = _crossed(columns - centre, chance)
     slower = tail_of(standard, chance, CONFIRM)
     return Noise(
         night=night,
         scale=scale[:-1],
+        unsure=np.ones(looks - 1) if extra is None else np.sqrt(1 + extra),
         nights=counts,
         loading=loading,
         loading_error=loading_error,
@@ -204,6 +205,11 @@ def nights_needed(chance: float) -> int:
     """Nights with which a threshold on Student's t is at most twice what endless history gives."""
     limit = 2 * isf(chance)
     return next(n for n in range(3, 1000) if stats.t.isf(chance, n - 1) <= limit)
+
+
+def nights_to_judge(needed: int) -> int:
+    """Nights of history with which so many teach noise: the first have no level yet, the newest teach nothing."""
+    return needed + (CONFIRM + 2) + CONFIRM
 
 
 def _loadings(past: Array) -> tuple[Array, Array, Array]:
@@ -270,7 +276,10 @@ def _scales(off: Array, chance: float) -> Array:
 
 
 def _drawn_together(scale: Array, counts: npt.NDArray[np.intp]) -> Array:
-    """Scales drawn towards their common middle, by how much of their spread a short history explains."""
+    """Scales drawn up towards their common middle, by how much of their spread a short history explains.
+
+    Never down: a series that is noisier than the others may be so for a reason that they do not have.
+    """
     known = np.isfinite(scale)
     if known.sum() < 3:
         return scale
@@ -279,7 +288,7 @@ def _drawn_together(scale: Array, counts: npt.NDArray[np.intp]) -> Array:
     between = max(0.0, float(np.var(logs) - sampling.mean()))
     mean = float(np.median(logs))
     out = scale.copy()
-    out[known] = np.exp(mean + between / (between + sampling) * (logs - mean))
+    out[known] = np.exp(np.maximum(logs, mean + between / (between + sampling) * (logs - mean)))
     return out
 
 
@@ -326,7 +335,7 @@ def judge(noise: Noise, added: Array | None = None) -> Judgement:
     # A common event beyond what history knows need not load on series as those of history did.
     beyond = np.maximum(0.0, np.abs(others) - isf(noise.slower.chance ** (1 / CONFIRM)) * noise.shared_scale)
     beyond = np.nan_to_num(beyond) * float(np.std(noise.loading))
-    scale = np.sqrt(noise.scale**2 + (others * noise.loading_error) ** 2 + beyond**2)
+    scale = np.sqrt((noise.unsure * noise.scale) ** 2 + (others * noise.loading_error) ** 2 + beyond**2)
     standard = np.where(noise.nights >= noise.needed, own / scale, np.nan)
     armed = noise.nights.max(initial=0) >= noise.needed
     every = np.column_stack([standard, shared / noise.shared_scale if armed else np.full(CONFIRM, np.nan)])
@@ -356,7 +365,7 @@ def _step(index: int, off: Array, scale: Array, chances: Array, noise: Noise, si
             continue
         level = float(np.median(off[inside]))
         left = np.abs(np.where(inside, off - level, off)[known] / scale[known])
-        fits.append((float(np.minimum(left, noise.slower.clip).sum()), k, level))
+        fits.append((float(left.sum()), k, level))
     _, k, size = min(fits)
     unit = float(scale[CONFIRM - k :][known[CONFIRM - k :]].mean())
     error = isf(0.025) * unit * (noise.slower.inflation[k - 1] if k > 1 else 1.0) / np.sqrt(k)

@@ -108,7 +108,7 @@ def _extra(regimes: list[_Regime], night: int, count: int) -> Array:
         which = slice(None) if one.series == EVERY else one.series
         known = night - one.since
         # a level of fewer nights than survive an outlier says nothing yet
-        extra[which] = np.maximum(extra[which], 1 / known if known >= CONFIRM else np.inf)
+        extra[which] = np.maximum(extra[which], np.pi / 2 / known if known >= CONFIRM else np.inf)
     return extra
 
 

@@ -23,6 +23,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from harness.bench import migrations, tables
+from harness.bench.lines import Accepted, Figure, Line, Past
 from harness.bench.nights import check
 from harness.bench.records import Fingerprint, Measurement, Night, Series, percentile
 
@@ -36,46 +37,6 @@ _MIGRATING = 0x636F6E63
 
 class HistoryError(ValueError):
     """A history that cannot be used; says which, what is wrong, and what to do."""
-
-
-class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """A night as it is listed: all but its measurements."""
-
-    id: str
-    started: float
-    fingerprint: str
-    commit: str
-    profile: str
-    profile_hash: str
-    subject: str
-    complete: bool
-    measured: int
-    """Number of series."""
-
-
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """What a night said of a series, without the samples."""
-
-    value: float | None
-    rounds: list[float]
-    p50: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-    refused: str = ""
-
-
-class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """A step, a series that is gone, or another alarm that someone accepted."""
-
-    kind: str
-    series: str
-    """Key of the series; empty: of all of them together."""
-    night: str
-    """Id of the first night that has it."""
-    reason: str
-    who: str
-    at: float
-    ratio: float = 1.0
 
 
 def default_place() -> str:
@@ -293,6 +254,30 @@ class History:
         except (zlib.error, msgspec.MsgspecError) as e:
             raise HistoryError(f"{self.place}: samples of {series.name} in night {night} are damaged: {e}") from e
 
+    def line(self, night: str = "") -> Line:
+        """A night, by default the newest, and those before it that it can be compared with.
+
+        Errors: HistoryError if there is none, or none of this id.
+        """
+        nights = self.nights()
+        chosen = [one for one in nights if one.id == night or not night][-1:]
+        if not chosen:
+            raise HistoryError(
+                f"{self.place}: no night {night}" if night else f"{self.place}: no nights yet: store some"
+            )
+        (newest,) = chosen
+        nights = [one for one in nights[: nights.index(newest) + 1] if _same(one, newest, "subject", "profile")]
+        mine = [one for one in nights if one.fingerprint == newest.fingerprint]
+        before = next((one for one in reversed(nights) if one.fingerprint != newest.fingerprint), None)
+        return Line(
+            nights=mine,
+            figures=self.figures([one.id for one in mine]),
+            accepted=self.accepted(newest),
+            fingerprint=self.fingerprint(newest.fingerprint),
+            before=before,
+            other=self.fingerprint(before.fingerprint) if before else Fingerprint(),
+        )
+
     def fingerprint(self, key: str) -> Fingerprint:
         """What nights with this fingerprint ran on."""
         with self._reading() as connection:
@@ -316,6 +301,10 @@ class History:
         query = sa.select(*[a[name] for name in Accepted.__struct_fields__]).where(*mine).order_by(a.number)
         with self._reading() as connection:
             return [Accepted(**row._mapping) for row in connection.execute(query)]
+
+
+def _same(one: Past, other: Past, *fields: str) -> bool:
+    return all(getattr(one, field) == getattr(other, field) for field in fields)
 
 
 def now() -> float:

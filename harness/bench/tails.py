@@ -93,7 +93,7 @@ def _histogram(values: Array) -> Array:
     places = np.rint((np.clip(values, -_FAR, _FAR) + _FAR) / _WIDTH).astype(int)
     counts = np.bincount(places, minlength=round(2 * _FAR / _WIDTH) + 1)
     counts[-1] += 1  # the next one is beyond all that were seen with a chance of one in so many and one
-    return counts / counts.sum()
+    return np.asarray(counts / counts.sum(), np.float64)
 
 
 def _clipped(histogram: Array, clip: float, shift: int = 0) -> Array:

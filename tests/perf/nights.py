@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from harness.bench.lines import Accepted, Figure, Line, Past
 from harness.bench.records import Fingerprint, Measurement, Night, Series
 
 MACHINE = Fingerprint(machine=(("cores", "2"), ("cpu", "one")), software=(("torch", "2.13"),))
@@ -58,3 +59,24 @@ def noisy(
     off = (generator.random((nights, count)) < outliers) * generator.exponential(10 * own, (nights, count))
     modes = 0.1 * (generator.random((nights, count)) < 0.2) * (np.arange(count) < bimodal)
     return level + shared + single + off + modes + drift * np.arange(nights)[:, None]
+
+
+def line(logs: np.ndarray, of: list[Series], accepted: Sequence[Accepted] = (), **fields: object) -> Line:
+    """A line of nights with these logarithms of values, NaN where a series is missing; a day apart."""
+    nights, figures = [], {}
+    for i, row in enumerate(logs):
+        here = {s: float(np.exp(x)) for s, x in zip(of, row, strict=True) if np.isfinite(x)}
+        past = Past(
+            id=f"n{i}",
+            started=86400.0 * (i + 1),
+            fingerprint=MACHINE.key,
+            commit=f"c{i:02d}",
+            profile="cpu-gloo",
+            profile_hash="",
+            subject="torch",
+            complete=True,
+            measured=len(here),
+        )
+        nights.append(past)
+        figures[past.id] = {s: Figure(value=x, rounds=[x * 0.999, x, x * 1.001]) for s, x in here.items()}
+    return Line(nights=nights, figures=figures, accepted=list(accepted), **fields)  # type: ignore[arg-type]

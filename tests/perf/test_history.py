@@ -11,7 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from harness.bench import migrations, tables
-from harness.bench.history import VARIABLE, Accepted, History, HistoryError, default_place
+from harness.bench.history import VARIABLE, History, HistoryError, default_place
+from harness.bench.lines import Accepted
 from harness.bench.nights import BadNight
 from harness.bench.records import Measurement
 from tests.perf.nights import MACHINE, night, series
