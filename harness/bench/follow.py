@@ -98,7 +98,13 @@ def follow(
     if newest is None:
         raise ValueError("no nights")
     found = [_as_step(one, clean, newest.noise, memory) for one in regimes if not one.accepted]
-    return Followed(found=tuple(found), standing=tuple(_standing(found)), newest=newest, memory=memory, values=clean)
+    return Followed(
+        found=tuple(found),
+        standing=tuple(_standing(found, newest.noise, clean, memory)),
+        newest=newest,
+        memory=memory,
+        values=clean,
+    )
 
 
 def _extra(regimes: list[_Regime], night: int, count: int) -> Array:
@@ -159,6 +165,33 @@ def estimate(values: Array, noise: Noise, series: npt.NDArray[np.intp], since: i
     return middle(own, 0)[series], error[series]
 
 
+def jump(values: Array, noise: Noise, series: int, since: int, memory: int) -> tuple[float, float]:
+    """By how much a series is off since a night when what drifts is taken out, and the standard error of that.
+
+    The drift is the median of slopes between two nights on the same side (Theil and Sen).
+    """
+    part = values[max(0, since - memory) :]
+    shared, others = across(part - middle(part, 0), noise.loading, noise.spread)
+    own = shared if series == EVERY else part[:, series] - noise.loading[series] * others[:, series]
+    scale = noise.shared_scale if series == EVERY else float(noise.scale[series])
+    at = np.arange(len(own), dtype=float)
+    sides = [np.isfinite(own) & (at < min(since, memory)), np.isfinite(own) & (at >= min(since, memory))]
+    if min(side.sum() for side in sides) < 1:
+        return 0.0, np.inf
+    slopes, power = [], 0.0
+    for side in sides:
+        x, y = at[side], own[side]
+        i, j = np.triu_indices(len(x), 1)
+        slopes.append((y[j] - y[i]) / (x[j] - x[i]))
+        power += float(((x - x.mean()) ** 2).sum())
+    every = np.concatenate(slopes)
+    slope = float(np.median(every)) if len(every) else 0.0
+    level = [float(np.median((own - slope * at)[side])) for side in sides]
+    apart = float(at[sides[1]].mean() - at[sides[0]].mean())
+    counts = sum(1 / side.sum() for side in sides)
+    return level[1] - level[0], scale * float(np.sqrt(np.pi / 2 * counts + apart**2 / max(power, 1e-9)))
+
+
 def _as_step(one: _Regime, clean: Array, noise: Noise, memory: int) -> Step:
     """A regime's step: its size is how far it was moved in all."""
     index = np.array([one.series])
@@ -176,9 +209,18 @@ def _as_step(one: _Regime, clean: Array, noise: Noise, memory: int) -> Step:
     )
 
 
-def _standing(found: list[Step]) -> list[Step]:
-    """What is left of each series' steps, where one undoes another; dated by the first that was not undone."""
-    left = []
+def _standing(found: list[Step], noise: Noise, values: Array, memory: int) -> list[Step]:
+    """What is left of each series' steps, where one undoes another; dated by the largest.
+
+    What was found in an earlier night stands only as long as all nights since show it as surely as an alarm must be.
+    """
+    left, wanted = [], isf(noise.slower.chance)
+
+    def surely(step: Step) -> bool:
+        size, error = jump(values, noise, step.series, step.since, memory)
+        half = (step.high - step.size) / isf(0.025)
+        return abs(step.size) > wanted * half and size * step.size > 0 and abs(size) > wanted * error
+
     for series in sorted({step.series for step in found}):
         total: Step | None = None
         for step in sorted((s for s in found if s.series == series), key=lambda s: s.since):
@@ -188,6 +230,7 @@ def _standing(found: list[Step]) -> list[Step]:
             size, error = total.size + step.size, max(step.high - step.size, total.high - total.size)
             largest = total if abs(total.size) >= abs(step.size) else step
             total = replace(largest, size=size, low=size - error, high=size + error) if abs(size) > error else None
-        if total is not None and not total.low <= 0 <= total.high:
+        # With more nights a step grows surer; a false alarm does not, nor does a drift.
+        if total and (total.found == noise.night or surely(total)):
             left.append(total)
     return left
