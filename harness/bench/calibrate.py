@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
-from scipy import stats
+from scipy import special
 
-from harness.bench.detect import CONFIRM, RATE, Array, Noise, judge, learn, memory_of, middle, residuals
+from harness.bench.detect import CONFIRM, Array, Noise, judge, learn, memory_of, middle, residuals
 from harness.bench.follow import EVERY, Followed
+from harness.bench.lines import Line
 from harness.bench.records import Series
 from harness.bench.rivals import E_DIVISIVE, RIVALS
+from harness.bench.tails import RATE
 
 STEPS = (0.01, 0.02, 0.03, 0.05, 0.10, 0.20)
 GATE = "concord perf gate"
@@ -32,8 +34,8 @@ class Share(msgspec.Struct, frozen=True):
 
     @property
     def interval(self) -> tuple[float, float]:
-        low = stats.beta.ppf(0.025, self.hits, self.of - self.hits + 1) if self.hits else 0.0
-        high = stats.beta.ppf(0.975, self.hits + 1, self.of - self.hits) if self.hits < self.of else 1.0
+        low = special.betaincinv(self.hits, self.of - self.hits + 1, 0.025) if self.hits else 0.0
+        high = special.betaincinv(self.hits + 1, self.of - self.hits, 0.975) if self.hits < self.of else 1.0
         return float(low), float(high)
 
 
@@ -225,6 +227,17 @@ def _first_found(
             if name not in out and bool(RIVALS[name](slow, slow_seconds, made.shape[1]).any()):
                 out[name] = k
     return out
+
+
+def relative_rounds(line: Line, series: Sequence[Series]) -> Array:
+    """``[night, series, round]``: logarithms of rounds relative to their night; as many as every night has, at least 2.
+
+    A night with a single round, as those that were imported, says nothing of its rounds: they are all the same.
+    """
+    logs = [[np.log(line.figures[night.id][one].rounds) for one in series] for night in line.nights]
+    least = max(2, min(len(rounds) for row in logs for rounds in row))
+    filled = [[np.resize(rounds, least) - np.median(rounds) for rounds in row] for row in logs]
+    return np.array(filled, np.float64)
 
 
 def bands_of(series: Sequence[Series]) -> list[list[int]]:

@@ -22,14 +22,11 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
-from harness.bench.tails import Tail, tail_of
+from harness.bench.tails import RATE, Tail, tail_of
 
 Array = npt.NDArray[np.float64]
-
-RATE = 0.01
-"""Wanted chance of a false alarm in one nightly run, over all series together."""
 
 CONFIRM = 3
 """Most nights that a step may take to be found: windows of one night up to so many are looked at."""
@@ -44,7 +41,7 @@ WINDOW = 90
 @lru_cache
 def isf(chance: float) -> float:
     """The value that a normal deviate exceeds with this chance."""
-    return float(stats.norm.isf(chance))
+    return -float(special.ndtri(chance))
 
 
 _MAD = 1 / isf(0.25)
@@ -204,7 +201,7 @@ def learn(
 def nights_needed(chance: float) -> int:
     """Nights with which a threshold on Student's t is at most twice what endless history gives."""
     limit = 2 * isf(chance)
-    return next(n for n in range(3, 1000) if stats.t.isf(chance, n - 1) <= limit)
+    return next(n for n in range(3, 1000) if -special.stdtrit(n - 1, chance) <= limit)
 
 
 def nights_to_judge(needed: int) -> int:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from harness.bench.detect import (
     CONFIRM,
-    RATE,
     Array,
     Judgement,
     Noise,
@@ -23,6 +22,7 @@ from harness.bench.detect import (
     middle,
     residuals,
 )
+from harness.bench.tails import RATE
 
 EVERY = -1
 """Index of the common factor, in place of a series'."""

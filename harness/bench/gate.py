@@ -20,10 +20,11 @@ from harness.bench.alarms import (
     since_night,
 )
 from harness.bench.bands import bands, describe
-from harness.bench.detect import CONFIRM, RATE, Array, Step, isf, middle, nights_to_judge, within_nights
+from harness.bench.detect import CONFIRM, Array, Step, isf, middle, nights_to_judge, within_nights
 from harness.bench.follow import EVERY, Followed, estimate, follow
 from harness.bench.lines import Line
 from harness.bench.records import Series
+from harness.bench.tails import RATE
 
 NIGHTS = 120
 """Of a line, the newest are looked at."""
@@ -54,22 +55,28 @@ def decide(
         raise ValueError("no nights")
     line = msgspec.structs.replace(line, nights=line.nights[-NIGHTS:])
     alarms = [*environment(line), *incomplete(line), *missing(line), *refused(line), *counts(line)]
-    series, values, within = timed(line)
+    series, values, _ = timed(line)
     improvements: list[Alarm] = []
     notes: list[str] = []
     if series:
-        places = {one.key: j for j, one in enumerate(series)} | {"": EVERY}
-        index = {night.id: i for i, night in enumerate(line.nights)}
-        known = [
-            (places[a.series], index[a.night])
-            for a in line.accepted
-            if a.kind == "step" and a.series in places and a.night in index
-        ]
-        followed = follow(values, accepted=known, rate=rate, within=within, progress=progress)
+        followed = followed_of(line, rate, progress)
         for one in _steps(line, series, followed, rate):
             (alarms if one.ratio > 1 else improvements).append(one)
         notes += _learning(series, values, followed)
     return Decision(night=line.nights[-1].id, alarms=alarms, improvements=improvements, notes=notes)
+
+
+def followed_of(line: Line, rate: float, progress: Callable[[int, int], object]) -> Followed:
+    """What the nights of a line show, with the steps that were accepted; series as ``timed`` has them."""
+    series, values, within = timed(line)
+    places = {one.key: j for j, one in enumerate(series)} | {"": EVERY}
+    index = {night.id: i for i, night in enumerate(line.nights)}
+    known = [
+        (places[a.series], index[a.night])
+        for a in line.accepted
+        if a.kind == "step" and a.series in places and a.night in index
+    ]
+    return follow(values, accepted=known, rate=rate, within=within, progress=progress)
 
 
 def _learning(series: Sequence[Series], values: Array, followed: Followed) -> list[str]:

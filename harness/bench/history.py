@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import statistics
-import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -305,11 +304,6 @@ class History:
 
 def _same(one: Past, other: Past, *fields: str) -> bool:
     return all(getattr(one, field) == getattr(other, field) for field in fields)
-
-
-def now() -> float:
-    """Seconds since the epoch."""
-    return time.time()
 
 
 def _url_of(place: str) -> sa.URL:

@@ -9,6 +9,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
+RATE = 0.01
+"""Wanted chance of a false alarm in one nightly run, over all series together."""
+
 POWER = 0.95
 """Wanted chance that a step is found in the longest window."""
 

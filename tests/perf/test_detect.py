@@ -8,7 +8,6 @@ from scipy import stats
 
 from harness.bench.detect import (
     CONFIRM,
-    RATE,
     Judgement,
     judge,
     learn,
@@ -18,7 +17,7 @@ from harness.bench.detect import (
     within_nights,
 )
 from harness.bench.follow import EVERY, follow
-from harness.bench.tails import tail_of
+from harness.bench.tails import RATE, tail_of
 from tests.perf.nights import noisy
 
 HISTORY, SERIES = 40, 24
