@@ -75,9 +75,11 @@ def quiet(values: Array, followed: Followed) -> Array:
     """Nights without their steps: those before a step brought to the level after it, so that what is left is A/A."""
     out = followed.values.copy()
     for step in followed.standing:
-        by = step.size * followed.newest.noise.loading if step.series == EVERY else step.size
-        which = slice(None) if step.series == EVERY else step.series
-        out[: step.since, which] += by if step.series == EVERY else np.float64(by)
+        if step.series == EVERY:  # each as it took it, which need not be as it takes the common noise
+            before = out[max(0, step.since - followed.memory) : step.since]
+            out[: step.since] += np.nan_to_num(middle(out[step.since :], 0) - middle(before, 0))
+        else:
+            out[: step.since, step.series] += step.size
     return np.where(np.isfinite(values), out, np.nan)
 
 

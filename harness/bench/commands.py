@@ -135,6 +135,7 @@ def listed(
                 _print(one.name)
             return
         table = Table("night", "started", "commit", "fingerprint", "profile", "subject", "series", "complete")
+        table.columns[0].overflow = "fold"  # whole, to be copied
         for night in opened.nights():
             row = (night.id, _day(night.started), night.commit[:12], night.fingerprint, night.profile, night.subject)
             table.add_row(*map(Text, row), str(night.measured), "" if night.complete else "no")
