@@ -74,7 +74,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 def quiet(values: Array, followed: Followed) -> Array:
     """Nights without their steps: those before a step brought to the level after it, so that what is left is A/A."""
     out = followed.values.copy()
-    for step in followed.standing:
+    for step in sorted(followed.standing, key=lambda one: one.series == EVERY):
         if step.series == EVERY:  # each as it took it, which need not be as it takes the common noise
             before = out[max(0, step.since - followed.memory) : step.since]
             out[: step.since] += np.nan_to_num(middle(out[step.since :], 0) - middle(before, 0))
