@@ -9,10 +9,12 @@ import typer
 
 from harness.audit import commands
 from harness.audit.commands import bad
+from harness.bench import commands as perf
 from harness.nightly import nightly
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
+app.add_typer(perf.app, name="perf")
 app.command()(commands.audit)
 app.command()(commands.faults)
 app.command()(commands.reach)

@@ -73,8 +73,11 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def of_gate(lines: Sequence[str]) -> str:
-    """The gate's first line: it is the one that matters most."""
-    return next((text.strip() for text in lines if text.strip()), "no output")
+    """The gate's first alarm, and how many more; or what it said first."""
+    alarms = [text.removeprefix("ALARM").strip() for text in lines if text.startswith("ALARM")]
+    if not alarms:
+        return next((text.strip() for text in lines if text.strip()), "no output")
+    return alarms[0] + (f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else "")
 
 
 def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[str] = ()) -> list[Part]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -136,72 +135,3 @@ def percentile(values: Sequence[float], percent: float) -> float:
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-class NightFileError(ValueError):
-    """A file that holds no night; says where and why."""
-
-
-class End(msgspec.Struct, tag="end", tag_field="record"):
-    """The last line of the file of a night that came to its end."""
-
-    finished: float
-
-
-class _Head(msgspec.Struct, tag="night", tag_field="record"):
-    night: Night
-
-
-class _Taken(msgspec.Struct, tag="measurement", tag_field="record"):
-    measurement: Measurement
-
-
-_LINE = msgspec.json.Decoder(_Head | _Taken | End)
-
-
-def first_line(night: Night) -> bytes:
-    """How the file of a night begins."""
-    return msgspec.json.encode(_Head(night)) + b"\n"
-
-
-def line(measurement: Measurement) -> bytes:
-    """One more measurement in the file of a night."""
-    return msgspec.json.encode(_Taken(measurement)) + b"\n"
-
-
-def last_line(finished: float) -> bytes:
-    """How the file of a night ends."""
-    return msgspec.json.encode(End(finished)) + b"\n"
-
-
-def read(path: Path) -> Night:
-    """Read the file of a night, JSON lines; one that was cut off is a night that is not complete.
-
-    Errors: :class:`NightFileError` for a file that is not one of ours, of a newer version, or damaged before its end.
-    """
-    try:
-        lines = [text for text in path.read_bytes().split(b"\n") if text.strip()]
-    except OSError as e:
-        raise NightFileError(f"{path}: {e.strerror}") from e
-    night: Night | None = None
-    for number, text in enumerate(lines, 1):
-        try:
-            record = _LINE.decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-            if number == len(lines) and night is not None:  # the writer was cut off here
-                break
-            raise NightFileError(f"{path}, line {number}: {e}") from e
-        if night is None:
-            if not isinstance(record, _Head) or record.night.schema != SCHEMA:
-                break
-            night = record.night
-            if night.version > VERSION:
-                raise NightFileError(f"{path}: version {night.version}, and this Concord reads up to {VERSION}")
-            night.complete = False
-        elif isinstance(record, _Taken):
-            night.measurements.append(record.measurement)
-        elif isinstance(record, End):
-            night.complete = True
-    if night is None:
-        raise NightFileError(f"{path}: not the file of a night (its first line must describe one)")
-    return night

@@ -77,6 +77,7 @@ def add(parser: pytest.Parser) -> None:
         help="Begin a thorough run (CONCORD_EXAMPLES=thorough) anew, where an interrupted one would go on.",
     )
     perf.add_options(group)
+    perf.add_ini(parser)
     parser.addini("concord_results", "Folder for the results of runs, relative to the root directory.", default="")
 
 

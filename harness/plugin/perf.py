@@ -1,7 +1,7 @@
 """The ``perf`` fixture: figures that ranks measured, shown by pytest-benchmark and kept as a night.
 
-pytest-benchmark is off unless it is asked for (``--benchmark-only``, ``--benchmark-enable``): each benchmark runs once
-then, for its values.  Where it is on, it is fed with the ranks' own samples, through a clock that only they move.
+Where pytest-benchmark is off, each benchmark runs once, for its values.  Where it is on, it is fed with the ranks' own
+samples, through a clock that only they move.
 """
 
 from __future__ import annotations
@@ -47,15 +47,29 @@ def add_options(group: Any) -> None:
     )
 
 
+def add_ini(parser: pytest.Parser) -> None:
+    """Register the ini settings."""
+    parser.addini(
+        "concord_benchmarks",
+        "asked: pytest-benchmark measures only with --benchmark-only or --benchmark-enable. Default: it decides.",
+        default="",
+    )
+
+
 def asked_for(config: pytest.Config) -> bool:
-    """Whether benchmarks are to be measured in this run."""
-    wanted = ("benchmark_enable", "benchmark_only")
-    return any(config.getoption(name, False) for name in wanted) and not config.getoption("benchmark_disable", False)
+    """Whether benchmarks are to be measured in this run.  pytest-benchmark measures nothing under xdist."""
+    if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
+        return False
+    if not config.pluginmanager.hasplugin("benchmark"):
+        return False
+    return bool(config.getoption("benchmark_enable") or not config.getoption("benchmark_disable"))
 
 
 def check(config: pytest.Config) -> None:
     """Refuse what can't be measured.  Errors: UsageError."""
-    option = config.getoption
+    option, how = config.getoption, config.getini("concord_benchmarks")
+    if how not in ("", "asked"):
+        raise pytest.UsageError(f"concord_benchmarks = {how}: asked, or nothing")
     rounds, seconds, largest = option("perf_rounds"), option("perf_seconds"), option("perf_largest")
     if rounds is not None and rounds < 1:
         raise pytest.UsageError(f"--perf-rounds {rounds}: at least 1")
@@ -70,8 +84,9 @@ def check(config: pytest.Config) -> None:
 
 def settle(config: pytest.Config) -> None:
     """Turn benchmarks off where nobody asked for them, before pytest-benchmark looks."""
-    if config.pluginmanager.hasplugin("benchmark") and not asked_for(config):
-        config.option.benchmark_disable = True
+    if config.getini("concord_benchmarks") == "asked" and config.pluginmanager.hasplugin("benchmark"):
+        if not config.getoption("benchmark_enable") and not config.getoption("benchmark_only"):
+            config.option.benchmark_disable = True
 
 
 def size_in_bytes(text: str) -> int:
@@ -180,7 +195,7 @@ class Nights:
 
     def add(self, measurement: Measurement) -> None:
         """Write one down."""
-        from harness.bench import records
+        from harness.bench import nights
         from harness.results import append
 
         self.measurements.append(measurement)
@@ -192,8 +207,8 @@ class Nights:
             self.path = self._config.rootpath / Path(folder) / name / "perf.jsonl"
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            append(self._fd, records.first_line(self._night(measurement.series.device)))
-        append(self._fd, records.line(measurement))
+            append(self._fd, nights.first_line(self._night(measurement.series.device)))
+        append(self._fd, nights.line(measurement))
 
     def _night(self, kind: str) -> Any:
         import torch
@@ -221,11 +236,11 @@ class Nights:
                 item.add_marker(pytest.mark.benchmark(timer=self.clock))
 
     def pytest_sessionfinish(self) -> None:
-        from harness.bench import records
+        from harness.bench import nights
         from harness.results import append
 
         if self._fd is not None:
-            append(self._fd, records.last_line(time.time()))
+            append(self._fd, nights.last_line(time.time()))
             os.close(self._fd)
             self._fd = None
 

@@ -9,17 +9,8 @@ import msgspec
 import pytest
 
 from harness.bench.fingerprint import fingerprint
-from harness.bench.records import (
-    Fingerprint,
-    Measurement,
-    Night,
-    NightFileError,
-    Series,
-    first_line,
-    last_line,
-    line,
-    read,
-)
+from harness.bench.nights import BadNight, first_line, last_line, line, load
+from harness.bench.records import Fingerprint, Measurement, Night, Series
 
 SERIES = Series(operation="all_reduce", op="sum", dtype="float32", bytes=1 << 20, world=2, backend="gloo", device="cpu")
 NIGHT = Night(id="1", started=1.0, fingerprint=Fingerprint(machine=(("cores", "2"),)))
@@ -88,7 +79,7 @@ def write(path: Path, *parts: bytes) -> Path:
 
 def test_a_night_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Measurements in order, complete if its end is there."""
-    found = read(write(tmp_path / "n", first_line(NIGHT), line(measured([[1.0]])), last_line(2.0)))
+    found = load(write(tmp_path / "n", first_line(NIGHT), line(measured([[1.0]])), last_line(2.0)))
     assert found.complete
     assert found.fingerprint == NIGHT.fingerprint
     assert [m.value for m in found.measurements] == [1]
@@ -97,7 +88,7 @@ def test_a_night_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", [b"", b'{"record":"measurem', b'{"record":"measurement","measurement":{"ser'])
 def test_a_night_that_was_cut_off(tmp_path: Path, torn: bytes) -> None:
     """What was measured before is there; the night is not complete."""
-    found = read(write(tmp_path / "n", first_line(NIGHT), line(measured([[1.0]])), torn))
+    found = load(write(tmp_path / "n", first_line(NIGHT), line(measured([[1.0]])), torn))
     assert not found.complete
     assert len(found.measurements) == 1
 
@@ -105,25 +96,23 @@ def test_a_night_that_was_cut_off(tmp_path: Path, torn: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "not the file of a night"),
-        (b"\xff\xfe\x00", "line 1"),
-        (b"{}\n", "line 1"),
-        (b"[" * 100_000, "line 1"),
+        (b'{"record":"night"', "line 1"),
+        (b'{"record":"night","night":' + b"[" * 100_000, "line 1"),
         (line(measured([[1.0]])), "not the file of a night"),
         (first_line(NIGHT) + b"garbage\n" + last_line(1.0), "line 2"),
-        (first_line(msgspec.structs.replace(NIGHT, version=99)), "version 99"),
+        (first_line(msgspec.structs.replace(NIGHT, version=99)), "newer Concord .version 99"),
         (first_line(msgspec.structs.replace(NIGHT, schema="other")), "not the file of a night"),
     ],
 )
 def test_what_is_no_night(tmp_path: Path, data: bytes, says: str) -> None:
     """One clear error that names the file."""
     path = write(tmp_path / "n", data)
-    with pytest.raises(NightFileError, match=says) as error:
-        read(path)
+    with pytest.raises(BadNight, match=says) as error:
+        load(path)
     assert str(path) in str(error.value)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     """It is named."""
-    with pytest.raises(NightFileError, match="No such file"):
-        read(tmp_path / "none")
+    with pytest.raises(BadNight, match="No such file"):
+        load(tmp_path / "none")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sessions import Folder, Session
 
-from harness.bench.records import Night, read
+from harness.bench.nights import load
+from harness.bench.records import Night
 
 pytestmark = pytest.mark.slow
 
@@ -66,12 +66,12 @@ def benchmarks(measured: Session) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def night(measured: Session) -> Night:
-    return read(next(measured.folder.glob("out/*/perf.jsonl")))
+    return load(next(measured.folder.glob("out/*/perf.jsonl")))
 
 
 def test_once_for_values_where_nobody_asks_for_time(make_folder: Callable[[dict[str, str]], Folder]) -> None:
-    """Without pytest-benchmark's options benchmarks run once and are not measured, with xdist as well."""
-    folder = make_folder({"test_it.py": TESTS})
+    """With concord_benchmarks = asked, and with xdist, benchmarks run once and are not measured."""
+    folder = make_folder({"test_it.py": TESTS, "pytest.ini": "[pytest]\nconcord_benchmarks = asked\n"})
     for arguments in ([], ["-n", "2"]):
         session = folder.run(*QUICK, *arguments)
         assert session.counts == {"passed": 3}
@@ -122,7 +122,7 @@ def test_an_artefact_fails(make_folder: Callable[[dict[str, str]], Folder]) -> N
     session = folder.run("--benchmark-only", *QUICK)
     assert session.counts == {"failed": 1}
     session.lines.fnmatch_lines(["an artefact, not a figure: *faster than light"])
-    assert read(next(folder.path.glob("out/*/perf.jsonl"))).measurements[0].refused == "faster than light"
+    assert load(next(folder.path.glob("out/*/perf.jsonl"))).measurements[0].refused == "faster than light"
 
 
 def test_a_crash_keeps_what_was_measured(make_folder: Callable[[dict[str, str]], Folder]) -> None:
@@ -130,7 +130,7 @@ def test_a_crash_keeps_what_was_measured(make_folder: Callable[[dict[str, str]],
     folder = make_folder({"test_it.py": TESTS, "test_killed.py": KILLED})
     session = folder.run("--benchmark-enable", *QUICK)
     assert session.code == 9
-    night = read(next(folder.path.glob("out/*/perf.jsonl")))
+    night = load(next(folder.path.glob("out/*/perf.jsonl")))
     assert not night.complete
     assert len(night.measurements) == 2
 
@@ -141,6 +141,7 @@ def test_a_crash_keeps_what_was_measured(make_folder: Callable[[dict[str, str]],
         (["--perf-largest", "big"], "--perf-largest: 'big' is no size: write for example 64KiB or 1MiB"),
         (["--perf-rounds", "0"], "--perf-rounds 0: at least 1"),
         (["--perf-seconds", "-1"], "--perf-seconds -1: a number of seconds, 0 or more"),
+        (["-o", "concord_benchmarks=never"], "concord_benchmarks = never: asked, or nothing"),
     ],
 )
 def test_bad_options(folder: Folder, arguments: list[str], says: str) -> None:
@@ -150,10 +151,10 @@ def test_bad_options(folder: Folder, arguments: list[str], says: str) -> None:
     assert says in session.err
 
 
-def test_nothing_changes_for_other_benchmarks(make_folder: Callable[[dict[str, str]], Folder], tmp_path: Path) -> None:
-    """A benchmark that does not use the fixture has pytest-benchmark's own clock."""
+def test_nothing_changes_for_other_benchmarks(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """A benchmark that does not use the fixture has pytest-benchmark's own clock, and is measured as it decides."""
     folder = make_folder({"test_it.py": "def test_it(benchmark):\n    benchmark(sum, [1, 2])\n"})
-    session = folder.run("--benchmark-only", "--benchmark-json", "b.json", "--benchmark-max-time", "0.01")
+    session = folder.run("--benchmark-json", "b.json", "--benchmark-max-time", "0.01")
     assert session.counts == {"passed": 1}
     (found,) = json.loads((folder.path / "b.json").read_text())["benchmarks"]
     assert found["stats"]["median"] > 0

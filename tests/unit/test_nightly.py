@@ -34,8 +34,9 @@ def test_what_pytest_said(lines: list[str], says: str) -> None:
 
 
 def test_what_others_said() -> None:
-    """The first line of the gate, the last of others, and that there was none."""
-    assert of_gate(["", "slower", "more"]) == "slower"
+    """The gate's first alarm, the last line of others, and that there was none."""
+    assert of_gate(["night 1: 2 alarms", "ALARM  slower", "ALARM  lost"]) == "slower (and 1 more)"
+    assert of_gate(["", "night 1: no alarm"]) == "night 1: no alarm"
     assert last_words(["a", "b", ""]) == "b"
     assert last_words([]) == of_gate([]) == "no output"
 
