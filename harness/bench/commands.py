@@ -317,12 +317,12 @@ def _tables(found: Calibration) -> None:
     from harness.bench.calibrate import GATE
 
     console = Console()
-    console.print(
+    _print(
         f"{found.nights} nights, {found.series} series; noise of a night {100 * found.noise:.2f} % (each series), "
         f"{100 * found.common:.2f} % (common factor)"
     )
     low, high = found.real.interval
-    console.print(
+    _print(
         f"nights as they were: {found.real.hits} of {found.real.of} judged raised an alarm ({low:.1%} to {high:.1%})"
     )
     table = Table("method", "A/A nights with an alarm", "", title="False alarms")
@@ -336,8 +336,8 @@ def _tables(found: Calibration) -> None:
     console.print(table)
     for reach, step in found.smallest.items():
         said = f"{step:.0%}" if math.isfinite(step) else "none of those tried"
-        console.print(f"{GATE}: smallest step found within 3 nights, 95 times of 100, {reach}: {said}")
-    console.print(f"foretold for one series: {found.expected:.1%}")
+        _print(f"{GATE}: smallest step found within 3 nights, 95 times of 100, {reach}: {said}")
+    _print(f"foretold for one series: {found.expected:.1%}")
 
 
 def _opened(history: str) -> History:
