@@ -219,5 +219,8 @@ def timed_on(world: World, step: Step, effort: Effort) -> list[Measurement]:
 
 
 def _exposed(whole: Measurement, compute: Measurement, ranks: int) -> list[list[float]]:
-    """``[round][rank]``: what the slowest rank's step took longer than its compute, by the medians of the round."""
-    return [[a - b] * ranks for a, b in zip(whole.rounds(), compute.rounds(), strict=True)]
+    """``[round][rank]``: what the slowest rank's step took longer than its compute, by the medians of the round.
+
+    A step that happens to take less than its compute exposes nothing.
+    """
+    return [[max(0.0, a - b)] * ranks for a, b in zip(whole.rounds(), compute.rounds(), strict=True)]

@@ -84,9 +84,9 @@ def check(config: pytest.Config) -> None:
 
 def settle(config: pytest.Config) -> None:
     """Turn benchmarks off where nobody asked for them, before pytest-benchmark looks."""
-    if config.getini("concord_benchmarks") == "asked" and config.pluginmanager.hasplugin("benchmark"):
-        if not config.getoption("benchmark_enable") and not config.getoption("benchmark_only"):
-            config.option.benchmark_disable = True
+    asked = any(config.getoption(name, True) for name in ("benchmark_enable", "benchmark_only"))
+    if config.getini("concord_benchmarks") == "asked" and not asked:
+        config.option.benchmark_disable = True
 
 
 def size_in_bytes(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,8 @@ def test_reads_what_pytest_benchmark_wrote(tmp_path: Path) -> None:
     """The JSON of a real run is a night: all timings, a fingerprint that the clock rate is not part of."""
     (tmp_path / "test_x.py").write_text("def test_sum(benchmark):\n    benchmark(sum, [1, 2])\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-json=out.json"]
-    subprocess.run([*command, "--benchmark-max-time=0.01"], cwd=tmp_path, check=True, capture_output=True)
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    subprocess.run([*command, "--benchmark-max-time=0.01"], cwd=tmp_path, check=True, capture_output=True, env=alone)
     raw = json.loads((tmp_path / "out.json").read_text())
     read = load(tmp_path / "out.json")
     (one,) = read.measurements

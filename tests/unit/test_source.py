@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LAYERS = (
-    ("cli", "audit", "plugin"),
+    ("cli", "nightly", "audit", "plugin"),
     ("programs", "stacks", "reference", "oracles", "bench", "faults"),
     ("worlds",),
     ("results", "devices", "requirements", "profiles", "toml_lines", "effort", "journal", "subjects"),
