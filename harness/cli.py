@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from harness import reporting
 from harness.audit import commands
 from harness.audit.commands import bad
 
@@ -15,6 +16,10 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command()(commands.audit)
 app.command()(commands.faults)
 app.command()(commands.reach)
+app.command()(reporting.report)
+app.command()(reporting.compare)
+app.command()(reporting.bundle)
+app.command("verify")(reporting.verify_bundle)
 
 
 @app.callback()

@@ -105,8 +105,16 @@ def _sentence(requirement: RequirementReport) -> str:
 
 
 def _without_requirement(tests: Sequence[TestReport]) -> list[str]:
-    bad = [t for t in tests if not t.requirements and t.verdict in (*BAD, "not-run")]
-    if not bad:
-        return []
-    names = ", ".join(t.nodeid for t in bad[:_SHOWN]) + (f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else "")
-    return [f"Tests that prove no requirement failed or were not run: {names}."]
+    """Of tests that prove nothing, and of those that were never begun, of which nobody knows what they prove."""
+    alone = [t for t in tests if not t.requirements]
+    found = []
+    bad = [t.nodeid for t in alone if t.verdict in BAD]
+    if bad:
+        more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+        found.append(f"Tests that prove no requirement failed: {', '.join(bad[:_SHOWN])}{more}.")
+    idle = sum(t.verdict == "not-run" for t in alone)
+    if idle:
+        found.append(
+            f"{idle} test{'s' if idle != 1 else ''} that should have been run {'were' if idle != 1 else 'was'} not."
+        )
+    return found
