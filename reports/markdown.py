@@ -13,7 +13,7 @@ from reports.text import moment, plural, visible
 LARGEST = 1 << 20
 """Bytes that GitHub takes for the summary of a step."""
 _LONGEST = 300
-_SPECIAL = re.compile(r"[\\`*_{}\[\]<>#+!|~&@$]|:(?=//)|(?<=[a-z])\.(?=[a-z]{2,})|^[-=]|^\d+(?=[.)])")
+_SPECIAL = re.compile(r"[\\`*_{}\[\]<>#!|~&@$]|:(?=//)|(?<=[a-z])\.(?=[a-z]{2,})|^[-+=]")
 """What means something, links that GitHub makes by itself among it."""
 
 
@@ -50,9 +50,9 @@ def escaped(text: str) -> str:
 def _head(report: Report) -> Iterable[str]:
     yield f"## {answer(report)}"
     yield ""
-    where = f"{report.backend} on {report.device}, " if report.backend else ""
+    where = f"{escaped(f'{report.backend} on {report.device}')}, " if report.backend else ""
     yield (
-        f"{escaped(report.profile or 'no profile')}: {escaped(where)}torch "
+        f"{escaped(report.profile or 'no profile')}: {where}torch "
         f"{escaped(report.environment.get('torch', 'not said'))}, {moment(report.made)}, "
         f"{plural(len(report.waivers), 'waiver')} for {plural(report.counts.get('waived', 0), 'test')}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,6 +22,27 @@ _SLOWEST = 12
 
 def page(report: Report) -> str:
     """The page of a report.  Whatever is in it stays text."""
+    tests = {test.nodeid: test for test in report.tests}
+    slowest = sorted(report.tests, key=lambda test: (-test.seconds, test.nodeid))[:_SLOWEST]
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            r=report,
+            answer=answer(report),
+            groups=groups(report, tests),
+            loose=[test for test in report.tests if not test.requirements],
+            tables=tables(report.matrix),
+            order=ORDER,
+            slowest=slowest,
+            waived=report.counts.get("waived", 0),
+            undeclared=report.counts.get("undeclared", 0),
+        )
+    )
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -37,19 +59,7 @@ def page(report: Report) -> str:
         web=web,
         visible=visible,
     )
-    tests = {test.nodeid: test for test in report.tests}
-    slowest = sorted(report.tests, key=lambda test: (-test.seconds, test.nodeid))[:_SLOWEST]
-    return environment.get_template("report.html").render(
-        r=report,
-        answer=answer(report),
-        groups=groups(report, tests),
-        loose=[test for test in report.tests if not test.requirements],
-        tables=tables(report.matrix),
-        order=ORDER,
-        slowest=slowest,
-        waived=report.counts.get("waived", 0),
-        undeclared=report.counts.get("undeclared", 0),
-    )
+    return environment
 
 
 def answer(report: Report) -> str:

@@ -194,10 +194,10 @@ def _tests(run: Run) -> Iterator[str]:
         n for n in run.collected if run.tests[n] == TestResult(nodeid=n, verdict="not-run", stack=run.tests[n].stack)
     ]
     if missing and run.complete:
-        yield _listed("were collected and have no result", missing)
+        yield _listed("collected, and without a result", missing)
     stray = [nodeid for nodeid in run.tests if nodeid not in run.collected]
     if stray:
-        yield _listed("have a result and were never collected", stray)
+        yield _listed("with a result, and never collected", stray)
     for test in run.tests.values():
         why = _contradiction(test)
         if why:
@@ -241,7 +241,7 @@ def _times(run: Run, now: float) -> Iterator[str]:
         if test.finished and not started - _SLACK <= test.finished - test.seconds <= test.finished <= ended + _SLACK
     ]
     if outside:
-        yield _listed("were run at a time at which the run was not", outside)
+        yield _listed("run at a time at which the run was not", outside)
     if any(test.seconds < 0 for test in run.tests.values()):
         yield "a test took less than no time"
 
@@ -316,7 +316,7 @@ def _uneven(runs: Sequence[Run]) -> Iterator[str]:
         ]
         odd = set[str]().union(*sets) - sets[0].intersection(*sets)
         if odd:
-            yield f"{_listed('are not in every run', sorted(odd))}, though each has all of {stack}"
+            yield _listed(f"each run has all of {stack}, and yet not in every one", odd)
 
 
 def _suite(runs: Sequence[Run], checkout: Checkout | None, notes: list[str]) -> Iterator[str]:
@@ -339,15 +339,15 @@ def _suite(runs: Sequence[Run], checkout: Checkout | None, notes: list[str]) -> 
             there = {test for test in checkout.tests if results.stack_of(test) == stack}
             mine = {test for test in run.tests if results.stack_of(test) == stack}
             if there - mine:
-                yield f"runs/{number}.jsonl: {_listed(f'of {stack} are missing', sorted(there - mine))}"
+                yield f"runs/{number}.jsonl: {_listed(f'tests of {stack} that are missing', sorted(there - mine))}"
             if mine - there:
-                yield f"runs/{number}.jsonl: {_listed(f'are none of {stack}', sorted(mine - there))}"
+                yield f"runs/{number}.jsonl: {_listed(f'no tests of {stack}', sorted(mine - there))}"
 
 
 def _listed(what: str, names: Iterable[str]) -> str:
     every = sorted(names)
     more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return f"{len(every)} test{'s' if len(every) != 1 else ''} {what}: {', '.join(every[:_SHOWN])}{more}"
+    return f"{what}: {', '.join(every[:_SHOWN])}{more}"
 
 
 def _shown(counts: Mapping[str, int]) -> str:
