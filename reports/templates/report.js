@@ -77,9 +77,8 @@
   const theme = one("#theme");
   const root = document.documentElement;
   let dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const paint = () => { theme.textContent = dark ? "Light" : "Dark"; theme.setAttribute("aria-pressed", String(dark)); };
+  const paint = () => { theme.textContent = dark ? "Light colours" : "Dark colours"; };
   theme.addEventListener("click", () => { dark = !dark; root.dataset.theme = dark ? "dark" : "light"; paint(); });
-  theme.setAttribute("aria-label", "Dark colours");
   addEventListener("hashchange", reveal);
   paint();
   show();
