@@ -147,14 +147,16 @@ def records(
 
 def written(found: Sequence[Any], *, honest: bool = True) -> bytes:
     """Records as a results file; ``honest``: with the counts and the digest that belong to them."""
-    lines = b""
+    lines: list[bytes] = []
+    digest = hashlib.sha256()
     for record in found:
         if isinstance(record, RunEnd) and honest:
             verdicts = [r.verdict for r in found if isinstance(r, TestResult)]
             record.counts = {v: verdicts.count(v) for v in sorted(set(verdicts))}
-            record.digest = hashlib.sha256(lines).hexdigest()
-        lines += msgspec.json.encode(record) + b"\n"
-    return lines
+            record.digest = digest.hexdigest()
+        lines.append(msgspec.json.encode(record) + b"\n")
+        digest.update(lines[-1])
+    return b"".join(lines)
 
 
 def runs(*changes: Change) -> list[tuple[str, bytes]]:
