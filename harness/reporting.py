@@ -115,7 +115,7 @@ def bundle(
     """Put runs into one file that others can check with `concord verify`."""
     with _said():
         made, digest = bundles.write([load(path) for path in runs], output, harness.__version__)
-        typer.echo(f"{output}: {answer(made).lower()}, {len(made.runs)} runs, {len(made.tests):,} tests")
+        typer.echo(f"{output}: {answer(made)}, {len(made.runs)} runs, {len(made.tests):,} tests")
         typer.echo(f"manifest {digest}")
 
 
@@ -159,7 +159,7 @@ def verify_bundle(
 
 def collected(root: Path) -> frozenset[str]:
     """Every test of the suites of a checkout, as pytest collects them.  Errors: :class:`ReportError`."""
-    command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", "-q", "--profile", "none"]
+    command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", "--profile", "none"]
     command += ["-p", "no:cacheprovider", "-p", "no:xdist"]
     try:
         done = subprocess.run(
