@@ -54,7 +54,7 @@ def _environment() -> jinja2.Environment:
     environment.filters.update(
         moment=moment,
         duration=duration,
-        cut=lambda text: shortened(text, LONGEST),
+        cut=lambda text, longest=LONGEST: shortened(text, longest),
         plural=plural,
         web=web,
         visible=visible,
