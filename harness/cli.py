@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from harness import reporting
 from harness.audit import commands
 from harness.audit.commands import bad
 from harness.bench import commands as perf
@@ -19,6 +20,10 @@ app.command()(commands.audit)
 app.command()(commands.faults)
 app.command()(commands.reach)
 app.command()(nightly)
+app.command()(reporting.report)
+app.command()(reporting.compare)
+app.command()(reporting.bundle)
+app.command("verify")(reporting.verify_bundle)
 
 
 @app.callback()

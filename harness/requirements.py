@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from harness.results import LEVELS
+
 _ID = re.compile(r"[A-Z][A-Z0-9]*(-[A-Z0-9]+)+-\d{2,}")
 _F = TypeVar("_F", bound=Callable[..., Any])
-_sentences: dict[str, str] = {}
+_sentences: dict[str, tuple[str, str, bool]] = {}
 """By id, what tests of this process have said so far."""
 
 
@@ -22,6 +24,10 @@ class Requirement:
     sentence: str
     source: str
     """Where it comes from: a page of PyTorch's documentation, or a symbol."""
+    level: str = ""
+    """Of :data:`harness.results.LEVELS`; empty: that of the stack whose suite has the test."""
+    mandatory: bool = True
+    """Whether its level asks for it; if not, it is reported and no level depends on it."""
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
@@ -30,18 +36,23 @@ class Requirement:
             raise ValueError(f"requirement {self.id}: the sentence must be one, with a full stop: {self.sentence!r}")
         if not self.source.strip():
             raise ValueError(f"requirement {self.id}: say where it comes from (source=...)")
+        if self.level and self.level not in LEVELS:
+            raise ValueError(f"requirement {self.id}: level {self.level!r} is none of {', '.join(LEVELS)}")
 
 
-def requirement(id: str, sentence: str, *, source: str) -> Callable[[_F], _F]:
+def requirement(id: str, sentence: str, *, source: str, level: str = "", mandatory: bool = True) -> Callable[[_F], _F]:
     """Say which requirement a suite test proves.  A test may prove several: use it once for each.
 
-    Errors: ValueError for a malformed id, one that another test has for another sentence, a sentence that is none, or a
-    missing source.
+    ``level`` and ``mandatory``: where they are others than those of the suite's stack and True.
+    Errors: ValueError for a malformed id, one that another test has for another sentence (or level), a sentence that is
+    none, a missing source, or a level that there is not.
     """
-    found = Requirement(id, sentence, source)
-    said = _sentences.setdefault(id, sentence)
-    if said != sentence:
-        raise ValueError(f"requirement {id} says already: {said!r}; give another id to: {sentence!r}")
+    found = Requirement(id, sentence, source, level, mandatory)
+    said = _sentences.setdefault(id, (sentence, level, mandatory))
+    if said[0] != sentence:
+        raise ValueError(f"requirement {id} says already: {said[0]!r}; give another id to: {sentence!r}")
+    if said[1:] != (level, mandatory):
+        raise ValueError(f"requirement {id} has already another level, or is mandatory where it is not here")
 
     def mark(test: _F) -> _F:
         import pytest

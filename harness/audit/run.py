@@ -39,7 +39,8 @@ from harness.audit.records import (
     equivalents,
 )
 from harness.audit.relevance import Relevance
-from harness.results import BAD, environment, stack_of, torch_version
+from harness.provenance import environment
+from harness.results import BAD, FREE_SEED, stack_of, torch_version
 from harness.subjects import TORCH
 from harness.worlds.rank import NotPrepared
 
@@ -149,7 +150,7 @@ class Audit:
         self.results: dict[str, Result] = {}
         self.kills: Counter[str] = Counter()
         self.equivalent = equivalents(root / EQUIVALENT)
-        self.environment = {**environment(), "torch": torch_version(), "subject": plan.subject}
+        self.environment = {**environment({}), "torch": torch_version(), "subject": plan.subject}
         files = [mutants.file(m) for c in plan.components for m in mutants.sources(c, plan.subject)]
         self.files = list(dict.fromkeys(files))
         about = [plan.subject] if plan.subject != TORCH else []
@@ -357,6 +358,7 @@ class Workers:
         }
         environment.pop("CONCORD_EXAMPLES", None)
         command = [sys.executable, "-m", "pytest", "-p", "harness.audit.worker", "-q", "-p", "no:cacheprovider"]
+        command.append(f"--concord-seed={FREE_SEED}")  # more is noticed by drawing anew
         command += [
             "--subject",
             self.subject,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.plugin import numprocesses, options, perf, profiles, summary, thorough, waivers, worlds
+from harness.plugin import facts, numprocesses, options, perf, profiles, seeds, summary, thorough, waivers, worlds
 from harness.plugin.perf import perf_of
 from harness.plugin.worlds import pytest_generate_tests, pytest_runtest_teardown, several_worlds, world
 
@@ -39,5 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(waivers.Waivers(config, found), "concord-waivers")
     config.pluginmanager.register(perf.Nights(config, found), "concord-nights")
     thorough.register(config)
+    seed = seeds.Seeds(config)
+    config.pluginmanager.register(seed, "concord-seeds")
+    config.pluginmanager.register(facts.Facts(config, found), "concord-facts")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(summary.Summary(config, found), "concord-summary")
+        config.pluginmanager.register(summary.Summary(config, found, seed), "concord-summary")

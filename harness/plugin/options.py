@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.plugin import perf
+from harness.results import DEFAULT_SEED
 from harness.subjects import Subject, SubjectError, find
 
 
@@ -78,6 +79,14 @@ def add(parser: pytest.Parser) -> None:
     )
     perf.add_options(group)
     perf.add_ini(parser)
+    group.addoption(
+        "--concord-seed",
+        default=DEFAULT_SEED,
+        metavar="SEED",
+        help="What properties of suites draw from. default: the same examples in every run; random: a seed that is "
+        "drawn for this run; a number: that seed; free: as Hypothesis likes, with what failed before. "
+        "Default: default.",
+    )
     parser.addini("concord_results", "Folder for the results of runs, relative to the root directory.", default="")
 
 

@@ -9,11 +9,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+import harness
 from harness import results
+from harness.plugin import facts
 from harness.plugin.profiles import Profiles
-from harness.results import BAD, VERDICTS, Collected, RankEvidence, RunEnd, TestResult, stack_of
+from harness.plugin.seeds import Seeds
+from harness.provenance import suite_hash
+from harness.results import (
+    BAD,
+    UNSUPPORTED,
+    VERDICTS,
+    Collected,
+    RankEvidence,
+    Reproducer,
+    RequirementText,
+    RunEnd,
+    TestResult,
+    stack_of,
+)
 from harness.subjects import TORCH
 
 _OTHER = "(other)"
@@ -41,7 +57,7 @@ def verdict_of(outcomes: Mapping[str, str], properties: Mapping[str, str], reaso
     if properties.get("waived"):
         return "waived"
     if "skipped" in outcomes.values():
-        return "unsupported" if reason.startswith("unsupported: ") else "not-run"
+        return "unsupported" if reason.startswith(UNSUPPORTED) else "not-run"
     return "passed" if outcomes.get("call") == "passed" else "not-run"
 
 
@@ -66,12 +82,19 @@ class Told:
     ranks: list[dict[str, Any]] = field(default_factory=list)
     lost: bool = False
     """Whether the process that ran it died."""
+    text: str = ""
+    """Of what failed first, as pytest shows it."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """As :mod:`harness.plugin.facts` tells them."""
+    reproducer: dict[str, Any] | None = None
 
     def add(self, report: pytest.TestReport) -> None:
         """Listen to the report of one more phase."""
         self.outcomes[str(report.when)] = report.outcome
         self.seconds += getattr(report, "duration", 0.0)
         self.ranks = getattr(report, "concord_ranks", self.ranks)
+        self.facts = getattr(report, "concord_facts", self.facts)
+        self.reproducer = getattr(report, "concord_reproducer", self.reproducer)
         for key, value in report.user_properties:
             if key.startswith("concord."):
                 self.properties[key.removeprefix("concord.")] = str(value)
@@ -82,6 +105,7 @@ class Told:
             self.reason = str(report.wasxfail)
         self.lost = report.when not in ("setup", "call", "teardown")
         if (report.failed or hasattr(report, "wasxfail")) and not self.message:
+            self.text = str(getattr(report, "longreprtext", ""))[-facts.LONGEST_TEXT :]
             crash = getattr(report.longrepr, "reprcrash", None)
             self.message = str(getattr(crash, "message", report.longrepr or "")).strip()
 
@@ -99,13 +123,17 @@ class Told:
 class Summary:
     """Listens to reports in the process that prints them."""
 
-    def __init__(self, config: pytest.Config, profiles: Profiles) -> None:
+    def __init__(self, config: pytest.Config, profiles: Profiles, seeds: Seeds) -> None:
         self.config = config
         self.profiles = profiles
+        self.seeds = seeds
         self.writer: results.Writer | None = None
         self.results: dict[str, TestResult] = {}
         self._open: dict[str, Told] = {}
         self._used_worlds = False
+        self._requirements: set[str] = set()
+        self._environment: dict[str, str] = {}
+        self._profile_told = False
 
     # collecting
 
@@ -134,8 +162,26 @@ class Summary:
             path = self.config.rootpath / Path(folder) / name / "results.jsonl"
             self.writer = results.Writer(path)
             arguments, subject = self.config.invocation_params.args, self.config.getoption("subject")
-            self.writer.write(results.header(arguments, *self.profiles.described(), subject=subject))
+            header = results.header(
+                arguments,
+                *self.profiles.described(),
+                subject=subject,
+                concord=harness.__version__,
+                suite_hash=suite_hash(self.config.rootpath),
+                seed=self.seeds.seed,
+                seed_drawn=self.seeds.drawn,
+                effort=facts.share_of_examples(),
+                faults=list(self.config.getoption("fault")),
+            )
+            self.writer.write(header)
         self.writer.write(record)
+
+    def _tell_profile(self) -> None:
+        """Write the profile down as soon as it is known which one it is."""
+        found = None if self._profile_told else facts.profile_text(self.profiles, self.config.getoption("subject"))
+        if found is not None:
+            self._profile_told = True
+            self._write(found)
 
     # results
 
@@ -150,6 +196,11 @@ class Summary:
         self._used_worlds |= "world" in properties
         verdict = told.verdict
         failed = verdict in BAD or verdict == "waived"
+        for told_of in told.facts.get("requirements", ()):
+            if told_of["id"] not in self._requirements:
+                self._requirements.add(told_of["id"])
+                self._write(msgspec.convert(told_of, RequirementText))
+        self._tell_profile()
         result = TestResult(
             nodeid=nodeid,
             verdict=verdict,
@@ -160,16 +211,46 @@ class Summary:
             reason=told.reason,
             headline=told.headline.split("\n")[0] if failed else "",
             ranks=[RankEvidence(**r) for r in told.ranks] if failed else [],
+            size=told.facts.get("size", 0),
+            dtype=told.facts.get("dtype", ""),
+            bare=properties.get("verdict", "failed") if verdict == "waived" else "",
+            waiver=properties.get("waived", "") if verdict == "waived" else "",
+            finished=round(time.time(), 3),
+            text=told.text if failed and not told.ranks else "",
+            reproducer=msgspec.convert(told.reproducer, Reproducer) if failed and told.reproducer else None,
         )
         self.results[nodeid] = merged(self.results.get(nodeid), result)
         self._write(result)
 
     # the end
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._environment.update(getattr(node, "workeroutput", {}).get("concord_environment", {}))
+
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.writer is not None:
-            self.writer.write(RunEnd(time.time(), int(session.exitstatus), *self.profiles.described()))
-            self.writer.close()
+        if self.writer is None:
+            return
+        self._tell_profile()
+        about: Any = self.config.pluginmanager.get_plugin("concord-facts")
+        waivers: Any = self.config.pluginmanager.get_plugin("concord-waivers")
+        whole, partial = facts.selection(self.config, self.results, left_out=waivers.left_out)
+        name, digest = self.profiles.described()
+        verdicts = [test.verdict for test in self.results.values()]
+        self.writer.write(
+            RunEnd(
+                time.time(),
+                int(session.exitstatus),
+                name,
+                digest,
+                environment={**about.environment(), **self._environment},
+                whole=whole,
+                partial=partial,
+                counts={v: verdicts.count(v) for v in VERDICTS if v in verdicts},
+                digest=self.writer.digest,
+            )
+        )
+        self.writer.close()
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         counts = counts_by_stack(self.results.values(), others=self._used_worlds)

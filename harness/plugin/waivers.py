@@ -152,6 +152,11 @@ class Waivers:
         self._left_out = False
         self._review: Review | None = None
 
+    @property
+    def left_out(self) -> bool:
+        """Whether tests were deselected, or could not be collected."""
+        return self._left_out
+
     @functools.cached_property
     def _conditions(self) -> Conditions:
         return Conditions.now(self._config.getoption("subject"))

@@ -115,7 +115,7 @@ def test_one_record_a_line(session: Session) -> None:
     """The file is JSON lines: the run, what was collected, a line for each test as it ended, the end."""
     (path,) = session.folder.glob("out/*/results.jsonl")
     kinds = [json.loads(line)["record"] for line in path.read_text().splitlines()]
-    assert kinds == ["run", "collected", *["test"] * 8, "end"]
+    assert kinds == ["run", "collected", "requirement", *["test"] * 8, "end"]
 
 
 def test_run_is_described(session: Session) -> None:

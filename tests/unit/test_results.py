@@ -62,6 +62,35 @@ def test_round_trip(path: Path) -> None:
     assert (HEADER, {test.nodeid: test}) == (read(path).header, read(path).tests)
 
 
+def test_digest(path: Path) -> None:
+    """A file whose last line has a digest is seen to be changed, wherever that is."""
+    writer = Writer(path)
+    for record in (HEADER, TestResult(nodeid="a", verdict="passed"), TestResult(nodeid="b", verdict="failed")):
+        writer.write(record)
+    writer.write(RunEnd(9.0, 1, digest=writer.digest))
+    writer.close()
+    whole = path.read_bytes()
+    assert read(path).damaged == ""
+    path.write_bytes(whole.replace(b"failed", b"passed"))
+    assert "line 4: the file is not the one that the run wrote" in read(path).damaged
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], *lines[2:]]))
+    assert read(path).damaged != ""
+
+
+def test_version_1(path: Path) -> None:
+    """Files of version 1, which have neither requirements nor a digest, are read."""
+    path.parent.mkdir()
+    path.write_text(
+        '{"record":"run","schema":"concord.results","version":1,"started":1.0,"environment":{"torch":"2.13"}}\n'
+        '{"record":"collected","tests":["a"]}\n{"record":"test","nodeid":"a","verdict":"passed"}\n'
+        '{"record":"end","finished":2.0,"exit_status":0,"profile":"cpu-gloo","profile_hash":"00"}\n'
+    )
+    run = read(path)
+    assert (run.header.profile, run.header.seed, run.tests["a"].verdict) == ("cpu-gloo", "", "passed")
+    assert (run.complete, run.damaged, run.profile, run.requirements) == (True, "", None, {})
+
+
 def test_header_of_now() -> None:
     """The header of a run that starts now says on what it runs."""
     header = results.header(["-x"])

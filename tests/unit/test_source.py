@@ -13,10 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LAYERS = (
-    ("cli", "nightly", "audit", "plugin"),
+    ("cli", "nightly", "reporting", "audit", "plugin"),
     ("programs", "stacks", "reference", "oracles", "bench", "faults"),
     ("worlds",),
-    ("results", "devices", "requirements", "profiles", "toml_lines", "effort", "journal", "subjects"),
+    ("results", "devices", "requirements", "profiles", "toml_lines", "effort", "journal", "subjects", "provenance"),
 )
 """Of harness/, from the top down: a file may import what is beside it or below it."""
 

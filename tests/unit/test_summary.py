@@ -104,12 +104,13 @@ def report(when: str, outcome: str = "passed", **other: Any) -> Any:
 def summary(tmp_path: Path) -> Summary:
     config = SimpleNamespace(
         rootpath=tmp_path,
-        getoption=lambda name: "reference" if name == "subject" else None,
+        getoption={"subject": "reference", "fault": []}.get,
         getini=lambda name: "out",
         invocation_params=SimpleNamespace(args=("-x",)),
     )
-    profiles = SimpleNamespace(described=lambda: ("cpu-gloo", "0" * 64))
-    return Summary(config, profiles)  # type: ignore[arg-type]
+    profiles = SimpleNamespace(described=lambda: ("cpu-gloo", "0" * 64), settled=None)
+    seeds = SimpleNamespace(seed="7", drawn=True)
+    return Summary(config, profiles, seeds)  # type: ignore[arg-type]
 
 
 def finished(summary: Summary, *reports: Any) -> TestResult:

@@ -1,0 +1,184 @@
+"""What a test is about, told with its reports: requirements, dtype, size of its world, where its reproducer is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness import effort, provenance
+from harness.plugin import waivers
+from harness.plugin.profiles import Profiles
+from harness.plugin.worlds import request_of
+from harness.results import LEVELS, ProfileText, Reproducer, RequirementText, WaiverEntry, stack_of
+
+LONGEST_TEXT = 20_000
+LONGEST_REPRODUCER = 100_000
+
+_REPRODUCER = re.compile(r"^reproducer, which needs only torch: (\S.*?(\S+\.py))$", re.MULTILINE)
+_DTYPE = re.compile(r"b?float\d+\w*|u?int\d+|complex\d+|bool|bfloat16")
+_ASKED_FOR = {
+    "keyword": "-k",
+    "markexpr": "-m",
+    "deselect": "--deselect",
+    "ignore": "--ignore",
+    "ignore_glob": "--ignore-glob",
+    "lf": "--lf",
+    "stepwise": "--stepwise",
+}
+_LEVEL_OF = {stack: level for level, stack in LEVELS.items()}
+
+
+class Facts:
+    """Tells facts about tests where they run, for :class:`~harness.plugin.summary.Summary` where they are known.
+
+    As attributes of reports, which pytest-xdist sends along as long as they are plain data.
+    """
+
+    def __init__(self, config: pytest.Config, profiles: Profiles) -> None:
+        self._config = config
+        self._profiles = profiles
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            found = requirements_of(item)
+            if found:
+                item.user_properties.append(("concord.requirements", ",".join(r.id for r in found)))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        report = yield
+        if report.when == "setup":
+            asked = request_of(item)
+            report.concord_facts = {
+                "dtype": dtype_of(getattr(getattr(item, "callspec", None), "params", {})),
+                "size": asked.size if asked is not None else 0,
+                "requirements": [msgspec.to_builtins(r) for r in requirements_of(item)],
+            }
+        if call.excinfo is not None and not report.passed:
+            found = reproducer_in(call.excinfo.value)
+            if found is not None:
+                report.concord_reproducer = msgspec.to_builtins(found)
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        if hasattr(self._config, "workeroutput"):
+            self._config.workeroutput["concord_environment"] = self.environment()
+
+    def environment(self) -> dict[str, str]:
+        """What this process has found out by running tests (:func:`harness.provenance.devices_and_libraries`)."""
+        profile = self._profiles.settled
+        return provenance.devices_and_libraries(profile.imports if profile is not None else ())
+
+
+def requirements_of(item: pytest.Item) -> list[RequirementText]:
+    """What a test proves, each with its level."""
+    return [
+        RequirementText(
+            id=r.id,
+            sentence=r.sentence,
+            source=r.source,
+            level=r.level or _LEVEL_OF.get(stack_of(item.nodeid), ""),
+            mandatory=r.mandatory,
+        )
+        for r in dict.fromkeys(mark.args[0] for mark in item.iter_markers("requirement") if mark.args)
+    ]
+
+
+def dtype_of(parameters: Mapping[str, Any]) -> str:
+    """The dtype among a test's parameters: one of torch's, or the name of one; empty if there is not exactly one."""
+    found = set()
+    for name, value in parameters.items():
+        text = str(value).removeprefix("torch.") if isinstance(value, str) or type(value).__name__ == "dtype" else ""
+        if _DTYPE.fullmatch(text) and (type(value).__name__ == "dtype" or "dtype" in name):
+            found.add(text)
+    return found.pop() if len(found) == 1 else ""
+
+
+def reproducer_in(error: BaseException) -> Reproducer | None:
+    """The reproducer that a failure's notes name, with its text."""
+    for note in _notes(error):
+        match = _REPRODUCER.search(note)
+        if match is None:
+            continue
+        try:
+            text = Path(match[2]).read_text(errors="replace")
+        except OSError:
+            text = ""
+        return Reproducer(
+            file=Path(match[2]).name, command=match[1], text=text if len(text) <= LONGEST_REPRODUCER else ""
+        )
+    return None
+
+
+def _notes(error: BaseException) -> Iterator[str]:
+    yield from (str(note) for note in getattr(error, "__notes__", ()))
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _notes(inner)
+
+
+def selection(config: pytest.Config, nodeids: Iterable[str], *, left_out: bool) -> tuple[list[str], list[str]]:
+    """The stacks of which every test was collected; and why others were not, a sentence each."""
+    reasons = [f"{flag} was given" for name, flag in _ASKED_FOR.items() if config.getoption(name, None)]
+    if left_out and not reasons:
+        reasons.append("tests were deselected, or a file could not be collected")
+    suites = (config.rootpath / "suites").resolve()
+    there = sorted({p.parent.name for p in suites.glob("*/test_*.py")})
+    asked = [(config.invocation_params.dir / Path(argument)).resolve() for argument in config.args]
+    whole = [stack for stack in there if any((suites / stack).is_relative_to(path) for path in asked)]
+    stacks = {stack_of(nodeid) for nodeid in nodeids} - {""}
+    partly = sorted(stacks - set(whole))
+    if partly:
+        reasons.append(f"only some files or tests were asked for of {', '.join(partly)}")
+    return ([] if len(reasons) > bool(partly) else [s for s in whole if s in stacks]), reasons
+
+
+def share_of_examples() -> float:
+    """How many examples properties have, as a share of what suites say."""
+    try:
+        return effort.effort().share
+    except effort.EffortError:
+        return 0.0
+
+
+def profile_text(profiles: Profiles, subject: str) -> ProfileText | None:
+    """The profile that the run goes by, as results keep it; None if there is none, or nobody knows yet."""
+    profile = profiles.settled
+    if profile is None:
+        return None
+    conditions = waivers.Conditions.now(subject)
+    files = dict.fromkeys([profile.file, *(w.place.rpartition(":")[0] for w in profile.waivers)])
+    texts = profiles._texts
+    claims = {
+        "world sizes": ", ".join(map(str, profile.world_sizes)) or "any",
+        "ranks on a device": str(profile.ranks_per_device),
+    }
+    return ProfileText(
+        name=profile.name,
+        file=profile.file,
+        texts={file: texts[file] for file in files if file in texts},
+        backend=profile.backend,
+        device=profile.device,
+        about=profile.about,
+        claims=claims,
+        waivers=[
+            WaiverEntry(
+                place=w.place,
+                tests=list(w.tests),
+                reason=w.reason,
+                link=w.link,
+                expires=w.expires.isoformat(),
+                verdicts=list(w.verdicts),
+                intermittent=w.intermittent,
+                applies=conditions.are_of(w),
+            )
+            for w in profile.waivers
+        ],
+    )

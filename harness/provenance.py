@@ -1,0 +1,149 @@
+"""What a verdict depends on besides the backend: the suite's own text, and the machine with everything on it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+_LEFT_OUT = ("harness/audit/", "harness/bench/", "harness/cli.py", "harness/reporting.py")
+"""Of the harness: what decides nothing about a verdict of the suites."""
+_SUFFIXES = (".py", ".json", ".toml")
+_PACKAGES = ("hypothesis", "numpy", "pytest", "pytest-timeout", "pytest-xdist", "triton")
+VARIABLES = re.compile(
+    r"(TORCH|PYTORCH|NCCL|GLOO|UCC|MPI|OMPI|CUDA|HIP|ROCR|XPU|ZE|ONEAPI|CCL|OMP|MKL|KMP|CONCORD|HYPOTHESIS)_\w+"
+    r"|\w+_VISIBLE_DEVICES|\w+_AFFINITY_MASK|CI|PYTHONHASHSEED"
+)
+"""Names of environment variables that may change what a run comes to."""
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+
+
+def suite_files(root: Path) -> dict[str, Path]:
+    """What makes the suite, by the name that the hash knows it by.
+
+    Everything under ``suites/``, the modules of ``fixtures/`` that suites share, and the harness as far as it decides
+    what runs and what is right (all but ``audit``, ``bench`` and commands).  Python, JSON and TOML; no
+    profiles, whose hash is kept beside it.  ``root``: the folder that has ``suites``.
+    """
+    found = {f"suites/{p.relative_to(root / 'suites').as_posix()}": p for p in (root / "suites").rglob("*")}
+    found |= {f"fixtures/{p.name}": p for p in (root / "fixtures").glob("*.py")}
+    harness = Path(__file__).parent
+    found |= {f"harness/{p.relative_to(harness).as_posix()}": p for p in harness.rglob("*")}
+    return {
+        name: path
+        for name, path in sorted(found.items())
+        if path.suffix in _SUFFIXES and path.is_file() and not name.startswith(_LEFT_OUT) and "/." not in name
+    }
+
+
+def suite_hash(root: Path) -> str:
+    """SHA-256 over the suite: one line for each file, in the order of names: its SHA-256, two blanks, its name.
+
+    As ``sha256sum`` writes them, so that anyone can compute it again.  Empty where there is no ``suites`` folder.
+    """
+    if not (root / "suites").is_dir():
+        return ""
+    lines = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {name}\n" for name, p in suite_files(root).items()]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a verdict depends on besides the code: versions and machine.  Imports no torch, and tells no secret."""
+    found = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu": _cpu(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": _memory(),
+        **_torch(),
+        **{f"package {name}": version for name in _PACKAGES if (version := version_of(name))},
+    }
+    for name in sorted(variables):
+        if VARIABLES.fullmatch(name) and not _SECRET.search(name):
+            found[f"variable {name}"] = variables[name]
+    return {key: value for key, value in found.items() if value}
+
+
+def devices_and_libraries(imports: Iterable[str] = ()) -> dict[str, str]:
+    """What only torch can say, once it is imported: accelerators, libraries of collectives, packages of a backend.
+
+    ``imports``: modules that a profile names.  Empty where torch is not imported.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    found = {"torch": str(torch.__version__)}
+    for module in imports:
+        for package in importlib.metadata.packages_distributions().get(module.split(".")[0], ()):
+            found[f"package {package}"] = version_of(package)
+    try:
+        if torch.accelerator.is_available():
+            kind = torch.accelerator.current_accelerator().type
+            names = [_device_name(torch, kind, i) for i in range(torch.accelerator.device_count())]
+            found["accelerator"] = ", ".join(f"{names.count(n)} of {n}" for n in dict.fromkeys(names))
+        if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+            found["driver"] = _driver()
+    except Exception as e:  # a driver that is broken is a part of the environment, too
+        found["accelerator"] = f"can't be asked: {type(e).__name__}: {str(e)[:200]}"
+    return {key: value for key, value in found.items() if value}
+
+
+def version_of(package: str) -> str:
+    """Of an installed package; empty if there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def _torch() -> dict[str, str]:
+    """Version, commit and toolkits of the torch that would be imported."""
+    try:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            return {}
+        facts: dict[str, Any] = {}
+        exec((Path(spec.origin).parent / "version.py").read_text(), facts)
+    except Exception:  # a build without that file: its metadata must do
+        return {"torch": version_of("torch")}
+    named = {"torch": "__version__", "torch commit": "git_version", "cuda": "cuda", "hip": "hip", "xpu": "xpu"}
+    return {key: str(facts[name]) for key, name in named.items() if facts.get(name)}
+
+
+def _device_name(torch: Any, kind: str, index: int) -> str:
+    named = getattr(torch.get_device_module(kind), "get_device_name", None)
+    return str(named(index)) if named is not None else kind
+
+
+def _driver() -> str:
+    try:
+        found = re.search(r"Kernel Module\D*(\d[\d.]+)", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def _cpu() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    return found[1].strip() if found else ""
+
+
+def _memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
+    except (OSError, ValueError):
+        return ""

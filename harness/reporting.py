@@ -1,0 +1,243 @@
+"""The commands of reports: ``concord report``, ``concord compare``, ``concord bundle``, ``concord verify``."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+import harness
+from harness.provenance import suite_hash
+from harness.results import LEVELS
+from reports import badge as badges
+from reports import bundle as bundles
+from reports import compare as comparing
+from reports import junit as junits
+from reports import markdown as markdowns
+from reports import model, relay
+from reports.build import build, load
+from reports.model import Report, ReportError
+from reports.page import answer, page
+from reports.text import visible
+from reports.verify import Checkout, verify
+
+BAD_INPUT = 2
+_NAMESPACE = "concord"
+"""Of signatures, so that one of something else is none of a bundle."""
+_LONGEST_COLLECTION = 600.0
+
+Runs = Annotated[list[Path] | None, typer.Argument(help="Results of runs: results.jsonl, or the folder that has it.")]
+
+
+def report(
+    runs: Runs = None,
+    html: Annotated[Path | None, typer.Option(help="Write the page, which opens offline.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Add it to this file; GITHUB_STEP_SUMMARY is one.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML.")] = None,
+    badge: Annotated[Path | None, typer.Option(help="Write a badge; its endpoint beside it, as .json.")] = None,
+    relay_to: Annotated[
+        Path | None, typer.Option("--relay", help="Write what PyTorch's cross-repository CI relay takes.")
+    ] = None,
+    artifact_url: Annotated[str, typer.Option(help="Where the rest will be, for --relay.")] = "",
+    require: Annotated[str, typer.Option(help="Exit with 1 if it is not conformant at this level.")] = "",
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a report.")] = False,
+) -> None:
+    """Say what runs came to: at which levels the backend is conformant, and if not, why not.
+
+    Without an output, report.html, report.json and report.md are written beside the last run.  A level needs a run with
+    the default seed and one with a random seed, so give both.
+    """
+    if schema:
+        typer.echo(model.json_schema().decode(), nl=False)
+        return
+    with _said():
+        if not runs:
+            raise ReportError("no run was given: concord report reports/out/*/")
+        if require and require not in LEVELS:
+            raise ReportError(f"--require {require}: one of {', '.join(LEVELS)}")
+        made = build([load(path) for path in runs])
+        if not any((html, json, markdown, junit, badge, relay_to)):
+            folder = runs[-1] if runs[-1].is_dir() else runs[-1].parent
+            html, json, markdown = folder / "report.html", folder / "report.json", None
+            _write(folder / "report.md", markdowns.markdown(made).encode(errors="replace"))
+        outputs: list[tuple[Path | None, Callable[[], bytes]]] = [
+            (html, lambda: page(made).encode(errors="replace")),
+            (json, lambda: model.encode(made)),
+            (junit, lambda: junits.junit(made)),
+            (badge, lambda: badges.svg(made)),
+            (badge.with_suffix(".json") if badge else None, lambda: badges.endpoint(made)),
+            (relay_to, lambda: relay.encode(made, artifact_url)),
+        ]
+        for path, content in outputs:
+            if path is not None:
+                _write(path, content())
+        if markdown is not None:
+            _append(markdown, markdowns.markdown(made).encode(errors="replace"))
+        _show(made)
+        if require and not next(level.conformant for level in made.levels if level.id == require):
+            raise typer.Exit(1)
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="A run, a report (JSON) or a bundle.")],
+    after: Annotated[Path, typer.Argument(help="What it is compared with.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Compare two runs: newly failing, fixed, added, removed, changed.
+
+    Exits with 1 if AFTER is worse: a test fails that did not, is no longer run or no longer there, or a level is lost.
+    """
+    with _said():
+        found = comparing.compare(_report_of(before), _report_of(after))
+        if json:
+            typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        else:
+            for line in comparing.lines(found, markdown=markdown):
+                typer.echo(line)
+        if found.worse:
+            raise typer.Exit(1)
+
+
+def bundle(
+    runs: Annotated[list[Path], typer.Argument(help="Results of runs: results.jsonl, or the folder that has it.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+) -> None:
+    """Put runs into one file that others can check with `concord verify`."""
+    with _said():
+        made, digest = bundles.write([load(path) for path in runs], output, harness.__version__)
+        typer.echo(f"{output}: {answer(made)}, {len(made.runs)} runs, {len(made.tests):,} tests")
+        typer.echo(f"manifest {digest}")
+
+
+def verify_bundle(
+    file: Annotated[Path, typer.Argument(help="A bundle.")],
+    suite: Annotated[
+        bool, typer.Option("--suite/--no-suite", help="Collect the suite here, if it is the same.")
+    ] = True,
+    signature: Annotated[
+        Path | None, typer.Option(help="A detached signature of the file (ssh-keygen -Y sign).")
+    ] = None,
+    signers: Annotated[Path | None, typer.Option(help="Who may sign (ssh's ALLOWED SIGNERS file).")] = None,
+    signer: Annotated[str, typer.Option(help="Who has signed, as that file names them.")] = "",
+) -> None:
+    """Check a bundle: checksums, verdicts made again from raw results, profile, waivers, seeds, tests, times.
+
+    Run it in a checkout of the suite.  Exits with 1 if anything is not as it should be, 2 if FILE is no bundle.
+    """
+    with _said():
+        root = Path.cwd()
+        here = Checkout(suite_hash(root)) if suite else None
+        checked = verify(file, harness.__version__, here, time.time())
+        of = checked.report.suite_hash if checked.report is not None else ""
+        if here is not None and of and of == here.suite_hash:
+            here = Checkout(here.suite_hash, collected(root))
+            checked = verify(file, harness.__version__, here, time.time())
+        problems = list(checked.problems)
+        if signature is not None:
+            problems += _signature(file, signature, signers, signer)
+        for problem in problems:
+            typer.echo(f"WRONG {visible(problem)}")
+        for note in checked.notes:
+            typer.echo(f"note  {visible(note)}")
+        if checked.report is not None:
+            _show(checked.report)
+        typer.echo(f"manifest {checked.manifest}")
+        typer.echo(f"{file}: {f'{len(problems)} things are wrong' if problems else 'is what it says it is'}")
+        if problems:
+            raise typer.Exit(1)
+
+
+def collected(root: Path) -> frozenset[str]:
+    """Every test of the suites of a checkout, as pytest collects them.  Errors: :class:`ReportError`."""
+    command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", "--profile", "none"]
+    command += ["-p", "no:cacheprovider", "-p", "no:xdist"]
+    try:
+        done = subprocess.run(
+            command, cwd=root, capture_output=True, text=True, timeout=_LONGEST_COLLECTION, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ReportError(f"collecting the suite took more than {_LONGEST_COLLECTION:g} s; try --no-suite") from None
+    names = frozenset(line for line in done.stdout.splitlines() if line.startswith("suites/") and "::" in line)
+    if done.returncode or not names:
+        last = (done.stdout + done.stderr).strip().rpartition("\n")[2]
+        raise ReportError(f"the suite here can't be collected: {last}; try --no-suite")
+    return names
+
+
+def _signature(file: Path, signature: Path, signers: Path | None, signer: str) -> list[str]:
+    if signers is None or not signer:
+        raise ReportError("--signature needs --signers FILE and --signer NAME: whose signature is it to be?")
+    program = shutil.which("ssh-keygen")
+    if program is None:
+        raise ReportError("--signature needs ssh-keygen (OpenSSH 8.2 or later)")
+    command = [program, "-Y", "verify", "-f", str(signers), "-I", signer, "-n", _NAMESPACE, "-s", str(signature)]
+    try:
+        with file.open("rb") as stream:
+            done = subprocess.run(command, stdin=stream, capture_output=True, text=True, check=False)
+    except OSError as e:
+        raise ReportError(f"{file}: {e.strerror}") from None
+    if done.returncode:
+        return [f"the signature is not {signer}'s: {(done.stdout + done.stderr).strip().rpartition(chr(10))[2]}"]
+    return []
+
+
+def _report_of(path: Path) -> Report:
+    if path.suffix == ".zip":
+        return model.decode(bundles.unpacked(path).get("report.json", b""), f"{path}: report.json")
+    if path.suffix == ".json":
+        try:
+            return model.decode(path.read_bytes(), str(path))
+        except OSError as e:
+            raise ReportError(f"{path}: {e.strerror}") from None
+    return build([load(path)])
+
+
+def _show(made: Report) -> None:
+    typer.echo(f"{answer(made)}: {visible(made.profile or 'no profile')}")
+    for problem in made.problems:
+        typer.echo(f"  {visible(problem)}")
+    for level in made.levels:
+        if level.tests:
+            counts = ", ".join(f"{count} {verdict}" for verdict, count in level.tests.items())
+            typer.echo(
+                f"  {level.id} {level.stack}: {'conformant' if level.conformant else 'not conformant'} ({counts})"
+            )
+            for why in level.why_not[len(made.problems) :]:
+                typer.echo(f"    {visible(why)}")
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    except OSError as e:
+        raise ReportError(f"{path}: {e.strerror}") from None
+    typer.echo(f"wrote {path}")
+
+
+def _append(path: Path, data: bytes) -> None:
+    try:
+        with path.open("ab") as stream:
+            stream.write(data)
+    except OSError as e:
+        raise ReportError(f"{path}: {e.strerror}") from None
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[None]:
+    """Say what is wrong with the input in a line, and exit with 2."""
+    try:
+        yield
+    except ReportError as e:
+        typer.echo(f"concord: {visible(str(e))}", err=True)
+        raise typer.Exit(BAD_INPUT) from None

@@ -1,0 +1,41 @@
+"""A badge: as SVG, and as what shields.io asks an endpoint for."""
+
+from __future__ import annotations
+
+import json
+from xml.sax.saxutils import escape, quoteattr
+
+from reports.model import Report
+
+_LABEL = "concord"
+_COLOURS = {"brightgreen": "#2f8a4c", "yellow": "#8a6100", "lightgrey": "#6b7280", "red": "#b3261e"}
+_WIDTH, _PADDING = 6.6, 12
+
+
+def message(report: Report) -> tuple[str, str]:
+    """What the badge says, and its colour by shields.io's name."""
+    if not report.conformant:
+        return "not conformant", "red" if any(level.tests for level in report.levels) else "lightgrey"
+    waived = report.counts.get("waived", 0)
+    return (f"{report.conformant}, {waived} waived", "yellow") if waived else (report.conformant, "brightgreen")
+
+
+def endpoint(report: Report) -> bytes:
+    """The JSON of a shields.io endpoint."""
+    text, colour = message(report)
+    return json.dumps({"schemaVersion": 1, "label": _LABEL, "message": text, "color": colour}).encode() + b"\n"
+
+
+def svg(report: Report) -> bytes:
+    """The badge as an image that needs nothing else."""
+    text, colour = message(report)
+    left, right = (round(len(part) * _WIDTH) + _PADDING for part in (_LABEL, text))
+    title = quoteattr(f"{_LABEL}: {text}")
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" aria-label={title}>
+<rect width="{left + right}" height="20" rx="3" fill="#3b4048"/>
+<path fill="{_COLOURS[colour]}" d="M{left} 0h{right - 3}a3 3 0 0 1 3 3v14a3 3 0 0 1-3 3h-{right - 3}z"/>
+<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">
+<text x="{left / 2:g}" y="14" textLength="{left - _PADDING}">{escape(_LABEL)}</text>
+<text x="{left + right / 2:g}" y="14" textLength="{right - _PADDING}">{escape(text)}</text>
+</g></svg>
+""".encode()

@@ -1,0 +1,217 @@
+"""Makes a report of runs: reads their results, and puts together what they say of each test and requirement."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness import results
+from harness.results import ProfileText, ResultsError, Run, TestResult
+from reports import levels
+from reports.model import (
+    ORDER,
+    UNDECLARED,
+    Cell,
+    Report,
+    ReportError,
+    RequirementReport,
+    RunReport,
+    TestReport,
+    WaiverReport,
+    counted,
+    worst,
+)
+
+FILE = "results.jsonl"
+MAY_DIFFER = ("variable CONCORD_", "memory")
+"""What of the environment decides nothing."""
+
+
+def load(path: Path) -> tuple[str, bytes]:
+    """Name and content of a run: a results file, or the folder that has one.  Errors: :class:`ReportError`."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        return (file.parent.name if file.name == FILE else file.stem) or file.name, file.read_bytes()
+    except OSError as e:
+        raise ReportError(f"{file}: {e.strerror}; a run is a {FILE}, or the folder that has it") from None
+
+
+def build(files: Sequence[tuple[str, bytes]]) -> Report:
+    """The report of some runs, each a name and the content of its results file.
+
+    They are put in the order in which they were begun.  Errors: :class:`ReportError` if there is none, one is given
+    twice, or one can't be read.
+    """
+    if not files:
+        raise ReportError("no run was given")
+    read = sorted((_parsed(name, data) for name, data in files), key=lambda each: (each[1].header.started, each[2]))
+    digests = [digest for _, _, digest in read]
+    if len(set(digests)) < len(digests):
+        raise ReportError("the same run was given twice")
+    return _report([(name, digest) for name, _, digest in read], [run for _, run, _ in read])
+
+
+def _parsed(name: str, data: bytes) -> tuple[str, Run, str]:
+    try:
+        return name, results.parse(data, name), hashlib.sha256(data).hexdigest()
+    except ResultsError as e:
+        raise ReportError(str(e)) from None
+
+
+def _report(names: Sequence[tuple[str, str]], runs: Sequence[Run]) -> Report:
+    tests = _tests(runs)
+    requirements = _requirements(runs, tests)
+    first = runs[0].header
+    problems = levels.problems(runs, differences(runs))
+    found = levels.levels(runs, requirements, tests, problems)
+    profile = next((run.profile for run in runs if run.profile is not None), None)
+    return Report(
+        concord=first.concord,
+        made=max(run.end.finished if run.end else run.header.started for run in runs),
+        profile=first.profile,
+        profile_hash=first.profile_hash,
+        backend=profile.backend if profile else "",
+        device=profile.device if profile else "",
+        about=profile.about if profile else "",
+        claims=dict(profile.claims) if profile else {},
+        subject=first.subject,
+        suite_hash=first.suite_hash,
+        environment=dict(first.environment),
+        conformant=levels.highest(found),
+        problems=problems,
+        levels=found,
+        counts=counted([test.verdict for test in tests]),
+        runs=[_run(name, digest, run) for (name, digest), run in zip(names, runs, strict=True)],
+        waivers=_waivers(profile, tests),
+        requirements=requirements,
+        tests=tests,
+        matrix=_matrix(tests),
+    )
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """What all runs of a report must have alike, and have not: the values, in the order of runs."""
+    headers = [run.header for run in runs]
+    alike = {
+        "the suite (its hash)": [h.suite_hash[:12] for h in headers],
+        "the profile": [f"{h.profile} {h.profile_hash[:12]}".strip() for h in headers],
+        "the subject": [h.subject for h in headers],
+        "the version of Concord": [h.concord for h in headers],
+    }
+    for key in dict.fromkeys(key for h in headers for key in h.environment if not key.startswith(MAY_DIFFER)):
+        alike[f"the environment ({key})"] = [h.environment.get(key, "") for h in headers]
+    return {what: list(dict.fromkeys(values)) for what, values in alike.items() if len(set(values)) > 1}
+
+
+def shown_verdict(test: TestResult) -> str:
+    """A test's verdict as reports say it."""
+    return UNDECLARED if test.undeclared else test.verdict if test.verdict in ORDER else "not-run"
+
+
+def _tests(runs: Sequence[Run]) -> list[TestReport]:
+    found = []
+    for nodeid in sorted({nodeid for run in runs for nodeid in run.tests}):
+        of_runs = [run.tests.get(nodeid) for run in runs]
+        verdicts = [shown_verdict(test) if test is not None else "" for test in of_runs]
+        number = min((i for i, v in enumerate(verdicts) if v), key=lambda i: ORDER.index(verdicts[i]))
+        test = of_runs[number]
+        assert test is not None
+        found.append(
+            TestReport(
+                nodeid=nodeid,
+                verdict=verdicts[number],
+                verdicts=verdicts,
+                stack=test.stack,
+                requirements=next((t.requirements for t in of_runs if t is not None and t.requirements), []),
+                world=test.world,
+                size=test.size,
+                dtype=test.dtype,
+                seconds=test.seconds,
+                reason=test.reason,
+                headline=test.headline,
+                waiver=test.waiver,
+                bare=test.bare,
+                run=number,
+                ranks=test.ranks,
+                text=test.text,
+                reproducer=test.reproducer,
+            )
+        )
+    return found
+
+
+def _requirements(runs: Sequence[Run], tests: Sequence[TestReport]) -> list[RequirementReport]:
+    texts = {text.id: text for run in reversed(runs) for text in run.requirements.values()}
+    of: dict[str, list[TestReport]] = {each: [] for each in texts}
+    for test in tests:
+        for each in test.requirements:
+            of.setdefault(each, []).append(test)
+    found = []
+    for each, proving in sorted(of.items()):
+        text = texts.get(each)
+        verdicts = [test.verdict for test in proving]
+        found.append(
+            RequirementReport(
+                id=each,
+                sentence=text.sentence if text else "",
+                source=text.source if text else "",
+                level=text.level if text else "",
+                mandatory=text.mandatory if text else True,
+                verdict=worst(verdicts),
+                counts=counted(verdicts),
+                tests=[test.nodeid for test in proving],
+            )
+        )
+    return found
+
+
+def _run(name: str, digest: str, run: Run) -> RunReport:
+    header, end = run.header, run.end
+    return RunReport(
+        name=name,
+        sha256=digest,
+        started=header.started,
+        finished=end.finished if end else 0.0,
+        complete=run.complete,
+        seed=header.seed,
+        seed_drawn=header.seed_drawn,
+        exit_status=run.exit_status,
+        arguments=header.arguments,
+        effort=header.effort,
+        faults=header.faults,
+        whole=end.whole if end else [],
+        partial=end.partial if end else [],
+        counts=counted([shown_verdict(test) for test in run.tests.values()]),
+    )
+
+
+def _waivers(profile: ProfileText | None, tests: Sequence[TestReport]) -> list[WaiverReport]:
+    entries = {w.place: w for w in profile.waivers} if profile else {}
+    used: dict[str, list[TestReport]] = {}
+    for test in tests:
+        if test.verdict == "waived":
+            used.setdefault(test.waiver, []).append(test)
+    found = []
+    for place, waived in used.items():
+        entry = entries.get(place)
+        found.append(
+            WaiverReport(
+                place=place,
+                reason=entry.reason if entry else waived[0].reason,
+                link=entry.link if entry else "",
+                expires=entry.expires if entry else "",
+                intermittent=entry.intermittent if entry else False,
+                tests=[test.nodeid for test in waived],
+            )
+        )
+    order: Mapping[str, int] = {place: i for i, place in enumerate(entries)}
+    return sorted(found, key=lambda waiver: (order.get(waiver.place, len(order)), waiver.place))
+
+
+def _matrix(tests: Sequence[TestReport]) -> list[Cell]:
+    cells: dict[tuple[str, str, int], list[str]] = {}
+    for test in tests:
+        if test.stack:
+            cells.setdefault((test.stack, test.dtype, test.size), []).append(test.verdict)
+    return [Cell(stack=s, dtype=d, size=n, counts=counted(v)) for (s, d, n), v in sorted(cells.items())]

@@ -1,0 +1,146 @@
+"""Two reports compared: what began to fail, what was fixed, what came and went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from harness.results import BAD
+from reports.markdown import escaped
+from reports.model import Report
+from reports.text import plural, visible
+
+SCHEMA = "concord.comparison"
+VERSION = 1
+
+
+class Change(msgspec.Struct, kw_only=True):
+    """A test whose verdict is not the same in both; empty where it is not in one."""
+
+    nodeid: str
+    before: str
+    after: str
+    headline: str = ""
+
+
+class Comparison(msgspec.Struct, kw_only=True):
+    """What is different between two reports."""
+
+    schema: str = SCHEMA
+    version: int = VERSION
+    newly_failing: list[Change]
+    """Bad now, and not before; tests that are new and bad among them."""
+    fixed: list[Change]
+    """Passed now, and bad before."""
+    lost: list[Change]
+    """Passed or waived before, and not run, unsupported or undeclared now."""
+    changed: list[Change]
+    """Other verdicts: from failed to hung, from passed to waived."""
+    added: list[Change]
+    removed: list[Change]
+    unchanged: int
+    conformant: tuple[str, str]
+    environment: dict[str, tuple[str, str]]
+    """What differs around the tests, with its value in each."""
+
+    @property
+    def worse(self) -> bool:
+        """Whether anything is worse than before: a failure, a test that is lost or gone, a level."""
+        return bool(self.newly_failing or self.lost or self.removed) or self.conformant[1] < self.conformant[0]
+
+
+def compare(before: Report, after: Report) -> Comparison:
+    """Compare test by test."""
+    old, new = ({test.nodeid: test for test in report.tests} for report in (before, after))
+    found: dict[str, list[Change]] = {
+        name: [] for name in ("newly_failing", "fixed", "lost", "changed", "added", "removed")
+    }
+    unchanged = 0
+    for nodeid in sorted({*old, *new}):
+        was = old[nodeid].verdict if nodeid in old else ""
+        now = new[nodeid].verdict if nodeid in new else ""
+        if was == now:
+            unchanged += 1
+            continue
+        headline = new[nodeid].headline if nodeid in new else ""
+        found[_kind(was, now)].append(Change(nodeid=nodeid, before=was, after=now, headline=headline))
+    return Comparison(
+        newly_failing=found["newly_failing"],
+        fixed=found["fixed"],
+        lost=found["lost"],
+        changed=found["changed"],
+        added=found["added"],
+        removed=found["removed"],
+        unchanged=unchanged,
+        conformant=(before.conformant, after.conformant),
+        environment=dict(_around(before, after)),
+    )
+
+
+def _kind(was: str, now: str) -> str:
+    if not now:
+        return "removed"
+    if now in BAD and was not in BAD:
+        return "newly_failing"
+    if not was:
+        return "added"
+    if was in BAD and now == "passed":
+        return "fixed"
+    if was in ("passed", "waived") and now in ("not-run", "unsupported", "undeclared"):
+        return "lost"
+    return "changed"
+
+
+def _around(before: Report, after: Report) -> Iterator[tuple[str, tuple[str, str]]]:
+    of_run = {
+        "profile": (f"{before.profile} {before.profile_hash[:12]}", f"{after.profile} {after.profile_hash[:12]}"),
+        "subject": (before.subject, after.subject),
+        "suite": (before.suite_hash[:12], after.suite_hash[:12]),
+        "concord": (before.concord, after.concord),
+        "seeds": (", ".join(run.seed for run in before.runs), ", ".join(run.seed for run in after.runs)),
+    }
+    for key in dict.fromkeys([*before.environment, *after.environment]):
+        of_run[key] = (before.environment.get(key, ""), after.environment.get(key, ""))
+    yield from ((key, (old.strip(), new.strip())) for key, (old, new) in of_run.items() if old.strip() != new.strip())
+
+
+_TITLES = {
+    "newly_failing": "newly failing",
+    "lost": "no longer run",
+    "removed": "removed",
+    "fixed": "fixed",
+    "changed": "changed",
+    "added": "added",
+}
+
+
+def lines(comparison: Comparison, *, markdown: bool = False) -> Iterator[str]:
+    """A comparison for people, as text or as Markdown."""
+    shown = escaped if markdown else visible
+    item, heading = ("- ", "### ") if markdown else ("  ", "")
+    counts = [plural_of(comparison, kind) for kind in _TITLES if getattr(comparison, kind)]
+    yield f"{heading}{', '.join([*counts, f'{comparison.unchanged:,} unchanged'])}"
+    was, now = (level or "none" for level in comparison.conformant)
+    if was != now:
+        yield f"{item}conformant at: {was} before, {now} now"
+    for key, (old, new) in comparison.environment.items():
+        yield f"{item}{shown(key)}: {shown(old) or 'none'} before, {shown(new) or 'none'} now"
+    for kind, title in _TITLES.items():
+        changes: list[Change] = getattr(comparison, kind)
+        if not changes:
+            continue
+        if markdown:
+            yield ""
+        yield f"{heading}{title}"
+        if markdown:
+            yield ""
+        for change in changes:
+            verdicts = " → ".join(filter(None, (change.before, change.after)))
+            said = f": {shown(change.headline)}" if change.headline else ""
+            yield f"{item}{shown(change.nodeid)} ({verdicts}){said}"
+
+
+def plural_of(comparison: Comparison, kind: str) -> str:
+    """``3 tests newly failing``."""
+    return f"{plural(len(getattr(comparison, kind)), 'test')} {_TITLES[kind]}"

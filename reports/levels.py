@@ -1,0 +1,120 @@
+"""Whether a backend is conformant at a level; every way of not being so is one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from harness.results import BAD, DEFAULT_SEED, LEVELS, Run
+from reports.model import FINE, ORDER, UNDECLARED, LevelReport, RequirementReport, TestReport, counted
+
+_SHOWN = 3
+
+
+def levels(
+    runs: Sequence[Run],
+    requirements: Iterable[RequirementReport],
+    tests: Sequence[TestReport],
+    problems: Sequence[str],
+) -> list[LevelReport]:
+    """Every level, lowest first; ``problems``: what is wrong with the runs, which no level stands.
+
+    A level is conformant when every mandatory requirement of it is passed, waived or unsupported, at least one of them
+    is not unsupported, all tests of its stack were run with the default seed and with one drawn at random, and the
+    levels below are conformant, too.
+    """
+    found: list[LevelReport] = []
+    below = ""
+    requirements = list(requirements)
+    for level, stack in LEVELS.items():
+        mine = [r for r in requirements if r.level == level]
+        of_stack = [t for t in tests if t.stack == stack]
+        why = [*problems, *_seeds(runs, stack), *_requirements(mine, level), *_without_requirement(of_stack)]
+        if below and level != "P":
+            why.append(f"{below}, on which {level} stands, is not conformant.")
+        report = LevelReport(
+            id=level,
+            stack=stack,
+            conformant=not why,
+            why_not=why,
+            requirements=counted([r.verdict for r in mine]),
+            tests=counted([t.verdict for t in of_stack]),
+        )
+        found.append(report)
+        below = "" if report.conformant else level
+    return found
+
+
+def highest(levels: Iterable[LevelReport]) -> str:
+    """The highest of the levels that stand on each other; empty if not even the first is conformant."""
+    return max((level.id for level in levels if level.conformant and level.id != "P"), default="")
+
+
+def problems(runs: Sequence[Run], differences: Mapping[str, Sequence[str]]) -> list[str]:
+    """What is wrong with the runs as such.  ``differences``: of what all runs must have alike, the values in each."""
+    found = []
+    for number, run in enumerate(runs, 1):
+        name = f"Run {number}" if len(runs) > 1 else "The run"
+        if not run.complete:
+            found.append(f"{name} was cut off before its end.")
+        if run.damaged or run.torn:
+            found.append(f"{name} is not as it was written: {run.damaged or 'its last line is torn'}.")
+        if run.header.version < 2:
+            found.append(f"{name} is a file of version {run.header.version}, which says neither seed nor selection.")
+        if run.header.faults:
+            found.append(f"{name} had defects put into its ranks on purpose: {', '.join(run.header.faults)}.")
+        if run.header.effort < 1:
+            found.append(f"{name} drew fewer examples than suites say (CONCORD_EXAMPLES is {run.header.effort:g}).")
+        if not run.header.profile:
+            found.append(f"{name} went by no profile, so that nothing is claimed.")
+    for what, values in differences.items():
+        found.append(f"The runs differ in {what}: {' and '.join(v or 'none' for v in values)}.")
+    return found
+
+
+def _seeds(runs: Sequence[Run], stack: str) -> list[str]:
+    whole = [run.header for run in runs if run.end is not None and stack in run.end.whole]
+    if not whole:
+        asked = any(test.stack == stack for run in runs for test in run.tests.values())
+        reasons = list(dict.fromkeys(r for run in runs if run.end is not None for r in run.end.partial))
+        why = f" ({'; '.join(reasons)})" if asked and reasons else ""
+        return [f"Not all tests of {stack} were run{why}." if asked else f"No test of {stack} was run."]
+    found = []
+    if not any(header.seed == DEFAULT_SEED for header in whole):
+        found.append(f"No run of all tests of {stack} has the default seed.")
+    if not any(header.seed_drawn for header in whole):
+        found.append(f"No run of all tests of {stack} has a seed drawn at random (--concord-seed random).")
+    return found
+
+
+def _requirements(requirements: Sequence[RequirementReport], level: str) -> list[str]:
+    mandatory = [r for r in requirements if r.mandatory]
+    found = [_sentence(r) for r in mandatory if r.verdict not in FINE]
+    if mandatory and not any(r.verdict in ("passed", "waived", *BAD) for r in mandatory):
+        found.append(f"No requirement of {level} was passed.")
+    return found
+
+
+def _sentence(requirement: RequirementReport) -> str:
+    counts = requirement.counts
+    total = sum(counts.values())
+    if requirement.verdict == UNDECLARED:
+        return f"{requirement.id} was not run: the profile claims nothing that it is about."
+    says = {"crashed": "crashed", "hung": "hung", "failed": "failed", "not-run": "not run"}
+    parts = [f"{counts[v]} {says[v]}" for v in ORDER if v in says and v in counts]
+    return f"{requirement.id}: {' and '.join(parts)} of {total} test{'s' if total != 1 else ''}."
+
+
+def _without_requirement(tests: Sequence[TestReport]) -> list[str]:
+    """Of tests that prove nothing, and of those that were never begun, of which nobody knows what they prove."""
+    alone = [t for t in tests if not t.requirements]
+    found = []
+    bad = [t.nodeid for t in alone if t.verdict in BAD]
+    if bad:
+        more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+        found.append(f"Tests that prove no requirement failed: {', '.join(bad[:_SHOWN])}{more}.")
+    idle = sum(t.verdict == "not-run" for t in alone)
+    if idle:
+        found.append(
+            f"{idle} test{'s' if idle != 1 else ''} that should have been run {'were' if idle != 1 else 'was'} not."
+        )
+    return found

@@ -1,0 +1,82 @@
+"""A report as Markdown, for the summary of a CI job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from harness.results import BAD
+from reports.model import ORDER, Report, TestReport
+from reports.page import answer
+from reports.text import moment, plural, visible
+
+LARGEST = 1 << 20
+"""Bytes that GitHub takes for the summary of a step."""
+_LONGEST = 300
+_SPECIAL = re.compile(r"[\\`*_{}\[\]<>#!|~&@$]|:(?=//)|(?<=[a-z])\.(?=[a-z]{2,})|^[-+=]")
+"""What means something, links that GitHub makes by itself among it."""
+
+
+def markdown(report: Report, *, largest: int = LARGEST) -> str:
+    """At most ``largest`` bytes; what does not fit is left out from the end, and it is said how much that is."""
+    lines = list(_head(report))
+    bad = [test for test in report.tests if test.verdict in BAD]
+    size = sum(len(line.encode()) + 1 for line in lines) + 200  # of the note
+    if bad:
+        title = ["", f"### {plural(len(bad), 'test')} ended badly", ""]
+        lines += title
+        size += sum(len(line) + 1 for line in title)
+    for number, test in enumerate(bad):
+        line = _test(test)
+        size += len(line.encode()) + 1
+        if size > largest:
+            lines.append(f"- … and {len(bad) - number} more, which did not fit here; the report has all of them")
+            break
+        lines.append(line)
+    text = "\n".join(lines) + "\n"
+    if len(text.encode()) <= largest:
+        return text
+    cut = text.encode()[: largest - 100].decode(errors="ignore").rpartition("\n")[0]
+    return f"{cut}\n\nCut here: the rest did not fit; the report has all of it.\n"
+
+
+def escaped(text: str) -> str:
+    """Text on one line in which nothing means anything to Markdown or HTML, and nobody is mentioned."""
+    line = " ".join(visible(text).split())
+    line = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+    return _SPECIAL.sub(lambda found: "".join(f"&#{ord(c)};" for c in found[0]), line)
+
+
+def _head(report: Report) -> Iterable[str]:
+    yield f"## {answer(report)}"
+    yield ""
+    where = f"{escaped(f'{report.backend} on {report.device}')}, " if report.backend else ""
+    yield (
+        f"{escaped(report.profile or 'no profile')}: {where}torch "
+        f"{escaped(report.environment.get('torch', 'not said'))}, {moment(report.made)}, "
+        f"{plural(len(report.waivers), 'waiver')} for {plural(report.counts.get('waived', 0), 'test')}"
+    )
+    yield ""
+    for problem in report.problems:
+        yield f"- {escaped(problem)}"
+    if report.problems:
+        yield ""
+    columns = [verdict for verdict in ORDER if verdict in report.counts]
+    yield f"| level | stack | conformant | {' | '.join(columns)} |" if columns else "| level | stack | conformant |"
+    yield f"|{'---|' * (3 + len(columns))}"
+    for level in report.levels:
+        if level.tests:
+            cells = " | ".join(str(level.tests.get(verdict, "")) for verdict in columns)
+            yield f"| {level.id} | {level.stack} | {'yes' if level.conformant else 'no'} | {cells} |"
+    for level in report.levels:
+        own = level.why_not[len(report.problems) :]
+        if level.tests and own:
+            yield ""
+            yield f"{level.id}:"
+            yield ""
+            yield from (f"- {escaped(why)}" for why in own)
+
+
+def _test(test: TestReport) -> str:
+    said = f": {escaped(test.headline)}" if test.headline else ""
+    return f"- {test.verdict} {escaped(test.nodeid)}{said}"

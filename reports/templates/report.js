@@ -1,0 +1,86 @@
+"use strict";
+(() => {
+  const one = (selector) => document.querySelector(selector);
+  const all = (selector, within) => [...(within || document).querySelectorAll(selector)];
+  const [q, stack, found, reset, cellName, nothing] = ["#q", "#stack", "#found", "#reset", "#cell", "#nothing"].map(one);
+  const chips = all("#filters [name=verdict]");
+  const cells = all(".cell");
+  let cell = null;
+  const requirements = all(".requirement").map((node) => ({
+    node,
+    head: node.querySelector("summary").textContent.toLowerCase(),
+    tests: all(".test", node).map((test) => ({ node: test, name: test.querySelector("code").textContent.toLowerCase() })),
+  }));
+
+  function show() {
+    const words = q.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const verdicts = new Set(chips.filter((chip) => chip.checked).map((chip) => chip.value));
+    const narrowed = words.length > 0 || verdicts.size > 0 || stack.value !== "" || cell !== null;
+    const seen = new Set();
+    let kept = 0;
+    for (const requirement of requirements) {
+      let fits = 0;
+      for (const { node, name } of requirement.tests) {
+        const data = node.dataset;
+        const good = (verdicts.size === 0 || verdicts.has(data.verdict))
+          && (stack.value === "" || data.stack === stack.value)
+          && (cell === null || (data.stack === cell.stack && data.dtype === cell.dtype && data.size === cell.size))
+          && words.every((word) => name.includes(word) || requirement.head.includes(word));
+        node.hidden = !good;
+        if (good) { fits += 1; seen.add(name); }
+      }
+      requirement.node.hidden = fits === 0;
+      kept += fits > 0 ? 1 : 0;
+    }
+    for (const group of all(".group")) group.hidden = !all(".requirement", group).some((node) => !node.hidden);
+    const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
+    found.textContent = `${count(seen.size, "test")} of ${count(kept, "requirement")}`;
+    reset.hidden = !narrowed;
+    nothing.hidden = kept > 0;
+    cellName.hidden = cell === null;
+    cellName.textContent = cell === null ? "" : `${cell.stack}, ${cell.dtype || "several dtypes or none"}, ${cell.size} ranks`;
+    for (const button of cells) button.setAttribute("aria-pressed", String(cell === button.dataset));
+  }
+
+  function clear() {
+    q.value = "";
+    stack.value = "";
+    cell = null;
+    for (const chip of chips) chip.checked = false;
+    show();
+  }
+
+  function reveal() {
+    const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (target && target.tagName === "DETAILS") { target.hidden = false; target.open = true; target.scrollIntoView(); }
+  }
+
+  q.addEventListener("input", show);
+  stack.addEventListener("change", () => { cell = null; show(); });
+  for (const chip of chips) chip.addEventListener("change", show);
+  for (const button of cells) {
+    button.addEventListener("click", () => {
+      cell = cell === button.dataset ? null : button.dataset;
+      if (cell !== null) stack.value = "";
+      show();
+      if (cell !== null) one("#requirements").scrollIntoView();
+    });
+  }
+  one("#filters").addEventListener("submit", (event) => event.preventDefault());
+  reset.addEventListener("click", clear);
+  one("#again").addEventListener("click", clear);
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "/" && !/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) { event.preventDefault(); q.focus(); }
+    if (event.key === "Escape" && document.activeElement === q) { q.value = ""; show(); }
+  });
+
+  const theme = one("#theme");
+  const root = document.documentElement;
+  let dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const paint = () => { theme.textContent = dark ? "Light colours" : "Dark colours"; };
+  theme.addEventListener("click", () => { dark = !dark; root.dataset.theme = dark ? "dark" : "light"; paint(); });
+  addEventListener("hashchange", reveal);
+  paint();
+  show();
+  reveal();
+})();

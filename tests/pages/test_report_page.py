@@ -1,0 +1,304 @@
+"""The page of a report, in a browser: it answers first, can be clicked and filtered, and what is in it stays text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from invented import PROFILE, change, evidence, records, runs, written
+
+from harness.results import TestResult
+from reports.build import build
+from reports.page import page as page_of
+
+HOSTILE = [
+    "<script>window.hacked = 1</script>",
+    "</script><script>window.hacked = 2</script>",
+    "</style></pre></details><img src=x onerror='window.hacked = 3'>",
+    "{{ 7 * 7 }}{% raw %}${7 * 7}",
+    '" onmouseover="window.hacked = 4" x=\'',
+    "' autofocus onfocus='window.hacked = 5",
+    "javascript:window.hacked=6",
+    "<!-- <svg onload=window.hacked=7> ]]>",
+    "&lt;b&gt;&amp;#60;",
+    "\x00\x1b[31m\x07\u202egnp.exe\u2066\u200b\ufeff",
+]
+
+
+@pytest.fixture
+def opened(page: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Opens the page of some runs, or of two invented ones."""
+
+    def open_(*changes: Any, files: list[tuple[str, bytes]] | None = None) -> Any:
+        file = tmp_path / "report.html"
+        file.write_text(page_of(build(files if files is not None else runs(*changes))))
+        page.goto(file.as_uri(), wait_until="load")
+        return page
+
+    return open_
+
+
+def shown(page: Any, selector: str) -> list[str]:
+    """Texts of what can be seen."""
+    return [node.inner_text() for node in page.query_selector_all(selector) if node.is_visible()]
+
+
+def test_answer_first(opened: Any) -> None:
+    """At which level, on what, when, with how many waivers: on the first screen, in words."""
+    page = opened()
+    assert page.inner_text("h1") == "Conformant at L5 (dynamo)"
+    facts = page.inner_text(".facts")
+    for part in ("gloo on cpu", "A processor", "2.13.0", "2026-09-21", "2 runs, seed default, seed 123", "1 waiver"):
+        assert part in facts
+    assert page.query_selector(".facts").bounding_box()["y"] < 400
+    assert "Conformant at L5" in page.title()
+
+
+def test_why_not(opened: Any) -> None:
+    """A level that is not conformant says why; what is wrong with a run is said once, above."""
+    page = opened(files=runs(change("replicate_fsdp/test_a.py::test_one[2", verdict="hung"))[:1])
+    assert page.inner_text("h1") == "Not conformant at any level"
+    third = page.query_selector_all(".levels > li")[2].inner_text()
+    assert "REPLICATEFSDP-ONE-01: 1 hung of 2 tests." in third
+    assert page.query_selector(".problems") is None
+    cut = runs()[0][1].rpartition(b'{"record":"end"')[0]
+    page = opened(files=[("cut", cut)])
+    assert page.inner_text(".problems li") == "The run was cut off before its end."
+
+
+def test_search(opened: Any) -> None:
+    """Words narrow requirements and tests, all of them; nothing found is said; Show all brings everything back."""
+    page = opened()
+    assert page.inner_text("#found") == "24 tests of 12 requirements"
+    page.fill("#q", "tpextension two")
+    assert page.inner_text("#found") == "2 tests of 1 requirement"
+    assert shown(page, ".requirement .id") == ["TPEXTENSION-TWO-01"]
+    page.fill("#q", "no such thing")
+    assert shown(page, ".requirement") == []
+    assert page.is_visible("#nothing")
+    page.click("#again")
+    assert page.inner_text("#found") == "24 tests of 12 requirements"
+    assert not page.is_visible("#nothing")
+
+
+def test_filters(opened: Any) -> None:
+    """Verdicts and stacks narrow together; undeclared is not unsupported."""
+    page = opened(change("dynamo/test_a.py::test_one[2", verdict="unsupported", reason="unsupported: no float8"))
+    page.check("[name=verdict][value=undeclared]")
+    assert shown(page, ".requirement .id") == ["COLLECTIVES-ONE-01"]
+    page.check("[name=verdict][value=unsupported]")
+    assert page.inner_text("#found") == "2 tests of 2 requirements"
+    page.select_option("#stack", "dynamo")
+    assert shown(page, ".requirement .id") == ["DYNAMO-ONE-01"]
+    page.click("#reset")
+    assert page.inner_text("#found") == "24 tests of 12 requirements"
+
+
+def test_matrix(opened: Any) -> None:
+    """A cell of the matrix leads to its tests, and a second click back; cells say what they are to a screen reader."""
+    page = opened()
+    cell = page.query_selector(".cell[data-stack=replicate][data-dtype=float32][data-size='2']")
+    assert cell.get_attribute("aria-label") == "replicate, float32, 2 ranks: 1 waived"
+    cell.click()
+    assert cell.get_attribute("aria-pressed") == "true"
+    assert page.inner_text("#found") == "1 test of 1 requirement"
+    assert page.inner_text("#cell") == "replicate, float32, 2 ranks"
+    cell.click()
+    assert page.inner_text("#found") == "24 tests of 12 requirements"
+
+
+def test_evidence(opened: Any) -> None:
+    """From a requirement to its test, to each rank: error, collectives, stack, output, and the reproducer."""
+    page = opened()
+    page.check("[name=verdict][value=waived]")
+    page.click("#REPLICATE-TWO-01 > summary")
+    page.click("#REPLICATE-TWO-01 .test details > summary")
+    text = page.inner_text("#REPLICATE-TWO-01")
+    for part in (
+        "rank 0 of 2 failed first",
+        "without the waiver it failed",
+        "torchrun repro_a.py",
+        "AssertionError: 1 is",
+    ):
+        assert part in text
+    assert "all_reduce(float32[4]) #1 on group 0" in text
+    assert "printed by 0" in text
+    assert "printed by 1" not in text
+    page.click("#REPLICATE-TWO-01 .rank:nth-of-type(3) > summary, #REPLICATE-TWO-01 .rank:not([open]) > summary")
+    assert "printed by 1" in page.inner_text("#REPLICATE-TWO-01")
+    assert page.get_attribute(".waiver a", "href") == "https://example.com/issues/1"
+
+
+def test_link_to_a_requirement(opened: Any) -> None:
+    """The address with a requirement's id shows it, open."""
+    page = opened()
+    page.evaluate("location.hash = '#DYNAMO-ONE-01'")
+    page.wait_for_selector("#DYNAMO-ONE-01[open]")
+    assert "test_one[2ranks]" in page.inner_text("#DYNAMO-ONE-01")
+
+
+def test_keyboard(opened: Any) -> None:
+    """Without a mouse: a link past the top comes first, / goes to the search, Escape empties it, Enter opens."""
+    page = opened()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the requirements"
+    page.keyboard.press("/")
+    page.keyboard.type("dynamo-one")
+    assert page.inner_text("#found") == "2 tests of 1 requirement"
+    page.keyboard.press("Escape")
+    assert page.inner_text("#found") == "24 tests of 12 requirements"
+    page.focus("#DYNAMO-ONE-01 > summary")
+    page.keyboard.press("Enter")
+    assert page.query_selector("#DYNAMO-ONE-01[open]") is not None
+
+
+def test_names_for_screen_readers(opened: Any) -> None:
+    """There is one heading of the first level, none is skipped, and everything that can be used has a name."""
+    page = opened()
+    levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map((h) => Number(h.tagName[1]))")
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    nameless = page.evaluate(
+        "[...document.querySelectorAll('input,select,button,[role=img],[role=region]')].filter((e) =>"
+        " !(e.getAttribute('aria-label') || e.textContent.trim() || e.closest('label'))).length"
+    )
+    assert nameless == 0
+    assert page.get_attribute("html", "lang") == "en"
+
+
+def contrast(page: Any, selector: str) -> float:
+    """The contrast of a text with what is behind it, as WCAG defines it."""
+    return float(
+        page.evaluate(
+            """(selector) => {
+              const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+              const light = (rgb) => rgb.slice(0, 3).map((v) => v / 255)
+                .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+                .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+              const node = document.querySelector(selector);
+              let behind = node;
+              let found = numbers(getComputedStyle(behind).backgroundColor);
+              while (found.length === 4 && found[3] === 0 && behind.parentElement) {
+                behind = behind.parentElement;
+                found = numbers(getComputedStyle(behind).backgroundColor);
+              }
+              const [a, b] = [light(numbers(getComputedStyle(node).color)), light(found)].sort((x, y) => y - x);
+              return (a + 0.05) / (b + 0.05);
+            }""",
+            selector,
+        )
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours(opened: Any, page: Any, scheme: str) -> None:
+    """Texts can be read in both schemes (a contrast of 4.5), and the button changes it for the page."""
+    page.emulate_media(color_scheme=scheme)
+    opened(
+        change("dynamo/test_a.py::test_one[2", verdict="failed"), change("dynamo/test_a.py::test_two", verdict="hung")
+    )
+    marks = [f".chip .mark.{verdict}" for verdict in ("failed", "hung", "waived", "passed", "undeclared")]
+    for selector in ("h1", ".lead", ".facts dt", ".levels .state", *marks, ".cell", "footer"):
+        assert contrast(page, selector) >= 4.5, selector
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    assert contrast(page, ".lead") >= 4.5
+
+
+def test_phone(opened: Any, page: Any) -> None:
+    """On 390 pixels nothing is wider than the screen, with evidence open, and what is touched is large enough."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    opened(change("dynamo/test_a.py::test_one[2", verdict="failed", headline="x" * 300, ranks=evidence("y" * 500)))
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    heights = page.evaluate(
+        "[...document.querySelectorAll('.chip, .cell')].map((e) => e.getBoundingClientRect().height)"
+    )
+    assert min(heights) >= 32
+
+
+def hostile(text: str) -> Callable[[list[Any]], None]:
+    """Puts a text wherever a run says anything."""
+
+    def apply(made: list[Any]) -> None:
+        header, collected = made[0], made[1]
+        header.arguments, header.profile, header.environment = [text], text, {text: text, "cpu": text}
+        header.seed, header.subject, header.concord = text, text, text
+        for record in made:
+            if type(record).__name__ == "ProfileText":
+                record.name = record.about = record.backend = record.device = text
+                record.claims = {text: text}
+                record.waivers[0].reason = record.waivers[0].link = record.waivers[0].place = text
+            if type(record).__name__ == "RequirementText" and record.id.startswith("REPLICATE-"):
+                record.sentence, record.source = text, text
+            if isinstance(record, TestResult) and "replicate/" in record.nodeid:
+                before = record.nodeid
+                record.nodeid = f"{before}[{text}]"
+                collected.tests = [record.nodeid if name == before else name for name in collected.tests]
+                record.verdict, record.bare, record.waiver = "waived", "failed", text
+                record.reason = record.headline = record.text = record.dtype = record.world = text
+                ranks = evidence(text)
+                record.ranks = [msgspec.structs.replace(r, output=text, stack=text, collectives=[text]) for r in ranks]
+                if record.reproducer is not None:
+                    record.reproducer.text = record.reproducer.command = record.reproducer.file = text
+        made[-1].partial = [text]
+
+    return apply
+
+
+def test_hostile_text(opened: Any, page: Any) -> None:
+    """Whatever tests, ranks and profiles say stays text, in every place at once; what is invisible is written out."""
+    text = "\n".join(HOSTILE)
+    opened(hostile(text))
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    page.evaluate("document.querySelectorAll('*').forEach((e) => e.dispatchEvent(new Event('mouseover')))")
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate("document.querySelectorAll('img, svg, iframe, object').length") == 0
+    assert page.evaluate("document.scripts.length") == 1
+    assert page.evaluate("[...document.links].filter((a) => a.protocol === 'javascript:').length") == 0
+    output = page.query_selector(".rank pre:last-of-type").inner_text()
+    for line in HOSTILE[:-1]:
+        assert line in output
+    assert "\\x00\\x1b[31m\\x07\\u202egnp.exe\\u2066\\u200b\\ufeff" in output
+    assert page.evaluate("document.body.innerText.includes('\\u202e')") is False
+    page.fill("#q", "<script>")
+    assert page.inner_text("#found") == "4 tests of 2 requirements"
+    for cell in page.query_selector_all(".cell"):
+        cell.evaluate("(e) => e.click()")
+
+
+def test_hostile_link(opened: Any, page: Any) -> None:
+    """A link that is none of the web is no link."""
+    opened(hostile("javascript:window.hacked=1"))
+    assert page.query_selector(".waiver a") is None
+
+
+def test_a_great_deal(opened: Any) -> None:
+    """A megabyte of output on each rank: the page has its end, and says how much is missing."""
+    text = "".join(f"line {i}\n" for i in range(100_000)) + "the end"
+    ranks = [msgspec.structs.replace(rank, output=text) for rank in evidence()]
+    files = [
+        ("a", written(records())),
+        *runs(change("dynamo/test_a.py::test_one[2", verdict="failed", ranks=ranks))[1:],
+    ]
+    page = opened(files=files)
+    page.evaluate(
+        "document.querySelectorAll('#DYNAMO-ONE-01, #DYNAMO-ONE-01 details').forEach((d) => { d.open = true; })"
+    )
+    shown_text = page.inner_text("#DYNAMO-ONE-01")
+    assert "the end" in shown_text
+    assert "characters before this are in the results" in shown_text
+    assert len(page.content()) < 300_000
+
+
+def test_empty(opened: Any) -> None:
+    """A run in which nothing was run makes a page, too."""
+    made = records(of=[])
+    page = opened(files=[("a", written(made))])
+    assert page.inner_text("h1") == "Not conformant at any level"
+    assert PROFILE.splitlines()[0] not in page.content()

@@ -1,0 +1,217 @@
+"""Levels: conformant where everything is as it must be, and one sentence for each way of not being so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from invented import change, every_test, records, runs, written
+
+from harness.results import LEVELS, RunEnd, TestResult
+from reports.build import build
+from reports.model import ORDER, ReportError, decode, encode, json_schema, worst
+
+
+def test_conformant() -> None:
+    """Two whole runs without a failure are conformant at every level, with a waiver and an undeclared size."""
+    report = build(runs())
+    assert (report.conformant, report.problems) == ("L5", [])
+    assert [level.why_not for level in report.levels] == [[]] * len(LEVELS)
+    assert report.counts == {"waived": 1, "passed": 22, "undeclared": 1}
+    assert [(w.reason, len(w.tests)) for w in report.waivers] == [("known to be wrong", 1)]
+
+
+@pytest.mark.parametrize("verdict", ["failed", "crashed", "hung"])
+def test_failure(verdict: str) -> None:
+    """One bad test takes its level, and those above; those below stay."""
+    report = build(runs(change("replicate_fsdp/test_a.py::test_one[2", verdict=verdict, headline="no")))
+    assert report.conformant == "L2"
+    found = {level.id: level.why_not for level in report.levels}
+    assert found["L3"] == [f"REPLICATEFSDP-ONE-01: 1 {verdict} of 2 tests."]
+    assert found["L4"] == ["L3, on which L4 stands, is not conformant."]
+    assert found["P"] == []
+
+
+def one(**fields: Any) -> list[tuple[str, bytes]]:
+    """The first run as it is, the second with another header."""
+    second = records("123", drawn=True, later=1000)
+    for key, value in fields.items():
+        setattr(second[0], key, value)
+    return [("a", written(records())), ("b", written(second))]
+
+
+def ended(**fields: Any) -> list[tuple[str, bytes]]:
+    """The second run with another last line."""
+    second = records("123", drawn=True, later=1000)
+    for key, value in fields.items():
+        setattr(second[-1], key, value)
+    return [("a", written(records())), ("b", written(second))]
+
+
+def torn() -> list[tuple[str, bytes]]:
+    (name, data), second = runs()
+    return [(name, data.rpartition(b'{"record":"end"')[0]), second]
+
+
+def edited() -> list[tuple[str, bytes]]:
+    (name, data), second = runs()
+    return [(name, data.replace(b'"seconds":2.0', b'"seconds":1.0', 1)), second]
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (lambda: runs()[:1], "No run of all tests of collectives has a seed drawn at random (--concord-seed random)."),
+        (lambda: runs()[1:], "No run of all tests of collectives has the default seed."),
+        (lambda: one(seed_drawn=False), "No run of all tests of collectives has a seed drawn at random"),
+        (lambda: ended(whole=[]), "No run of all tests of collectives has a seed drawn at random"),
+        (torn, "Run 1 was cut off before its end."),
+        (edited, "Run 1 is not as it was written: line 40"),
+        (lambda: one(faults=["gloo_lies"]), "Run 2 had defects put into its ranks on purpose: gloo_lies."),
+        (lambda: one(effort=0.1), "Run 2 drew fewer examples than suites say (CONCORD_EXAMPLES is 0.1)."),
+        (lambda: one(profile=""), "Run 2 went by no profile, so that nothing is claimed."),
+        (lambda: one(version=1), "Run 2 is a file of version 1, which says neither seed nor selection."),
+        (lambda: one(suite_hash="6" * 64), "The runs differ in the suite (its hash): 555555555555 and 666666666666."),
+        (lambda: one(subject="reference"), "The runs differ in the subject: torch and reference."),
+        (lambda: one(environment={"torch": "2.12"}), "The runs differ in the environment (torch): 2.13.0 and 2.12."),
+        (lambda: runs(change("collectives", verdict="not-run")), "COLLECTIVES-ONE-01: 2 not run of 2 tests."),
+        (
+            lambda: runs(change("collectives", verdict="unsupported", reason="unsupported: none")),
+            "No requirement of L1 was passed.",
+        ),
+        (
+            lambda: runs(
+                change("collectives/test_a.py::test_one", verdict="unsupported", reason="unsupported: not claimed: x")
+            ),
+            "COLLECTIVES-ONE-01 was not run: the profile claims nothing that it is about.",
+        ),
+        (
+            lambda: runs(change("collectives/test_a.py::test_two", verdict="failed", requirements=[])),
+            "Tests that prove no requirement failed: suites/collectives/test_a.py::test_two[2ranks-float32], ",
+        ),
+    ],
+)
+def test_why_not(files: Any, says: str) -> None:
+    """Each way of not being conformant is a sentence, and the level is not conformant."""
+    report = build(files())
+    assert report.conformant == ""
+    assert any(why.startswith(says) for why in report.levels[0].why_not), report.levels[0].why_not
+
+
+def test_part_of_a_stack() -> None:
+    """A run of a part says what was left out."""
+    made = records()
+    made[-1].whole, made[-1].partial = [], ["-k was given"]
+    (level, *_) = build([("a", written(made))]).levels
+    assert "Not all tests of collectives were run (-k was given)." in level.why_not
+
+
+def test_only_the_lowest() -> None:
+    """A vendor may ask for L1 alone: a whole run of its stack is enough."""
+    files = [
+        ("a", written(records(of=every_test(["collectives"])))),
+        ("b", written(records("9", drawn=True, of=every_test(["collectives"]), later=1000))),
+    ]
+    report = build(files)
+    assert report.conformant == "L1"
+    assert report.levels[1].why_not == ["No test of replicate was run."]
+
+
+def test_not_mandatory() -> None:
+    """A requirement that is not mandatory is reported, and no level depends on it."""
+
+    def optional(made: list[Any]) -> None:
+        for record in made:
+            if getattr(record, "id", "") == "DYNAMO-TWO-01":
+                record.mandatory = False
+
+    report = build(runs(optional, change("dynamo/test_a.py::test_two", verdict="failed")))
+    assert report.conformant == "L5"
+    assert [r.verdict for r in report.requirements if r.id == "DYNAMO-TWO-01"] == ["failed"]
+
+
+def test_undeclared_and_unsupported() -> None:
+    """What the profile does not claim is kept apart from what the backend can't do."""
+    report = build(runs(change("dynamo/test_a.py::test_two[2", verdict="unsupported", reason="unsupported: no float8")))
+    assert (report.counts["undeclared"], report.counts["unsupported"]) == (1, 1)
+
+
+def test_worst() -> None:
+    """The worst verdict counts; what was not asked for says nothing beside what was run."""
+    assert worst(["passed", "waived"]) == "waived"
+    assert worst(["passed", "unsupported", "undeclared"]) == "passed"
+    assert worst(["unsupported", "undeclared"]) == "undeclared"
+    assert worst(["waived", "not-run"]) == "not-run"
+    assert worst(list(ORDER)) == "crashed"
+    assert worst([]) == "not-run"
+
+
+def test_worst_of_runs() -> None:
+    """Of a test in several runs the worst counts, with the evidence of that run."""
+    first, second = records(), records("1", drawn=True, later=1000)
+    change("dynamo/test_a.py::test_one[2", verdict="failed", headline="no")(second)
+    report = build([("a", written(first)), ("b", written(second))])
+    (test,) = (t for t in report.tests if t.verdict == "failed")
+    assert (test.verdicts, test.run, test.headline) == (["passed", "failed"], 1, "no")
+
+
+def test_order_does_not_matter() -> None:
+    """Runs are put in their order in time, so the same runs make the same report."""
+    assert encode(build(runs()[::-1])) == encode(build(runs()))
+
+
+def test_matrix() -> None:
+    """Cells are by stack, dtype and number of ranks."""
+    cells = {(c.stack, c.dtype, c.size): c.counts for c in build(runs()).matrix}
+    assert cells["replicate", "float32", 2] == {"waived": 1}
+    assert cells["collectives", "", 3] == {"undeclared": 1}
+
+
+def test_json() -> None:
+    """A report is read back as it was written, and its schema names every field of it."""
+    report = build(runs())
+    assert decode(encode(report), "x") == report
+    assert b'"conformant"' in json_schema()
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"schema":"x","version":1}', b"[" * 100_000], ids=ascii)
+def test_no_report(data: bytes) -> None:
+    """What is no report is refused in a line."""
+    with pytest.raises(ReportError, match="^x: not a report of Concord"):
+        decode(data, "x")
+
+
+def test_newer_report() -> None:
+    """A newer version says to update."""
+    with pytest.raises(ReportError, match="version 9.*update"):
+        decode(b'{"schema":"concord.report","version":9}', "x")
+
+
+def test_bad_input() -> None:
+    """No run, the same run twice, and what is no run are refused."""
+    with pytest.raises(ReportError, match="no run"):
+        build([])
+    with pytest.raises(ReportError, match="given twice"):
+        build([runs()[0], runs()[0]])
+    with pytest.raises(ReportError, match="x, line 1"):
+        build([("x", b"garbage\n")])
+
+
+def test_version_1() -> None:
+    """A run that says neither requirements nor seed makes a report, which is not conformant."""
+    old = (
+        b'{"record":"run","schema":"concord.results","version":1,"started":1.0,"environment":{"torch":"2.13"}}\n'
+        b'{"record":"test","nodeid":"suites/replicate/test_a.py::test_a","verdict":"passed","stack":"replicate"}\n'
+        b'{"record":"end","finished":2.0,"exit_status":0,"profile":"cpu-gloo","profile_hash":"00"}\n'
+    )
+    report = build([("old", old)])
+    assert (report.conformant, report.counts) == ("", {"passed": 1})
+
+
+def test_cut_off() -> None:
+    """Of a run that was cut off, every result so far is in the report."""
+    made = [r for r in records() if not isinstance(r, RunEnd)]
+    last = max(i for i, r in enumerate(made) if isinstance(r, TestResult))
+    report = build([("a", written(made[:last]))])
+    assert (report.counts["not-run"], len(report.tests)) == (1, 24)
+    assert report.levels[-1].why_not[-2:] != []

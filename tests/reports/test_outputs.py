@@ -1,0 +1,334 @@
+"""What is made of a report: Markdown, JUnit XML, a badge, the relay's payload, a comparison; and the commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from invented import change, evidence, records, runs, written
+from typer.testing import CliRunner
+
+from harness.cli import app
+from harness.results import TestResult
+from reports import badge, relay
+from reports.build import build
+from reports.compare import compare, lines
+from reports.junit import junit, names
+from reports.markdown import escaped, markdown
+from reports.model import Report
+from reports.text import duration, moment, shortened, visible
+
+BAD = "replicate_fsdp/test_a.py::test_one[2"
+
+
+def failing(count: int, text: str = "no") -> Report:
+    """A report with so many failed tests, each with a long text."""
+    made = records()
+    (pattern,) = (r for r in made if isinstance(r, TestResult) and BAD in r.nodeid)
+    more = []
+    for number in range(count):
+        values: dict[str, Any] = {f: getattr(pattern, f) for f in pattern.__struct_fields__}
+        name = f"{pattern.nodeid}-{number}"
+        more.append(
+            TestResult(**{**values, "nodeid": name, "verdict": "failed", "headline": text, "ranks": evidence(text)})
+        )
+    made[1].tests += [test.nodeid for test in more]
+    return build([("a", written([*made[:-1], *more, made[-1]]))])
+
+
+# Markdown
+
+
+def test_markdown() -> None:
+    """The answer, a table of levels, why not, and what failed."""
+    text = markdown(build(runs(change(BAD, verdict="failed", headline="1 is *not* <2>"))))
+    assert text.startswith("## Conformant at L2 (replicate)\n")
+    assert "| L3 | replicate_fsdp | no | 1 | | 3 | |" in text.replace("|  |", "| |")
+    assert "- REPLICATEFSDP-ONE-01: 1 failed of 2 tests." in text
+    assert "1 is &#42;not&#42; &#60;2&#62;" in text
+
+
+def test_markdown_fits() -> None:
+    """However many tests fail, the summary fits, and says how many did not."""
+    report = failing(4000, "x" * 1000)
+    text = markdown(report)
+    assert (1 << 20) - 1000 < len(text.encode()) <= 1 << 20
+    assert "more, which did not fit here" in text.splitlines()[-1]
+    assert len(markdown(report, largest=2000).encode()) <= 2000
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_markdown_is_text(text: str) -> None:
+    """Whatever a text is, it is one line with no mark-up, tag, mention or link in it, and can be encoded."""
+    line = escaped(text)
+    assert not set("<>`*[]|@~\n\r") & set(line)
+    assert "://" not in line
+    assert line.encode().decode() == line
+
+
+# JUnit
+
+
+def test_junit() -> None:
+    """Counts are pytest's: what is waived, unsupported or undeclared is skipped."""
+    tree = ElementTree.fromstring(junit(build(runs(change(BAD, verdict="crashed", headline="no", ranks=evidence())))))
+    (suite,) = tree
+    assert {k: suite.get(k) for k in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "24",
+        "failures": "1",
+        "errors": "0",
+        "skipped": "2",
+    }
+    (failure,) = tree.iter("failure")
+    assert failure.get("message") == "no"
+    assert "all_reduce(float32[4])" in (failure.text or "")
+    assert {skip.get("type") for skip in tree.iter("skipped")} == {"pytest.skip", "pytest.xfail"}
+
+
+@pytest.mark.parametrize("text", ["\x00\x1b]]>\ufffe", "\ud800", "<&\"'", "\u202e"], ids=ascii)
+def test_junit_is_xml(text: str) -> None:
+    """Characters that XML can't have are written out."""
+    report = build(runs())
+    report.tests[0].verdict, report.tests[0].headline, report.tests[0].nodeid = "failed", text, f"a.py::b[{text}]"
+    report.tests[0].ranks = evidence(text)
+    assert len(list(ElementTree.fromstring(junit(report)).iter("testcase"))) == 24
+
+
+def test_junit_as_pytest_has_it(tmp_path: Path) -> None:
+    """Names, classes and outcomes are those of pytest's own JUnit XML of the same tests."""
+    (tmp_path / "suites" / "perf").mkdir(parents=True)
+    (tmp_path / "suites" / "perf" / "test_b.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('x', ['a::b', 'c[d]', '<&'])\n"
+        "def test_a(x): pass\n"
+        "class TestC:\n"
+        "    def test_d(self): assert 0, 'no'\n"
+        "    def test_e(self): pytest.skip('unsupported: none')\n"
+        "    @pytest.mark.xfail(reason='known')\n"
+        "    def test_f(self): assert 0\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=j.xml", "--rootdir=."]
+    command += ["--concord-results=out", "suites"]
+    subprocess.run(command, cwd=tmp_path, check=False, capture_output=True)
+    (results,) = tmp_path.glob("out/*/results.jsonl")
+    theirs, ours = ElementTree.parse(tmp_path / "j.xml"), junit(build([("a", results.read_bytes())]))
+
+    def said(tree: Any) -> set[tuple[Any, ...]]:
+        cases = tree.iter("testcase")
+        return {(c.get("classname"), c.get("name"), *sorted({e.tag for e in c} - {"properties"})) for c in cases}
+
+    assert said(ElementTree.fromstring(ours)) == said(theirs)
+    assert len(said(theirs)) == 6
+
+
+def test_names() -> None:
+    """Brackets end the search for a class."""
+    assert names("a/test_b.py::TestC::test_d[x::y/z]") == ("a.test_b.TestC", "test_d[x::y/z]")
+    assert names("test_b.py::test_d") == ("test_b", "test_d")
+
+
+# Badge
+
+
+@pytest.mark.parametrize(
+    ("files", "says", "colour"),
+    [
+        (runs, "L5, 1 waived", "yellow"),
+        (
+            lambda: runs(change("test_two[2ranks-float32]", verdict="passed", headline="", waiver="")),
+            "L5",
+            "brightgreen",
+        ),
+        (lambda: runs()[:1], "not conformant", "red"),
+    ],
+)
+def test_badge(files: Any, says: str, colour: str) -> None:
+    """The badge says the level, and how much is waived; it is XML, and needs nothing from elsewhere."""
+    report = build(files())
+    found = json.loads(badge.endpoint(report))
+    assert (found["schemaVersion"], found["message"], found["color"]) == (1, says, colour)
+    tree = ElementTree.fromstring(badge.svg(report))
+    assert [node.text for node in tree.iter() if node.text and node.text.strip()] == ["concord", says]
+    assert b"href" not in badge.svg(report)
+
+
+# The relay
+
+
+def test_relay() -> None:
+    """Counts, the failed tests with what they say, and the link."""
+    found = relay.payload(failing(2), "https://example.com/report")
+    assert found["conclusion"] == "failure"
+    assert found["test-results"] == {"total": 26, "passed": 22, "failed": 2, "skipped": 2}
+    assert [d["name"] for d in found["failed-tests-detail"]] == ["test_one[2ranks]-0", "test_one[2ranks]-1"]
+    assert found["artifact-url"] == "https://example.com/report"
+    assert "note" not in found
+    assert relay.payload(build(runs()))["conclusion"] == "success"
+
+
+@pytest.mark.parametrize(("count", "text"), [(3000, "no"), (300, "\N{SNOWMAN}" * 5000), (1, "x" * 3_000_000)])
+def test_relay_fits(count: int, text: str) -> None:
+    """It fits, whatever failed; what was left out is said, and the counts are whole."""
+    report = failing(count, text)
+    found = relay.payload(report)
+    assert len(relay.encode(report)) <= relay.LARGEST
+    assert len(json.dumps(found["failed-tests-detail"])) <= relay.LARGEST_INPUT
+    assert found["test-results"]["failed"] == count
+    assert len(found["failed-tests-detail"]) <= 1000
+    assert ("note" in found) == (len(found["failed-tests-detail"]) < count)
+    for detail in found["failed-tests-detail"]:
+        assert len(detail["message"].encode()) <= 1024
+        assert len(detail["stacktrace"].encode()) <= 4096
+
+
+# Comparison
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind", "worse"),
+    [
+        ("passed", "failed", "newly_failing", True),
+        ("waived", "hung", "newly_failing", True),
+        ("not-run", "failed", "newly_failing", True),
+        ("failed", "passed", "fixed", False),
+        ("passed", "not-run", "lost", True),
+        ("waived", "unsupported", "lost", True),
+        ("failed", "hung", "changed", False),
+        ("passed", "waived", "changed", False),
+        ("waived", "passed", "changed", False),
+    ],
+)
+def test_compare(before: str, after: str, kind: str, worse: bool) -> None:
+    """Each change of a verdict is of one kind, and some make the later run worse."""
+    old, new = (build(runs(change("perf/test_a.py::test_one[2", verdict=v))) for v in (before, after))
+    found = compare(old, new)
+    (one,) = getattr(found, kind)
+    assert (one.nodeid, one.before, one.after) == ("suites/perf/test_a.py::test_one[2ranks]", before, after)
+    assert (found.unchanged, found.worse) == (23, worse)
+
+
+def test_compare_added_and_removed() -> None:
+    """Tests that came and went, and an environment that is another."""
+    small, large = build(runs()[:1]), failing(2)
+    large.environment["torch"] = "2.14"
+    found = compare(small, large)
+    assert [c.after for c in found.newly_failing] == ["failed", "failed"]
+    assert found.environment["torch"] == ("2.13.0", "2.14")
+    back = compare(large, small)
+    assert ([c.before for c in back.removed], back.worse) == (["failed", "failed"], True)
+    assert compare(small, small).worse is False
+    assert list(lines(compare(small, small))) == ["24 unchanged"]
+
+
+def test_compare_level() -> None:
+    """A level that is lost makes it worse."""
+    assert compare(build(runs()), build(runs()[:1])).worse is True
+
+
+# Text
+
+
+def test_visible() -> None:
+    """What can't be seen is written out; the rest stays."""
+    assert visible("a\tb\nc\r\nd é ☃") == "a\tb\nc\nd é ☃"
+    assert visible("\x00\x7f\u202e\ud800") == "\\x00\\x7f\\u202e\\ud800"
+    assert shortened("abcdef", 3) == "[3 characters before this are in the results]\ndef"
+
+
+def test_times() -> None:
+    """Times are as people say them; what is no time is shown as it is."""
+    assert [duration(s) for s in (0.5, 12.3, 302)] == ["0.50 s", "12 s", "5 min 02 s"]
+    assert [moment(s) for s in (0, 1.79e9, 1e300)] == ["", "2026-09-21 14:13 UTC", "1e+300"]
+
+
+# Commands
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, data in runs():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.jsonl").write_bytes(data)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def test_commands(folder: Path) -> None:
+    """From runs to a report, a bundle, its check and a comparison."""
+    code, said = run("report", "first", "second", "--require", "L5")
+    assert (code, "Conformant at L5 (dynamo): made-up" in said) == (0, True)
+    assert {p.name for p in (folder / "second").iterdir()} >= {"report.html", "report.json", "report.md"}
+    assert run("report", "first", "--require", "L1", "--json", "r.json")[0] == 1
+    outputs = [
+        "--html",
+        "o/a.html",
+        "--junit",
+        "o/a.xml",
+        "--badge",
+        "o/a.svg",
+        "--relay",
+        "o/r.json",
+        "--markdown",
+        "s.md",
+    ]
+    assert run("report", "first", "second", *outputs)[0] == 0
+    assert {p.name for p in (folder / "o").iterdir()} == {"a.html", "a.xml", "a.svg", "a.json", "r.json"}
+    assert run("bundle", "first", "second", "-o", "x.zip")[0] == 0
+    code, said = run("verify", "x.zip")
+    assert (code, "x.zip: is what it says it is" in said) == (0, True)
+    assert run("compare", "first", "x.zip")[0] == 0
+    assert run("compare", "x.zip", "r.json", "--markdown")[0] == 1
+    assert json.loads(run("compare", "first", "second", "--json")[1])["unchanged"] == 24
+
+
+def test_schema_command() -> None:
+    """The schema is printed, and it is the one that the documentation has."""
+    code, said = run("report", "--schema")
+    published = Path(__file__).parents[2] / "docs" / "schemas" / "report-1.json"
+    assert (code, said) == (0, published.read_text())
+
+
+def test_verify_says_what_is_wrong(folder: Path) -> None:
+    """A forged bundle exits with 1, and says what is wrong in a line."""
+    run("bundle", "first", "second", "-o", "x.zip")
+    data = (folder / "x.zip").read_bytes()
+    at = data.index(b"report.html") + 2000
+    (folder / "x.zip").write_bytes(data[:at] + b"\x00" + data[at + 1 :])
+    code, said = run("verify", "x.zip")
+    assert code in (1, 2)
+    assert "WRONG" in said or "concord: x.zip: " in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["report"], "no run was given"),
+        (["report", "nothing"], "nothing: No such file"),
+        (["report", "first", "--require", "L9"], "--require L9: one of L1,"),
+        (["report", "first", "first"], "the same run was given twice"),
+        (["report", "first", "--json", "first/results.jsonl/x"], "concord: "),
+        (["compare", "first", "nothing.json"], "nothing.json: No such file"),
+        (["compare", "first", "nothing.zip"], "nothing.zip: No such file"),
+        (["verify", "first/results.jsonl"], "not a zip file"),
+        (["bundle", "nothing", "-o", "x.zip"], "nothing: No such file"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input(folder: Path, arguments: list[str], says: str) -> None:
+    """Bad input is one line and exit code 2."""
+    code, said = run(*arguments)
+    assert (code, says in said) == (2, True), said
+    assert len(said.strip().splitlines()) == 1

@@ -1,0 +1,484 @@
+"""Bundles: what is put in comes out, the same every time; every forgery of a list is found, and said in a line."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import shutil
+import stat
+import struct
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from invented import FILE, PROFILE, STARTED, SUITE, change, every_test, records, runs, written
+
+from harness.results import TestResult
+from reports import bundle
+from reports.bundle import MANIFEST, contents, manifest_of, packed, unpacked
+from reports.model import ReportError, decode, encode
+from reports.verify import Checked, Checkout, verify
+
+NOW = STARTED + 86400
+ALL = frozenset(test.nodeid for test in every_test())
+HERE = Checkout(SUITE, ALL)
+
+Files = dict[str, bytes]
+
+
+def checked(path: Path, files: Files, checkout: Checkout | None = HERE, now: float = NOW) -> Checked:
+    path.write_bytes(packed(files))
+    return verify(path, "0.1.0", checkout, now)
+
+
+def honest(*changes: Any) -> Files:
+    """The files of a bundle, with the manifest that belongs to them."""
+    found = contents(runs(*changes), "0.1.0") if changes else dict(_untouched())
+    return {**found, MANIFEST: manifest_of(found, "0.1.0")}
+
+
+@functools.cache
+def _untouched() -> Files:
+    return contents(runs(), "0.1.0")
+
+
+def signed_off(files: Files) -> Files:
+    """With a new manifest: as someone would who has changed something and knows about checksums."""
+    found = {name: data for name, data in files.items() if name != MANIFEST}
+    return {**found, MANIFEST: manifest_of(found, "0.1.0")}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "x.zip"
+
+
+def test_honest(path: Path) -> None:
+    """A bundle that nobody has touched is what it says it is."""
+    found = checked(path, honest())
+    assert (found.problems, found.notes) == ((), ())
+    assert found.report is not None
+    assert found.report.conformant == "L5"
+
+
+def test_same_bytes(tmp_path: Path) -> None:
+    """The same runs make the same file, in whatever order they are given."""
+    for name, files in (("a.zip", runs()), ("b.zip", runs()[::-1])):
+        bundle.write(files, tmp_path / name, "0.1.0")
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+
+
+def test_contents() -> None:
+    """A bundle has the runs, the report, the page, the profile, the environment, the suite and the reproducers."""
+    assert sorted(honest()) == [
+        "environment.json",
+        "manifest.json",
+        "profile/1-made-up.toml",
+        "report.html",
+        "report.json",
+        "reproducers/repro_a.py",
+        "runs/1.jsonl",
+        "runs/2.jsonl",
+        "suite.json",
+    ]
+
+
+def test_failures_are_no_forgery(path: Path) -> None:
+    """A bundle that tells of failures tells the truth: it is right, and not conformant."""
+
+    def failing(made: list[Any]) -> None:
+        made[-1].exit_status = 1
+
+    found = checked(path, honest(failing, change("dynamo/test_a.py::test_one", verdict="failed", headline="no")))
+    assert found.problems == ()
+    assert found.report is not None
+    assert found.report.conformant == "L4"
+
+
+# Forgeries of a bundle: something in it is changed, with or without a new manifest.
+
+
+def altered_byte(files: Files) -> Files:
+    return {**files, "runs/1.jsonl": files["runs/1.jsonl"].replace(b'"seconds":2.0', b'"seconds":2.1', 1)}
+
+
+def dropped_test(files: Files) -> Files:
+    lines = files["runs/1.jsonl"].splitlines(keepends=True)
+    kept = [line for line in lines if not (b'"record":"test"' in line and b"dynamo/test_a.py::test_one[2" in line)]
+    return signed_off({**files, "runs/1.jsonl": b"".join(kept)})
+
+
+def edited_profile(files: Files) -> Files:
+    name = "profile/1-made-up.toml"
+    return signed_off({**files, name: files[name].replace(b"2027", b"2037")})
+
+
+def edited_verdict_in_report(files: Files) -> Files:
+    report = decode(files["report.json"], "x")
+    report.tests[-1].verdict = "failed"
+    return signed_off({**files, "report.json": encode(report)})
+
+
+def better_verdict(files: Files) -> Files:
+    report = decode(files["report.json"], "x")
+    for level in report.levels:
+        level.conformant, level.why_not = True, []
+    report.conformant = "L5"
+    return signed_off({**files, "report.json": encode(report)})
+
+
+def edited_verdict_in_results(files: Files) -> Files:
+    data = files["runs/1.jsonl"].replace(b'"verdict":"waived"', b'"verdict":"passed"')
+    return signed_off({**files, "runs/1.jsonl": data})
+
+
+def dropped_run(files: Files) -> Files:
+    return signed_off({name: data for name, data in files.items() if name != "runs/2.jsonl"})
+
+
+def no_run(files: Files) -> Files:
+    return signed_off({name: data for name, data in files.items() if not name.startswith("runs/")})
+
+
+def renamed_test(files: Files) -> Files:
+    data = files["runs/1.jsonl"]
+    line = next(x for x in data.splitlines(keepends=True) if b'"record":"test"' in x and b"dynamo/" in x)
+    return signed_off({**files, "runs/1.jsonl": data.replace(line, line.replace(b"test_one[2", b"test_won[2"))})
+
+
+def swapped_environment(files: Files) -> Files:
+    data = files["environment.json"].replace(b"A processor", b"A better one")
+    return signed_off({**files, "environment.json": data})
+
+
+def truncated_results(files: Files) -> Files:
+    data = files["runs/2.jsonl"]
+    return signed_off({**files, "runs/2.jsonl": data[: len(data) - 40]})
+
+
+def extra_file(files: Files) -> Files:
+    return {**files, "readme.txt": b"trust me"}
+
+
+def extra_file_listed(files: Files) -> Files:
+    return signed_off({**files, "readme.txt": b"trust me"})
+
+
+def dropped_file(files: Files) -> Files:
+    return {name: data for name, data in files.items() if name != "suite.json"}
+
+
+def edited_page(files: Files) -> Files:
+    data = files["report.html"].replace(b"Conformant at L5", b"Conformant at L9")
+    return signed_off({**files, "report.html": data})
+
+
+def edited_manifest(files: Files) -> Files:
+    return {**files, MANIFEST: files[MANIFEST].replace(b'"report.html": "', b'"report.html": "0')}
+
+
+def other_reproducer(files: Files) -> Files:
+    return signed_off({**files, "reproducers/repro_a.py": b"import os; os.remove('x')"})
+
+
+def garbage_run(files: Files) -> Files:
+    return signed_off({**files, "runs/1.jsonl": b"garbage\n"})
+
+
+def edited_suite(files: Files) -> Files:
+    return signed_off({**files, "suite.json": files["suite.json"].replace(b"5" * 64, b"6" * 64)})
+
+
+FORGERIES: list[tuple[Callable[[Files], Files], str]] = [
+    (altered_byte, "runs/1.jsonl: its checksum is not the one in the manifest"),
+    (lambda f: signed_off(altered_byte(f)), "runs/1.jsonl: line 40: the file is not the one that the run wrote"),
+    (dropped_test, "runs/1.jsonl: collected, and without a result: suites/dynamo/test_a.py::test_one[2ranks]"),
+    (edited_profile, "profile/1-made-up.toml: not the profile that the runs went by"),
+    (edited_verdict_in_report, "report.json: test suites/tp_extension/test_a.py::test_two[3ranks-float32] says failed"),
+    (edited_verdict_in_results, "runs/1.jsonl: suites/replicate/test_a.py::test_two[2ranks-float32]: says passed, and"),
+    (edited_verdict_in_results, "runs/1.jsonl: its last line counts 22 passed, 1 unsupported, 1 waived, and its tests"),
+    (dropped_run, "report.json: is of 2 runs, and there are 1"),
+    (dropped_run, "report.json: says conformant at L5; the runs say none"),
+    (no_run, "runs/: there is no run in it"),
+    (renamed_test, "runs/1.jsonl: with a result, and never collected: suites/dynamo/test_a.py::test_won[2"),
+    (swapped_environment, "environment.json: not the environment in which the runs were made"),
+    (truncated_results, "runs/2.jsonl: the run was cut off before its end"),
+    (extra_file, "readme.txt: the manifest does not list it"),
+    (extra_file_listed, "readme.txt: nothing in the runs makes such a file"),
+    (dropped_file, "suite.json: the manifest lists it, and it is not there"),
+    (lambda f: signed_off(dropped_file(f)), "suite.json: the runs make it, and it is not there"),
+    (edited_page, "report.html: not what the runs make"),
+    (edited_manifest, "report.html: its checksum is not the one in the manifest"),
+    (other_reproducer, "reproducers/repro_a.py: not what the runs make"),
+    (garbage_run, "runs/1.jsonl, line 1: "),
+    (edited_suite, "suite.json: not what the runs make"),
+]
+
+
+@pytest.mark.parametrize(("forge", "says"), FORGERIES, ids=[f"{i}-{f.__name__}" for i, (f, _) in enumerate(FORGERIES)])
+def test_forgery(path: Path, forge: Callable[[Files], Files], says: str) -> None:
+    """Whatever of a bundle is changed is found."""
+    found = checked(path, forge(honest()))
+    assert any(problem.startswith(says) for problem in found.problems), found.problems
+
+
+def test_better_verdict(path: Path) -> None:
+    """A report that claims more than its runs say is found."""
+    files = better_verdict(honest(change("collectives/test_a.py::test_one[2", verdict="failed", headline="no")))
+    assert "report.json: says conformant at L5; the runs say none" in checked(path, files).problems
+
+
+# Forgeries of the runs, with everything that follows from them made anew, counts and digests as well.
+
+
+def header(**fields: Any) -> Callable[[list[Any]], None]:
+    def apply(made: list[Any]) -> None:
+        for key, value in fields.items():
+            setattr(made[0], key, value)
+
+    return apply
+
+
+def waiver_added_afterwards(made: list[Any]) -> None:
+    for record in made:
+        if type(record).__name__ == "ProfileText":
+            more = msgspec.structs.replace(record.waivers[0], place=f"{FILE}:99", tests=["*"], reason="well")
+            record.waivers = [*record.waivers, more]
+    change("dynamo/test_a.py::test_one[2", verdict="waived", waiver=f"{FILE}:99", bare="failed")(made)
+
+
+def waiver_written_afterwards(made: list[Any]) -> None:
+    for record in made:
+        if type(record).__name__ == "ProfileText":
+            record.texts = {FILE: PROFILE.replace("test_two[*]", "*")}
+
+
+def without_tests(made: list[Any]) -> None:
+    gone = "suites/dynamo/test_a.py::test_one[2ranks]"
+    made[1].tests = [name for name in made[1].tests if name != gone]
+    made[:] = [r for r in made if not (isinstance(r, TestResult) and r.nodeid == gone)]
+
+
+def without_requirement(made: list[Any]) -> None:
+    made[:] = [r for r in made if getattr(r, "id", "") != "DYNAMO-ONE-01"]
+
+
+REMADE: list[tuple[Any, str]] = [
+    (waiver_added_afterwards, f"runs/1.jsonl: the waiver {FILE}:99 is not in the profile's text"),
+    (waiver_written_afterwards, f"runs/1.jsonl: the text of {FILE} is not the one that its hash is of"),
+    (
+        change("dynamo/test_a.py::test_one[2", verdict="waived", waiver="x:1", bare="failed"),
+        "and the profile has no such",
+    ),
+    (change("test_two[2ranks-float32]", verdict="waived", waiver=f"{FILE}:5", bare="failed"), "which is not about it"),
+    (change("replicate/test_a.py::test_two[2", bare="hung"), f"waived by {FILE}:5, which does not cover hung"),
+    (change("replicate/test_a.py::test_two[2", bare=""), "says waived, and not by which waiver and what it came to"),
+    (change("replicate/test_a.py::test_two[2", verdict="passed"), "says passed, and carries the evidence of a failure"),
+    (change("dynamo/test_a.py::test_one[2", verdict="fine"), "'fine' is no verdict"),
+    (change("dynamo/test_a.py::test_one[2", verdict="unsupported"), "says unsupported, and not why"),
+    (change("dynamo/test_a.py::test_one[2", stack="perf"), "its stack is 'perf', and its name says another"),
+    (change("dynamo/test_a.py::test_one[2", finished=STARTED + 9e6), "run at a time at which the run was not: suites"),
+    (change("dynamo/test_a.py::test_one[2", seconds=-5.0), "a test took less than no time"),
+    (
+        change("dynamo/test_a.py::test_one[2", requirements=["A-B-01"]),
+        "no sentence is there for the requirements A-B-01",
+    ),
+    (without_requirement, "no sentence is there for the requirements DYNAMO-ONE-01"),
+    (without_tests, "tests of dynamo that are missing: suites/dynamo/test_a.py::test_one[2ranks]"),
+    (header(started=NOW + 1e6), "it was run in the future"),
+    (header(started=STARTED + 9e3), "it ended before it began"),
+    (header(profile="other"), "it went by the profile 'other', and the text is that of 'made-up'"),
+    (header(profile_hash="0" * 64), f"the text of {FILE} is not the one that its hash is of"),
+]
+
+
+@pytest.mark.parametrize(("alter", "says"), REMADE, ids=[str(i) for i in range(len(REMADE))])
+def test_forged_runs(path: Path, alter: Any, says: str) -> None:
+    """Raw results that contradict themselves, the profile or the suite are found, with everything else made anew."""
+    found = checked(path, honest(alter))
+    assert any(says in problem for problem in found.problems), found.problems
+
+
+def test_expired_waiver(path: Path) -> None:
+    """A waiver that had had its last day when the test was run waives nothing."""
+    late = PROFILE.replace("2027-06-30", "2026-01-31")
+
+    def apply(made: list[Any]) -> None:
+        made[0].profile_hash = hashlib.sha256(late.encode()).hexdigest()
+        for record in made:
+            if type(record).__name__ == "ProfileText":
+                record.texts = {FILE: late}
+                record.waivers[0].expires = "2026-01-31"
+
+    problems = checked(path, honest(apply)).problems
+    assert any(f"waived by {FILE}:5, which had expired on 2026-01-31" in problem for problem in problems)
+
+
+def test_exit_status(path: Path) -> None:
+    """Failures and an exit status that tells of none do not go together."""
+    first = records()
+    change("dynamo/test_a.py::test_one[2", verdict="failed")(first)
+    found = contents([("a", written(first))], "0.1.0")
+    problems = checked(path, signed_off(found)).problems
+    assert "runs/1.jsonl: tests ended badly, and pytest's exit status says that none did" in problems
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"environment": {"torch": "2.12.0"}}, "the runs differ in the environment (torch): 2.13.0 and 2.12.0"),
+        ({"suite_hash": "6" * 64}, "the runs differ in the suite (its hash): 555555555555 and 666666666666"),
+        ({"subject": "reference"}, "the runs differ in the subject: torch and reference"),
+    ],
+)
+def test_runs_of_different_things(path: Path, fields: dict[str, Any], says: str) -> None:
+    """Runs of one bundle are on the same environment, suite and subject."""
+    second = records("123", drawn=True, later=1000)
+    header(**fields)(second)
+    found = contents([("a", written(records())), ("b", written(second))], "0.1.0")
+    assert says in checked(path, signed_off(found)).problems
+
+
+def test_uneven_runs(path: Path) -> None:
+    """A test that one whole run has and the other has not is missing in one of them."""
+    second = records("123", drawn=True, later=1000)
+    without_tests(second)
+    found = contents([("a", written(records())), ("b", written(second))], "0.1.0")
+    problems = checked(path, signed_off(found), None).problems
+    assert "each run has all of dynamo, and yet not in every one: suites/dynamo/test_a.py::test_one[2ranks]" in problems
+
+
+def test_other_suite(path: Path) -> None:
+    """Without the same suite at hand, nobody can say that every test is there; that is said."""
+    for checkout in (None, Checkout(""), Checkout("0" * 64, ALL), Checkout(SUITE)):
+        found = checked(path, honest(without_tests), checkout)
+        assert (found.problems, len(found.notes)) == ((), 1)
+
+
+def test_other_version(path: Path) -> None:
+    """A page that another version of Concord has made is not compared; the report is."""
+    files = edited_page(honest())
+    path.write_bytes(packed(files))
+    found = verify(path, "9.9.9", HERE, NOW)
+    assert found.problems == ()
+    assert "report.html: made by another version" in found.notes[0]
+
+
+# What is no bundle
+
+
+def raw_zip(*entries: tuple[zipfile.ZipInfo | str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries:
+            archive.writestr(name, data)
+    return stream.getvalue()
+
+
+def link() -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo("runs/1.jsonl")
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return info
+
+
+def lying_size() -> bytes:
+    data = bytearray(raw_zip(("runs/1.jsonl", b"x" * 10_000)))
+    at = data.index(b"PK\x01\x02")
+    data[at + 24 : at + 28] = struct.pack("<I", 10)
+    return bytes(data)
+
+
+def huge() -> bytes:
+    data = bytearray(raw_zip(*[(f"runs/{i}.jsonl", b"x") for i in range(1, 4)]))
+    at = -1
+    while (at := data.find(b"PK\x01\x02", at + 1)) >= 0:
+        data[at + 24 : at + 28] = struct.pack("<I", 1 << 30)
+    return bytes(data)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: b"", "not a zip file"),
+        (lambda: b"PK\x03\x04garbage", "not a zip file"),
+        (lambda: packed(honest())[:-200], "not a zip file"),
+        (lambda: raw_zip(), "it has no manifest.json"),
+        (lambda: raw_zip(("../evil", b"")), "no file of the name '../evil'"),
+        (lambda: raw_zip(("runs/../../evil", b"")), "no file of the name"),
+        (lambda: raw_zip(("/etc/x", b"")), "no file of the name '/etc/x'"),
+        (lambda: raw_zip(("a\\b", b"")), "no file of the name"),
+        (lambda: raw_zip(("runs/", b"")), "no file of the name 'runs/'"),
+        (lambda: raw_zip(("\u202etxt", b"")), "no file of the name"),
+        (lambda: raw_zip(("a", b""), ("a", b"")), "a is in it twice"),
+        (lambda: raw_zip(("a", b""), ("A", b"")), "A is in it twice"),
+        (lambda: raw_zip((link(), b"/etc/passwd")), "runs/1.jsonl is no plain file"),
+        (lambda: b"#!/bin/sh\n" + packed(honest()), "something is before or behind"),
+        (huge, "3072 MiB unpacked"),
+        (lying_size, "x.zip: "),
+        (lambda: raw_zip(*[(f"f{i}", b"") for i in range(1001)]), "1001 files"),
+        (lambda: raw_zip((MANIFEST, b"garbage")), "manifest.json: JSON is malformed"),
+        (lambda: raw_zip((MANIFEST, b"[" * 100_000)), "manifest.json: "),
+        (lambda: raw_zip((MANIFEST, b'{"concord":"1","files":{},"schema":"x"}')), "not a bundle of Concord"),
+        (lambda: raw_zip((MANIFEST, b'{"concord":"1","files":{},"version":9}')), "version 9"),
+    ],
+    ids=str,
+)
+def test_no_bundle(path: Path, make: Callable[[], bytes], says: str) -> None:
+    """What is no bundle is refused with one line, and nothing of it is written anywhere."""
+    path.write_bytes(make())
+    with pytest.raises(ReportError) as caught:
+        verify(path, "0.1.0", HERE, NOW)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_no_file(path: Path) -> None:
+    """A file that is not there is said to be."""
+    with pytest.raises(ReportError, match="No such file"):
+        unpacked(path)
+
+
+def test_every_byte(path: Path) -> None:
+    """A changed byte anywhere in a bundle is found, or makes it none."""
+    data = packed(honest())
+    for at in range(0, len(data), len(data) // 20):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        try:
+            found = verify(path, "0.1.0", HERE, NOW)
+        except ReportError:
+            continue
+        same = unpacked(path) == {**honest()}  # times and versions in the zip's own headers mean nothing
+        assert found.problems or same, at
+
+
+def test_suite_file() -> None:
+    """The suite's hash, the seeds and the tests are in a file of their own, for people."""
+    found = json.loads(honest()["suite.json"])
+    assert (found["hash"], found["seeds"], found["tests"]) == (SUITE, ["default", "123"], sorted(ALL))
+
+
+def test_signature(tmp_path: Path, path: Path) -> None:
+    """A signature of the file is checked by ssh-keygen: the signer's own is right, one of another file is not."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("no ssh-keygen here")
+    from harness.reporting import _signature
+
+    key, signers = tmp_path / "key", tmp_path / "signers"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "x", "-f", key], check=True)
+    signers.write_text(f"vendor@example.com {key.with_suffix('.pub').read_text()}")
+    path.write_bytes(packed(honest()))
+    sign = ["ssh-keygen", "-q", "-Y", "sign", "-n", "concord", "-f", key, path]
+    subprocess.run(sign, check=True, capture_output=True)
+    signature = Path(f"{path}.sig")
+    assert _signature(path, signature, signers, "vendor@example.com") == []
+    path.write_bytes(packed(honest(change("dynamo", seconds=1.0))))
+    (problem,) = _signature(path, signature, signers, "vendor@example.com")
+    assert problem.startswith("the signature is not vendor@example.com's: ")

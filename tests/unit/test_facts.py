@@ -1,0 +1,200 @@
+"""What is told about tests and runs: dtypes, reproducers, what was left out, seeds, suite hash, environment."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.plugin.facts import dtype_of, reproducer_in, selection
+from harness.plugin.seeds import Seeds
+from harness.provenance import environment, suite_files, suite_hash
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, ""),
+        ({"dtype": torch.float16}, "float16"),
+        ({"dtype": "bfloat16", "op": "SUM"}, "bfloat16"),
+        ({"x": torch.float8_e4m3fn}, "float8_e4m3fn"),
+        ({"dtype": "torch.int64"}, "int64"),
+        ({"a": torch.float16, "b": torch.float32}, ""),
+        ({"op": "bool"}, ""),
+        ({"dtype": "no dtype"}, ""),
+        ({"world": object()}, ""),
+    ],
+)
+def test_dtype(parameters: dict[str, Any], expected: str) -> None:
+    """A test has a dtype if exactly one is among its parameters."""
+    assert dtype_of(parameters) == expected
+
+
+def noted(*notes: str) -> Exception:
+    error = ValueError("no")
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
+def test_reproducer(tmp_path: Path) -> None:
+    """The note of a failure leads to the reproducer's text, also where Hypothesis has made a group of failures."""
+    file = tmp_path / "repro_x.py"
+    file.write_text("print(1)")
+    command = f"torchrun --nproc-per-node=2 {file}"
+    note = f"reproducer, which needs only torch: {command}\nthe program: x.json"
+    for error in (noted("else", note), ExceptionGroup("two", [noted(), noted(note)])):
+        found = reproducer_in(error)
+        assert found is not None
+        assert (found.file, found.command, found.text) == ("repro_x.py", command, "print(1)")
+    file.unlink()
+    gone = reproducer_in(noted(note))
+    assert gone is not None
+    assert (gone.command, gone.text) == (command, "")
+    assert reproducer_in(noted("no reproducer could be written: disk full")) is None
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for stack in ("collectives", "replicate"):
+        (tmp_path / "suites" / stack).mkdir(parents=True)
+        (tmp_path / "suites" / stack / "test_a.py").write_text("1")
+    return tmp_path
+
+
+IDS = ["suites/collectives/test_a.py::test_x", "suites/replicate/test_a.py::test_x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "left_out", "whole", "says"),
+    [
+        (["suites"], {}, False, ["collectives", "replicate"], []),
+        (["."], {}, False, ["collectives", "replicate"], []),
+        (["suites/collectives", "suites/replicate/test_a.py"], {}, False, ["collectives"], ["replicate"]),
+        (["suites/collectives/test_a.py::test_x", "suites/replicate"], {}, False, ["replicate"], ["collectives"]),
+        (["suites"], {"keyword": "x"}, True, [], ["-k was given"]),
+        (["suites"], {"lf": True}, False, [], ["--lf was given"]),
+        (["suites"], {}, True, [], ["deselected, or a file could not be collected"]),
+    ],
+    ids=str,
+)
+def test_selection(
+    root: Path, arguments: list[str], options: dict[str, Any], left_out: bool, whole: list[str], says: list[str]
+) -> None:
+    """A stack is whole if all of its folder was asked for, and nothing narrows that; each other reason is said."""
+    config: Any = SimpleNamespace(
+        rootpath=root,
+        args=arguments,
+        invocation_params=SimpleNamespace(dir=root),
+        getoption=lambda name, default: options.get(name, default),
+    )
+    found, why = selection(config, IDS, left_out=left_out)
+    assert (found, len(why)) == (whole, len(says))
+    assert all(part in reason for part, reason in zip(says, why, strict=True))
+
+
+def seeds(asked: str = "default", **other: Any) -> Seeds:
+    manager = SimpleNamespace(hasplugin=lambda name: other.get("thorough", False))
+    options = {"concord_seed": asked, "hypothesis_seed": other.get("hypothesis")}
+    config: Any = SimpleNamespace(getoption=lambda name, default=None: options[name], pluginmanager=manager)
+    if "sent" in other:
+        config.workerinput = {"concord_seed": other["sent"]}
+    return Seeds(config)
+
+
+def test_seeds() -> None:
+    """What a run's seed is, and whether anyone has chosen it."""
+    assert (seeds().seed, seeds().drawn) == ("default", False)
+    assert (seeds("7").seed, seeds("7").drawn) == ("7", False)
+    one, two = seeds("random"), seeds("random")
+    assert one.drawn
+    assert one.seed != two.seed
+    assert (seeds("random", sent="12").seed, seeds("random", sent="12").drawn) == ("12", True)
+    assert (seeds(hypothesis=5).seed, seeds(hypothesis=5).drawn) == ("5", False)
+    assert seeds(thorough=True).seed == seeds("free").seed == "free"
+
+
+@pytest.mark.parametrize("bad", ["", "-1", "1.5", "randm", str(2**32), "\N{SUPERSCRIPT TWO}"], ids=ascii)
+def test_bad_seed(bad: str) -> None:
+    """What is no seed is refused, with what there is."""
+    with pytest.raises(pytest.UsageError, match="default, random, free, or a whole number"):
+        seeds(bad)
+
+
+def test_two_seeds() -> None:
+    """Hypothesis's own option beside ours is one too many."""
+    with pytest.raises(pytest.UsageError, match="give one of them"):
+        seeds("3", hypothesis=3)
+
+
+def drawn_under(seed: str, nodeid: str = IDS[0]) -> list[int]:
+    drawn: list[int] = []
+
+    @settings(max_examples=5, database=None)
+    @given(st.integers(0, 10**9))
+    def test(x: int) -> None:
+        drawn.append(x)
+
+    seeds(seed).pytest_collection_modifyitems([SimpleNamespace(obj=test, nodeid=nodeid)])  # type: ignore[list-item]
+    test()
+    return drawn
+
+
+@pytest.mark.parametrize("seed", ["default", "7"])
+def test_same_examples_again(seed: str) -> None:
+    """A seed draws the same examples in every run."""
+    assert drawn_under(seed) == drawn_under(seed)
+
+
+def test_other_seed_other_examples() -> None:
+    """Another seed draws others."""
+    assert len({tuple(drawn_under(seed)) for seed in ("default", "7", "8")}) == 3
+
+
+def test_others_are_left_alone() -> None:
+    """A property that is not of a suite draws as its author wants."""
+    assert drawn_under("7", "tests/test_a.py::test") != drawn_under("7", "tests/test_a.py::test")
+
+
+def test_suite_hash(root: Path) -> None:
+    """It changes with a file of a suite, its name, and a shared fixture; not with notes, profiles or samples."""
+    before = suite_hash(root)
+    for name in ("suites/README.md", "fixtures/profiles/x.toml", "fixtures/vendor/x.py", "suites/.cache/x.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+    assert suite_hash(root) == before
+    seen = {before}
+    for name in ("suites/collectives/test_a.py", "suites/collectives/test_b.py", "fixtures/models.py"):
+        (root / name).write_text("2")
+        seen.add(suite_hash(root))
+    assert len(seen) == 4
+
+
+def test_suite_hash_is_that_of_sha256sum(root: Path) -> None:
+    """It is the hash of what ``sha256sum`` writes for the files, in the order of their names."""
+    lines = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {name}\n" for name, p in suite_files(root).items()]
+    assert hashlib.sha256("".join(lines).encode()).hexdigest() == suite_hash(root)
+    names = list(suite_files(root))
+    assert names == sorted(names)
+    assert "harness/oracles/collectives.py" in names
+    assert not [name for name in names if name.startswith(("harness/audit", "harness/cli"))]
+
+
+def test_no_suite(tmp_path: Path) -> None:
+    """A folder without suites has no hash."""
+    assert suite_hash(tmp_path) == ""
+
+
+def test_environment() -> None:
+    """Versions, machine, and variables that matter; no other variable, and no secret."""
+    given = {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0", "HOME": "/x", "TORCH_API_KEY": "s", "NCCL_TOKEN": "s"}
+    found = environment(given)
+    assert {"python", "platform", "cpu", "cores", "torch", "torch commit"} <= set(found)
+    variables = {k.removeprefix("variable "): v for k, v in found.items() if k.startswith("variable ")}
+    assert variables == {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0"}
