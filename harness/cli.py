@@ -25,7 +25,7 @@ def concord() -> None:
 @app.command()
 def replay(
     file: Annotated[Path, typer.Argument(help="A stored program: the .json beside a reproducer.")],
-    backend: Annotated[str, typer.Option(help="Of the process groups.")] = "gloo",
+    backend: Annotated[str, typer.Option(help="Of the process groups. Default: torch's own for the device.")] = "",
     device: Annotated[str, typer.Option(help="Type of the ranks' device.")] = "cpu",
     timeout: Annotated[float, typer.Option(help="Seconds for the run on ranks.")] = 120.0,
     times: Annotated[int, typer.Option(help="How often, for what fails now and then.", min=1)] = 1,
@@ -55,12 +55,13 @@ def replay(
     from harness.worlds.postmortem import RanksFailed
     from harness.worlds.world import WorldSpec
 
+    spec = WorldSpec(program.layout.world, backend=backend, device=device, timeout=timeout)
     truth = truth_of(program)
     how = "bit for bit" if truth.exact else "within what rounding explains"
-    typer.echo(f"{program.layout.stack} on {program.layout.world} ranks ({backend} on {device}), compared {how}")
+    typer.echo(f"{program.layout.stack} on {program.layout.world} ranks ({spec.backend} on {device}), compared {how}")
     pool, failed = Pool(), False
     try:
-        world = pool.acquire(WorldSpec(program.layout.world, backend=backend, device=device, timeout=timeout))
+        world = pool.acquire(spec)
         for number in range(1, times + 1):
             label = f"run {number} of {times}: " if times > 1 else ""
             try:

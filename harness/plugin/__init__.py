@@ -27,6 +27,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "world(*sizes, backend=, device=, warm=, timeout=, env=, exclusive=): the sizes of the worlds that the test "
         "runs on, each a test of its own, and what they are made of.",
     )
+    config.addinivalue_line(
+        "markers",
+        "needs(collective=, dtype=, op=, features=): what the test needs of a backend, where its parameters and "
+        "requirements do not say it; a profile that does not claim it makes the test unsupported.",
+    )
     config.addinivalue_line("markers", "requirement(requirement): a requirement that the test proves.")
     options.check(config)
     found = profiles.Profiles(config)

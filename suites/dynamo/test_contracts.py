@@ -12,7 +12,7 @@ from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same
 from harness.oracles.tracing import broken
 from harness.stacks.tracing import traced
-from suites.dynamo.contracts import CONSTRUCTS, Setting
+from suites.dynamo.contracts import CONSTRUCTS, NAMED, Setting
 
 
 def setting(rank: Rank) -> tuple[Setting, dict[str, Any]]:
@@ -26,7 +26,7 @@ def setting(rank: Rank) -> tuple[Setting, dict[str, Any]]:
         "own": found.own.group_name,
         "mesh_name": mesh.get_group(1).group_name,
         "letters": len(found.group.group_name),
-        "gloo": rank.backend == "gloo",
+        "same_name": rank.backend == NAMED,
     }
 
 
