@@ -32,6 +32,13 @@ class Requirement:
             raise ValueError(f"requirement {self.id}: say where it comes from (source=...)")
 
 
+def note(found: Requirement) -> None:
+    """Note a requirement of this process.  Errors: ValueError for an id that is another sentence's."""
+    said = _sentences.setdefault(found.id, found.sentence)
+    if said != found.sentence:
+        raise ValueError(f"requirement {found.id} says already: {said!r}; give another id to: {found.sentence!r}")
+
+
 def requirement(id: str, sentence: str, *, source: str) -> Callable[[_F], _F]:
     """Say which requirement a suite test proves.  A test may prove several: use it once for each.
 
@@ -39,9 +46,7 @@ def requirement(id: str, sentence: str, *, source: str) -> Callable[[_F], _F]:
     missing source.
     """
     found = Requirement(id, sentence, source)
-    said = _sentences.setdefault(id, sentence)
-    if said != sentence:
-        raise ValueError(f"requirement {id} says already: {said!r}; give another id to: {sentence!r}")
+    note(found)
 
     def mark(test: _F) -> _F:
         import pytest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.plugin import numprocesses, options, profiles, summary, thorough, waivers, worlds
+from harness.plugin import brought, numprocesses, options, profiles, summary, thorough, waivers, worlds
 from harness.plugin.worlds import pytest_generate_tests, pytest_runtest_teardown, several_worlds, world
 
 __all__ = ["pytest_generate_tests", "pytest_runtest_teardown", "several_worlds", "world"]
@@ -34,10 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "requirement(requirement): a requirement that the test proves.")
     options.check(config)
+    brought.add_suites(config)
     found = profiles.Profiles(config)
     config.pluginmanager.register(found, "concord-profiles")
     config.pluginmanager.register(worlds.Worlds(config, found), "concord-worlds")
     config.pluginmanager.register(waivers.Waivers(config, found), "concord-waivers")
     thorough.register(config)
+    config.pluginmanager.register(brought.Brought(config), "concord-brought")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(summary.Summary(config, found), "concord-summary")
