@@ -9,12 +9,15 @@ import typer
 
 from harness.audit import commands
 from harness.audit.commands import bad
+from harness.probe import commands as probing
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 app.command()(commands.audit)
 app.command()(commands.faults)
 app.command()(commands.reach)
+app.command()(probing.probe)
+app.add_typer(probing.profile_app, name="profile")
 
 
 @app.callback()

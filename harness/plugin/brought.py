@@ -13,7 +13,7 @@ ALL = "all"
 
 
 def add_suites(config: pytest.Config) -> None:
-    """Have pytest collect the suites that ``--suite`` names, beside the files that were named or instead of the default.
+    """Have pytest collect the suites that ``--suite`` names: beside files that were named, or instead of the default.
 
     Errors: UsageError for a name that there is not, or a package that is broken.
     """
