@@ -55,7 +55,7 @@ def concord(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_defective_backend(tmp_path: Path) -> None:
-    """A crash, a hang and wrong values are outcomes; everything else is found all the same, and claimed in the draft."""
+    """A crash, a hang and wrong values are outcomes; all else is found, and claimed in the draft."""
     (tmp_path / "defective.py").write_text(DEFECTIVE)
     ended = concord(
         tmp_path,
