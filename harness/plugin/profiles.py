@@ -132,6 +132,7 @@ class Profiles:
         return f"concord: profile {self.explicit.name} ({self.explicit.file})"
 
 
+@functools.cache
 def here(device: str = "") -> Platform:
     """The platform of this process.  ``device``: a type of device whose name is to be asked for, which imports torch
     and may start the device's driver."""

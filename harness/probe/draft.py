@@ -7,11 +7,12 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
-from harness.probe.found import RIGHT, Ability, Found, Trial, boxes, claimed_features, platform_line, words_of
+from harness.probe.found import ENDS, RIGHT, Ability, Found, Trial, boxes, claimed_features, platform_line, words_of
 from harness.profiles.vocabulary import COLLECTIVES, DTYPES, OPS, STACKS
 
 _WIDTH = 118
-_SHOWN = 12
+_LONG = 240
+"""Characters of a comment."""
 
 
 def draft(found: Found, name: str, today: datetime.date) -> str:
@@ -57,20 +58,21 @@ def _collectives(found: Found) -> list[str]:
         return ["# No collective gave the right values of any dtype.", ""]
     lines = ["[collectives]", _listed("names", names), _listed("dtypes", dtypes)]
     lines += [_listed("ops", ops)] if ops else []
-    missing = [
-        (t.collective, t.dtype, t.op)
+    cells = {
+        (t.collective, t.dtype, t.op): t
         for t in found.trials
-        if t.end != RIGHT and t.collective in names and t.dtype in dtypes and (not t.op or t.op in ops)
-    ]
-    # A cell without a trial is neither: a reduction of collectives that have none, or one without a meaning.
-    by_cell = {(t.collective, t.dtype, t.op): t for t in found.trials}
-    for box in boxes(missing, right, (names, dtypes, ops)):
-        trials = [t for cell, t in by_cell.items() if cell in missing and _within(cell, box)]
-        lines += ["", "[[collectives.except]]"]
-        lines += [_listed("collectives", box[0])] if set(box[0]) != set(names) else []
-        lines += [_listed("dtypes", box[1])] if set(box[1]) != set(dtypes) else []
-        lines += [_listed("ops", box[2])] if box[2] else []  # all of them still leave out what has none
-        lines.append(f"reason = {_quoted(_why(trials))}")
+        if t.collective in names and t.dtype in dtypes and (not t.op or t.op in ops)
+    }
+    for end in ENDS:
+        missing = [cell for cell, t in cells.items() if t.end == end != RIGHT]
+        others = {cell for cell, t in cells.items() if t.end != end}
+        for box in boxes(missing, others, (names, dtypes, ops)):
+            first = next(t for cell, t in cells.items() if cell in missing and _within(cell, box))
+            lines += ["", "[[collectives.except]]"]
+            lines += [_listed("collectives", box[0])] if set(box[0]) != set(names) else []
+            lines += [_listed("dtypes", box[1])] if set(box[1]) != set(dtypes) else []
+            lines += [_listed("ops", box[2])] if box[2] else []  # all of them still leave out what has none
+            lines.append(f"reason = {_quoted(_why([first]))}")
     return [*lines, "", *_said(t for t in found.trials if t.end not in (RIGHT, "refused")), ""]
 
 
@@ -85,10 +87,16 @@ def _why(trials: Sequence[Trial]) -> str:
 
 
 def _said(trials: Iterable[Trial]) -> list[str]:
-    """What was wrong, crashed or hung, as comments."""
-    listed = [f"# {t.name}: {t.end}: {_plain(t.detail)}"[:_WIDTH] for t in trials]
-    more = [f"# ... and {len(listed) - _SHOWN} more"] if len(listed) > _SHOWN else []
-    return [*listed[:_SHOWN], *more]
+    """What was wrong, crashed or hung, as comments: a line for each collective, reduction and end."""
+    alike: dict[tuple[str, str, str], list[Trial]] = {}
+    for trial in trials:
+        alike.setdefault((trial.collective, trial.op, trial.end), []).append(trial)
+    lines = []
+    for (collective, op, end), some in alike.items():
+        dtypes = ", ".join(t.dtype for t in some)
+        by = f" with {op}" if op else ""
+        lines.append(f"# {collective} of {dtypes}{by}: {end}: {_plain(some[0].detail)}"[:_LONG])
+    return lines
 
 
 def _features(abilities: Sequence[Ability]) -> list[str]:
@@ -96,7 +104,7 @@ def _features(abilities: Sequence[Ability]) -> list[str]:
     for stack in STACKS:
         bad = [a for a in abilities if a.stack == stack and a.feature and a.end != RIGHT]
         if bad:
-            lines += [f"# {a.name}: {a.end}: {_plain(a.detail)}"[:_WIDTH] for a in bad]
+            lines += [f"# {a.name}: {a.end}: {_plain(a.detail)}"[:_LONG] for a in bad]
             lines.append(_listed(stack, claimed_features(abilities, stack)))
     return ["[features]", *lines, ""] if lines else []
 
@@ -113,7 +121,7 @@ def _waivers(found: Found, today: datetime.date) -> list[str]:
         lines += [
             "# [[waiver]]  # if this should work: claim it above, and say here until when it does not",
             f"# tests = [{_quoted(f'suites/collectives/*[[]*-{collective}*')}]".replace("[[]", "["),
-            f"# reason = {_quoted(_why(trials))}"[:_WIDTH],
+            f"# reason = {_quoted(_why(trials))}",
             '# link = "unreported"',
             f"# expires = {today + datetime.timedelta(days=180)}",
             f"# {_listed('verdicts', verdicts)}",

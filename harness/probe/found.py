@@ -149,9 +149,9 @@ def words_of(right: Iterable[Cell], orders: Sequence[Sequence[str]]) -> tuple[tu
 
 
 def boxes(missing: Sequence[Cell], right: set[Cell], axes: Sequence[Sequence[str]]) -> list[Box]:
-    """Products of words that have every missing cell in one of them, and no right one; large ones first come.
+    """Products of words that have every missing cell in one of them, and no right one; no word without need.
 
-    A cell without a reduction is met by a box whose third axis has all of them (written as an empty tuple).
+    A cell without a reduction (an empty third word) is met by a box whose third axis is empty, which means everything.
     """
     found: list[Box] = []
     left = list(missing)
@@ -166,6 +166,8 @@ def boxes(missing: Sequence[Cell], right: set[Cell], axes: Sequence[Sequence[str
                 grown[axis] = {*box[axis], word}
                 if not any(_inside(cell, grown) for cell in right):
                     box = grown
+        met = [cell for cell in missing if _inside(cell, box)]
+        box = [{cell[axis] for cell in met} if words else set() for axis, words in enumerate(box)]
         listed = tuple(tuple(word for word in axes[axis] if word in box[axis]) for axis in range(3))
         found.append((listed[0], listed[1], listed[2]))
         left = [cell for cell in left if not _inside(cell, box)]

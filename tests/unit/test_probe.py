@@ -177,3 +177,11 @@ def test_table() -> None:
     text = console.export_text()
     assert "int8 (1 of 2 ops) hung" in " ".join(text.split())
     assert "int16" in text
+
+
+def test_draft_is_short() -> None:
+    """One exception says what is missing alike, with no word more than that."""
+    ends = {("all_reduce", "int8", op): "refused" for op in ("SUM", "MAX")}
+    outcome = found(Trial(*cell, ends.get(cell, "right")) for cell in CELLS)
+    (exclusion,) = drafted(outcome).claims.exclusions
+    assert (exclusion.collectives, exclusion.dtypes, exclusion.ops) == (("all_reduce",), ("int8",), ("SUM", "MAX"))
