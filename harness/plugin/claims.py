@@ -89,7 +89,7 @@ def _check(nodeid: str, mark: pytest.Mark) -> None:
     known = {"collective": COLLECTIVES, "op": OPS, "dtype": None, "features": None}
     where = f"{nodeid}: @pytest.mark.{MARK}"
     if mark.args or (wrong := [key for key in mark.kwargs if key not in known]):
-        what = f"an argument {wrong[0]!r}" if not mark.args else "arguments without a name"
+        what = f"argument {wrong[0]!r}" if not mark.args else "arguments without a name"
         raise pytest.UsageError(f"{where} has no {what}; it has {', '.join(known)}")
     for key, words in known.items():
         if words is not None and (value := mark.kwargs.get(key)) is not None and value not in words:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import datetime
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +15,15 @@ import jsonschema
 import pytest
 import torch
 
+from harness.devices import DeviceError, accelerators, inventory
 from harness.oracles import collectives as model
 from harness.oracles.tolerance import UNIT
-from harness.plugin.claims import Needs, name_of, needs
+from harness.plugin.claims import Needs, _check, name_of, needs
 from harness.profiles import Claims, Condition, Exclusion, Platform, Profile, ProfileError, parse, vocabulary
 from harness.profiles.obeyed import in_force, obeying, of
 from harness.profiles.schema import schema, text
 from harness.profiles.shelf import Shelf
+from harness.programs.check import truth_of
 from harness.programs.claimed import unclaimed
 from harness.programs.spec import Layout, Linear, Model, Program
 from harness.requirements import Requirement
@@ -433,3 +436,45 @@ class TestObeyed:
     def test_programs(self, layout: Layout, claims: Claims, expected: str) -> None:
         """What a program needs and is not claimed is named."""
         assert unclaimed(Program(Model((2,), (Linear(2),)), layout), claims) == expected
+
+    def test_bound_is_widened(self) -> None:
+        """A factor on a dtype is one on what rounding may do to programs of it, and on nothing else."""
+        program = Program(Model((2,), (Linear(2),)), Layout("replicate", 2), dtype="float32", span=0, denominator=3)
+        profile = read(HEAD + '[tolerance.float32]\nfactor = 2\nreason = "r"\n')
+        plain = truth_of(program)
+        with obeying(of(profile, ARM)):
+            wide = truth_of(program)
+        assert plain.bounded is not None
+        assert wide.bounded is not None
+        for name, tolerance in plain.bounded.tolerance.items():
+            assert torch.equal(2 * tolerance, wide.bounded.tolerance[name])
+        assert any(bool((tolerance > 0).any()) for tolerance in plain.bounded.tolerance.values())
+
+
+@pytest.mark.parametrize(
+    ("mark", "said"),
+    [
+        (pytest.mark.needs("gather"), "has no arguments without a name; it has collective, op, dtype, features"),
+        (pytest.mark.needs(collectiv="gather"), "has no argument 'collectiv'; it has collective, "),
+        (pytest.mark.needs(collective="gathr"), "collective='gathr': one of all_reduce, "),
+        (pytest.mark.needs(features=("hooks",)), "'hooks' is no feature of replicate; it has buffers, "),
+    ],
+)
+def test_wrong_marks(mark: pytest.MarkDecorator, said: str) -> None:
+    """A needs mark with what there is not is one error, with what there is."""
+    with pytest.raises(pytest.UsageError, match=re.escape(said)):
+        _check("suites/replicate/test_x.py::test_y", mark.mark)
+
+
+class TestDevices:
+    def test_mask(self) -> None:
+        """The variable that a profile names is the one that masks devices, and no other."""
+        environ = {"A_VISIBLE_DEVICES": "5,6", "MINE": "1,0"}
+        assert accelerators("x", 2, environ, "MINE").keys == ("x-1", "x-0")
+        assert accelerators("x", 2, environ).keys == ("x-5", "x-6")
+        assert accelerators("x", 2, environ, "OTHER").keys == ("x-0", "x-1")
+
+    def test_module_that_is_not_there(self) -> None:
+        """A module that should register the device and can't be imported is named, with why."""
+        with pytest.raises(DeviceError, match="^no x device: importing nowhere_at_all: ModuleNotFoundError: No module"):
+            inventory("x", imports=["nowhere_at_all"])
