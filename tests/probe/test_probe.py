@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from harness.cli import app
 from harness.profiles.shelf import Shelf
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -46,34 +47,23 @@ dist.all_reduce, dist.scatter = dying, hanging
 '''
 
 
-def concord(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a folder."""
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "TMPDIR": str(folder)}
-    command = [sys.executable, "-c", "from harness.cli import main; main()", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+@pytest.fixture
+def concord(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs the command in the folder of the test, whose modules ranks can import."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return lambda *arguments: CliRunner().invoke(app, list(arguments))
 
 
-def test_defective_backend(tmp_path: Path) -> None:
+def test_defective_backend(tmp_path: Path, concord: Callable[..., Any]) -> None:
     """A crash, a hang and wrong values are outcomes; all else is found, and claimed in the draft."""
     (tmp_path / "defective.py").write_text(DEFECTIVE)
     ended = concord(
-        tmp_path,
-        *(
-            "probe",
-            "--backend",
-            "defective",
-            "--device",
-            "cpu",
-            "--imports",
-            "defective",
-            "--sizes",
-            "2",
-            "--timeout",
-            "20",
-        ),
-        *("--stacks", "collectives", "-o", "mine.toml", "--json", "found.json"),
+        "probe",
+        *("--backend=defective", "--device=cpu", "--imports=defective", "--sizes=2", "--timeout=20"),
+        *("--stacks=collectives", "--output=mine.toml", "--json=found.json"),
     )
-    assert ended.returncode == 0, ended.stderr
+    assert ended.exit_code == 0, ended.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     ends = {(t["collective"], t["dtype"], t["op"]): t["end"] for t in found["trials"]}
     sums = [
@@ -95,15 +85,15 @@ def test_defective_backend(tmp_path: Path) -> None:
     assert "# scatter of bool, uint8, int8: hung: deadlock: " in text
 
 
-def test_against(tmp_path: Path) -> None:
+def test_against(tmp_path: Path, concord: Callable[..., Any]) -> None:
     """What gloo can and a profile omits is undeclared; what a profile claims and gloo can't is not found, and told."""
     (tmp_path / "mine.toml").write_text(
         'name = "mine"\ninherits = "cpu-gloo"\n[collectives]\ndtypes = ["float32", "complex64"]\n'
         '[features]\ncollectives = ["messages", "splitting"]\n'
     )
     arguments = ("probe", "--against", "mine.toml", "--sizes", "1,2", "--timeout", "60", "--json", "found.json")
-    ended = concord(tmp_path, *arguments)
-    assert ended.returncode == 1, ended.stderr
+    ended = concord(*arguments)
+    assert ended.exit_code == 1, ended.stderr
     told = json.loads((tmp_path / "found.json").read_text())["against"]
     assert {"all_reduce of float64 with SUM", "gather of int8", "objects of collectives"} <= set(told["undeclared"])
     assert [line.split(":")[0] for line in told["not_found"] if "AVG" not in line and "PREMUL" not in line] == [
@@ -122,31 +112,23 @@ def test_against(tmp_path: Path) -> None:
         (("--device", "nothing"), "concord: no nothing device: "),
     ],
 )
-def test_bad_input(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_input(concord: Callable[..., Any], arguments: tuple[str, ...], said: str) -> None:
     """Bad input is one clear error."""
-    from typer.testing import CliRunner
-
-    from harness.cli import app
-
-    ended = CliRunner().invoke(app, ["probe", *arguments])
+    ended = concord("probe", *arguments)
     assert ended.exit_code == 2
     assert ended.stderr.startswith(said)
 
 
-def test_check(tmp_path: Path) -> None:
+def test_check(tmp_path: Path, concord: Callable[..., Any]) -> None:
     """Several files are checked at once: every mistake is told, and 2 is the exit code."""
-    from typer.testing import CliRunner
-
-    from harness.cli import app
-
     good, bad = ROOT / "fixtures/profiles/sim.toml", tmp_path / "bad.toml"
     bad.write_text('name = "bad"\nbakend = "x"\ndevice = "cpu"\n[collectives]\nops = ["sum"]\n')
-    assert CliRunner().invoke(app, ["profile", "check", str(good), "cpu-gloo"]).exit_code == 0
-    ended = CliRunner().invoke(app, ["profile", "check", str(good), str(bad)])
+    assert concord("profile", "check", str(good), "cpu-gloo").exit_code == 0
+    ended = concord("profile", "check", str(good), str(bad))
     assert ended.exit_code == 2
     assert "sim.toml: sim, simccl on sim, " in ended.stdout
     assert ended.stderr.splitlines() == [
-        f"{bad}:2: bakend: no such key; did you mean backend?",
-        f"{bad}:5: collectives.ops: 'sum' is not a reduction; did you mean SUM?",
+        "bad.toml:2: bakend: no such key; did you mean backend?",
+        "bad.toml:5: collectives.ops: 'sum' is not a reduction; did you mean SUM?",
         "concord: 2 mistakes",
     ]
