@@ -12,6 +12,7 @@ from harness.audit import commands
 from harness.audit.commands import bad
 from harness.bench import commands as perf
 from harness.nightly import nightly
+from harness.probe import commands as probing
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -24,6 +25,8 @@ app.command()(reporting.report)
 app.command()(reporting.compare)
 app.command()(reporting.bundle)
 app.command("verify")(reporting.verify_bundle)
+app.command()(probing.probe)
+app.add_typer(probing.profile_app, name="profile")
 
 
 @app.callback()
@@ -34,7 +37,7 @@ def concord() -> None:
 @app.command()
 def replay(
     file: Annotated[Path, typer.Argument(help="A stored program: the .json beside a reproducer.")],
-    backend: Annotated[str, typer.Option(help="Of the process groups.")] = "gloo",
+    backend: Annotated[str, typer.Option(help="Of the process groups. Default: torch's own for the device.")] = "",
     device: Annotated[str, typer.Option(help="Type of the ranks' device.")] = "cpu",
     timeout: Annotated[float, typer.Option(help="Seconds for the run on ranks.")] = 120.0,
     times: Annotated[int, typer.Option(help="How often, for what fails now and then.", min=1)] = 1,
@@ -64,12 +67,13 @@ def replay(
     from harness.worlds.postmortem import RanksFailed
     from harness.worlds.world import WorldSpec
 
+    spec = WorldSpec(program.layout.world, backend=backend, device=device, timeout=timeout)
     truth = truth_of(program)
     how = "bit for bit" if truth.exact else "within what rounding explains"
-    typer.echo(f"{program.layout.stack} on {program.layout.world} ranks ({backend} on {device}), compared {how}")
+    typer.echo(f"{program.layout.stack} on {program.layout.world} ranks ({spec.backend} on {device}), compared {how}")
     pool, failed = Pool(), False
     try:
-        world = pool.acquire(WorldSpec(program.layout.world, backend=backend, device=device, timeout=timeout))
+        world = pool.acquire(spec)
         for number in range(1, times + 1):
             label = f"run {number} of {times}: " if times > 1 else ""
             try:

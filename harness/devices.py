@@ -9,6 +9,7 @@ overtaken for ever by small ones), and the kernel drops a lease with the process
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import stat
 import tempfile
@@ -19,6 +20,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from filelock import FileLock, Timeout
+
+from harness.entry_points import said
 
 _POLL = 0.01
 
@@ -66,16 +69,26 @@ def host_inventory() -> Inventory:
     return Inventory("cpu", ("cpu",) * len(allowed), tuple(f"cpu-{core}" for core in allowed))
 
 
-def inventory(kind: str | None = None) -> Inventory:
+def inventory(kind: str | None = None, *, imports: Sequence[str] = (), mask: str = "") -> Inventory:
     """The accelerators that torch sees, or the host's cores if there are none (or if ``kind`` is ``cpu``).
 
-    Errors: :class:`DeviceError` if ``kind`` names an accelerator that is not there.
+    ``imports``: modules that register the type of device with torch, imported here if it does not see one of ``kind``.
+    ``mask``: the environment variable that masks devices, where it is known.
+
+    Errors: :class:`DeviceError` if ``kind`` names an accelerator that is not there, or a module can't be imported.
     """
     if kind == "cpu":
         return host_inventory()
     import torch
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if kind is not None and (accelerator is None or accelerator.type != kind) and imports:
+        for name in imports:
+            try:
+                importlib.import_module(name)
+            except (Exception, SystemExit) as e:
+                raise DeviceError(f"no {kind} device: importing {name}: {said(e)}") from e
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         if kind is not None:
             raise DeviceError(f"no {kind} device: torch {torch.__version__} sees no accelerator on this machine")
@@ -84,25 +97,33 @@ def inventory(kind: str | None = None) -> Inventory:
         raise DeviceError(
             f"no {kind} device: the accelerator that torch {torch.__version__} sees is {accelerator.type}"
         )
-    return accelerators(accelerator.type, torch.accelerator.device_count(), os.environ)
+    return accelerators(accelerator.type, torch.accelerator.device_count(), os.environ, mask)
 
 
-def accelerators(kind: str, count: int, environ: Mapping[str, str]) -> Inventory:
+def accelerators(kind: str, count: int, environ: Mapping[str, str], mask: str = "") -> Inventory:
     """Accelerators as this process sees them through the caller's mask.
 
     The runtime has applied the mask already: device 0 of ``CUDA_VISIBLE_DEVICES=5,7`` is the machine's device 5.
     The mask is any variable that ends in ``VISIBLE_DEVICES`` or ``AFFINITY_MASK`` and names as many devices as there
     are, or more (the runtime stops at the first one that it lacks); without one, a device's number is its own.
+    ``mask``: which variable it is, where a profile says so.
     """
     names = [str(i) for i in range(count)]
     for variable in sorted(environ):
-        if variable.endswith(("VISIBLE_DEVICES", "AFFINITY_MASK")):
+        if variable == mask if mask else variable.endswith(("VISIBLE_DEVICES", "AFFINITY_MASK")):
             entries = [entry.strip() for entry in environ[variable].split(",") if entry.strip()][:count]
             if len(entries) == count and len(set(entries)) == count:
                 names = entries
                 break
     devices = tuple(f"{kind}:{i}" for i in range(count))
     return Inventory(kind, devices, tuple(f"{kind}-{name}" for name in names))
+
+
+def backend_for(kind: str) -> str:
+    """The backend that torch itself would take for a type of device."""
+    import torch.distributed as dist
+
+    return dist.Backend.default_device_backend_map.get(kind) or dist.get_default_backend_for_device(kind)
 
 
 def lease_directory() -> Path:

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import sys
+import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,7 @@ def devices_and_libraries(imports: Iterable[str] = ()) -> dict[str, str]:
             kind = torch.accelerator.current_accelerator().type
             names = [_device_name(torch, kind, i) for i in range(torch.accelerator.device_count())]
             found["accelerator"] = ", ".join(f"{names.count(n)} of {n}" for n in dict.fromkeys(names))
-        if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+            found |= _libraries(torch.get_device_module(kind))
             found["driver"] = _driver()
     except Exception as e:  # a driver that is broken is a part of the environment, too
         found["accelerator"] = f"can't be asked: {type(e).__name__}: {str(e)[:200]}"
@@ -117,8 +117,21 @@ def _torch() -> dict[str, str]:
         exec((Path(spec.origin).parent / "version.py").read_text(), facts)
     except Exception:  # a build without that file: its metadata must do
         return {"torch": version_of("torch")}
-    named = {"torch": "__version__", "torch commit": "git_version", "cuda": "cuda", "hip": "hip", "xpu": "xpu"}
-    return {key: str(facts[name]) for key, name in named.items() if facts.get(name)}
+    named = {"__version__": "torch", "git_version": "torch commit"}
+    own = {named.get(name, name): value for name, value in facts.items() if name in named or not name.startswith("_")}
+    return {key: str(value) for key, value in own.items() if value and isinstance(value, str)}
+
+
+def _libraries(module: Any) -> dict[str, str]:
+    """Versions of the libraries that a device's module of torch has a module for, as ``torch.cuda.nccl``."""
+    found = {}
+    for name, part in vars(module).items():
+        if isinstance(part, types.ModuleType) and part.__name__ == f"{module.__name__}.{name}":
+            version = getattr(part, "version", None)
+            said = version() if callable(version) else None
+            if said:
+                found[name] = ".".join(map(str, said)) if isinstance(said, tuple) else str(said)
+    return found
 
 
 def _device_name(torch: Any, kind: str, index: int) -> str:

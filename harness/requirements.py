@@ -40,6 +40,18 @@ class Requirement:
             raise ValueError(f"requirement {self.id}: level {self.level!r} is none of {', '.join(LEVELS)}")
 
 
+def note(found: Requirement) -> None:
+    """Note a requirement of this process.
+
+    Errors: ValueError for an id that is another sentence's, or has another level, or is mandatory elsewhere.
+    """
+    said = _sentences.setdefault(found.id, (found.sentence, found.level, found.mandatory))
+    if said[0] != found.sentence:
+        raise ValueError(f"requirement {found.id} says already: {said[0]!r}; give another id to: {found.sentence!r}")
+    if said[1:] != (found.level, found.mandatory):
+        raise ValueError(f"requirement {found.id} has already another level, or is mandatory where it is not here")
+
+
 def requirement(id: str, sentence: str, *, source: str, level: str = "", mandatory: bool = True) -> Callable[[_F], _F]:
     """Say which requirement a suite test proves.  A test may prove several: use it once for each.
 
@@ -48,11 +60,7 @@ def requirement(id: str, sentence: str, *, source: str, level: str = "", mandato
     none, a missing source, or a level that there is not.
     """
     found = Requirement(id, sentence, source, level, mandatory)
-    said = _sentences.setdefault(id, (sentence, level, mandatory))
-    if said[0] != sentence:
-        raise ValueError(f"requirement {id} says already: {said[0]!r}; give another id to: {sentence!r}")
-    if said[1:] != (level, mandatory):
-        raise ValueError(f"requirement {id} has already another level, or is mandatory where it is not here")
+    note(found)
 
     def mark(test: _F) -> _F:
         import pytest

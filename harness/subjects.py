@@ -12,10 +12,10 @@ of PyTorch's.  The process that pytest runs in never sees it.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from dataclasses import dataclass, field
 
-GROUP = "concord.subjects"
+from harness.entry_points import SUBJECTS, Broken, points
+
 TORCH = "torch"
 STACKS = ("collectives", "replicate", "replicate_fsdp", "tp_extension", "dynamo")
 
@@ -44,26 +44,29 @@ class Subject:
         return f"subject {self.name} has no {stack}; it implements {', '.join(self.puts)}"
 
 
-def known() -> dict[str, Subject]:
-    """Every subject, by name.  Errors: :class:`SubjectError` for an entry point that is none of a subject."""
+def known() -> tuple[dict[str, Subject], list[Broken]]:
+    """Every subject, by name; and entry points that are none of a subject."""
     ours = {stack: f"harness.reference:put_{stack}" for stack in ("replicate", "replicate_fsdp", "tp_extension")}
     found = {TORCH: Subject(TORCH), "reference": Subject("reference", ours)}
-    for point in importlib.metadata.entry_points(group=GROUP):
+    there, broken = points(SUBJECTS)
+    for point in there.values():
         name, _, stack = point.name.partition(".")
-        where = f"entry point {point.name!r} of {GROUP}"
         if name in (TORCH, "reference"):
-            raise SubjectError(f"{where}: {name} is Concord's own; take another name")
-        if not name or stack not in STACKS:
-            raise SubjectError(f"{where}: call it {name or 'subject'}.STACK, with a stack of {', '.join(STACKS)}")
-        found.setdefault(name, Subject(name)).puts[stack] = point.value
-    return found
+            broken.append(Broken(point, f"{name} is Concord's own; take another name"))
+        elif not name or stack not in STACKS:
+            broken.append(Broken(point, f"call it {name or 'subject'}.STACK, with a stack of {', '.join(STACKS)}"))
+        else:
+            found.setdefault(name, Subject(name)).puts[stack] = point.value
+    return found, broken
 
 
 def find(name: str) -> Subject:
-    """The subject of a name.  Errors: :class:`SubjectError`, which lists those that there are."""
-    there = known()
+    """The subject of a name.  Errors: :class:`SubjectError`, which lists those that there are, and those that are
+    broken and may be meant."""
+    there, broken = known()
     if name not in there:
-        raise SubjectError(f"no such subject; there are {', '.join(there)}")
+        meant = [str(each) for each in broken if each.point.name.partition(".")[0] == name]
+        raise SubjectError("; ".join(meant) or f"no such subject; there are {', '.join(there)}")
     return there[name]
 
 

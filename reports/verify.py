@@ -256,7 +256,10 @@ def _profile(run: Run) -> Iterator[str]:
     text = profile.texts.get(profile.file)
     if text is None:
         yield f"the text of {profile.file} is not there"
-    elif hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() != header.profile_hash:
+    elif (
+        hashlib.sha256("\0".join(profile.texts.values()).encode(errors="surrogatepass")).hexdigest()
+        != header.profile_hash
+    ):
         yield f"the text of {profile.file} is not the one that its hash is of"
     if profile.name != header.profile:
         yield f"it went by the profile {header.profile!r}, and the text is that of {profile.name!r}"

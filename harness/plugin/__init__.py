@@ -8,7 +8,19 @@ from __future__ import annotations
 
 import pytest
 
-from harness.plugin import facts, numprocesses, options, perf, profiles, seeds, summary, thorough, waivers, worlds
+from harness.plugin import (
+    brought,
+    facts,
+    numprocesses,
+    options,
+    perf,
+    profiles,
+    seeds,
+    summary,
+    thorough,
+    waivers,
+    worlds,
+)
 from harness.plugin.perf import perf_of
 from harness.plugin.worlds import pytest_generate_tests, pytest_runtest_teardown, several_worlds, world
 
@@ -29,10 +41,16 @@ def pytest_configure(config: pytest.Config) -> None:
         "world(*sizes, backend=, device=, warm=, timeout=, env=, exclusive=): the sizes of the worlds that the test "
         "runs on, each a test of its own, and what they are made of.",
     )
+    config.addinivalue_line(
+        "markers",
+        "needs(collective=, dtype=, op=, features=): what the test needs of a backend, where its parameters and "
+        "requirements do not say it; a profile that does not claim it makes the test unsupported.",
+    )
     config.addinivalue_line("markers", "requirement(requirement): a requirement that the test proves.")
     perf.settle(config)
     perf.check(config)
     options.check(config)
+    brought.add_suites(config)
     found = profiles.Profiles(config)
     config.pluginmanager.register(found, "concord-profiles")
     config.pluginmanager.register(worlds.Worlds(config, found), "concord-worlds")
@@ -42,5 +60,6 @@ def pytest_configure(config: pytest.Config) -> None:
     seed = seeds.Seeds(config)
     config.pluginmanager.register(seed, "concord-seeds")
     config.pluginmanager.register(facts.Facts(config, found), "concord-facts")
+    config.pluginmanager.register(brought.Brought(config), "concord-brought")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(summary.Summary(config, found, seed), "concord-summary")

@@ -153,9 +153,8 @@ def profile_text(profiles: Profiles, subject: str) -> ProfileText | None:
     profile = profiles.settled
     if profile is None:
         return None
-    conditions = waivers.Conditions.now(subject)
-    files = dict.fromkeys([profile.file, *(w.place.rpartition(":")[0] for w in profile.waivers)])
-    texts = profiles._texts
+    conditions = waivers.Conditions.now(profiles.platform(), subject)
+    files, texts = (profile.file, *profile.bases), profiles.shelf.texts
     claims = {
         "world sizes": ", ".join(map(str, profile.world_sizes)) or "any",
         "ranks on a device": str(profile.ranks_per_device),

@@ -57,6 +57,14 @@ def add(parser: pytest.Parser) -> None:
         "own, made for reading), or one that an installed package registers. Default: torch.",
     )
     group.addoption(
+        "--suite",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Collect the suite that an installed package brings along (entry points concord.suites). "
+        "May be given several times; all: every one.",
+    )
+    group.addoption(
         "--rank-pdb",
         type=int,
         metavar="R",

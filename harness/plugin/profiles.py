@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
+import platform
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.profiles import Profile, ProfileError, parse, text_of
-
-SHIPPED = Path("fixtures/profiles")
-"""Where profiles are, relative to the root directory."""
+from harness.entry_points import PluginError
+from harness.profiles import Platform, Profile, ProfileError, parse
+from harness.profiles.shelf import Shelf
+from harness.results import torch_version
 
 NONE = "none"
 _TEXTS = "concord_profiles"
@@ -31,9 +29,11 @@ class Profiles:
         self._config = config
         self._asked: str | None = config.getoption("profile")
         self._used_by_workers: Profile | None = None
+        self.shelf = Shelf(config.rootpath)
+        self.broken: list[str] = []
+        """Profiles of packages that can't be read, a line each."""
         try:
-            self._texts = self._read()
-            self.candidates = tuple(parse(text, file) for file, text in self._texts.items())
+            self.candidates = self._read()
         except ProfileError as e:
             raise pytest.UsageError(f"profile: {e}" if len(e.mistakes) == 1 else f"profile:\n{e}") from None
 
@@ -54,7 +54,7 @@ class Profiles:
     @functools.cached_property
     def _fitting(self) -> Profile | None:
         """Of the shipped ones that are about this run's backend and device, the one of that name, or the first."""
-        from harness.devices import DeviceError, inventory
+        from harness.devices import DeviceError, backend_for, inventory
 
         try:
             kind = inventory(self._config.getoption("world_device")).kind
@@ -78,57 +78,79 @@ class Profiles:
         found = self.settled or (self.chosen() if "torch" in sys.modules else None)
         if found is None:
             return "", ""
-        return found.name, hashlib.sha256(self._texts[found.file].encode(errors="surrogatepass")).hexdigest()
+        texts = "\0".join(self.shelf.texts[file] for file in (found.file, *found.bases))
+        return found.name, hashlib.sha256(texts.encode(errors="surrogatepass")).hexdigest()
+
+    def platform(self) -> Platform:
+        """What this run is on, as far as the profile's conditions ask."""
+        profile = self.settled
+        return here(profile.device if profile is not None and profile.asks_for_device_name else "")
 
     # texts
 
-    def _read(self) -> Mapping[str, str]:
-        """What messages call each file, and its text.
-
-        Workers of pytest-xdist get the texts that their controller read, lest a file changes meanwhile.
-        """
-        sent: Mapping[str, str] | None = getattr(self._config, "workerinput", {}).get(_TEXTS)
+    def _read(self) -> tuple[Profile, ...]:
+        """Workers of pytest-xdist go by the texts that their controller read, lest a file changes meanwhile."""
+        sent: tuple[list[str], dict[str, str]] | None = getattr(self._config, "workerinput", {}).get(_TEXTS)
         if sent is not None:
-            return sent
+            files, self.shelf.texts = sent[0], dict(sent[1])
+            return tuple(parse(self.shelf.texts[file], file, self.shelf.base) for file in files)
         if self._asked == NONE or self._config.option.help or self._config.option.version:
-            return {}
-        folder = self._config.rootpath / SHIPPED
+            return ()
         if self._asked is None:
-            return {self._shown(path): text_of(path, self._shown(path)) for path in sorted(folder.glob("*.toml"))}
+            return tuple(self.shelf.read(self.shelf.path(name)) for name in self.shelf.shipped()) + self._of_packages()
         if "/" in self._asked or self._asked.endswith(".toml"):
-            path = self._config.invocation_params.dir / self._asked
-        else:
-            path = folder / f"{self._asked}.toml"
-            if not path.is_file():
-                raise pytest.UsageError(self._unknown(sorted(p.stem for p in folder.glob("*.toml"))))
-        return {self._shown(path): text_of(path, self._shown(path))}
-
-    def _unknown(self, known: list[str]) -> str:
-        nearest = difflib.get_close_matches(str(self._asked), known, 1)
-        hint = f"did you mean {nearest[0]}? " if nearest else ""
-        there = f"in {SHIPPED} are: {', '.join(known)}" if known else f"there is none in {SHIPPED}"
-        return f"--profile {self._asked!r}: no profile of that name; {hint}{there}; a path has a / or ends in .toml"
-
-    def _shown(self, path: Path) -> str:
+            return (self.shelf.read(self._config.invocation_params.dir / self._asked),)
         try:
-            return str(path.relative_to(self._config.rootpath))
-        except ValueError:
-            return str(path)
+            return (self.shelf.read(self.shelf.path(self._asked)),)
+        except PluginError as e:
+            raise pytest.UsageError(f"--profile {self._asked!r}: {e}") from None
+        except ProfileError:
+            raise
+        except ValueError as e:
+            raise pytest.UsageError(f"--profile {self._asked!r}: {e}; a path has a / or ends in .toml") from None
+
+    def _of_packages(self) -> tuple[Profile, ...]:
+        """What packages bring along for a run that names no profile; what is broken of it counts as not there."""
+        found = []
+        for name in self.shelf.names():
+            if name not in self.shelf.shipped():
+                try:
+                    found.append(self.shelf.read(self.shelf.path(name)))
+                except ValueError as e:
+                    self.broken.append(str(e))
+        return tuple(found)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput[_TEXTS] = dict(self._texts)
+        node.workerinput[_TEXTS] = [p.file for p in self.candidates], dict(self.shelf.texts)
 
-    def pytest_report_header(self) -> str | None:
-        if self._asked is None:
-            return None  # which one fits depends on what torch finds, and nobody has asked it yet
+    def pytest_report_header(self) -> str | list[str] | None:
+        if self._asked is None:  # which one fits depends on what torch finds, and nobody has asked it yet
+            return [f"concord: broken plug-in: {line}" for line in self.broken]
         if self.explicit is None:
             return "concord: no profile"
         return f"concord: profile {self.explicit.name} ({self.explicit.file})"
 
 
-def backend_for(kind: str) -> str:
-    """The backend that torch itself would take for a device."""
-    import torch.distributed as dist
+@functools.cache
+def here(device: str = "") -> Platform:
+    """The platform of this process.  ``device``: a type of device whose name is to be asked for, which imports torch
+    and may start the device's driver."""
+    return Platform(
+        torch=torch_version(),
+        python=platform.python_version(),
+        machine=platform.machine(),
+        os=f"{platform.system()} {platform.release()}",
+        device_name=_device_name(device) if device else "",
+    )
 
-    return dist.Backend.default_device_backend_map.get(kind) or dist.get_default_backend_for_device(kind)
+
+def _device_name(kind: str) -> str:
+    """What torch calls the first device of a type; the type, where it has no name for it."""
+    import torch
+
+    named = getattr(torch.get_device_module(kind), "get_device_name", None)
+    try:
+        return str(named(0)) if named is not None else kind
+    except (RuntimeError, AssertionError):  # there is no such device
+        return kind

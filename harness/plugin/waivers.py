@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from harness.plugin.profiles import Profiles
-from harness.profiles import Profile, Waiver, pattern
-from harness.results import BAD, torch_version
+from harness.profiles import Platform, Profile, Waiver, pattern
+from harness.results import BAD
 
 _SHOWN = 5
 _NARROWING = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "stepwise")
@@ -25,17 +25,17 @@ class Conditions:
     """What decides which waivers count, besides the test."""
 
     today: datetime.date
-    torch: str
+    platform: Platform
     subject: str = "torch"
 
     @classmethod
-    def now(cls, subject: str = "torch") -> Conditions:
+    def now(cls, platform: Platform, subject: str = "torch") -> Conditions:
         """As they are; the date is that of UTC, so that workers and machines agree."""
-        return cls(datetime.datetime.now(datetime.UTC).date(), torch_version(), subject)
+        return cls(datetime.datetime.now(datetime.UTC).date(), platform, subject)
 
     def are_of(self, waiver: Waiver) -> bool:
-        """Whether a waiver is about this torch and this subject."""
-        return waiver.is_about_torch(self.torch) and self.subject in waiver.subjects
+        """Whether a waiver is about this platform and this subject."""
+        return waiver.when.holds(self.platform) and self.subject in waiver.subjects
 
     def concerning(self, profile: Profile, nodeid: str) -> list[Waiver]:
         """The waivers for a test under these, expired ones as well."""
@@ -159,7 +159,7 @@ class Waivers:
 
     @functools.cached_property
     def _conditions(self) -> Conditions:
-        return Conditions.now(self._config.getoption("subject"))
+        return Conditions.now(self._profiles.platform(), self._config.getoption("subject"))
 
     # where tests run
 

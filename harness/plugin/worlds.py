@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from harness import entry_points
+from harness.entry_points import BACKENDS, DEVICES
 from harness.plugin import numprocesses, options, perf, thorough
+from harness.plugin.claims import needs_of
 from harness.plugin.marks import MEASURED, WorldRequest, read_marks
-from harness.plugin.profiles import Profiles, backend_for
+from harness.plugin.profiles import Profiles
+from harness.profiles.obeyed import Obeyed, obeying
+from harness.profiles.obeyed import of as obeyed_of
 from harness.results import stack_of
 from harness.subjects import TORCH
 
@@ -135,6 +140,7 @@ class Worlds:
 
     def spec_of(self, asked: WorldRequest) -> tuple[WorldSpec, Inventory]:
         """The world that a request means under this run's options."""
+        from harness.devices import backend_for
         from harness.worlds.world import WorldSpec
 
         option = self.config.getoption
@@ -154,7 +160,9 @@ class Worlds:
             warm=warm if warm is not None else not inventory.on_host,
             timeout=mark.timeout or option("world_timeout") or (claims and claims.timeout) or 60.0,
             env=tuple(sorted({**dict(claims.env if claims else ()), **dict(mark.env)}.items())),
-            imports=(*(claims.imports if claims else ()), *mark.imports),
+            imports=tuple(
+                dict.fromkeys((*(claims.imports if claims else ()), *_brought_by(backend, kind), *mark.imports))
+            ),
             subject=self.subject.name,
             first=(*self.subject.first, *self.first),
             record=mark.record,
@@ -171,6 +179,15 @@ class Worlds:
         profile = self.profiles.chosen()
         return profile if profile is not None and profile.is_about(backend, kind) else None
 
+    def obeyed(self, spec: WorldSpec) -> Obeyed:
+        """What a test in such a world has to obey."""
+        return obeyed_of(self.claims(spec.backend, spec.device), self.profiles.platform())
+
+    def unclaimed(self, item: pytest.Item, obeyed: Obeyed) -> str:
+        """Why the profile keeps a test from running; empty if it does not."""
+        what = needs_of(item).unclaimed(obeyed.claims)
+        return obeyed.why_not(what) if what and obeyed.profile else ""
+
     def ranks_per_device(self, spec: WorldSpec) -> int:
         """How many ranks of a world share an accelerator."""
         claims = self.claims(spec.backend, spec.device)
@@ -182,7 +199,11 @@ class Worlds:
         from harness import devices
 
         if kind not in self._inventories:
-            self._inventories[kind] = devices.inventory(kind)
+            profile = self.profiles.settled
+            ours = profile if profile is not None and profile.device == kind else None
+            imports = (*(ours.imports if ours else ()), *(entry_points.modules_for(DEVICES, kind) if kind else ()))
+            mask = ours.visible_devices if ours else ""
+            self._inventories[kind] = devices.inventory(kind, imports=imports, mask=mask)
         return self._inventories[kind]
 
     def unsupported(self, spec: WorldSpec, inventory: Inventory) -> str:
@@ -211,12 +232,14 @@ class Worlds:
         except DeviceError as e:
             pytest.skip(f"unsupported: {e}")
         note(item, "world", str(spec))
+        obeyed = self.obeyed(spec)
         why = self.subject.lacks(stack_of(item.nodeid)) or self.unsupported(spec, inventory)
+        why = why or self.unclaimed(item, obeyed)
         if why:
             pytest.skip(f"unsupported: {why}")
         per_device = self.ranks_per_device(spec)
         count = len(inventory.devices) if spec.exclusive else inventory.demand(spec.size, per_device)
-        with Leases(inventory).hold(count) as leased:
+        with Leases(inventory).hold(count) as leased, obeying(obeyed):
             yield spec, () if inventory.on_host else tuple(leased[i // per_device] for i in range(spec.size))
 
     @contextlib.contextmanager
@@ -256,7 +279,9 @@ class Worlds:
             return
         try:
             spec, inventory = self.spec_of(asked)
-            if inventory.on_host and not spec.warm and not spec.exclusive and not self.unsupported(spec, inventory):
+            if self.unsupported(spec, inventory) or self.unclaimed(nextitem, self.obeyed(spec)):  # type: ignore[arg-type]
+                return
+            if inventory.on_host and not spec.warm and not spec.exclusive:
                 self.pool.begin(spec)
         except Exception:
             pass  # whatever it is, the next test's own set-up meets it again and says so
@@ -391,6 +416,11 @@ class SeveralWorlds:
             raise
         self._live.clear()
         return left
+
+
+def _brought_by(backend: str, kind: str) -> tuple[str, ...]:
+    """The modules that packages say register a backend and a type of device."""
+    return (*entry_points.modules_for(DEVICES, kind), *entry_points.modules_for(BACKENDS, backend))
 
 
 def _ship_test_code() -> None:

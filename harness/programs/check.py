@@ -24,6 +24,7 @@ import torch
 from harness.oracles.exact import difference
 from harness.oracles.proof import Exactness, NotExact
 from harness.oracles.tolerance import Bounded
+from harness.profiles.obeyed import in_force
 from harness.programs import execute
 from harness.programs.execute import Outcome, Tensors
 from harness.programs.spec import Model, Program, walk
@@ -75,6 +76,8 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
     if not unproven or not bound:
         return Truth(tensors, tuple(unproven), None)
     bounded = Bounded(execute.alone(program), narrowest, world=program.layout.world)
+    allowed = in_force().factor(program.dtypes)  # what the profile says that its backend rounds more
+    bounded.tolerance = {name: allowed * tolerance for name, tolerance in bounded.tolerance.items()}
     return Truth(bounded.truth, tuple(unproven), bounded)
 
 

@@ -17,6 +17,7 @@ from types import ModuleType
 
 import torch
 
+from harness.devices import backend_for
 from harness.programs import prelude
 from harness.programs.check import Truth
 from harness.programs.source import source
@@ -115,7 +116,7 @@ def reproducer(
     *,
     what: str,
     truth: Truth | None = None,
-    backend: str = "gloo",
+    backend: str = "",
     device: str = "cpu",
     subject: str = "torch",
     limit: int = 120,
@@ -123,9 +124,10 @@ def reproducer(
     """The text of a file that shows how a program fails.
 
     ``what``: what was seen, for the head of the file; ``truth``: what the single device said, None where ranks did not
-    get far enough to be compared; ``subject``: whose stacks it was seen with; ``limit``: seconds after which a hang is
-    called one.
+    get far enough to be compared; ``backend``: torch's own for the device, where it is empty; ``subject``: whose stacks
+    it was seen with; ``limit``: seconds after which a hang is called one.
     """
+    backend = backend or backend_for(device)
     text = source(program)
     part = f"(rank // {program.layout.tensor} + {program.rotated}) % {program.parts}"
     main = _MAIN.format(

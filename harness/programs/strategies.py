@@ -15,6 +15,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from harness.profiles.obeyed import in_force
+from harness.programs.claimed import claimed_dtypes, unclaimed
 from harness.programs.drawing import EITHER, among
 from harness.programs.spec import (
     DTYPES,
@@ -107,7 +109,8 @@ def programs(
     world = draw(among(sorted(worlds)))
     inner = draw(among(("replicate", "replicate_fsdp", "tp_extension"))) if stack == "dynamo" else stack
     rules = _Rules(inner, rounded, stack == "dynamo", any_world)
-    dtype = draw(among(dtypes))
+    claims = in_force().claims
+    dtype = draw(among(claimed_dtypes(dtypes)))
     model = draw(_models(rules, dtype))
     named = list(walk(model))
     assume(any(_trainable(n) for n in named))
@@ -128,7 +131,7 @@ def programs(
     if rules.compiled:
         layout = _compiled(layout, draw(_compiles()))
     plain = not {dtype, *layout.dtypes} & set(LOW)
-    return Program(
+    program = Program(
         model=model,
         layout=layout,
         steps=steps,
@@ -141,6 +144,8 @@ def programs(
         # Batch statistics are those of a part; only where each rank has the whole batch are they those of one device.
         same_data=batch_norm,
     )
+    assume(not unclaimed(program, claims))
+    return program
 
 
 # models

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +17,14 @@ from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout
 from harness.oracles import collectives as model
 from harness.oracles.collectives import IN_PLACE, REDUCING, Case
 from harness.oracles.exact import difference
+from harness.profiles.obeyed import in_force
 from harness.worlds.rank import Rank
 from harness.worlds.world import World
 
 __all__ = [
     "assert_right",
+    "claimed",
+    "claimed_cases",
     "coalescing_manager",
     "functional",
     "issue",
@@ -78,9 +81,11 @@ def run_cases(rank: Rank, cases: Sequence[Case]) -> list[str]:
 def assert_right(world: World, cases: Sequence[Case]) -> None:
     """Run cases on the ranks of a world; require that every rank finds every answer right, and all they say otherwise.
 
+    Cases that the profile does not claim are left out; a test of which none is left is unsupported.
     Errors: AssertionError with what each rank found; :class:`~harness.RanksFailed` if ranks hang or die.
     """
     __tracebackhide__ = True
+    cases = claimed_cases(cases)
     wrong = []
     for some in _portions(cases):
         timeout = None if _work(some[0]) <= _PORTION else _LONG
@@ -90,6 +95,38 @@ def assert_right(world: World, cases: Sequence[Case]) -> None:
         raise AssertionError(
             f"{len(wrong)} wrong answers in {len(cases)} cases:\n" + "\n".join(wrong[:_MOST_SHOWN]) + more
         )
+
+
+def claimed(dtypes: Iterable[torch.dtype], collective: str = "", op: str = "") -> list[torch.dtype]:
+    """Of some dtypes, those that the profile claims for a collective and a reduction, or for any.
+
+    Called in the test, and not on its ranks.  A test of which none is left is unsupported.
+    """
+    found = list(dtypes)
+    kept = [dtype for dtype in found if not in_force().claims.lacks(collective, name_of(dtype), op)]
+    if found and not kept:
+        _unsupported(" ".join([*([collective] if collective else []), "of", ", ".join(map(name_of, found))]))
+    return kept
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As torch names it, without ``torch.``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def claimed_cases(cases: Sequence[Case]) -> Sequence[Case]:
+    """Of some cases, those that the profile claims.  A test of which none is left is unsupported."""
+    claims = in_force().claims
+    kept = [case for case in cases if claims.has(case.collective, name_of(case.dtype), case.op)]
+    if cases and not kept:
+        _unsupported(str(cases[0]))
+    return kept
+
+
+def _unsupported(what: str) -> None:
+    import pytest
+
+    pytest.skip(f"unsupported: {in_force().why_not(what)}")
 
 
 def _portions(cases: Sequence[Case]) -> list[list[Case]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.devices import backend_for
 from harness.worlds import wire
 from harness.worlds.launch import Launcher, RankProcess, environment_of, import_path, working_directory
 from harness.worlds.postmortem import RanksFailed
@@ -27,7 +28,8 @@ class WorldSpec:
     """What a world is made of; two worlds with equal specs are interchangeable."""
 
     size: int
-    backend: str = "gloo"
+    backend: str = ""
+    """Empty: torch's own for the device."""
     device: str = "cpu"
     """Type of the device, as torch names it."""
     warm: bool = False
@@ -57,6 +59,8 @@ class WorldSpec:
         if not self.timeout > 0:
             raise ValueError(f"timeout of a world: a number of seconds above 0, not {self.timeout!r}")
         environment_of(dict(self.env))
+        if not self.backend:
+            object.__setattr__(self, "backend", backend_for(self.device))
 
     def __str__(self) -> str:
         return f"{self.size} rank{'s' if self.size > 1 else ''} ({self.backend} on {self.device})"

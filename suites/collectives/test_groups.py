@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from harness import Rank, World, requirement, spmd
 from harness.oracles.collectives import Case
 from harness.oracles.exact import assert_same
-from harness.stacks.collectives import assert_right
+from harness.stacks.collectives import assert_right, claimed, claimed_cases
 from suites.collectives.cases import DTYPES, every_collective, groups_of
 
 
@@ -188,8 +188,9 @@ def drawn_cases(draw: st.DrawFn, size: int) -> list[Case]:
     group = draw(st.none() | st.lists(st.integers(0, size - 1), min_size=1, max_size=size, unique=True).map(tuple))
     members = size if group is None else len(group)
     found = []
-    for base in draw(st.lists(st.sampled_from(every_collective()), min_size=1, max_size=8)):
+    for base in draw(st.lists(st.sampled_from(claimed_cases(every_collective())), min_size=1, max_size=8)):
         dtypes = [dtype for dtype in DTYPES if base.collective != "gather" or not dtype.is_complex]
+        dtypes = claimed(dtypes, base.collective)
         found.append(
             Case(
                 base.collective,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +11,7 @@ import torch.distributed as dist
 from harness import Rank, World, requirement, spmd
 from harness.oracles.collectives import Case, inputs, poison
 from harness.oracles.exact import assert_same
+from harness.stacks.collectives import claimed
 from suites.collectives.cases import DTYPES, OPTIONAL
 
 
@@ -22,11 +25,13 @@ def message(sender: int, dtype: torch.dtype = torch.float32, count: int = 7, cal
     "recv gets what the peer's send gave, whatever the dtype and count, and returns the sender's rank.",
     source="torch.distributed.send, recv",
 )
-@spmd(2, 3)
-def test_send_recv(rank: Rank) -> None:
+@pytest.mark.world(2, 3)
+def test_send_recv(world: World) -> None:
     """Rank 0 sends to each other rank, every dtype, counts from 0."""
-    for dtype in (*DTYPES, *OPTIONAL):
-        for count in (0, 1, 2, 7, 64, 65):
+    dtypes = claimed((*DTYPES, *OPTIONAL))
+
+    def body(rank: Rank) -> None:
+        for dtype, count in itertools.product(dtypes, (0, 1, 2, 7, 64, 65)):
             sent = message(0, dtype, count)
             if rank.index == 0:
                 given = sent.clone()
@@ -37,6 +42,8 @@ def test_send_recv(rank: Rank) -> None:
                 found = poison((count,), dtype)
                 assert dist.recv(found, 0) == 0
                 assert_same(sent, found, f"{dtype} of {count}")
+
+    world.run(body)
 
 
 @requirement(

@@ -7,7 +7,7 @@ import torch
 
 from harness import Rank, World, requirement
 from harness.oracles.collectives import COLLECTIVES, FLOATS, IN_PLACE, REDUCING, Case, inputs, outputs
-from harness.stacks.collectives import issue
+from harness.stacks.collectives import claimed, issue
 
 MOVING = [name for name in COLLECTIVES if name not in REDUCING]
 BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
@@ -35,10 +35,11 @@ def special(dtype: torch.dtype, rank: int, slot: int) -> torch.Tensor:
 @pytest.mark.world(2, 3)
 def test_moved(world: World, collective: str) -> None:
     """Every floating dtype; not-a-numbers that tell sender and receiver."""
+    floats = claimed(FLOATS, collective)
 
     def body(rank: Rank) -> None:
         size, me = rank.size, rank.index
-        for dtype in FLOATS:
+        for dtype in floats:
             mine = [special(dtype, me, slot) for slot in range(size)]
             to_me = [special(dtype, sender, me) for sender in range(size)]
             first = [special(dtype, sender, 0) for sender in range(size)]
@@ -68,6 +69,7 @@ def test_moved(world: World, collective: str) -> None:
 @pytest.mark.world(2, 3)
 def test_not_finite(world: World, collective: str, op: str) -> None:
     """Every floating dtype; one rank alone has what is special, or two have opposite infinities."""
+    floats = claimed(FLOATS, collective, op)
 
     def body(rank: Rank) -> None:
         size, me = rank.size, rank.index
@@ -76,7 +78,7 @@ def test_not_finite(world: World, collective: str, op: str) -> None:
         mine = [infinity if last else 1.0, -infinity if me == 0 else 1.0, nan if last else 1.0, nan if me == 0 else 1.0]
         mine += [infinity if me == 0 else -infinity, float(size)]
         expected = [infinity, -infinity, nan, nan, nan, float(size * size if op == "SUM" else size)]
-        for dtype in FLOATS:
+        for dtype in floats:
             tensor = torch.tensor(mine, dtype=dtype)
             given = {
                 "reduce_scatter": [tensor.clone() for _ in range(size)],
@@ -101,9 +103,10 @@ def test_not_finite(world: World, collective: str, op: str) -> None:
 @pytest.mark.world(2, 3)
 def test_range(world: World, collective: str) -> None:
     """Exact sums of whole numbers, multiplied with a power of two on every rank: exact still."""
+    floats = claimed(FLOATS, collective, "SUM")
 
     def body(rank: Rank) -> None:
-        for dtype in FLOATS:
+        for dtype in floats:
             case = Case(collective, dtype=dtype, shape=(33,), form="async")
             info = torch.finfo(dtype)
             largest = max(out.abs().max().double().item() for out in _sums(case, rank.size))
@@ -146,12 +149,13 @@ def extremes(rank: Rank, collective: str, op: str, who: int, dtype: torch.dtype)
 @pytest.mark.world(3, 4)
 def test_extremes_beside_nan(world: World, collective: str, op: str, who: str) -> None:
     """1, 2, 3 and so on by rank, of which one is NaN, in every floating dtype."""
+    floats = claimed(FLOATS, collective, op)
 
     def body(rank: Rank) -> None:
         bad = {"first": 0, "middle": 1, "last": rank.size - 1}[who]
         others = [member + 1.0 for member in range(rank.size) if member != bad]
         right = max(others) if op == "MAX" else min(others)
-        for dtype in FLOATS:
+        for dtype in floats:
             found = extremes(rank, collective, op, bad, dtype)
             wrong = [x for x in found if x == x and x != right]
             assert not wrong, f"{dtype}: {op} with NaN on rank {bad} is {found[0]}, where NaN or {right} is right"
@@ -169,9 +173,10 @@ def test_extremes_beside_nan(world: World, collective: str, op: str, who: str) -
 @pytest.mark.world(2, 3)
 def test_nan_of_each_rank(world: World, collective: str, op: str) -> None:
     """Each rank in turn has the NaN."""
+    floats = claimed(FLOATS, collective, op)
 
     def body(rank: Rank) -> None:
-        for dtype in FLOATS:
+        for dtype in floats:
             found = [[x != x for x in extremes(rank, collective, op, who, dtype)] for who in range(rank.size)]
             assert found == found[:1] * rank.size, f"{dtype}: {op} is NaN with that of ranks: {[f[:1] for f in found]}"
 

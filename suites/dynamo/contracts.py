@@ -58,6 +58,9 @@ SUM = ("all_reduce", "wait_tensor", "copy_")
 ADD = ("add",)
 NAME = "group_name$"
 
+NAMED = "gloo"
+"""The name that one of the constructs compares the name of its backend with; any would do."""
+
 GROUPS = [
     Construct(
         lambda s: lambda x: x + dist.get_rank() + dist.get_world_size(),
@@ -72,7 +75,7 @@ GROUPS = [
     Construct(
         lambda s: lambda x, g: x + len(g.group_name) + (dist.get_backend(g) == "gloo"),
         once("group"),
-        Contract("name and backend of a group", ADD * 2, ("{letters}", "{gloo}"), ((NAME, "EQUALS_MATCH"),)),
+        Contract("name and backend of a group", ADD * 2, ("{letters}", "{same_name}"), ((NAME, "EQUALS_MATCH"),)),
     ),
     Construct(
         lambda s: (

@@ -13,7 +13,7 @@ from harness.oracles.exact import assert_same
 from harness.oracles.tracing import broken
 from harness.stacks import dynamo
 from harness.stacks.tracing import traced
-from suites.dynamo.contracts import CONSTRUCTS, Setting
+from suites.dynamo.contracts import CONSTRUCTS, NAMED, Setting
 from suites.dynamo.sized_contracts import CHANGES, rows, sized
 
 
@@ -28,7 +28,7 @@ def setting(rank: Rank) -> tuple[Setting, dict[str, Any]]:
         "own": found.own.group_name,
         "mesh_name": mesh.get_group(1).group_name,
         "letters": len(found.group.group_name),
-        "gloo": rank.backend == "gloo",
+        "same_name": rank.backend == NAMED,
     }
 
 

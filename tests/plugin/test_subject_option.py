@@ -135,12 +135,15 @@ def test_unknown(folder: Folder) -> None:
 
 
 def test_wrongly_registered(folder: Folder) -> None:
-    """An entry point that names no stack is told, with what it has to be called."""
+    """An entry point that names no stack is told, with what it has to be called, and is in nobody else's way."""
     folder.write("wrong-1.0.dist-info/entry_points.txt", "[concord.subjects]\nwrong = mine:put\n")
-    session = run(folder, "--subject", "mine")
+    asked, other = run(folder, "--subject", "wrong"), run(folder, "--subject", "mine", "-k", "not_in_the_controller")
     folder.write("wrong-1.0.dist-info/entry_points.txt", "")
-    assert session.code == pytest.ExitCode.USAGE_ERROR
-    assert "entry point 'wrong' of concord.subjects: call it wrong.STACK, with a stack of collectives, " in session.err
+    line = "entry point 'wrong' of concord.subjects (wrong 1.0): call it wrong.STACK, with a stack of collectives, "
+    assert asked.code == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: --subject wrong: {line}" in asked.err
+    assert f"concord: broken plug-in: {line}" in other.out
+    assert other.counts == {"passed": 1}
 
 
 @pytest.mark.parametrize(("profile", "verdict"), [("waived", "failed"), ("both", "xfailed")])

@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.plugin.waivers import Conditions, listed, review
-from harness.profiles import KEYS, Mistake, Profile, ProfileError, Waiver, parse, read
+from harness.profiles import KEYS, Condition, Mistake, Platform, Profile, ProfileError, Waiver, parse, read
+from harness.profiles.shelf import Shelf
 from harness.toml_lines import lines_of
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ class TestGoodFiles:
     @pytest.mark.parametrize("path", sorted((ROOT / "fixtures/profiles").glob("*.toml")), ids=lambda path: path.stem)
     def test_shipped(self, path: Path) -> None:
         """Every shipped profile can be read, and is called as its file is."""
-        assert read(path).name == path.stem
+        assert Shelf(ROOT).read(path).name == path.stem
 
     def test_head(self) -> None:
         """Three keys are enough; the rest has defaults."""
@@ -81,7 +82,7 @@ class TestGoodFiles:
             intermittent=True,
             place="p.toml:4",
         )
-        assert (second.place, second.torch, second.intermittent) == ("p.toml:10", ">=2.11", False)
+        assert (second.place, second.when.torch, second.intermittent) == ("p.toml:10", ">=2.11", False)
         assert second.verdicts == ("failed", "crashed", "hung")
 
     def test_windows_lines(self) -> None:
@@ -91,7 +92,8 @@ class TestGoodFiles:
     def test_every_key_is_documented(self) -> None:
         """docs/profiles.md names every key."""
         text = (ROOT / "docs/profiles.md").read_text()
-        assert [key for keys in KEYS.values() for key in keys if f"`{key}`" not in text] == []
+        named = [key for keys in KEYS.values() for key in keys]
+        assert [key for key in named if f"`{key}`" not in text and f"\n[[{key}]]\n" not in text] == []
 
 
 class TestMistakes:
@@ -160,7 +162,10 @@ class TestMistakes:
             ('torch = "2.11"', "torch: a condition on versions, as in \">=2.11,<2.14\", not '2.11'"),
             ("torch = 2.11", "torch: a text in quotes, not 2.11"),
             ('reasons = "x"', "reasons: no such key; did you mean reason?"),
-            ("world_sizes = [1]", "world_sizes: no such key; known are tests, reason, link, expires, verdicts, torch"),
+            (
+                "world_sizes = [1]",
+                "world_sizes: no such key; known are tests, reason, link, expires, verdicts, subjects, torch",
+            ),
         ],
         ids=lambda text: ascii(text)[:40],
     )
@@ -201,8 +206,8 @@ class TestMistakes:
     def test_nothing(self) -> None:
         """An empty file lacks three keys."""
         assert mistakes("") == [
-            'p.toml:1: name: is missing; write name = "cpu-gloo"',
-            'p.toml:1: backend: is missing; write backend = "gloo"',
+            'p.toml:1: name: is missing; write name = "my-profile"',
+            'p.toml:1: backend: is missing; write backend = "my_backend"',
             'p.toml:1: device: is missing; write device = "cpu"',
         ]
 
@@ -312,7 +317,7 @@ j = 1'''
 
 
 TODAY = datetime.date(2027, 1, 1)
-NOW = Conditions(TODAY, "2.13.0+cpu")
+NOW = Conditions(TODAY, Platform("2.13.0+cpu"))
 
 
 def waiver(*tests: str, line: int = 1, expires: datetime.date = TODAY, **other: object) -> Waiver:
@@ -358,7 +363,7 @@ class TestWaiver:
     )
     def test_torch(self, condition: str, version: str, expected: bool) -> None:
         """Nightly and local builds count as the versions that they are."""
-        assert waiver(torch=condition).is_about_torch(version) == expected
+        assert Condition(torch=condition).holds(Platform(version)) == expected
 
     @pytest.mark.parametrize(("days", "expected"), [(0, False), (-1, True)])
     def test_expiry(self, days: int, expected: bool) -> None:
@@ -378,7 +383,7 @@ class TestSubjects:
     )
     def test_covering(self, subject: str, subjects: tuple[str, ...], expected: bool) -> None:
         """A waiver counts for the subjects that it names."""
-        conditions = Conditions(TODAY, "2.13.0", subject)
+        conditions = Conditions(TODAY, Platform("2.13.0"), subject)
         found = conditions.covering(profile(waiver(subjects=subjects)), "t", "failed")
         assert (found is not None) == expected
 
@@ -389,7 +394,11 @@ class TestSubjects:
     def test_of_another(self) -> None:
         """One about another subject is not stale where its test passes, or is not there."""
         found = review(
-            profile(waiver("gone"), waiver("t")), {"t": "passed"}, {}, Conditions(TODAY, "2", "mine"), whole=True
+            profile(waiver("gone"), waiver("t")),
+            {"t": "passed"},
+            {},
+            Conditions(TODAY, Platform("2"), "mine"),
+            whole=True,
         )
         assert found.stale == ()
 
@@ -401,7 +410,7 @@ class TestCovering:
             waiver("other"),
             waiver(verdicts=("hung",), line=2),
             waiver(expires=TODAY - datetime.timedelta(1), line=3),
-            waiver(torch="<2.13", line=4),
+            waiver(when=Condition(torch="<2.13"), line=4),
             waiver(line=5),
             waiver(line=6),
         )
@@ -451,7 +460,7 @@ class TestReview:
 
     def test_other_torch(self) -> None:
         """A waiver for another torch is neither used nor stale."""
-        found = review(profile(waiver("a", "x", torch="<2.13")), {"a": "passed"}, {}, NOW, whole=True)
+        found = review(profile(waiver("a", "x", when=Condition(torch="<2.13"))), {"a": "passed"}, {}, NOW, whole=True)
         assert found.stale == ()
 
     def test_expired(self) -> None:

@@ -13,10 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LAYERS = (
-    ("cli", "nightly", "reporting", "audit", "plugin"),
+    ("cli", "nightly", "reporting", "audit", "plugin", "probe"),
     ("programs", "stacks", "reference", "oracles", "bench", "faults"),
     ("worlds",),
-    ("results", "devices", "requirements", "profiles", "toml_lines", "effort", "journal", "subjects", "provenance"),
+    ("results", "devices", "requirements", "profiles", "toml_lines", "effort", "journal")
+    + ("subjects", "entry_points", "provenance"),
 )
 """Of harness/, from the top down: a file may import what is beside it or below it."""
 
@@ -35,6 +36,36 @@ PRIVATE_TORCH = {
     "harness/oracles/tolerance.py": "every operation of a run is recorded below autograd, which no public mode can",
 }
 """Where private names of torch are needed outside harness/stacks/, and what for."""
+
+NAMES = {
+    *(
+        "gloo",
+        "nccl",
+        "mpi",
+        "ucc",
+        "xccl",
+        "hccl",
+        "oneccl",
+        "ccl",
+        "rccl",
+        "cncl",
+        "eccl",
+        "lccl",
+        "mccl",
+        "smddp",
+        "fake",
+    ),
+    *("cuda", "xpu", "hpu", "npu", "mps", "mtia", "xla", "mlu", "musa", "gcu", "maia", "ipu", "hip", "rocm", "tpu"),
+    *("vulkan", "privateuseone", "privateuse1", "openreg", "sim", "simccl"),
+}
+"""Backends and types of devices.  The host is none of them: ``cpu`` may be named."""
+
+NAMED = {
+    ("harness/stacks/pretended.py", "fake"): "the backend with which one process pretends to be a rank of many",
+    ("suites/dynamo/contracts.py", "gloo"): "compiled code compares the name of its backend with some name",
+    ("suites/replicate/test_application.py", "cuda"): "a type of device that torch always knows, and no rank is on",
+}
+"""Where a name of a backend, or of a type of device, is written all the same, and why."""
 
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 
@@ -129,6 +160,41 @@ def test_private_names_of_torch(file: str) -> None:
 def test_exceptions_are_needed(file: str) -> None:
     """A file that may use private names of torch does use one."""
     assert private_torch(file) != []
+
+
+def named(file: str) -> set[str]:
+    """The names of backends and types of devices that a file has as strings, with an ordinal or without."""
+    strings = (n.value for n in ast.walk(ast.parse((ROOT / file).read_text(), file)) if isinstance(n, ast.Constant))
+    words = (re.fullmatch(r"(\w+)(:\d+)?", text.strip().lower()) for text in strings if isinstance(text, str))
+    return {word[1] for word in words if word} & NAMES
+
+
+@pytest.mark.parametrize("file", [*python_files("harness", "suites"), "conftest.py"])
+def test_no_names_of_backends(file: str) -> None:
+    """No backend and no accelerator is known by its name: torch is asked, or the profile."""
+    assert {name for name in named(file) if (file, name) not in NAMED} == set()
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED)
+def test_names_are_needed(file: str, name: str) -> None:
+    """What may be named in a file is named there."""
+    assert name in named(file)
+
+
+def test_names_that_torch_knows() -> None:
+    """Every backend that torch itself brings is one of the names that are looked for."""
+    import torch.distributed as dist
+
+    assert set(dist.Backend.backend_list) - {"undefined"} <= NAMES
+    assert set(dist.Backend.default_device_backend_map) - {"cpu"} <= NAMES
+
+
+def test_names_are_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is found whatever is made of it; a word in a sentence, or an attribute, is none."""
+    lines = ["a = 'gloo'", "b = {'cuda:3': ' NCCL '}", "c = 'gloo works'", "d.cuda = 'cpu'", "f(xpu='')"]
+    (tmp_path / "x.py").write_text("\n".join(lines))
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert named("x.py") == {"gloo", "cuda", "nccl"}
 
 
 def tracked() -> list[str]:

@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from harness.subjects import GROUP, Subject, SubjectError, find, known, put
+from harness import entry_points
+from harness.subjects import Subject, SubjectError, find, known, put
 
 
 @pytest.fixture
@@ -16,17 +17,18 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Entry points that packages have, by name."""
     points: dict[str, str] = {}
 
-    def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
-        assert group == GROUP
+    def found(group: str) -> list[importlib.metadata.EntryPoint]:
+        assert group == entry_points.SUBJECTS
         return [importlib.metadata.EntryPoint(name, value, group) for name, value in points.items()]
 
-    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    monkeypatch.setattr(importlib.metadata, "entry_points", found)
+    monkeypatch.setattr(entry_points, "_points", entry_points._points.__wrapped__)  # what is remembered is of others
     return points
 
 
 def test_ours(registered: dict[str, str]) -> None:
     """Without packages there are two: torch, which puts nothing anywhere, and the reference."""
-    assert list(known()) == ["torch", "reference"]
+    assert list(known()[0]) == ["torch", "reference"]
     assert find("torch").first == ()
     assert [where for _, where in find("reference").first] == [
         "harness.reference:put_replicate",
@@ -61,10 +63,18 @@ def test_unknown(registered: dict[str, str]) -> None:
 )
 def test_wrong(registered: dict[str, str], name: str, said: str) -> None:
     """An entry point that can't be one of a subject is named."""
-    registered[name] = "a:b"
-    with pytest.raises(SubjectError, match=said) as e:
-        known()
-    assert f"entry point {name!r} of concord.subjects" in str(e.value)
+    registered |= {name: "a:b", "yours.replicate": "e:f"}
+    (broken,) = known()[1]
+    assert str(broken).startswith(f"entry point {name!r} of concord.subjects (no package): ")
+    assert said in broken.why
+    assert find("yours").puts == {"replicate": "e:f"}  # nothing is taken away from others
+
+
+def test_broken_and_meant(registered: dict[str, str]) -> None:
+    """A subject whose entry points are all broken is refused with what is wrong with them."""
+    registered["mine.replicat"] = "a:b"
+    with pytest.raises(SubjectError, match=r"entry point 'mine.replicat' of .*: call it mine.STACK, with a stack of "):
+        find("mine")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""What a test needs of a backend, and whether the profile claims that: decided before any rank starts.
+
+A test's needs are read off what it says already:
+
+- the stack is the folder of its suite;
+- features are those whose topics its requirement ids are of (:data:`harness.profiles.vocabulary.FEATURES`);
+- the parameters ``collective``, ``dtype`` and ``op`` are what they are called;
+- the collective is also the one that is the source of a requirement, ``torch.distributed.all_reduce``;
+- the rest it says itself: ``@pytest.mark.needs(collective=, dtype=, op=, features=)``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from harness.profiles import Claims
+from harness.profiles.vocabulary import COLLECTIVES, FEATURES, OPS, features_of
+from harness.requirements import Requirement
+from harness.results import stack_of
+
+_SOURCE = re.compile(r"torch\.distributed\.(\w+)(?![\w.,])")
+MARK = "needs"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a test needs of a backend."""
+
+    stack: str = ""
+    collective: str = ""
+    dtype: str = ""
+    op: str = ""
+    features: tuple[str, ...] = ()
+
+    def unclaimed(self, claims: Claims) -> str:
+        """What of it is not claimed, in words; empty if all is."""
+        of_collective = ""
+        if self.collective or self.dtype or self.op:
+            of_collective = claims.lacks(self.collective, self.dtype, self.op)
+        return claims.lacks_features(self.stack, self.features) or of_collective
+
+
+def needs(
+    nodeid: str,
+    parameters: Mapping[str, Any],
+    requirements: Iterable[Requirement],
+    said: Mapping[str, Any],
+) -> Needs:
+    """The needs of a test; ``said``: the arguments of its ``needs`` mark."""
+    requirements = list(requirements)
+    stack = stack_of(nodeid)
+    from_source = [m[1] for r in requirements if (m := _SOURCE.match(r.source)) and m[1] in COLLECTIVES]
+    collective, op = parameters.get("collective"), parameters.get("op")
+    return Needs(
+        stack=stack,
+        collective=said.get("collective")
+        or (collective if isinstance(collective, str) and collective in COLLECTIVES else "")
+        or (from_source[0] if from_source else ""),
+        dtype=said.get("dtype") or name_of(parameters.get("dtype")),
+        op=said.get("op") or (op if isinstance(op, str) and op in OPS else ""),
+        features=(*features_of(stack, [r.id for r in requirements]), *said.get("features", ())),
+    )
+
+
+def name_of(dtype: object) -> str:
+    """The name of a dtype that is given as torch's or by its name; empty for anything else."""
+    text = str(dtype)
+    return text.removeprefix("torch.") if text.startswith("torch.") or isinstance(dtype, str) else ""
+
+
+def needs_of(item: pytest.Item) -> Needs:
+    """The needs of a test.  Errors: UsageError for a ``needs`` mark with what there is not."""
+    said: dict[str, Any] = {}
+    for mark in item.iter_markers(MARK):
+        said = {**mark.kwargs, **said}
+        _check(item.nodeid, mark)
+    requirements = [arg for mark in item.iter_markers("requirement") for arg in mark.args]
+    callspec = getattr(item, "callspec", None)
+    parameters = callspec.params if callspec is not None else {}
+    return needs(item.nodeid, parameters, [r for r in requirements if isinstance(r, Requirement)], said)
+
+
+def _check(nodeid: str, mark: pytest.Mark) -> None:
+    known = {"collective": COLLECTIVES, "op": OPS, "dtype": None, "features": None}
+    where = f"{nodeid}: @pytest.mark.{MARK}"
+    if mark.args or (wrong := [key for key in mark.kwargs if key not in known]):
+        what = f"argument {wrong[0]!r}" if not mark.args else "arguments without a name"
+        raise pytest.UsageError(f"{where} has no {what}; it has {', '.join(known)}")
+    for key, words in known.items():
+        if words is not None and (value := mark.kwargs.get(key)) is not None and value not in words:
+            raise pytest.UsageError(f"{where}: {key}={value!r}: one of {', '.join(words)}")
+    stack = stack_of(nodeid)
+    for name in mark.kwargs.get("features", ()):
+        if stack in FEATURES and name not in FEATURES[stack]:
+            raise pytest.UsageError(f"{where}: {name!r} is no feature of {stack}; it has {', '.join(FEATURES[stack])}")

@@ -1,0 +1,1 @@
+"""`concord probe`: what a backend can do, found out by trying."""

@@ -1,0 +1,184 @@
+"""What a probe found, as data: versioned, written as JSON, held against what a profile claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from harness.profiles import Claims, Platform, Profile
+from harness.profiles.vocabulary import FEATURES
+
+FORMAT = "concord.probe/1"
+
+RIGHT = "right"
+"""It gave the right values."""
+ENDS = (RIGHT, "refused", "wrong", "crashed", "hung", "not-tried")
+"""How a trial can end.  ``refused``: with a Python error on every rank; ``not-tried``: the time was up."""
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """One collective with one dtype and one reduction, and how it ended."""
+
+    collective: str
+    dtype: str
+    op: str
+    """Empty where there is none."""
+    end: str
+    detail: str = ""
+    """What was wrong, on one line."""
+
+    @property
+    def name(self) -> str:
+        by = f" with {self.op}" if self.op else ""
+        return f"{self.collective} of {self.dtype}{by}"
+
+
+class Ability(msgspec.Struct, frozen=True):
+    """A feature of a stack, the stack itself (``feature`` is empty), or a world size, and how trying it ended."""
+
+    stack: str
+    feature: str
+    end: str
+    detail: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.feature} of {self.stack}" if self.feature else self.stack
+
+
+class Size(msgspec.Struct, frozen=True):
+    """A world of some ranks, and how it ended."""
+
+    size: int
+    end: str
+    detail: str = ""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Everything that a probe found."""
+
+    backend: str
+    device: str
+    imports: tuple[str, ...]
+    platform: dict[str, str]
+    sizes: tuple[Size, ...]
+    trials: tuple[Trial, ...]
+    abilities: tuple[Ability, ...]
+    seconds: float = 0.0
+    format: str = FORMAT
+
+    @property
+    def right(self) -> set[tuple[str, str, str]]:
+        """Collective, dtype and reduction of all that was right."""
+        return {(t.collective, t.dtype, t.op) for t in self.trials if t.end == RIGHT}
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """What was found against what a profile claims."""
+
+    profile: str
+    undeclared: tuple[str, ...]
+    """Found and not claimed."""
+    not_found: tuple[str, ...]
+    """Claimed, tried, and not right."""
+
+
+def described(platform: Platform) -> dict[str, str]:
+    """A platform as data."""
+    return {name: getattr(platform, name) for name in ("torch", "python", "machine", "os")}
+
+
+def against(found: Found, profile: Profile, claims: Claims) -> Difference:
+    """Hold what was found against a profile; ``claims``: the profile's on this platform."""
+    undeclared, missing = [], []
+
+    def judge(name: str, end: str, claimed: bool, detail: str) -> None:
+        if end == RIGHT and not claimed:
+            undeclared.append(name)
+        elif claimed and end not in (RIGHT, "not-tried"):
+            missing.append(f"{name}: {end}{f': {detail}' if detail else ''}")
+
+    for size in found.sizes:
+        claimed = not profile.world_sizes or size.size in profile.world_sizes
+        judge(f"worlds of {size.size}", size.end, claimed, size.detail)
+    for trial in found.trials:
+        judge(trial.name, trial.end, claims.has(trial.collective, trial.dtype, trial.op), trial.detail)
+    for ability in found.abilities:
+        features = [ability.feature] if ability.feature else []
+        judge(ability.name, ability.end, not claims.lacks_features(ability.stack, features), ability.detail)
+    return Difference(profile.name, tuple(undeclared), tuple(missing))
+
+
+def encoded(found: Found, difference: Difference | None) -> str:
+    """As JSON: what was found, and ``against`` what a profile claims, or null."""
+    both = {**msgspec.to_builtins(found), "against": msgspec.to_builtins(difference) if difference else None}
+    return msgspec.json.format(msgspec.json.encode(both), indent=1).decode() + "\n"
+
+
+def decoded(text: str | bytes) -> Found:
+    """What :func:`encoded` has written.  Errors: ValueError that says what is wrong where."""
+    try:
+        found = msgspec.json.decode(text, type=Found)
+    except msgspec.DecodeError as e:
+        raise ValueError(f"this is no probe's outcome: {e}") from e
+    if found.format != FORMAT:
+        raise ValueError(f"the format {found.format!r}; this Concord reads {FORMAT!r}")
+    return found
+
+
+def claimed_features(abilities: Iterable[Ability], stack: str) -> list[str]:
+    """The features of a stack that the suites know and that were right, or that nobody knows how to try."""
+    tried = {a.feature: a.end for a in abilities if a.stack == stack}
+    return [name for name in FEATURES[stack] if tried.get(name, RIGHT) == RIGHT]
+
+
+# the smallest way to write combinations down
+
+Cell = tuple[str, str, str]
+Box = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+
+
+def words_of(right: Iterable[Cell], orders: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """By axis the words that any cell has, in the given order; an empty word is none."""
+    cells = list(right)
+    return tuple(
+        tuple(word for word in order if any(cell[axis] == word for cell in cells)) for axis, order in enumerate(orders)
+    )
+
+
+def boxes(missing: Sequence[Cell], right: set[Cell], axes: Sequence[Sequence[str]]) -> list[Box]:
+    """Products of words that have every missing cell in one of them, and no right one; no word without need.
+
+    A cell without a reduction (an empty third word) is met by a box whose third axis is empty, which means everything.
+    """
+    found: list[Box] = []
+    left = list(missing)
+    while left:
+        first = left[0]
+        box: list[set[str]] = [{first[0]}, {first[1]}, {first[2]} if first[2] else set()]
+        for axis in (2, 1, 0):
+            if axis == 2 and not first[2]:
+                continue
+            for word in axes[axis]:
+                grown = [*box]
+                grown[axis] = {*box[axis], word}
+                if not any(_inside(cell, grown) for cell in right):
+                    box = grown
+        met = [cell for cell in missing if _inside(cell, box)]
+        box = [{cell[axis] for cell in met} if words else set() for axis, words in enumerate(box)]
+        listed = tuple(tuple(word for word in axes[axis] if word in box[axis]) for axis in range(3))
+        found.append((listed[0], listed[1], listed[2]))
+        left = [cell for cell in left if not _inside(cell, box)]
+    return found
+
+
+def _inside(cell: Cell, box: Sequence[set[str]]) -> bool:
+    return all(not words or word in words for word, words in zip(cell, box, strict=True))
+
+
+def platform_line(found: Found) -> str:
+    """Where it was found, for people."""
+    where: dict[str, Any] = found.platform
+    return f"torch {where.get('torch', '?')}, Python {where.get('python', '?')}, {where.get('machine', '?')}"

@@ -1,0 +1,220 @@
+"""What a probe tries, and how ranks do it: functions that run on ranks and return what is wrong, empty if nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from harness.oracles.collectives import COLLECTIVES, COMPLEX, FLOATS, INTEGERS, REDUCING, Case, inputs
+from harness.oracles.exact import difference
+from harness.profiles.vocabulary import DTYPES, OPS
+from harness.programs.spec import Compile, Layout, Linear, Model, Program
+from harness.stacks.collectives import name_of, run_cases
+from harness.worlds.rank import Rank
+
+Work = Callable[[Rank], str]
+"""What every rank does; returns what was wrong, on one line, empty if nothing."""
+
+_SHORT = timedelta(seconds=1)
+_WHOLE = (torch.bool, *INTEGERS)
+
+
+def ops_of(dtype: torch.dtype) -> tuple[str, ...]:
+    """The reductions that have a meaning for a dtype, and that the exact model knows."""
+    if dtype in COMPLEX:
+        return ("SUM", "AVG")
+    if dtype in FLOATS:
+        return ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "PREMUL_SUM")
+    return tuple(op for op in OPS if op not in ("AVG", "PREMUL_SUM")) if dtype in _WHOLE else ()
+
+
+def cases_of(collective: str, dtype: str) -> list[Case]:
+    """A case for each reduction that a dtype has; of collectives without, one."""
+    kind: torch.dtype = getattr(torch, dtype)
+    if collective in REDUCING:
+        return [Case(collective, op, kind) for op in ops_of(kind)]
+    return [Case(collective, dtype=kind)]
+
+
+def portions() -> Iterator[list[Case]]:
+    """Every case, those of one collective and dtype together."""
+    for collective in COLLECTIVES:
+        for dtype in DTYPES:
+            if cases := cases_of(collective, dtype):
+                yield cases
+
+
+def op_of(case: Case) -> str:
+    """The reduction of a case; empty where it has none."""
+    return case.op if case.collective in REDUCING else ""
+
+
+def dtype_of(case: Case) -> str:
+    """The dtype of a case, by its name."""
+    return name_of(case.dtype)
+
+
+# worlds and features of collectives
+
+
+def smoke(rank: Rank) -> str:
+    """Two collectives on all ranks."""
+    return _of_cases(rank, [Case("all_reduce"), Case("all_gather", repeats=2)])
+
+
+def _of_cases(rank: Rank, cases: Sequence[Case]) -> str:
+    wrong = run_cases(rank, cases)
+    return wrong[0].split("\n")[0] if wrong else ""
+
+
+def _cases(*cases: Case) -> Work:
+    return lambda rank: _of_cases(rank, cases)
+
+
+def _subgroups(rank: Rank) -> str:
+    last = rank.size - 1
+    groups = ((last,), tuple(range(1, rank.size)) or (0,), tuple(range(rank.size))[::-1])
+    return _of_cases(rank, [Case(name, group=group) for group in groups for name in ("all_reduce", "all_gather")])
+
+
+def _messages(rank: Rank) -> str:
+    """Around a ring, one by one and as a batch."""
+    onward, back = (rank.index + 1) % rank.size, (rank.index - 1) % rank.size
+    if rank.size == 1:
+        return ""
+    mine, due = _message(rank.index, rank), _message(back, rank)
+    for batch in (False, True):
+        found = torch.zeros_like(due)
+        operations = [dist.P2POp(dist.isend, mine, onward), dist.P2POp(dist.irecv, found, back)]
+        works = dist.batch_isend_irecv(operations) if batch else [o.op(o.tensor, o.peer) for o in operations]
+        for work in works:
+            work.wait()
+        if problem := difference(due.cpu(), found.cpu(), "what was received"):
+            return problem
+    return ""
+
+
+def _message(sender: int, rank: Rank) -> torch.Tensor:
+    return inputs(Case("all_gather"), 1, sender)[0].to(rank.device)
+
+
+def _objects(rank: Rank) -> str:
+    found: list[object] = [None] * rank.size
+    dist.all_gather_object(found, {"rank": rank.index})
+    sent: list[object] = [("from", rank.index)]
+    dist.broadcast_object_list(sent, src=0)
+    if found != [{"rank": i} for i in range(rank.size)] or sent != [("from", 0)]:
+        return f"other objects came back: {found}, {sent}"
+    return ""
+
+
+def _gradients(rank: Rank) -> str:
+    import torch.distributed.nn.functional as differentiable
+
+    leaf = torch.full((3,), rank.index + 1.0, device=rank.device, requires_grad=True)
+    summed = differentiable.all_reduce(leaf)  # type: ignore[no-untyped-call]  # torch's
+    (summed * (rank.index + 1)).sum().backward()
+    due = torch.full((3,), rank.size * (rank.size + 1) / 2)
+    return difference(due, leaf.grad.cpu(), "the gradient") if leaf.grad is not None else "there is no gradient"
+
+
+def _meshes(rank: Rank) -> str:
+    tensor = torch.ones(3, device=rank.device)
+    dist.all_reduce(tensor, group=rank.mesh(rank.size, 1, names=("a", "b")).get_group("a"))
+    return difference(torch.full((3,), float(rank.size)), tensor.cpu(), "the sum over a mesh")
+
+
+def _monitored_barrier(rank: Rank) -> str:
+    dist.monitored_barrier()
+    return ""
+
+
+def _splitting(rank: Rank) -> str:
+    group = dist.split_group(split_ranks=[list(range(rank.size))])
+    tensor = torch.ones(3, device=rank.device)
+    dist.all_reduce(tensor, group=group)
+    return difference(torch.full((3,), float(rank.size)), tensor.cpu(), "the sum in a part")
+
+
+def _restarts(rank: Rank) -> str:
+    dist.destroy_process_group()
+    store = dist.PrefixStore("once more", rank.store)  # type: ignore[attr-defined]  # not in __all__
+    dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=rank.size)
+    return smoke(rank)
+
+
+def _timeouts(rank: Rank) -> str:
+    """A rank waits for one that does not come, for as long as its group says."""
+    group = dist.new_group(timeout=_SHORT)
+    if rank.size > 1 and rank.index == 0:
+        try:
+            dist.all_reduce(torch.ones(3, device=rank.device), group=group, async_op=True).wait()
+        except RuntimeError:
+            return _told(rank)
+        return "a rank did not come, and the collective ended well"
+    rank.store.wait(["concord probe: told"])
+    return ""
+
+
+def _told(rank: Rank) -> str:
+    rank.store.set("concord probe: told", b"1")
+    return ""
+
+
+FEATURES: dict[str, Work] = {
+    "async": _cases(*(Case(name, form="async", repeats=2) for name in ("all_reduce", "broadcast", "all_gather"))),
+    "coalescing": _cases(Case("all_reduce", form="coalesced"), Case("all_gather_into_tensor", form="coalesced")),
+    "functional": _cases(*(Case(name, form="functional") for name in ("all_reduce", "all_gather_into_tensor"))),
+    "gradients": _gradients,
+    "meshes": _meshes,
+    "messages": _messages,
+    "monitored_barrier": _monitored_barrier,
+    "objects": _objects,
+    "splitting": _splitting,
+    "strided": _cases(*(Case(n, shape=(3, 5), layout="transposed") for n in ("all_reduce", "broadcast", "all_gather"))),
+    "subgroups": _subgroups,
+    "timeouts": _timeouts,
+    "restarts": _restarts,
+}
+"""Of collectives, by name; what is not here is not tried."""
+
+
+# stacks
+
+
+def _compiled(rank: Rank) -> str:
+    def doubled(tensor: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(tensor)
+        return tensor * 2
+
+    tensor = torch.ones(3, device=rank.device)
+    found = torch.compile(doubled, backend="eager", fullgraph=True)(tensor)
+    return difference(torch.full((3,), 2.0 * rank.size), found.cpu(), "the compiled sum")
+
+
+WORK: dict[tuple[str, str], Work] = {("dynamo", "collectives"): _compiled}
+"""What is tried of stacks by a function, by stack and feature."""
+
+_MODEL = Model((4,), (Linear(4), Linear(2)))
+
+
+def programs(world: int) -> dict[tuple[str, str], Program]:
+    """What is tried of stacks by training, held against one device: by stack and feature, the stack itself first."""
+    layouts = {
+        ("replicate", ""): Layout("replicate", world),
+        ("replicate", "comm_hooks"): Layout("replicate", world, options=(("hook", "allreduce_hook"),)),
+        ("replicate", "static_graph"): Layout("replicate", world, options=(("static_graph", True),)),
+        ("replicate", "unused_parameters"): Layout("replicate", world, options=(("find_unused_parameters", True),)),
+        ("replicate_fsdp", ""): Layout("replicate_fsdp", world),
+        ("replicate_fsdp", "mixed_precision"): Layout(
+            "replicate_fsdp", world, options=(("param_dtype", "bfloat16"), ("reduce_dtype", "float32"))
+        ),
+        ("tp_extension", ""): Layout(
+            "tp_extension", world, options=(("use_orig_params", False), ("strategy", "FULL_SHARD"))
+        ),
+        ("dynamo", ""): Layout("dynamo", world, options=(("inner", "replicate"),), compiled=Compile("eager")),
+    }
+    return {key: Program(_MODEL, layout, dtype="float32") for key, layout in layouts.items()}

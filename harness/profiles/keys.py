@@ -1,0 +1,347 @@
+"""Every key that a profile can have: how its value is checked and converted, and what editors know of it."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from harness.profiles.model import UNREPORTED
+from harness.profiles.vocabulary import BOUNDED, COLLECTIVES, DTYPES, FEATURES, OPS, STACKS
+from harness.results import BAD
+
+_MOST_SECONDS = 86_400
+_MOST_RANKS = 100_000
+_MOST_FACTOR = 1_000
+
+Schema = dict[str, Any]
+"""What JSON Schema says of a value."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a table."""
+
+    convert: Callable[[Any], Any]
+    """Errors: ValueError that says what the value should be; :class:`BadItem` for one entry of a table."""
+    example: str
+    about: str
+    schema: Schema
+    required: bool = False
+
+
+class BadItem(ValueError):
+    """What is wrong with one entry of a table."""
+
+    def __init__(self, item: str, what: str) -> None:
+        super().__init__(what)
+        self.item = item
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """The known word that was probably meant; empty if none is near."""
+    by_folded = {name.lower(): name for name in reversed(list(known))}
+    found = difflib.get_close_matches(word.lower(), by_folded, 1) if isinstance(word, str) else []
+    return by_folded[found[0]] if found else ""
+
+
+def shown(value: Any) -> str:
+    """A value in a message, shortened."""
+    try:
+        return reprlib.repr(value)
+    except (ValueError, RecursionError):
+        return "what is there"
+
+
+def shown_key(name: str) -> str:
+    """A key in a message, quoted where it is no plain word."""
+    return name if re.fullmatch(r"[\w-]{1,60}", name) else shown(name)
+
+
+# values
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"a text in quotes, not {shown(value)}")
+    if not value.strip():
+        raise ValueError("is empty")
+    for character in value:
+        if not character.isprintable():
+            raise ValueError(f"a text on one line, without {character!r}")
+    return value
+
+
+def _word(value: Any) -> str:
+    if " " in _text(value):
+        raise ValueError(f"a name without spaces, not {shown(value)}")
+    return _text(value)
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST_RANKS:
+        raise ValueError(f"a whole number from 1, not {shown(value)}")
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"true or false, without quotes, not {shown(value)}")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _MOST_SECONDS:
+        raise ValueError(f"a number of seconds above 0, at most {_MOST_SECONDS}, not {shown(value)}")
+    return float(value)
+
+
+def _factor(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= _MOST_FACTOR:
+        raise ValueError(f"a number from 1 to {_MOST_FACTOR}, not {shown(value)}")
+    return float(value)
+
+
+def _list_of(convert: Callable[[Any], Any], *, empty: bool = False) -> Callable[[Any], tuple[Any, ...]]:
+    def converted(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise ValueError(f"a list in brackets, not {shown(value)}")
+        if not value and not empty:
+            raise ValueError("is empty")
+        items = tuple(convert(item) for item in value)
+        seen = set()
+        for item in items:
+            if item in seen:
+                raise ValueError(f"{shown(item)} is there twice")
+            seen.add(item)
+        return items
+
+    return converted
+
+
+def _one_of(known: Sequence[str], what: str) -> Callable[[Any], str]:
+    def converted(value: Any) -> str:
+        if isinstance(value, str) and value in known:
+            return value
+        near = nearest(value, known)
+        hint = f"did you mean {near}?" if near else f"write some of {', '.join(known)}"
+        raise ValueError(f"{shown(value)} is not {what}; {hint}")
+
+    return converted
+
+
+def _environment(value: Any) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict):
+        raise ValueError(f"a table of names and values, begun with [env], not {shown(value)}")
+    for name, content in value.items():
+        if not name or "=" in name or not name.isprintable():
+            raise BadItem(name, "not the name of an environment variable")
+        if not isinstance(content, str) or "\0" in content:
+            raise BadItem(name, f"a text in quotes, not {shown(content)}")
+    return tuple(sorted(value.items()))
+
+
+def _variable(value: Any) -> str:
+    if not re.fullmatch(r"[A-Za-z_]\w*", _text(value)):
+        raise ValueError(f"the name of an environment variable, not {shown(value)}")
+    return _text(value)
+
+
+def _module(value: Any) -> str:
+    if not all(part.isidentifier() for part in _text(value).split(".")):
+        raise ValueError(f"the name of a module, not {shown(value)}")
+    return _text(value)
+
+
+def _link(value: Any) -> str:
+    if _text(value) != UNREPORTED and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
+        raise ValueError(f'a URL, or "{UNREPORTED}", not {shown(value)}')
+    return _text(value)
+
+
+def _date(value: Any) -> datetime.date:
+    if type(value) is not datetime.date:
+        raise ValueError(f"a date without quotes and without a time, as in 2027-06-30, not {shown(value)}")
+    return value
+
+
+def _now_and_then(value: Any) -> tuple[str, ...]:
+    verdicts: tuple[str, ...] = _list_of(_one_of(("passed", *BAD), "a verdict that it can cover"))(value)
+    if "passed" not in verdicts:
+        raise ValueError("without passed: a test that never passes has a [[waiver]]")
+    if len(verdicts) == 1:
+        raise ValueError(f"passed alone: name what it comes to now and then ({', '.join(BAD)})")
+    return verdicts
+
+
+def _versions(value: Any) -> str:
+    try:
+        SpecifierSet(_text(value))
+    except InvalidSpecifier:
+        raise ValueError(f'a condition on versions, as in ">=2.11,<2.14", not {shown(value)}') from None
+    return _text(value)
+
+
+def _globs(value: Any) -> tuple[str, ...]:
+    return _list_of(_text)([value] if isinstance(value, str) else value)
+
+
+# what editors know of them
+
+_TEXT: Schema = {"type": "string", "pattern": r"\S"}
+_WORD: Schema = {"type": "string", "pattern": r"^\S+$"}
+_WHOLE: Schema = {"type": "integer", "minimum": 1, "maximum": _MOST_RANKS}
+_GLOBS: Schema = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "uniqueItems": True}]}
+
+
+def _items(schema: Schema, *, empty: bool = False) -> Schema:
+    return {"type": "array", "items": schema, "uniqueItems": True, **({} if empty else {"minItems": 1})}
+
+
+def _words(known: Sequence[str], what: str, example: str, about: str, *, empty: bool = False) -> Key:
+    """A key for a list of known words."""
+    schema = _items({"enum": list(known)}, empty=empty)
+    return Key(_list_of(_one_of(known, what), empty=empty), example, about, schema)
+
+
+# tables
+
+_CONDITION = {
+    "torch": Key(_versions, '">=2.11,<2.14"', "Versions of torch for which it counts.", _TEXT),
+    "python": Key(_versions, '">=3.11,<3.14"', "Versions of Python for which it counts.", _TEXT),
+    "machine": Key(_globs, '"aarch64"', "Machines for which it counts, as uname -m names them.", _GLOBS),
+    "os": Key(_globs, '"Linux 6.*"', "Systems for which it counts: name and release.", _GLOBS),
+    "device_name": Key(_globs, '"NVIDIA H100*"', "Devices for which it counts, as torch names them.", _GLOBS),
+}
+CONDITION = tuple(_CONDITION)
+"""Keys that say where an entry counts."""
+
+_REASON = Key(_text, '"what is wrong"', "What is wrong, on one line.", _TEXT, required=True)
+_COLLECTIVES = _words(COLLECTIVES, "a collective", '["all_reduce"]', "Collectives.")
+_DTYPES = _words(DTYPES, "a dtype", '["float32"]', "Dtypes, as torch names them.")
+_OPS = _words(OPS, "a reduction", '["SUM"]', "Reductions, as ReduceOp names them.")
+
+HEAD: Mapping[str, Key] = {
+    "name": Key(_word, '"my-profile"', "What reports call it; a shipped file has the same name.", _WORD, required=True),
+    "backend": Key(_word, '"my_backend"', "As init_process_group takes it.", _WORD, required=True),
+    "device": Key(_word, '"cpu"', "Type of device, as torch names it.", _WORD, required=True),
+    "about": Key(_text, '"who made it, for what"', "A line about the backend, for people.", _TEXT),
+    "world_sizes": Key(_list_of(_whole), "[1, 2, 4]", "Numbers of ranks that are claimed.", _items(_WHOLE)),
+    "ranks_per_device": Key(_whole, "1", "How many ranks may share an accelerator.", _WHOLE),
+    "warm": Key(_boolean, "true", "Whether worlds are used again by other tests.", {"type": "boolean"}),
+    "timeout": Key(
+        _seconds,
+        "60",
+        "Seconds for one run on ranks.",
+        {"type": "number", "exclusiveMinimum": 0, "maximum": _MOST_SECONDS},
+    ),
+    "imports": Key(
+        _list_of(_module),
+        '["my_backend"]',
+        "Modules that ranks import first, because they register the backend or the device.",
+        _items({"type": "string", "pattern": r"^\w+(\.\w+)*$"}),
+    ),
+    "env": Key(
+        _environment,
+        '{ NAME = "value" }',
+        "Environment variables of ranks.",
+        {"type": "object", "additionalProperties": {"type": "string"}},
+    ),
+    "visible_devices": Key(
+        _variable, '"MY_VISIBLE_DEVICES"', "The environment variable that masks devices.", {"type": "string"}
+    ),
+    "stacks": _words(STACKS, "a stack", '["collectives"]', "Stacks that are claimed."),
+    "inherits": Key(_word, '"other-profile"', "A profile whose values count where this one has none.", _WORD),
+    "inherit_waivers": Key(
+        _list_of(_text, empty=True),
+        '["suites/replicate/*"]',
+        "Which waivers are inherited: those of test globs that match one of these globs. All by default.",
+        _items(_TEXT, empty=True),
+    ),
+}
+
+COLLECTIVES_TABLE: Mapping[str, Key] = {"names": _COLLECTIVES, "dtypes": _DTYPES, "ops": _OPS}
+EXCLUSION: Mapping[str, Key] = {
+    "collectives": _COLLECTIVES,
+    "dtypes": _DTYPES,
+    "ops": _OPS,
+    "reason": Key(_text, '"why"', "Why it is not claimed.", _TEXT, required=True),
+    **_CONDITION,
+}
+FEATURES_TABLE: Mapping[str, Key] = {
+    stack: _words(tuple(known), f"a feature of {stack}", f'["{next(iter(known))}"]', f"Of {stack}.", empty=True)
+    for stack, known in FEATURES.items()
+}
+TOLERANCE: Mapping[str, Key] = {
+    "factor": Key(
+        _factor,
+        "2.0",
+        "How many times the bound from rounding is allowed.",
+        {"type": "number", "minimum": 1, "maximum": _MOST_FACTOR},
+        required=True,
+    ),
+    "reason": Key(_text, '"it adds up in bfloat16"', "Why.", _TEXT, required=True),
+    **_CONDITION,
+}
+WAIVER: Mapping[str, Key] = {
+    "tests": Key(
+        _list_of(_text),
+        '["suites/collectives/test_x.py::test_y*"]',
+        "Globs on whole node ids.",
+        _items(_TEXT),
+        required=True,
+    ),
+    "reason": _REASON,
+    "link": Key(
+        _link,
+        f'"{UNREPORTED}"',
+        f'URL of the report, or "{UNREPORTED}".',
+        {"type": "string", "pattern": rf"^(https?://[^\s/]+(/\S*)?|{UNREPORTED})$"},
+        required=True,
+    ),
+    "expires": Key(
+        _date,
+        "2027-06-30",
+        "The last day on which it counts (UTC).",
+        {"type": "string", "format": "date"},
+        required=True,
+    ),
+    "verdicts": _words(BAD, "a verdict that it can cover", '["failed"]', "Bad verdicts that it covers."),
+    "subjects": Key(
+        _list_of(_word), '["torch", "reference"]', "Whose implementations of the stacks it is about.", _items(_WORD)
+    ),
+    **_CONDITION,
+}
+INTERMITTENT: Mapping[str, Key] = {
+    **WAIVER,
+    "verdicts": Key(
+        _now_and_then,
+        '["passed", "failed"]',
+        "Verdicts that it may come to, passed among them.",
+        _items({"enum": ["passed", *BAD]}),
+        required=True,
+    ),
+}
+
+LISTS = ("waiver", "intermittent")
+"""Lists of tables at the top."""
+TABLES = ("collectives", "features", "tolerance")
+"""Tables at the top that have keys of their own."""
+
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "": (*HEAD, *TABLES, *LISTS),
+    "collectives": (*COLLECTIVES_TABLE, "except"),
+    "collectives.except": tuple(EXCLUSION),
+    "features": tuple(FEATURES_TABLE),
+    "tolerance": BOUNDED,
+    "tolerance.DTYPE": tuple(TOLERANCE),
+    "waiver": tuple(WAIVER),
+    "intermittent": tuple(INTERMITTENT),
+}
+"""Every key that a profile can have, by table."""

@@ -1,0 +1,283 @@
+"""From a TOML text to a profile, with the profiles that it inherits from; every mistake with file, line and key."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from harness.profiles import keys
+from harness.profiles.keys import BadItem, Key, nearest, shown_key
+from harness.profiles.model import (
+    Claims,
+    Condition,
+    Exclusion,
+    Mistake,
+    Profile,
+    ProfileError,
+    Tolerance,
+    Waiver,
+    pattern,
+)
+from harness.profiles.vocabulary import BOUNDED
+from harness.toml_lines import Where, lines_of
+
+_LARGEST_FILE = 4 << 20
+_MOST_BASES = 20
+
+Base = Callable[[str, str], tuple[str, str]]
+"""Finds the profile that a file inherits from: ``(name, file)`` to what messages call it, and its text.
+
+Errors: ValueError that says why there is none."""
+
+
+def read(path: Path, file: str = "", base: Base | None = None) -> Profile:
+    """Read a profile; ``file`` is what messages call it.  Errors: :class:`ProfileError`."""
+    return parse(text_of(path, file), file or str(path), base)
+
+
+def text_of(path: Path, file: str = "") -> str:
+    """The text of a profile.  Errors: :class:`ProfileError`."""
+    file = file or str(path)
+    try:
+        if path.exists() and not path.is_file():
+            raise ProfileError([Mistake(file, 0, "", "not a file")])
+        with path.open("rb") as stream:
+            data = stream.read(_LARGEST_FILE + 1)
+    except OSError as e:
+        raise ProfileError([Mistake(file, 0, "", e.strerror or str(e))]) from None
+    if len(data) > _LARGEST_FILE:
+        raise ProfileError([Mistake(file, 0, "", f"larger than {_LARGEST_FILE >> 20} MiB: not a profile")])
+    try:
+        return data.decode()
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        raise ProfileError([Mistake(file, line, "", f"not UTF-8: byte 0x{data[e.start]:02x}")]) from None
+
+
+def parse(text: str, file: str, base: Base | None = None) -> Profile:
+    """Read a profile's text; ``file`` is what messages call it, ``base`` finds what it inherits from.
+
+    Errors: :class:`ProfileError`, about this file or one that it inherits from.
+    """
+    return _parsed(text, file, base, (file,))
+
+
+def _parsed(text: str, file: str, base: Base | None, seen: tuple[str, ...]) -> Profile:
+    text = text.replace("\r\n", "\n")
+    try:
+        document = tomllib.loads(text)
+        lines = lines_of(text)
+    except RecursionError:
+        raise ProfileError([Mistake(file, 1, "", "not TOML that can be read: nested too deeply")]) from None
+    except ValueError as e:
+        found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(e))
+        line = int(found[1]) if found and found[1] else text.count("\n") + 1 if found else 1
+        what = str(e)[: found.start()] if found else str(e)
+        raise ProfileError([Mistake(file, line, "", f"not TOML: {what}")]) from None
+    reader = _Reader(file, lines)
+    below = reader.base(document, base, seen)
+    said = reader.said(document, () if "inherits" in document else [n for n, k in keys.HEAD.items() if k.required])
+    if reader.mistakes:
+        raise ProfileError(sorted(reader.mistakes, key=lambda mistake: mistake.line))
+    return said.over(below, file)
+
+
+@dataclass
+class _Said:
+    """What one file says, converted."""
+
+    head: dict[str, Any] = field(default_factory=dict)
+    collectives: dict[str, Any] = field(default_factory=dict)
+    exclusions: tuple[Exclusion, ...] = ()
+    features: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    tolerances: tuple[Tolerance, ...] = ()
+    waivers: tuple[Waiver, ...] = ()
+
+    def over(self, below: Profile | None, file: str) -> Profile:
+        """The profile that it makes of the one that it inherits from: values take the place of values, tables are
+        joined key by key, and lists of tables go on."""
+        head = dict(self.head)
+        for name in ("inherits", "inherit_waivers"):
+            head.pop(name, None)
+        under = below or Profile("", "", "")
+        claimed = {("collectives" if k == "names" else k): v for k, v in self.collectives.items()}
+        if "stacks" in head:
+            claimed["stacks"] = head.pop("stacks")
+        claims: Claims = replace(
+            under.claims,
+            **claimed,
+            exclusions=(*under.claims.exclusions, *self.exclusions),
+            features=tuple(sorted({**dict(under.claims.features), **self.features}.items())),
+        )
+        if "env" in head:
+            head["env"] = tuple(sorted({**dict(under.env), **dict(head["env"])}.items()))
+        own = {tolerance.dtype for tolerance in self.tolerances}
+        return replace(
+            under,
+            **head,
+            claims=claims,
+            tolerances=(*(t for t in under.tolerances if t.dtype not in own), *self.tolerances),
+            waivers=(*_inherited(under.waivers, self.head.get("inherit_waivers")), *self.waivers),
+            file=file,
+            bases=(under.file, *under.bases) if below else (),
+        )
+
+
+def _inherited(waivers: Sequence[Waiver], globs: Sequence[str] | None) -> Iterator[Waiver]:
+    """Of some waivers the test globs that match a glob; all without any."""
+    for waiver in waivers:
+        kept = [t for t in waiver.tests if globs is None or any(pattern(glob).match(t) for glob in globs)]
+        if kept:
+            yield replace(waiver, tests=tuple(kept))
+
+
+class _Reader:
+    """Checks the tables of a file against their keys, and gathers mistakes."""
+
+    def __init__(self, file: str, lines: Mapping[Where, int]) -> None:
+        self.file = file
+        self.lines = lines
+        self.mistakes: list[Mistake] = []
+
+    def line(self, where: Where) -> int:
+        """The line of a value, or of the closest thing around it that has one."""
+        while where and where not in self.lines:
+            where = where[:-1]
+        return self.lines.get(where, 1)
+
+    def wrong(self, where: Where, what: str) -> None:
+        names = [shown_key(part) for part in where if isinstance(part, str)]
+        count = next((i for i, part in enumerate(where) if not isinstance(part, str)), 0)
+        count = count or (1 if where[:1] in ((name,) for name in keys.LISTS) else 0)
+        table = [f"[[{'.'.join(names[:count])}]]"] if count else []
+        key = " ".join([*table, *([".".join(names[count:])] if names[count:] else [])])
+        self.mistakes.append(Mistake(self.file, self.line(where), key, what))
+
+    # the whole file
+
+    def base(self, document: Mapping[str, Any], base: Base | None, seen: tuple[str, ...]) -> Profile | None:
+        """The profile that the file inherits from."""
+        name = document.get("inherits")
+        if not isinstance(name, str) or base is None:
+            if isinstance(name, str):
+                self.wrong(("inherits",), "nothing is known of other profiles here")
+            return None
+        try:
+            file, text = base(name, self.file)
+        except ValueError as e:
+            self.wrong(("inherits",), str(e))
+            return None
+        if file in seen:
+            self.wrong(("inherits",), f"goes round in a circle: {' -> '.join([*seen, file])}")
+            return None
+        if len(seen) > _MOST_BASES:
+            self.wrong(("inherits",), f"more than {_MOST_BASES} profiles, one over the other")
+            return None
+        return _parsed(text, file, base, (*seen, file))
+
+    def said(self, document: Mapping[str, Any], required: Sequence[str]) -> _Said:
+        said = _Said()
+        waivers = [
+            (self.line(where), self.waiver(kind, where, table))
+            for kind in keys.LISTS
+            for where, table in self.tables(document.get(kind, []), (kind,))
+        ]
+        said.waivers = tuple(waiver for _, waiver in sorted(waivers, key=lambda pair: pair[0]) if waiver)
+        others = (*keys.TABLES, *keys.LISTS)
+        plain = {k: v for k, v in document.items() if k not in others}
+        said.head = self.table(plain, keys.HEAD, (), others, required={"name", *required})
+        listed = dict(self.nested(document, "collectives"))
+        excluded = listed.pop("except", [])
+        said.collectives = self.table(listed, keys.COLLECTIVES_TABLE, ("collectives",), ("except",))
+        said.exclusions = tuple(
+            Exclusion(**self.conditioned(found))
+            for where, table in self.tables(excluded, ("collectives", "except"))
+            if (found := self.whole(table, keys.EXCLUSION, where)) is not None
+        )
+        said.features = self.table(self.nested(document, "features"), keys.FEATURES_TABLE, ("features",))
+        said.tolerances = tuple(self.tolerances(self.nested(document, "tolerance")))
+        return said
+
+    def tolerances(self, tables: Mapping[str, Any]) -> Iterator[Tolerance]:
+        for dtype, table in tables.items():
+            where: Where = ("tolerance", dtype)
+            if dtype not in BOUNDED:
+                self.unknown(where, BOUNDED)
+            elif not isinstance(table, dict):
+                self.wrong(where, f"a table, begun with [tolerance.{dtype}], not {keys.shown(table)}")
+            elif (found := self.whole(table, keys.TOLERANCE, where)) is not None:
+                yield Tolerance(dtype, **self.conditioned(found))
+
+    def waiver(self, kind: str, where: Where, table: Mapping[str, Any]) -> Waiver | None:
+        found = self.whole(table, keys.WAIVER if kind == "waiver" else keys.INTERMITTENT, where)
+        if found is None:
+            return None
+        place = f"{self.file}:{self.line(where)}"
+        return Waiver(**self.conditioned(found), intermittent=kind == "intermittent", place=place)
+
+    # tables
+
+    def nested(self, document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        """The table of a name; empty if it is not there, or is none."""
+        found = document.get(name, {})
+        if isinstance(found, dict):
+            return found
+        self.wrong((name,), f"a table, begun with [{name}], not {keys.shown(found)}")
+        return {}
+
+    def tables(self, found: object, where: Where) -> Iterator[tuple[Where, Mapping[str, Any]]]:
+        """The tables of a list, and where each begins."""
+        if isinstance(found, list) and all(isinstance(table, dict) for table in found):
+            for i, table in enumerate(found):
+                yield (*where, i), table
+        else:
+            self.wrong(where, f"begin each with [[{'.'.join(map(str, where))}]], in two brackets")
+
+    def whole(self, table: Mapping[str, Any], known: Mapping[str, Key], where: Where) -> dict[str, Any] | None:
+        """The values of a table without mistakes."""
+        before = len(self.mistakes)
+        values = self.table(table, known, where)
+        return values if len(self.mistakes) == before else None
+
+    def conditioned(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values of a table, those that say where it counts as one condition."""
+        when = Condition(**{k: values[k] for k in keys.CONDITION if k in values})
+        return {**{k: v for k, v in values.items() if k not in keys.CONDITION}, "when": when}
+
+    def unknown(self, where: Where, known: Sequence[str]) -> str:
+        """Note a key that there is not; returns the one that was probably meant."""
+        near = nearest(where[-1], known)
+        hint = f"did you mean {near}?" if near else f"known are {', '.join(known)}"
+        self.wrong(where, f"no such key; {hint}")
+        return near
+
+    def table(
+        self,
+        table: Mapping[str, Any],
+        known: Mapping[str, Key],
+        where: Where,
+        others: Sequence[str] = (),
+        required: set[str] | None = None,
+    ) -> dict[str, Any]:
+        """The values of a table, converted; mistakes are noted."""
+        values: dict[str, Any] = {}
+        meant = set()
+        for name, value in table.items():
+            if name not in known:
+                meant.add(self.unknown((*where, name), [*known, *others]))
+                continue
+            try:
+                values[name] = known[name].convert(value)
+            except BadItem as e:
+                self.wrong((*where, name, e.item), str(e))
+            except ValueError as e:
+                self.wrong((*where, name), str(e))
+        needed = {name for name, key in known.items() if key.required} if required is None else required
+        for name, key in known.items():
+            if name in needed and name not in table and name not in meant:
+                self.wrong((*where, name), f"is missing; write {name} = {key.example}")
+        return values

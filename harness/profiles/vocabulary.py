@@ -1,0 +1,125 @@
+"""The words that claims are made of: collectives, dtypes, reductions, and features of each stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+"""Collectives that have a reduction."""
+
+COLLECTIVES = (
+    *REDUCING,
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "all_to_all_single",
+)
+
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)
+"""As torch names them."""
+
+OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+"""As torch.distributed.ReduceOp names them."""
+
+BOUNDED = ("float64", "float32", "float16", "bfloat16")
+"""The dtypes for which rounding is bounded (docs/tolerances.md)."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something of a stack that a backend, or a device, may do without."""
+
+    meaning: str
+    topics: tuple[str, ...]
+    """Requirements that need it: the whole of an id, or the beginning of one up to a hyphen."""
+
+    def concerns(self, requirement: str) -> bool:
+        """Whether a requirement, by its id, needs it."""
+        return any(requirement == topic or requirement.startswith(f"{topic}-") for topic in self.topics)
+
+
+FEATURES: Mapping[str, Mapping[str, Feature]] = {
+    "collectives": {
+        "async": Feature("works that are waited for later", ("COLL-ASYNC", "COLL-PAIR")),
+        "coalescing": Feature("collectives that are issued together", ("COLL-COALESCED",)),
+        "functional": Feature(
+            "functional collectives", ("COLL-FUNC", "COLL-CROSS-05", "COLL-FREE-02", "COLL-GRAD-02", "COLL-GRAD-04")
+        ),
+        "gradients": Feature("collectives that autograd knows", ("COLL-GRAD", "COLL-GROUP-07", "COLL-FUNC-07")),
+        "meshes": Feature("groups of device meshes", ("COLL-MESH",)),
+        "messages": Feature("send and recv, batches of them", ("COLL-P2P", "COLL-ASYNC-05", "COLL-ASYNC-10")),
+        "monitored_barrier": Feature("a barrier that names who is missing", ("COLL-BARRIER-03", "COLL-BARRIER-04")),
+        "objects": Feature("collectives of Python objects", ("COLL-OBJECT",)),
+        "restarts": Feature("groups that are destroyed and made again", ("COLL-LIFE",)),
+        "splitting": Feature("split_group and shrink_group", ("COLL-GROUP-08", "COLL-GROUP-09")),
+        "strided": Feature(
+            "tensors that are not contiguous",
+            ("COLL-LAYOUT", "COLL-CROSS-02", "COLL-CROSS-03", "COLL-CROSS-04", "COLL-P2P-07", "COLL-FUNC-02")
+            + ("COLL-FUNC-03", "COLL-GRAD-05"),
+        ),
+        "subgroups": Feature(
+            "groups of some ranks", ("COLL-GROUP", "COLL-CROSS-06", "COLL-SIZE-04", "COLL-BARRIER-05", "COLL-OBJECT-09")
+        ),
+        "threads": Feature("collectives from several threads", ("COLL-THREAD",)),
+        "timeouts": Feature("a limit for how long a collective waits", ("COLL-TIMEOUT",)),
+    },
+    "replicate": {
+        "buffers": Feature("buffers that are sent to every rank", ("DDP-BUF", "DDP-INIT-02", "REPL-BUF")),
+        "comm_hooks": Feature("communication hooks", ("REPL-HOOK",)),
+        "mixed_precision": Feature("DDP's mixed precision", ("REPL-MP",)),
+        "static_graph": Feature("static_graph", ("REPL-STATIC",)),
+        "unused_parameters": Feature("find_unused_parameters", ("REPL-UNUSED",)),
+    },
+    "replicate_fsdp": {
+        "hooks": Feature("hooks of gradients and of all-reduces", ("RFSDP-HOOK",)),
+        "meta": Feature("models that are made on the meta device", ("RFSDP-META",)),
+        "mixed_precision": Feature("MixedPrecisionPolicy", ("RFSDP-MIX", "RFSDP-CAST", "RFSDP-ACC-02")),
+        "tensor_parallel": Feature("tensor-parallel layers in replicated models", ("RFSDP-TP", "RFSDP-MESH-02")),
+    },
+    "tp_extension": {
+        "hybrid": Feature("replicas of shards", ("TP-HYB", "TP-STATE-10")),
+        "sharded_tensors": Feature("ShardedTensor", ("TP-BOX", "TP-EXT-06", "TP-EXT-07")),
+        "state_dicts": Feature("state dicts of models and optimizers", ("TP-STATE",)),
+        "streams": Feature("streams of the device", ("TP-EXT-08",)),
+    },
+    "dynamo": {
+        "agreement": Feature("ranks that agree on what they compile", ("DYN-AGREE",)),
+        "collectives": Feature("compiled collectives", ("DYN-COLL",)),
+        "ddp": Feature("compiled models under DDP", ("DYN-DDP",)),
+        "dtensors": Feature("compiled DTensors", ("DYN-DT",)),
+        "inductor": Feature("code that Inductor makes", ("DYN-GRAD-04",)),
+        "messages": Feature("compiled messages", ("DYN-P2P",)),
+    },
+}
+"""By stack, by name."""
+
+STACKS = tuple(FEATURES)
+
+
+def features_of(stack: str, requirements: Iterable[str]) -> list[str]:
+    """The features of a stack that any of some requirements needs, in the order of :data:`FEATURES`."""
+    ids = list(requirements)
+    known = FEATURES.get(stack, {})
+    return [name for name, feature in known.items() if any(feature.concerns(each) for each in ids)]
