@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from harness.bench.alarms import Decision
 from harness.bench.gate import decide
 from harness.bench.history import History
