@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_LATER = "# later"
-
 
 class BadPage(ValueError):
     """A page whose blocks can't be told apart; says in which line."""
@@ -25,8 +23,8 @@ class Block:
 
     @property
     def executed(self) -> bool:
-        """Whether it is a block of commands that is not kept for later."""
-        return self.language == "sh" and not self.text.startswith(_LATER)
+        """Whether it is a block of commands."""
+        return self.language == "sh"
 
 
 def blocks_of(page: str) -> list[Block]:
