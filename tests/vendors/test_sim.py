@@ -168,12 +168,13 @@ JUDGED = ("all_reduce", "all_to_all", "broadcast", "reduce_scatter", "barriers")
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("name", [name for name, said in DEFECTS.items() if "tests" in said])
 def test_defects_are_noticed(sim: Installed, tmp_path: Path, name: str) -> None:
     """The imperfect one gets bad verdicts where its defect is, and nowhere else."""
     files = [f"suites/collectives/test_{judged}.py" for judged in JUDGED]
     options = ["--world-timeout", "20", "--concord-results", str(tmp_path)]
-    done = sim.suites(*files, *options, timeout=290, SIM_DEFECTS=name)
+    done = sim.suites(*files, *options, timeout=900, SIM_DEFECTS=name)
     (found,) = tmp_path.glob("*/results.jsonl")
     verdicts = {nodeid: test.verdict for nodeid, test in results.read(found).tests.items()}
     globs = [profiles.pattern(glob) for glob in DEFECTS[name]["tests"]]
