@@ -28,6 +28,7 @@ _POOLS = frozenset(("pt_autograd_",))
 """How names of threads begin that torch starts once and keeps."""
 
 _OF_GLOO = ("threads: gloo_", "threads: pt_gloo_")
+_OF_TORCH = ("gloo_", "pt_")
 _PATIENCE = 0.5
 """Seconds in which threads must have ended."""
 
@@ -137,7 +138,17 @@ def _threads() -> dict[str, int]:
             continue
         if not name.startswith(tuple(_POOLS)):
             names[name] += 1
+    if _has_device():  # its runtime may start threads of its own whenever it likes, and keep them
+        with open("/proc/self/comm") as f:
+            python = f.read().strip()
+        names = Counter({n: count for n, count in names.items() if n == python or n.startswith(_OF_TORCH)})
     return dict(names)
+
+
+def _has_device() -> bool:
+    """Whether this process has used an accelerator."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator is not None and bool(torch.get_device_module(accelerator).is_initialized())
 
 
 def _modes() -> tuple[str, ...]:

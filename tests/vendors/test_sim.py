@@ -1,0 +1,205 @@
+"""The sample accelerator is one: its memory is its own, its streams run later, and a customer can install it."""
+
+from __future__ import annotations
+
+import signal
+import tomllib
+from pathlib import Path
+
+import pytest
+from installed import PACKAGE, Installed
+
+from harness import profiles, results
+
+DEFECTS = tomllib.loads((PACKAGE / "defects.toml").read_text())
+ORDERED = """
+    import torch
+    tensor, first, second = torch.ones(2, device="sim"), torch.sim.Stream(), torch.sim.Stream()
+    torch.sim.synchronize()
+    with torch.sim.stream(first):
+        torch.sim._sleep(0.3)
+        tensor.add_(1)
+        event = first.record_event()
+    with torch.sim.stream(second):
+        second.wait_event(event)
+        tensor.mul_(10)
+    torch.sim.synchronize()
+    print(tensor.tolist())
+"""
+
+
+@pytest.mark.nightly
+def test_host_cannot_read_its_memory(sim: Installed) -> None:
+    """Code of the host that follows a device's pointer dies of it."""
+    done = sim.run("""
+        import ctypes, torch
+        tensor = torch.full((4,), 7.0, device="sim")
+        torch.sim.synchronize()
+        print(tensor.tolist(), flush=True)
+        ctypes.string_at(tensor.data_ptr(), 16)
+        print("read")
+    """)
+    assert done.stdout == "[7.0, 7.0, 7.0, 7.0]\n"
+    assert done.returncode == -signal.SIGSEGV
+
+
+@pytest.mark.nightly
+def test_streams_run_later(sim: Installed) -> None:
+    """The host goes on while a stream works; an event tells when it is done, and how long it took."""
+    found = sim.prints("""
+        import torch
+        tensor, stream = torch.zeros(4, device="sim"), torch.sim.Stream()
+        torch.sim.synchronize()
+        begin, end = torch.sim.Event(enable_timing=True), torch.sim.Event(enable_timing=True)
+        with torch.sim.stream(stream):
+            begin.record()
+            torch.sim._sleep(0.5)
+            tensor.add_(1)
+            end.record()
+        print(end.query(), stream.query())
+        end.synchronize()
+        print(end.query(), begin.elapsed_time(end) >= 500, tensor.tolist())
+    """)
+    assert found == ["False False", "True True [1.0, 1.0, 1.0, 1.0]"]
+
+
+@pytest.mark.nightly
+def test_memory_is_given_back(sim: Installed) -> None:
+    """What no tensor uses is not allocated, and after empty_cache not reserved; too much is refused."""
+    found = sim.prints(
+        """
+        import torch
+        tensor = torch.ones(1 << 20, device="sim")
+        print(torch.sim.memory_allocated(), torch.accelerator.memory_allocated())
+        del tensor
+        print(torch.sim.memory_allocated(), torch.sim.memory_reserved())
+        torch.sim.empty_cache()
+        print(torch.sim.memory_allocated(), torch.sim.memory_reserved(), torch.sim.max_memory_allocated())
+        try:
+            torch.empty(1 << 30, device="sim")
+        except torch.OutOfMemoryError as e:
+            print("refused")
+        """,
+        SIM_MEMORY_MB="64",
+    )
+    assert found == ["4194304 4194304", "0 4194304", "0 0 4194304", "refused"]
+
+
+@pytest.mark.nightly
+def test_several_devices(sim: Installed) -> None:
+    """As many as there are, less what the mask hides; each thread has one; tensors of two do not mix."""
+    found = sim.prints(
+        """
+        import torch
+        print(torch.accelerator.current_accelerator(), torch.accelerator.device_count(), torch.sim.is_initialized())
+        torch.sim.set_device(2)
+        here, there = torch.ones(2, device="sim"), torch.ones(2, device="sim:1")
+        print(here.device, (here + there.to("sim:2")).tolist())
+        for wrong in (lambda: here + there, lambda: here + torch.ones(2), lambda: torch.ones(1, device="sim:3")):
+            try:
+                wrong()
+            except RuntimeError as e:
+                print("refused")
+        """,
+        SIM_DEVICES="6",
+        SIM_VISIBLE_DEVICES="5,0,1",
+    )
+    assert found == ["sim 3 False", "sim:2 [2.0, 2.0]", "refused", "refused", "refused"]
+
+
+@pytest.mark.nightly
+def test_trains(sim: Installed) -> None:
+    """A model with convolution, normalisation, dropout and attention, under autocast, saved and loaded again."""
+    found = sim.prints("""
+        import io, torch
+        from torch import nn
+        torch.manual_seed(0)
+        layers = nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1), nn.Linear(24, 2)
+        model = nn.Sequential(*layers)
+        model.sim()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        x, y = torch.randn(8, 2, 8, device="sim"), torch.arange(8, device="sim") % 2
+        for _ in range(60):
+            optimizer.zero_grad()
+            with torch.autocast("sim", dtype=torch.bfloat16):
+                loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        file.seek(0)
+        state = torch.load(file)
+        print(loss.item() < 0.1, {t.device.type for t in state.values()})
+    """)
+    assert found == ["True {'sim'}"]
+
+
+@pytest.mark.nightly
+def test_random_numbers(sim: Installed) -> None:
+    """A seed and an offset say what comes; the host's generator is not touched."""
+    found = sim.prints("""
+        import torch
+        torch.manual_seed(3)
+        host = torch.get_rng_state()
+        first, state = torch.rand(5, device="sim"), torch.sim.get_rng_state()
+        second = torch.nn.functional.dropout(torch.ones(64, device="sim"))
+        torch.sim.set_rng_state(state)
+        print(torch.equal(second, torch.nn.functional.dropout(torch.ones(64, device="sim"))))
+        torch.manual_seed(3)
+        print(torch.equal(first, torch.rand(5, device="sim")), torch.equal(host, torch.get_rng_state()))
+    """)
+    assert found == ["True", "True True"]
+
+
+def test_profile_can_be_read() -> None:
+    """The profile that the package brings has no mistake."""
+    profile = profiles.read(PACKAGE / "sim.toml")
+    assert (profile.backend, profile.device, profile.imports) == ("simccl", "sim", ("concord_sim",))
+
+
+@pytest.mark.nightly
+def test_suites(sim: Installed) -> None:
+    """Collectives on its devices give the right answers."""
+    done = sim.suites("suites/collectives/test_broadcast.py", "suites/collectives/test_all_to_all.py")
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+JUDGED = ("all_reduce", "all_to_all", "broadcast", "reduce_scatter", "barriers")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("name", [name for name, said in DEFECTS.items() if "tests" in said])
+def test_defects_are_noticed(sim: Installed, tmp_path: Path, name: str) -> None:
+    """The imperfect one gets bad verdicts where its defect is, and nowhere else."""
+    files = [f"suites/collectives/test_{judged}.py" for judged in JUDGED]
+    options = ["--world-timeout", "20", "--concord-results", str(tmp_path)]
+    done = sim.suites(*files, *options, timeout=900, SIM_DEFECTS=name)
+    (found,) = tmp_path.glob("*/results.jsonl")
+    verdicts = {nodeid: test.verdict for nodeid, test in results.read(found).tests.items()}
+    globs = [profiles.pattern(glob) for glob in DEFECTS[name]["tests"]]
+    due = {test: DEFECTS[name]["verdict"] for test in verdicts if any(glob.match(test) for glob in globs)}
+    assert due
+    assert due == {test: said for test, said in verdicts.items() if said in results.BAD}, done.stdout[-2000:]
+
+
+@pytest.mark.nightly
+def test_events_that_do_not_wait(sim: Installed) -> None:
+    """Streams are out of order with that defect, and in order without."""
+    assert sim.prints(ORDERED) == ["[20.0, 20.0]"]
+    assert sim.prints(ORDERED, SIM_DEFECTS="events-do-not-wait") == ["[11.0, 11.0]"]
+
+
+@pytest.mark.nightly
+def test_copies_that_do_not_wait(sim: Installed) -> None:
+    """With that defect the host sees what a stream has not done yet."""
+    code = """
+        import torch
+        tensor = torch.zeros(1, device="sim")
+        torch.sim.synchronize()
+        torch.sim._sleep(0.3)
+        tensor.add_(1)
+        print(tensor.cpu().item())
+    """
+    assert sim.prints(code) == ["1.0"]
+    assert sim.prints(code, SIM_DEFECTS="copy-to-host-too-early") == ["0.0"]
