@@ -22,6 +22,9 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 _MOST_SHOWN = 3
 CONCORD = "concord"
 
+_STACKS = ("suites/replicate", "suites/replicate_fsdp", "suites/tp_extension")
+"""What the reference implements."""
+
 Said = Callable[[Sequence[str]], str]
 
 
@@ -83,8 +86,12 @@ def of_gate(lines: Sequence[str]) -> str:
 def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[str] = ()) -> list[Part]:
     """The parts of a night, in their order: what measures comes first, while nothing else has warmed the machine."""
     perf = out / "perf"
+
+    def results(name: str) -> tuple[str, str]:
+        return "--concord-results", str(out / name)
+
     stored = ("--history", history) if history else ()
-    measured = ("--benchmark-only", "--benchmark-quiet", "--concord-results", str(perf))
+    measured = ("--benchmark-only", "--benchmark-quiet", *results("perf"))
     found = [
         Part("benchmarks", ("pytest", "suites/perf", *measured), of_pytest),
         Part("history", (CONCORD, "perf", "store", str(perf), *stored), last_words, verdict_only=True),
@@ -92,9 +99,14 @@ def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[s
         Part("page", (CONCORD, "perf", "page", "-o", str(out / "perf.html"), *stored), last_words, verdict_only=True),
         Part(
             "suites",
-            ("pytest", "suites/", "-n", "gpus", "-q", "--thorough", "--concord-results", str(out / "suites")),
+            ("pytest", "suites/", "-n", "gpus", "-q", "--thorough", *results("suites")),
             of_pytest,
             {"CONCORD_EXAMPLES": "thorough", "CONCORD_BUDGET": budget},
+        ),
+        Part(
+            "reference",
+            ("pytest", *_STACKS, "-n", "gpus", "-q", "--subject", "reference", *results("reference")),
+            of_pytest,
         ),
         Part(
             "audit",
