@@ -8,6 +8,7 @@ from its sources, and what it says that it needs, which :meth:`Environment.requi
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -34,14 +35,19 @@ class Environment:
         major, minor = sys.version_info[:2]
         return self.folder / "lib" / f"python{major}.{minor}" / "site-packages"
 
-    def run(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, timeout: float = 300, **env: str) -> subprocess.CompletedProcess[str]:
         """Run its Python in the root of the repository, without what a test session has in its environment."""
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_", "HYPOTHESIS_"))
-        }
+        of_sessions = ("PYTEST_", "COV_", "HYPOTHESIS_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(of_sessions)}
+        command = [str(self.python), *arguments]
         return subprocess.run(
-            [str(self.python), *arguments], cwd=ROOT, env=kept, capture_output=True, text=True, timeout=timeout
+            command, cwd=ROOT, env={**kept, **env}, capture_output=True, text=True, timeout=timeout, check=False
         )
+
+    def suites(self, profile: Path, *arguments: str, timeout: float, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run suites by a profile."""
+        options = ("-p", "no:cacheprovider", "-q", "--profile", str(profile))
+        return self.run("-m", "pytest", *options, *arguments, timeout=timeout, **env)
 
     def required(self, package: str) -> list[str]:
         """What a package that is installed here says that it needs."""
@@ -50,7 +56,9 @@ class Environment:
 
 
 def made(folder: Path, package: Path) -> Environment:
-    """Make an environment and install a package into it, from its sources."""
+    """Make an environment and install a package into it, built from a copy of its sources."""
+    ignored = shutil.ignore_patterns("build", "*.egg-info", "*.so")
+    source = shutil.copytree(package, folder.with_name(f"{folder.name}-source"), ignore=ignored)
     venv.create(folder, with_pip=False, symlinks=True)
     found = Environment(folder)
     (found.packages / "of_the_tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -58,7 +66,7 @@ def made(folder: Path, package: Path) -> Environment:
     options = ["--no-deps", "--no-build-isolation", "--no-index"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        [*pip, *options, str(package)],
+        [*pip, *options, str(source)],
         env={**os.environ, "PATH": path, "MAX_JOBS": "2"},
         capture_output=True,
         text=True,

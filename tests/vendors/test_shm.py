@@ -23,16 +23,14 @@ def shm(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return made(tmp_path_factory.mktemp("shm") / "environment", PACKAGE)
 
 
-def profile(shm: Environment) -> str:
+def profile(shm: Environment) -> Path:
     """The profile that the package brings along."""
-    return str(shm.packages / "concord_shm" / "shm.toml")
+    return shm.packages / "concord_shm" / "shm.toml"
 
 
 def passes(shm: Environment, *tests: str, timeout: float) -> None:
     """Run tests with the package's profile: nothing ends badly, and no waiver is stale."""
-    done = shm.run(
-        "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "2", *tests, "--profile", profile(shm), timeout=timeout
-    )
+    done = shm.suites(profile(shm), "-n", "2", *tests, timeout=timeout)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
@@ -40,7 +38,7 @@ def passes(shm: Environment, *tests: str, timeout: float) -> None:
 def test_package_needs_torch_alone_and_brings_its_profile(shm: Environment) -> None:
     """What pip has put into the environment, and nowhere else."""
     assert shm.required("concord_shm") == ["torch>=2.11"]
-    assert Path(profile(shm)).is_file()
+    assert profile(shm).is_file()
     done = shm.run("-c", "import concord_shm; print(concord_shm._C.__file__)")
     assert done.stdout.strip().startswith(str(shm.packages)), done.stderr
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import textwrap
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from installed import PACKAGE, Installed
+from environments import ROOT, Environment, made
 
 from harness import profiles, results
 
+PACKAGE = ROOT / "fixtures" / "vendors" / "sim"
 DEFECTS = tomllib.loads((PACKAGE / "defects.toml").read_text())
 ORDERED = """
     import torch
@@ -28,8 +32,35 @@ ORDERED = """
 """
 
 
+@dataclass(frozen=True)
+class Sim:
+    """The accelerator's package in an environment of its own."""
+
+    environment: Environment
+
+    def run(self, code: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Execute code in a process of that environment."""
+        return self.environment.run("-c", textwrap.dedent(code), timeout=60, OMP_NUM_THREADS="1", **env)
+
+    def prints(self, code: str, **env: str) -> list[str]:
+        """The lines that code prints; it must end well."""
+        done = self.run(code, **env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split("\n")[:-1]
+
+    def suites(self, *arguments: str, timeout: float = 300, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run suites by the package's profile."""
+        return self.environment.suites(PACKAGE / "sim.toml", *arguments, timeout=timeout, **env)
+
+
+@pytest.fixture(scope="module")
+def sim(tmp_path_factory: pytest.TempPathFactory) -> Sim:
+    """The package, built and installed as a vendor's customer does it."""
+    return Sim(made(tmp_path_factory.mktemp("sim") / "environment", PACKAGE))
+
+
 @pytest.mark.nightly
-def test_host_cannot_read_its_memory(sim: Installed) -> None:
+def test_host_cannot_read_its_memory(sim: Sim) -> None:
     """Code of the host that follows a device's pointer dies of it."""
     done = sim.run("""
         import ctypes, torch
@@ -44,7 +75,7 @@ def test_host_cannot_read_its_memory(sim: Installed) -> None:
 
 
 @pytest.mark.nightly
-def test_streams_run_later(sim: Installed) -> None:
+def test_streams_run_later(sim: Sim) -> None:
     """The host goes on while a stream works; an event tells when it is done, and how long it took."""
     found = sim.prints("""
         import torch
@@ -64,7 +95,7 @@ def test_streams_run_later(sim: Installed) -> None:
 
 
 @pytest.mark.nightly
-def test_memory_is_given_back(sim: Installed) -> None:
+def test_memory_is_given_back(sim: Sim) -> None:
     """What no tensor uses is not allocated, and after empty_cache not reserved; too much is refused."""
     found = sim.prints(
         """
@@ -86,7 +117,7 @@ def test_memory_is_given_back(sim: Installed) -> None:
 
 
 @pytest.mark.nightly
-def test_several_devices(sim: Installed) -> None:
+def test_several_devices(sim: Sim) -> None:
     """As many as there are, less what the mask hides; each thread has one; tensors of two do not mix."""
     found = sim.prints(
         """
@@ -108,7 +139,7 @@ def test_several_devices(sim: Installed) -> None:
 
 
 @pytest.mark.nightly
-def test_trains(sim: Installed) -> None:
+def test_trains(sim: Sim) -> None:
     """A model with convolution, normalisation, dropout and attention, under autocast, saved and loaded again."""
     found = sim.prints("""
         import io, torch
@@ -135,7 +166,7 @@ def test_trains(sim: Installed) -> None:
 
 
 @pytest.mark.nightly
-def test_random_numbers(sim: Installed) -> None:
+def test_random_numbers(sim: Sim) -> None:
     """A seed and an offset say what comes; the host's generator is not touched."""
     found = sim.prints("""
         import torch
@@ -158,7 +189,7 @@ def test_profile_can_be_read() -> None:
 
 
 @pytest.mark.nightly
-def test_suites(sim: Installed) -> None:
+def test_suites(sim: Sim) -> None:
     """Collectives on its devices give the right answers."""
     done = sim.suites("suites/collectives/test_broadcast.py", "suites/collectives/test_all_to_all.py")
     assert done.returncode == 0, done.stdout[-3000:]
@@ -170,7 +201,7 @@ JUDGED = ("all_reduce", "all_to_all", "broadcast", "reduce_scatter", "barriers")
 @pytest.mark.nightly
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("name", [name for name, said in DEFECTS.items() if "tests" in said])
-def test_defects_are_noticed(sim: Installed, tmp_path: Path, name: str) -> None:
+def test_defects_are_noticed(sim: Sim, tmp_path: Path, name: str) -> None:
     """The imperfect one gets bad verdicts where its defect is, and nowhere else."""
     files = [f"suites/collectives/test_{judged}.py" for judged in JUDGED]
     options = ["--world-timeout", "20", "--concord-results", str(tmp_path)]
@@ -184,14 +215,14 @@ def test_defects_are_noticed(sim: Installed, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.nightly
-def test_events_that_do_not_wait(sim: Installed) -> None:
+def test_events_that_do_not_wait(sim: Sim) -> None:
     """Streams are out of order with that defect, and in order without."""
     assert sim.prints(ORDERED) == ["[20.0, 20.0]"]
     assert sim.prints(ORDERED, SIM_DEFECTS="events-do-not-wait") == ["[11.0, 11.0]"]
 
 
 @pytest.mark.nightly
-def test_copies_that_do_not_wait(sim: Installed) -> None:
+def test_copies_that_do_not_wait(sim: Sim) -> None:
     """With that defect the host sees what a stream has not done yet."""
     code = """
         import torch

@@ -1,0 +1,131 @@
+"""The page of figures, in a browser: it says what is wrong first, draws all that there is, and keeps text as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from harness.bench.alarms import Decision
+from harness.bench.gate import decide
+from harness.bench.lines import Line
+from harness.bench.records import Series
+from harness.bench.view import view
+from reports.perf import page as page_of
+from tests.perf.nights import line
+
+NIGHTS = 30
+SWEEP = [
+    Series(operation="all_reduce", op="sum", dtype=dtype, bytes=8 << (3 * i), world=2, backend="gloo", device="cpu")
+    for dtype in ("float32", "bfloat16")
+    for i in range(6)
+]
+STEP = [
+    Series(operation="step.replicate", metric=metric, world=2, backend="gloo", device="cpu")
+    for metric in ("time", "compute", "communication", "exposed")
+]
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>{{ 7 * 7 }}"
+
+
+def nights(slower: float = 1.0, more: tuple[Series, ...] = ()) -> Line:
+    """Quiet nights; in the last four bfloat16 from 512 B on takes longer."""
+    every = [*SWEEP, *STEP, *more]
+    noise = np.random.default_rng(1).normal(0, 0.01, (NIGHTS, len(every)))
+    logs = np.log(np.array([1e-6 * (i + 1) for i in range(len(every))])) + noise
+    slow = [i for i, s in enumerate(every) if s.dtype == "bfloat16" and s.bytes >= 512]
+    logs[-4:, slow] += np.log(slower)
+    return line(logs, every)
+
+
+@pytest.fixture
+def opened(page: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Opens the page of some nights."""
+
+    def open_(of: Line, decision: Decision | None = None) -> Any:
+        file = tmp_path / "perf.html"
+        file.write_text(page_of(view(of, decision or decide(of))))
+        page.goto(file.as_uri(), wait_until="load")
+        page.wait_for_selector("#plot-history .plot-container")
+        return page
+
+    return open_
+
+
+def drawn(page: Any, plot: str) -> list[str]:
+    """Names of the traces that a plot shows."""
+    found: list[str] = page.evaluate(
+        "key => document.getElementById(key).data.filter(t => t.visible !== false).map(t => t.name)", f"plot-{plot}"
+    )
+    return found
+
+
+def test_nothing_wrong(opened: Any) -> None:
+    """It says so above everything else, and draws bandwidth, latency, dtypes, steps and history."""
+    page = opened(nights())
+    assert page.inner_text(".verdict") == "No alarm"
+    titles = [title.inner_text() for title in page.query_selector_all("h2")]
+    assert titles == ["Bandwidth over size", "Latency over size", "Dtypes", "Training steps", "History", "All figures"]
+    assert page.query_selector("#plot-sizes").bounding_box()["height"] > 300
+    assert drawn(page, "sizes") == ["float32, 2 ranks", "bfloat16, 2 ranks"]
+    assert drawn(page, "steps") == ["compute", "exposed communication", "its communication alone"]
+
+
+def test_an_alarm(opened: Any) -> None:
+    """The alarm is the first thing to read; its history comes first, with the step marked and its confidence said."""
+    page = opened(nights(slower=1.5))
+    assert page.inner_text(".verdict") == "1 alarm"
+    said = page.inner_text("ul.said li.bad")
+    assert "bfloat16" in said
+    assert "confidence" in said
+    history, step = drawn(page, "history")
+    assert history == f"us, {NIGHTS} nights"
+    assert "bfloat16" in step
+
+
+def test_another_history(opened: Any) -> None:
+    """The menu shows another series."""
+    page = opened(nights())
+    page.click("#plot-history .updatemenu-header")
+    page.wait_for_selector("#plot-history .updatemenu-dropdown-button")
+    buttons = page.query_selector_all("#plot-history .updatemenu-dropdown-button")
+    before = page.evaluate("document.getElementById('plot-history').data.findIndex(t => t.visible !== false)")
+    buttons[1].click()
+    page.wait_for_function(
+        "before => document.getElementById('plot-history').data.findIndex(t => t.visible !== false) !== before",
+        arg=before,
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone(opened: Any, page: Any, scheme: str) -> None:
+    """Nothing is wider than the screen, and text can be told from what is behind it."""
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.emulate_media(color_scheme=scheme)
+    tab = opened(nights(slower=1.5))
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    ink = tab.evaluate("document.getElementById('plot-sizes').layout.font.color")
+    assert ink == ("#e7eaf0" if scheme == "dark" else "#1c2330")
+
+
+def test_figures_can_be_read(opened: Any) -> None:
+    """All of them, in a table."""
+    page = opened(nights())
+    page.click("#figures summary")
+    assert len(page.query_selector_all("#figures tbody tr")) == len(SWEEP)
+
+
+def test_hostile_text(opened: Any) -> None:
+    """Names of operations, commits and alarms are text, wherever they are shown."""
+    more = tuple(
+        msgspec.structs.replace(SWEEP[0], operation=HOSTILE, dtype=HOSTILE, bytes=8 << i, variant=(("a", HOSTILE),))
+        for i in range(3)
+    )
+    of = nights(more=more)
+    of = msgspec.structs.replace(of, nights=[msgspec.structs.replace(n, commit=HOSTILE) for n in of.nights])
+    page = opened(of, Decision(night=of.nights[-1].id, alarms=[], notes=[HOSTILE]))
+    assert page.evaluate("window.hacked") is None
+    assert page.inner_text("ul.said li") == HOSTILE
