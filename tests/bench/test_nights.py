@@ -20,7 +20,7 @@ from harness.bench.history import History
 from harness.bench.nights import load
 
 ROOT = Path(__file__).parents[2]
-HEALTHY = int(os.environ.get("CONCORD_NIGHTS", "12"))
+HEALTHY = int(os.environ.get("CONCORD_NIGHTS", "20"))
 SICK = 3
 SELECTION = (
     "suites/perf/test_all_reduce.py::test_sizes",
@@ -46,6 +46,7 @@ def night(folder: Path, name: str, *options: str) -> Path:
     """Measure one night; returns its file."""
     out = folder / name
     arguments = ["--benchmark-only", "--benchmark-quiet", "-q", "-p", "no:cacheprovider", "--concord-results", str(out)]
+    arguments += ["-k", "2ranks", "--perf-seconds", "0.01"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *SELECTION, *arguments, *options],
         cwd=ROOT,
