@@ -4,7 +4,8 @@ A test's needs are read off what it says already:
 
 - the stack is the folder of its suite;
 - features are those whose topics its requirement ids are of (:data:`harness.profiles.vocabulary.FEATURES`);
-- the parameters ``collective``, ``dtype`` and ``op`` are what they are called;
+- the parameters ``collective``, ``dtype`` and ``op`` are what they are called; a parameter that has these three, as a
+  case does and what is timed, says it as well;
 - the collective is also the one that is the source of a requirement, ``torch.distributed.all_reduce``;
 - the rest it says itself: ``@pytest.mark.needs(collective=, dtype=, op=, features=)``.
 """
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from harness.profiles import Claims
-from harness.profiles.vocabulary import COLLECTIVES, FEATURES, OPS, features_of
+from harness.profiles.vocabulary import COLLECTIVES, FEATURES, OPS, REDUCING, features_of
 from harness.requirements import Requirement
 from harness.results import stack_of
 
@@ -55,6 +56,10 @@ def needs(
     requirements = list(requirements)
     stack = stack_of(nodeid)
     from_source = [m[1] for r in requirements if (m := _SOURCE.match(r.source)) and m[1] in COLLECTIVES]
+    case = next((p for p in parameters.values() if all(hasattr(p, n) for n in ("collective", "dtype", "op"))), None)
+    if case is not None:
+        op = case.op if case.collective in REDUCING else ""
+        parameters = {"collective": case.collective, "dtype": case.dtype, "op": op, **parameters}
     collective, op = parameters.get("collective"), parameters.get("op")
     return Needs(
         stack=stack,

@@ -272,7 +272,8 @@ def largest_of(config: pytest.Config, profiles: Profiles, ranks: int) -> int:
     asked = config.getoption("perf_largest")
     profile = profiles.chosen()
     on_host = profile is None or profile.device == "cpu"
-    limit = getattr(profile, "largest_message", None) or (LARGEST_ON_HOST if on_host else LARGEST_ON_ACCELERATOR)
+    usual = LARGEST_ON_HOST if on_host else LARGEST_ON_ACCELERATOR
+    limit = (profile.largest_message if profile is not None else None) or usual
     if asked:
         limit = size_in_bytes(asked)
     return largest_message(available(), ranks, limit) if on_host else limit

@@ -18,6 +18,7 @@ from harness.results import BAD
 
 _MOST_SECONDS = 86_400
 _MOST_RANKS = 100_000
+_MOST_BYTES = 1 << 40
 _MOST_FACTOR = 1_000
 
 Schema = dict[str, Any]
@@ -87,6 +88,12 @@ def _word(value: Any) -> str:
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST_RANKS:
         raise ValueError(f"a whole number from 1, not {shown(value)}")
+    return value
+
+
+def _bytes(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 8 <= value <= _MOST_BYTES:
+        raise ValueError(f"a whole number of bytes from 8, at most {_MOST_BYTES}, not {shown(value)}")
     return value
 
 
@@ -240,6 +247,12 @@ HEAD: Mapping[str, Key] = {
         "60",
         "Seconds for one run on ranks.",
         {"type": "number", "exclusiveMinimum": 0, "maximum": _MOST_SECONDS},
+    ),
+    "largest_message": Key(
+        _bytes,
+        "67_108_864",
+        "The largest message that benchmarks send, in bytes.",
+        {"type": "integer", "minimum": 8, "maximum": _MOST_BYTES},
     ),
     "imports": Key(
         _list_of(_module),

@@ -223,6 +223,8 @@ class Profile:
     world_sizes: tuple[int, ...] = ()
     """Numbers of ranks; empty: any."""
     ranks_per_device: int = 1
+    largest_message: int | None = None
+    """Bytes of the largest message that benchmarks send; None: as the type of device has it."""
     visible_devices: str = ""
     """The environment variable that masks devices; empty: found by its name (:func:`harness.devices.accelerators`)."""
     warm: bool | None = None

@@ -29,6 +29,7 @@ timed = requirement(
 
 
 @timed
+@pytest.mark.needs(collective="all_reduce", dtype="float32", op="SUM")
 @pytest.mark.world(*RANKS, record=False, warm=True, exclusive="measured")
 def test_sizes(world: World, size: int, perf: Perf) -> None:
     """float32, from 8 B to the largest, dense around 1 MiB."""

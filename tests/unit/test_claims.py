@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 import torch
 
+from harness.bench.collectives import Timed
 from harness.devices import DeviceError, accelerators, inventory
 from harness.oracles import collectives as model
 from harness.oracles.tolerance import UNIT
@@ -373,6 +374,20 @@ class TestNeeds:
                 [requirement("A-B-01", "torch.distributed.gather: 'in order'")],
                 {"collective": "reduce"},
                 Needs(collective="reduce"),
+            ),
+            (
+                "suites/perf/a.py::t",
+                {"timed": Timed("all_reduce", 8, torch.bfloat16, "MAX"), "world": 2},
+                [],
+                {},
+                Needs("perf", "all_reduce", "bfloat16", "MAX"),
+            ),
+            (
+                "suites/perf/a.py::t",
+                {"timed": Timed("gather", 8)},
+                [],
+                {"dtype": "int8"},
+                Needs("perf", "gather", "int8"),
             ),
         ],
     )

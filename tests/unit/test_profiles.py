@@ -116,6 +116,7 @@ class TestMistakes:
             ("world_sizes = [true]", "world_sizes: a whole number from 1, not True"),
             ("world_sizes = [1.0]", "world_sizes: a whole number from 1, not 1.0"),
             ("ranks_per_device = -1", "ranks_per_device: a whole number from 1, not -1"),
+            ("largest_message = 7", "largest_message: a whole number of bytes from 8, at most 1099511627776, not 7"),
             (f"ranks_per_device = 0x{'f' * 9000}", "ranks_per_device: a whole number from 1, not what is there"),
             ('warm = "true"', "warm: true or false, without quotes, not 'true'"),
             ("timeout = 0", "timeout: a number of seconds above 0, at most 86400, not 0"),
