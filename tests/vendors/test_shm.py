@@ -34,6 +34,7 @@ def passes(shm: Environment, *tests: str, timeout: float) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_package_needs_torch_alone_and_brings_its_profile(shm: Environment) -> None:
     """What pip has put into the environment, and nowhere else."""
@@ -43,6 +44,7 @@ def test_package_needs_torch_alone_and_brings_its_profile(shm: Environment) -> N
     assert done.stdout.strip().startswith(str(shm.packages)), done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_smoke(shm: Environment) -> None:
     """Its own tests, and a part of the first two levels."""
