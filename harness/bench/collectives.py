@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from harness.bench import figures
 from harness.bench.records import Measurement, Series
-from harness.bench.timing import Effort, Timing, copying, measure
+from harness.bench.timing import Effort, Timing, copying, measure, visits
 from harness.oracles import collectives as model
 from harness.oracles.collectives import IN_PLACE, REDUCING, Case
 from harness.oracles.exact import difference
@@ -140,20 +140,18 @@ def timed_on(world: World, timed: Timed, effort: Effort) -> Measurement:
     __tracebackhide__ = True
     import time
 
-    started = time.time()
-    answers: list[Found | None] = world.run(on_rank, timed, effort)
-    found = [answer for answer in answers if answer is not None]
-    wrong = [f"rank {i}: {answer.problem}" for i, answer in enumerate(answers) if answer is not None and answer.problem]
-    if wrong:
-        raise AssertionError(f"{timed.collective} of {timed.bytes} bytes gives wrong values\n" + "\n".join(wrong))
-    measurement = Measurement(
-        series=timed.series(world),
-        samples=merged([answer.timing.rounds for answer in found]),
-        first=max(answer.timing.first for answer in found),
-        clock=found[0].timing.clock,
-        started=started,
-    )
-    measurement.refused = impossible(measurement, min(answer.copy for answer in found))
+    measurement = Measurement(series=timed.series(world), samples=[], started=time.time())
+    copies = []
+    for answers in visits(world, effort, lambda: world.run(on_rank, timed, effort)):
+        found: list[Found] = [answer for answer in answers if answer is not None]
+        wrong = [f"rank {i}: {answer.problem}" for i, answer in enumerate(answers) if answer and answer.problem]
+        if wrong:
+            raise AssertionError(f"{timed.collective} of {timed.bytes} bytes gives wrong values\n" + "\n".join(wrong))
+        measurement.samples += merged([answer.timing.rounds for answer in found])
+        measurement.first = measurement.first or max(answer.timing.first for answer in found)
+        measurement.clock = found[0].timing.clock
+        copies += [answer.copy for answer in found]
+    measurement.refused = impossible(measurement, min(copies))
     return measurement
 
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from harness.worlds.rank import Rank
+from harness.worlds.world import World
 
 Call = Callable[[], Any]
 
@@ -26,7 +27,10 @@ Call = Callable[[], Any]
 class Effort:
     """How much is measured.  Times are in seconds."""
 
-    rounds: int = 5
+    rounds: int = 3
+    """On each set of ranks."""
+    visits: int = 4
+    """Sets of fresh ranks, where ranks are cheap: figures differ more between processes than between rounds of one."""
     seconds: float = 0.02
     """Of a round, about."""
     least: int = 5
@@ -36,17 +40,33 @@ class Effort:
     """Until then the warm-up has to be stable; it mostly ends long before."""
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.least < 1 or self.most < self.least or self.seconds < 0 or self.warm < 0:
+        if (
+            self.rounds < 1
+            or self.visits < 1
+            or self.least < 1
+            or self.most < self.least
+            or self.seconds < 0
+            or self.warm < 0
+        ):
             raise ValueError(f"not an effort: {self}")
 
 
-ONCE = Effort(rounds=1, seconds=0, least=2, most=2, warm=0)
+ONCE = Effort(rounds=1, visits=1, seconds=0, least=2, most=2, warm=0)
 """For runs that want to know whether values are right, and nothing of time."""
 
 _STABLE = 0.05
 """A block of the warm-up that is not this much faster than the one before ends it."""
 _BLOCK = 0.002
 """Seconds of a block."""
+
+
+def visits(world: World, effort: Effort, run: Callable[[], list[Any]]) -> Iterator[list[Any]]:
+    """What each set of ranks answers to ``run``: fresh ones for each visit on the host, one set where ranks are dear."""
+    count = effort.visits if world.spec.device == "cpu" else 1
+    for number in range(count):
+        if number:
+            world.kill()
+        yield run()
 
 
 @dataclass

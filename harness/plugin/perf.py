@@ -31,7 +31,13 @@ def add_options(group: Any) -> None:
         "--perf-rounds",
         type=int,
         metavar="N",
-        help="How many rounds a benchmark is measured in, one after the other. Default: 5.",
+        help="How many rounds a benchmark is measured in, one after the other, on each set of ranks. Default: 3.",
+    )
+    group.addoption(
+        "--perf-visits",
+        type=int,
+        metavar="N",
+        help="On how many sets of fresh ranks a benchmark is measured, where ranks are cheap. Default: 4.",
     )
     group.addoption(
         "--perf-seconds",
@@ -70,9 +76,11 @@ def check(config: pytest.Config) -> None:
     option, how = config.getoption, config.getini("concord_benchmarks")
     if how not in ("", "asked"):
         raise pytest.UsageError(f"concord_benchmarks = {how}: asked, or nothing")
-    rounds, seconds, largest = option("perf_rounds"), option("perf_seconds"), option("perf_largest")
-    if rounds is not None and rounds < 1:
-        raise pytest.UsageError(f"--perf-rounds {rounds}: at least 1")
+    seconds, largest = option("perf_seconds"), option("perf_largest")
+    for name in ("rounds", "visits"):
+        count = option(f"perf_{name}")
+        if count is not None and count < 1:
+            raise pytest.UsageError(f"--perf-{name} {count}: at least 1")
     if seconds is not None and not 0 <= seconds < float("inf"):
         raise pytest.UsageError(f"--perf-seconds {seconds:g}: a number of seconds, 0 or more")
     if largest is not None:
@@ -190,6 +198,7 @@ class Nights:
         option, usual = self._config.getoption, Effort()
         return Effort(
             rounds=option("perf_rounds") or usual.rounds,
+            visits=option("perf_visits") or usual.visits,
             seconds=option("perf_seconds") if option("perf_seconds") is not None else usual.seconds,
         )
 

@@ -32,9 +32,9 @@ SELECTION = (
 )
 
 FAULTS = {
-    "a-millisecond-more-from-256-to-512-kib": ("all_reduce", "256 KiB", "512 KiB"),
+    "a-millisecond-more-from-256-to-512-kib": ("all_reduce", "256 KiB"),
     "a-millisecond-more-for-float16-and-bfloat16": ("float16", "bfloat16"),
-    "slow-from-the-third-repetition-on": ("all_reduce",),
+    "slow-from-the-third-repetition-on": ("series together",),
     "one-more-all-reduce-in-backward": ("step.replicate", "collectives"),
     "accumulation-saves-nothing": ("step.replicate", "collectives"),
     "buckets-waited-for-one-by-one[after five milliseconds]": ("step.replicate",),

@@ -15,7 +15,7 @@ from harness.bench.records import Measurement
 from harness.bench.timing import ONCE, Effort, HostClock, Timing, measure
 from harness.stacks import messages
 
-LITTLE = Effort(rounds=2, seconds=0.002, least=3, most=5, warm=0.01)
+LITTLE = Effort(rounds=2, visits=1, seconds=0.002, least=3, most=5, warm=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,20 @@ def test_rounds_and_ranks(two: World) -> None:
         assert 6 <= len(found.iterations()) <= 10
         assert found.first > 0
         assert found.series.bytes == timed.message(members)
+
+
+def test_fresh_ranks_for_every_visit(two: World) -> None:
+    """Figures come from as many sets of ranks as visits, rounds one after the other."""
+    before = two.started
+    effort = Effort(rounds=2, visits=3, seconds=0, least=2, most=2, warm=0)
+    assert len(timed_on(two, Timed("all_reduce", 8), effort).samples) == 6
+    assert two.started - before == 2
+    found = {m.series.metric: m for m in steps.timed_on(two, STEP, effort)}
+    assert len(found["time"].samples) == len(found["exposed"].samples) == 6
+    assert len(found["collectives"].samples) == 1
+    compiled = steps.timed_on(two, steps.Step("replicate", pairs=1, width=8, rows=1, compiler="eager"), effort)
+    assert len(compiled[0].samples) == 6
+    assert two.started - before == 4
 
 
 def loses_the_last(rank: Rank) -> None:

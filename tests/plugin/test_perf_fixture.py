@@ -45,7 +45,7 @@ KILLED = """
     def test_killed():
         os._exit(9)
 """
-QUICK = ("--perf-rounds", "2", "--perf-seconds", "0.001", "--concord-results", "out")
+QUICK = ("--perf-rounds", "2", "--perf-visits", "1", "--perf-seconds", "0.001", "--concord-results", "out")
 
 
 @pytest.fixture(scope="module")
