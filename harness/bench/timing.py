@@ -61,7 +61,7 @@ _BLOCK = 0.002
 
 
 def visits(world: World, effort: Effort, run: Callable[[], list[Any]]) -> Iterator[list[Any]]:
-    """What each set of ranks answers to ``run``: fresh ones for each visit on the host, one set where ranks are dear."""
+    """What each set of ranks answers to ``run``: fresh ones for a visit on the host, one set where ranks are dear."""
     count = effort.visits if world.spec.device == "cpu" else 1
     for number in range(count):
         if number:
