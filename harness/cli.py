@@ -9,10 +9,10 @@ import typer
 
 from harness import reporting
 from harness.audit import commands
-from harness.audit.commands import bad
 from harness.bench import commands as perf
 from harness.nightly import nightly
 from harness.probe import commands as probing
+from harness.refusing import bad
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

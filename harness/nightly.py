@@ -17,13 +17,13 @@ from typing import Annotated
 
 import typer
 
+from harness.refusing import bad
+from harness.subjects import find
+
 SUMMARY = "GITHUB_STEP_SUMMARY"
 """Environment variable: where GitHub takes the Markdown of a job from."""
 _MOST_SHOWN = 3
 CONCORD = "concord"
-
-_STACKS = ("suites/replicate", "suites/replicate_fsdp", "suites/tp_extension")
-"""What the reference implements."""
 
 Said = Callable[[Sequence[str]], str]
 
@@ -92,6 +92,7 @@ def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[s
 
     stored = ("--history", history) if history else ()
     measured = ("--benchmark-only", "--benchmark-quiet", *results("perf"))
+    implemented = [f"suites/{stack}" for stack in find("reference").puts]
     found = [
         Part("benchmarks", ("pytest", "suites/perf", *measured), of_pytest),
         Part("history", (CONCORD, "perf", "store", str(perf), *stored), last_words, verdict_only=True),
@@ -105,7 +106,7 @@ def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[s
         ),
         Part(
             "reference",
-            ("pytest", *_STACKS, "-n", "gpus", "-q", "--subject", "reference", *results("reference")),
+            ("pytest", *implemented, "-n", "gpus", "-q", "--subject", "reference", *results("reference")),
             of_pytest,
         ),
         Part(
@@ -192,8 +193,7 @@ def nightly(
             raise ValueError(f"{Path.cwd()} has no folder suites; run this where they are")
         chosen = parts(out, budget=budget, sample=sample, history=history, only=only or ())
     except ValueError as e:
-        typer.echo(f"concord: {e}", err=True)
-        raise typer.Exit(2) from e
+        raise bad(str(e)) from e
     out.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
     for number, part in enumerate(chosen, 1):

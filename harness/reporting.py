@@ -16,6 +16,7 @@ import typer
 
 import harness
 from harness.provenance import suite_hash
+from harness.refusing import bad
 from harness.results import LEVELS
 from reports import badge as badges
 from reports import bundle as bundles
@@ -29,7 +30,6 @@ from reports.page import answer, page
 from reports.text import visible
 from reports.verify import Checkout, verify
 
-BAD_INPUT = 2
 _NAMESPACE = "concord"
 """Of signatures, so that one of something else is none of a bundle."""
 _LONGEST_COLLECTION = 600.0
@@ -239,5 +239,4 @@ def _said() -> Iterator[None]:
     try:
         yield
     except ReportError as e:
-        typer.echo(f"concord: {visible(str(e))}", err=True)
-        raise typer.Exit(BAD_INPUT) from None
+        raise bad(visible(str(e))) from None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.faults import CLASSES, COMPONENTS, catalogue
+from harness.refusing import refusing
 from harness.subjects import STACKS
-
-BAD_INPUT = 2
 
 Components = Annotated[list[str] | None, typer.Argument(help="Of these components; all by default.")]
 Processes = Annotated[int, typer.Option(help="Pytest processes; 0: as many as cores, at most 8.", min=0)]
@@ -29,7 +27,7 @@ STATE = Path("reports/out/audit")
 
 def faults(components: Components = None) -> None:
     """List the catalogue of faults: what `pytest suites/ --fault NAME` can put into ranks."""
-    with _said():
+    with refusing(ValueError, ImportError):
         chosen = _known(components or COMPONENTS)
         sys.path.insert(0, str(Path.cwd()))
         console = Console()
@@ -72,7 +70,7 @@ def audit(
     from harness.audit.table import COLUMNS, Shown, rows, show, show_lost, unnoticed
 
     console = Console()
-    with _said():
+    with refusing(ValueError, ImportError):
         if mutants not in ("source", "all", "none"):
             raise ValueError(f"--mutants {mutants}: source, all or none")
         before = load(compare) if compare else None
@@ -121,7 +119,7 @@ def reach(
     from harness.audit.table import Shown
 
     console = Console()
-    with _said():
+    with refusing(ValueError, ImportError):
         if mutants not in ("source", "all"):
             raise ValueError(f"--mutants {mutants}: source or all")
         plan = Plan(components=_audited(components, subject), subject=subject)
@@ -165,18 +163,3 @@ def _root() -> Path:
 
 def _cores() -> int:
     return min(8, len(os.sched_getaffinity(0)))
-
-
-@contextlib.contextmanager
-def _said() -> Iterator[None]:
-    """One line for what can't be done."""
-    try:
-        yield
-    except (ValueError, ImportError) as e:
-        raise bad(str(e)) from e
-
-
-def bad(message: str) -> typer.Exit:
-    """How a command ends that was given bad input, once this has said so."""
-    typer.echo(f"concord: {message}", err=True)
-    return typer.Exit(BAD_INPUT)

@@ -26,12 +26,13 @@ from harness.bench.lines import Accepted, Line
 from harness.bench.nights import load
 from harness.bench.records import Series
 from harness.bench.tails import RATE, Array
+from harness.refusing import BAD_INPUT, bad, refusing
 
 if TYPE_CHECKING:  # databases and statistics take their time to import: not for other commands
     from harness.bench.calibrate import Calibration
     from harness.bench.history import History
 
-ALARM, BAD_INPUT = 1, 2
+ALARM = 1
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: their history, and the nightly gate.")
 
@@ -52,16 +53,16 @@ def store(
     history: Place = "",
 ) -> None:
     """Put nights into the history; each is stored once.  Exits with 2 if a file is none, after storing the others."""
-    with _said():
+    with refusing(ValueError, OSError):
         found = [night for file in files for night in (_within(file) if file.is_dir() else [file])]
-    with _said(), _opened(history) as opened:
+    with refusing(ValueError, OSError), _opened(history) as opened:
         wrong = 0
         for file in found:
             try:
                 night = load(file)
                 added = opened.add(night)
             except ValueError as e:
-                _error(e)
+                bad(str(e))
                 wrong += 1
                 continue
             said = f"{len(night.measurements)} series" if added else "there already"
@@ -87,7 +88,7 @@ def run(
 
     Run it where the suites are; further arguments go to pytest.
     """
-    with _said():
+    with refusing(ValueError, OSError):
         if not Path("suites/perf").is_dir():
             raise ValueError(f"{Path.cwd()} has no folder suites/perf; run this where it is")
     before = set(out.rglob("perf.jsonl"))
@@ -110,7 +111,7 @@ def page(
     from harness.bench.view import view
     from reports.perf import page as written
 
-    with _said():
+    with refusing(ValueError, OSError):
         line = _line(history, night)
         out.write_text(written(view(line, _decided(line, rate))))
         _print(f"page: {out}")
@@ -122,7 +123,7 @@ def gate(history: Place = "", night: NightId = "", rate: Rate = RATE, json: Json
 
     Exits with 0 if nothing is wrong, 1 if there is an alarm, 2 if there is no such night.
     """
-    with _said():
+    with refusing(ValueError, OSError):
         found = _decided(_line(history, night), rate)
         _written(json, found)
         _print(f"night {found.night}: {len(found.alarms) or 'no'} {'alarm' if len(found.alarms) < 2 else 'alarms'}")
@@ -148,7 +149,7 @@ def accept(
 
     Exits with 2 if no alarm has these words.
     """
-    with _said(), _opened(history) as opened:
+    with refusing(ValueError, OSError), _opened(history) as opened:
         line = opened.line(night)
         if not reason.strip():
             raise ValueError("no reason: say why, for those who read it next year")
@@ -179,7 +180,7 @@ def listed(
     series: Annotated[bool, typer.Option("--series", help="Those of the newest night, instead of nights.")] = False,
 ) -> None:
     """List the nights, the newest last, or series."""
-    with _said(), _opened(history) as opened:
+    with refusing(ValueError, OSError), _opened(history) as opened:
         if series:
             line = opened.line()
             for one in sorted(line.figures[line.nights[-1].id], key=lambda one: (one.operation, one.dtype, one.bytes)):
@@ -201,7 +202,7 @@ def show(
     rate: Rate = RATE,
 ) -> None:
     """Show every series of a night: its value, its change against the level before, its last nights, the verdict."""
-    with _said():
+    with refusing(ValueError, OSError):
         line = _line(history, night)
         found = _decided(line, rate)
         Console().print(_table(line, found, words))
@@ -281,7 +282,7 @@ def calibrate(
     from harness.bench.calibrate import GATE, bands_of, calibrate, quiet, relative_rounds
     from harness.bench.gate import followed_of, timed
 
-    with _said():
+    with refusing(ValueError, OSError):
         line = _line(history, night)
         series, values, _ = timed(line)
         whole = [bool(np.isfinite(column).all()) for column in values.T]
@@ -382,19 +383,5 @@ def _print(text: str, style: str = "") -> None:
     Console().print(Text(text, style=style), soft_wrap=True)
 
 
-def _error(error: Exception) -> None:
-    Console(stderr=True).print(Text(f"concord: {error}"), soft_wrap=True)
-
-
 def _day(started: float) -> str:
     return datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%d %H:%M")
-
-
-@contextlib.contextmanager
-def _said() -> Iterator[None]:
-    """What is wrong with the input, in a line, and exit code 2."""
-    try:
-        yield
-    except (ValueError, OSError) as e:
-        _error(e)
-        raise typer.Exit(BAD_INPUT) from e

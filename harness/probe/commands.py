@@ -13,6 +13,7 @@ import typer
 from harness.profiles import Profile, ProfileError
 from harness.profiles.shelf import OURS, Shelf
 from harness.profiles.vocabulary import COLLECTIVES, DTYPES, STACKS
+from harness.refusing import bad
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from harness.probe.found import Difference, Found
     from harness.worlds.world import WorldSpec
 
-BAD_INPUT = 2
 
 profile_app = typer.Typer(no_args_is_help=True)
 
@@ -48,8 +48,7 @@ def check(files: Annotated[list[Path], typer.Argument(help="Profiles, .toml file
             over = f", over {', '.join(found.bases)}" if found.bases else ""
             typer.echo(f"{file}: {found.name}, {found.backend} on {found.device}, {len(found.waivers)} waivers{over}")
     if wrong:
-        typer.echo(f"concord: {wrong} mistake{'s' if wrong > 1 else ''}", err=True)
-        raise typer.Exit(BAD_INPUT)
+        raise bad(f"{wrong} mistake{'s' if wrong > 1 else ''}")
 
 
 def read(file: Path) -> Profile:
@@ -107,22 +106,17 @@ def probe(
 # input
 
 
-def _bad(message: str) -> typer.Exit:
-    typer.echo(f"concord: {message}", err=True)
-    return typer.Exit(BAD_INPUT)
-
-
 def _profile(against: str) -> Profile:
     try:
         return read(Path(against))
     except ProfileError as e:
-        raise _bad(f"--against:\n{e}") from e
+        raise bad(f"--against:\n{e}") from e
 
 
 def _sizes(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 1024 for word in words):
-        raise _bad(f"--sizes {text}: whole numbers from 1, with commas between them")
+        raise bad(f"--sizes {text}: whole numbers from 1, with commas between them")
     return sorted({int(word) for word in words})
 
 
@@ -130,7 +124,7 @@ def _stacks(text: str) -> list[str]:
     words = [word.strip() for word in text.split(",")]
     wrong = [word for word in words if word not in STACKS]
     if wrong:
-        raise _bad(f"--stacks: {wrong[0]!r} is not a stack; there are {', '.join(STACKS)}")
+        raise bad(f"--stacks: {wrong[0]!r} is not a stack; there are {', '.join(STACKS)}")
     return words
 
 
@@ -148,7 +142,7 @@ def _world(
         there = inventory(device or None, imports=(*imports, *brought), mask=mask)
         backend = backend or backend_for(there.kind)
     except (DeviceError, ValueError, RuntimeError) as e:
-        raise _bad(str(e)) from e
+        raise bad(str(e)) from e
     modules = (*imports, *brought, *entry_points.modules_for(entry_points.BACKENDS, backend))
     env = profile.env if profile is not None else ()
     spec = WorldSpec(1, backend, there.kind, timeout=timeout, imports=tuple(dict.fromkeys(modules)), env=env)
@@ -171,7 +165,7 @@ def _probed(
 
     possible = [n for n in sizes if inventory.demand(n, ranks_per_device) <= len(inventory.devices)]
     if not possible:
-        raise _bad(f"--sizes: there are {len(inventory.devices)} {inventory.kind} devices, which is too few")
+        raise bad(f"--sizes: there are {len(inventory.devices)} {inventory.kind} devices, which is too few")
     total = len(possible)
     if "collectives" in stacks:
         total += sum(map(len, trials.portions())) + len(trials.FEATURES)
@@ -210,7 +204,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as e:
-        raise _bad(f"{path}: {e.strerror or e}") from e
+        raise bad(f"{path}: {e.strerror or e}") from e
 
 
 def table(found: Found) -> Table:
