@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import msgspec
 
 from harness.bench.bands import bands, describe
 from harness.bench.lines import Line
-from harness.bench.records import Series
-
-EXACT = ("collectives", "bytes")
-"""Metrics that are counts: any change is one."""
+from harness.bench.records import COUNTS, Series, day_of
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,13 +45,12 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 def since_night(line: Line, index: int) -> str:
     """Since when, for the end of a sentence: the night's start and its commit."""
     night = line.nights[index]
-    day = datetime.fromtimestamp(night.started, UTC).strftime("%Y-%m-%d %H:%M")
     before = line.nights[index - 1].commit if index else ""
     commit = ""
     if night.commit:
         same = ", the same as the night before" if night.commit == before else ""
         commit = f" (commit {night.commit[:12]}{same})"
-    return f" since {day}{commit}"
+    return f" since {day_of(night.started)}{commit}"
 
 
 def environment(line: Line) -> list[Alarm]:
@@ -125,7 +119,7 @@ def counts(line: Line) -> list[Alarm]:
     newest, found = line.figures[line.nights[-1].id], []
     order = {night.id: i for i, night in enumerate(line.nights)}
     for one, figure in newest.items():
-        if one.metric not in EXACT or figure.value is None:
+        if one.metric not in COUNTS or figure.value is None:
             continue
         start = max([order.get(a.night, 0) for a in line.accepted if a.kind == "count" and a.series == one.key] or [0])
         past = [(i, line.figures[n.id].get(one)) for i, n in enumerate(line.nights) if i >= start]

@@ -6,6 +6,7 @@ Values come from the exact model (:mod:`harness.oracles.collectives`): a tile of
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from harness.bench import figures
-from harness.bench.records import Measurement, Series
+from harness.bench.records import Measurement, Series, pairs
 from harness.bench.timing import Effort, Timing, copying, measure, visits
 from harness.oracles import collectives as model
 from harness.oracles.collectives import IN_PLACE, REDUCING, Case
@@ -95,7 +96,7 @@ class Timed:
             world=size,
             backend=world.spec.backend,
             device=world.spec.device,
-            variant=tuple((name, value) for name, value in sorted(variant.items()) if value),
+            variant=pairs(variant),
         )
 
 
@@ -138,8 +139,6 @@ def timed_on(world: World, timed: Timed, effort: Effort) -> Measurement:
     Errors: AssertionError if a rank has wrong values; :class:`~harness.RanksFailed` if ranks fail.
     """
     __tracebackhide__ = True
-    import time
-
     measurement = Measurement(series=timed.series(world), samples=[], started=time.time())
     copies = []
     for answers in visits(world, effort, lambda: world.run(on_rank, timed, effort)):

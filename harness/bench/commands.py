@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +23,7 @@ from rich.text import Text
 from harness.bench.alarms import Alarm, Decision
 from harness.bench.lines import Accepted, Line
 from harness.bench.nights import load
-from harness.bench.records import Series
+from harness.bench.records import Series, day_of
 from harness.bench.tails import RATE, Array
 from harness.refusing import BAD_INPUT, bad, refusing
 
@@ -189,7 +188,7 @@ def listed(
         table = Table("night", "started", "commit", "fingerprint", "profile", "subject", "series", "complete")
         table.columns[0].overflow = "fold"  # whole, to be copied
         for night in opened.nights():
-            row = (night.id, _day(night.started), night.commit[:12], night.fingerprint, night.profile, night.subject)
+            row = (night.id, day_of(night.started), night.commit[:12], night.fingerprint, night.profile, night.subject)
             table.add_row(*map(Text, row), str(night.measured), "" if night.complete else "no")
         Console().print(table)
 
@@ -381,7 +380,3 @@ def _progress(what: str) -> Iterator[Callable[[int, int], object]]:
 
 def _print(text: str, style: str = "") -> None:
     Console().print(Text(text, style=style), soft_wrap=True)
-
-
-def _day(started: float) -> str:
-    return datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%d %H:%M")

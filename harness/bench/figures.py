@@ -6,8 +6,6 @@ Source of the definitions: ``doc/PERFORMANCE.md`` of nccl-tests.  *algbw* is the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 REDUCED_TWICE = frozenset({"all_reduce"})
 SHARED_OUT = frozenset(
     {
@@ -54,11 +52,6 @@ def sizes(largest: int) -> list[int]:
     sparse = [8 << (2 * i) for i in range(32)]
     dense = [(1 << 20) * part // 4 for part in (1, 2, 3, 4, 6, 8)]
     return [size for size in sorted({*sparse, *dense}) if size <= largest]
-
-
-def sampled(largest: int, wanted: Sequence[int] = (1 << 10, 1 << 16, 1 << 20, 16 << 20)) -> list[int]:
-    """A few sizes for what is not swept: latency, the switch of protocols, bandwidth."""
-    return [size for size in wanted if size <= largest]
 
 
 def largest_message(available: int, ranks: int, limit: int) -> int:

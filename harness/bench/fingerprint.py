@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from harness.bench.records import Fingerprint
+from harness.bench.records import Fingerprint, pairs
 from harness.devices import cores
 
 _VARIABLES = re.compile(r"(GLOO|NCCL|TORCH_NCCL|OMP|MKL|KMP|TORCHINDUCTOR)_\w+|LD_PRELOAD|MALLOC_\w+")
@@ -42,7 +42,7 @@ def fingerprint(kind: str = "cpu") -> Fingerprint:
         name = module.get_device_name(0) if hasattr(module, "get_device_name") else kind
         machine["accelerators"] = f"{count} x {name}"
         software |= {f"{kind} {what}": str(version) for what, version in _versions(kind).items()}
-    return Fingerprint(machine=_sorted(machine), software=_sorted(software))
+    return Fingerprint(machine=pairs(machine), software=pairs(software))
 
 
 def _versions(kind: str) -> dict[str, str]:
@@ -58,10 +58,6 @@ def _versions(kind: str) -> dict[str, str]:
         if re.search(rf"(^|[-_]){re.escape(kind)}|ccl", name):
             found[name] = distribution.version
     return found
-
-
-def _sorted(pairs: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name, value in sorted(pairs.items()) if value)
 
 
 def memory() -> int:

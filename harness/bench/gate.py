@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 
 from harness.bench.alarms import (
-    EXACT,
     Alarm,
     Decision,
     counts,
@@ -23,7 +23,7 @@ from harness.bench.bands import bands, describe
 from harness.bench.detect import CONFIRM, Array, Step, isf, middle, nights_to_judge, within_nights
 from harness.bench.follow import EVERY, Followed, estimate, follow
 from harness.bench.lines import Line
-from harness.bench.records import Series
+from harness.bench.records import COUNTS, Series
 from harness.bench.tails import RATE
 
 NIGHTS = 120
@@ -35,7 +35,7 @@ _RESOLUTION = 1e-6
 
 def timed(line: Line) -> tuple[list[Series], Array, Array]:
     """The series that take time, logarithms of their values ``[night, series]``, and standard errors within nights."""
-    names = dict.fromkeys(s for n in line.nights for s in line.figures[n.id] if s.metric not in EXACT)
+    names = dict.fromkeys(s for n in line.nights for s in line.figures[n.id] if s.metric not in COUNTS)
     values = np.full((len(line.nights), len(names)), np.nan)
     within = np.zeros(len(names))
     for j, series in enumerate(names):
@@ -134,22 +134,11 @@ def _joined(group: list[Step], series: list[Series], followed: Followed, rate: f
     for j, size, error in zip(rest, sizes, errors, strict=True):
         alike = any(_differ_in_one(series[j], series[step.series]) for step in group)
         if alike and np.isfinite(size) and sign * size > z * error and abs(size) > abs(strongest.size) / 2:
-            half = isf(0.025) * error
-            chosen[int(j)] = _like(strongest, int(j), float(size), float(half))
+            half = float(isf(0.025) * error)
+            chosen[int(j)] = replace(
+                strongest, series=int(j), size=float(size), low=float(size) - half, high=float(size) + half
+            )
     return chosen
-
-
-def _like(like: Step, series: int, size: float, half: float) -> Step:
-    """A step like another, of another series and size."""
-    return Step(
-        series=series,
-        found=like.found,
-        since=like.since,
-        size=size,
-        low=size - half,
-        high=size + half,
-        chance=like.chance,
-    )
 
 
 def _differ_in_one(one: Series, other: Series) -> bool:

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
 SCHEMA = "concord.perf"
 VERSION = 1
+
+
+COUNTS = ("collectives", "bytes")
+"""Metrics that are no times: any change of them is one."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,6 +51,11 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         rest = ", ".join(f"{name} {value}" for name, value in self.variant)
         metric = self.metric if self.metric != "time" else ""
         return " · ".join(filter(None, (" ".join(filter(None, words)), where, rest, metric)))
+
+    @property
+    def how(self) -> str:
+        """What else tells it from others, for people."""
+        return ", ".join(value if name == "group" else f"{name} {value}" for name, value in self.variant)
 
     @property
     def key(self) -> str:
@@ -116,6 +126,16 @@ class Night(msgspec.Struct, kw_only=True, omit_defaults=True):
     complete: bool = True
     """Whether the run came to its end."""
     measurements: list[Measurement] = []
+
+
+def pairs(named: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """What is not empty, sorted by name."""
+    return tuple((name, value) for name, value in sorted(named.items()) if value)
+
+
+def day_of(seconds: float) -> str:
+    """A time since the epoch, for people, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def size_of(count: int) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from harness.bench.collectives import merged
-from harness.bench.records import Measurement, Series
+from harness.bench.records import COUNTS, Measurement, Series, pairs
 from harness.bench.timing import Effort, Timing, measure, visits
 from harness.stacks import messages, replicate, replicate_fsdp, tp_extension, training
 from harness.stacks.messages import Message
@@ -66,7 +66,7 @@ class Step:
             world=world.size,
             backend=world.spec.backend,
             device=world.spec.device,
-            variant=tuple((name, value) for name, value in sorted(variant.items()) if value),
+            variant=pairs(variant),
         )
 
 
@@ -106,11 +106,16 @@ def alone(rank: Rank, step: Step) -> nn.Module:
     return model(step, hidden).to(rank.device)
 
 
+def rows(rank: Rank, step: Step) -> torch.Tensor:
+    """float32[rows, width], the same on every rank."""
+    return torch.linspace(-1, 1, step.rows * step.width, device=rank.device).view(step.rows, step.width)
+
+
 def stepping(rank: Rank, step: Step, module: nn.Module, *, distributed: bool) -> Callable[[], None]:
     """One step of training, as a call."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     called: Any = torch.compile(module, backend=step.compiler) if step.compiler else module
-    inputs = torch.linspace(-1, 1, step.rows * step.width, device=rank.device).view(step.rows, step.width)
+    inputs = rows(rank, step)
     last = step.micro_batches - 1
 
     def once() -> None:
@@ -137,7 +142,6 @@ class Found:
 
 def on_rank(rank: Rank, step: Step, effort: Effort) -> Found:
     """Time a step on this rank."""
-    torch.manual_seed(0)
     module = on_stack(rank, step)
     full = stepping(rank, step, module, distributed=True)
     problem = _checked(rank, step, module)
@@ -158,7 +162,7 @@ def on_rank(rank: Rank, step: Step, effort: Effort) -> Found:
 
 def _checked(rank: Rank, step: Step, module: nn.Module) -> str:
     """What is wrong with the gradients of one step.  Every rank has the same rows: they are those of one rank alone."""
-    inputs = torch.linspace(-1, 1, step.rows * step.width, device=rank.device).view(step.rows, step.width)
+    inputs = rows(rank, step)
     plain = model(step, step.width).to(rank.device)
     plain(inputs).square().mean().backward()
     module(inputs).square().mean().backward()
@@ -192,7 +196,7 @@ def timed_on(world: World, step: Step, effort: Effort) -> list[Measurement]:
     for answers in visits(world, effort, lambda: world.run(on_rank, step, effort)):
         for one in _measured(world, step, answers):
             known = found.setdefault(one.series, one)
-            if known is not one and one.series.metric not in ("collectives", "bytes"):
+            if known is not one and one.series.metric not in COUNTS:
                 known.samples += one.samples
     return list(found.values())
 

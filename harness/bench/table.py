@@ -10,12 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.bench.figures import algbw, busbw
-from harness.bench.records import Measurement, percentile, size_of
+from harness.bench.records import COUNTS, Measurement, percentile, size_of
 
 _LEAST = 200
 """Columns; a narrower terminal wraps lines rather than losing figures; most tables need less."""
-COUNTS = ("collectives", "bytes")
-"""Metrics that are no times."""
 
 
 def seconds(value: float) -> str:
@@ -53,8 +51,7 @@ def _collectives(measurements: Sequence[Measurement]) -> Table:
     above = None
     for m in measurements:
         s, all_of_them = m.series, m.iterations()
-        how = ", ".join(value if name == "group" else f"{name} {value}" for name, value in s.variant)
-        head = (f"{s.operation} {s.op}".strip(), how, s.dtype, str(s.world))
+        head = (f"{s.operation} {s.op}".strip(), s.how, s.dtype, str(s.world))
         again = above == head
         above = head
         percentiles = [seconds(percentile(all_of_them, p)) for p in (50, 95, 99)]
@@ -68,8 +65,7 @@ def _collectives(measurements: Sequence[Measurement]) -> Table:
 def _steps(measurements: Sequence[Measurement]) -> Table:
     by_step: dict[tuple[str, int, str], dict[str, Measurement]] = {}
     for m in measurements:
-        how = ", ".join(f"{name} {value}" for name, value in m.series.variant)
-        by_step.setdefault((m.series.operation, m.series.world, how), {})[m.series.metric] = m
+        by_step.setdefault((m.series.operation, m.series.world, m.series.how), {})[m.series.metric] = m
     metrics = list(dict.fromkeys(m.series.metric for m in measurements))
     table = Table(box=None, pad_edge=False)
     table.add_column("step", no_wrap=True)

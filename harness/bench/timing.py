@@ -40,14 +40,7 @@ class Effort:
     """Until then the warm-up has to be stable; it mostly ends long before."""
 
     def __post_init__(self) -> None:
-        if (
-            self.rounds < 1
-            or self.visits < 1
-            or self.least < 1
-            or self.most < self.least
-            or self.seconds < 0
-            or self.warm < 0
-        ):
+        if min(self.rounds, self.visits, self.least) < 1 or self.most < self.least or min(self.seconds, self.warm) < 0:
             raise ValueError(f"not an effort: {self}")
 
 
@@ -74,8 +67,6 @@ class Timing:
     """What one rank measured of one call.  Times are in seconds."""
 
     first: float
-    warmup: int
-    """Iterations before it was stable, the first one aside."""
     rounds: list[list[float]]
     """``[round][iteration]``"""
     clock: str
@@ -193,8 +184,8 @@ def measure(rank: Rank, calls: dict[str, Call], members: list[int], effort: Effo
     with undisturbed():
         for name, call in calls.items():
             first = clock.iterate(call, 1)[0]
-            warmup, typical = _warm_up(call, clock, agreement, effort)
-            found[name] = Timing(first, warmup, [], clock.name)
+            typical = _warm_up(call, clock, agreement, effort)
+            found[name] = Timing(first, [], clock.name)
             counts[name] = min(effort.most, max(effort.least, int(effort.seconds / typical)))
         for _ in range(effort.rounds):
             for name, call in calls.items():
@@ -204,8 +195,8 @@ def measure(rank: Rank, calls: dict[str, Call], members: list[int], effort: Effo
     return found
 
 
-def _warm_up(call: Call, clock: Clock, agreement: Agreement, effort: Effort) -> tuple[int, float]:
-    """Iterate until that makes it no faster; how many iterations, and the last block's seconds of one."""
+def _warm_up(call: Call, clock: Clock, agreement: Agreement, effort: Effort) -> float:
+    """Iterate until that makes it no faster; the last block's seconds of one iteration."""
     typical = agreement.most(clock.iterate(call, 1)[0])
     spent, iterations = typical, 1
     while spent < effort.warm:
@@ -218,7 +209,7 @@ def _warm_up(call: Call, clock: Clock, agreement: Agreement, effort: Effort) -> 
         typical = now
         if settled and iterations > 5:
             break
-    return iterations, max(typical, 1e-9)
+    return max(typical, 1e-9)
 
 
 def copying(like: torch.Tensor, bytes_: int, times: int = 5) -> float:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from harness.bench.alarms import Decision
 from harness.bench.figures import algbw, busbw
 from harness.bench.lines import Figure, Line
-from harness.bench.records import Series, size_of
-
-_COUNTS = ("collectives", "bytes")
+from harness.bench.records import COUNTS, Series, day_of, size_of
 
 
 def view(line: Line, decision: Decision) -> dict[str, Any]:
@@ -20,7 +17,7 @@ def view(line: Line, decision: Decision) -> dict[str, Any]:
     night = line.nights[-1]
     figures = line.figures[night.id]
     return {
-        "night": {"day": _day(night.started), "commit": night.commit[:12], "id": night.id},
+        "night": {"day": day_of(night.started), "commit": night.commit[:12], "id": night.id},
         "nights": len(line.nights) - 1,
         "series": len(figures),
         "alarms": [alarm.text for alarm in decision.alarms],
@@ -33,21 +30,13 @@ def view(line: Line, decision: Decision) -> dict[str, Any]:
     }
 
 
-def _day(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def _how(series: Series) -> str:
-    return ", ".join(value if name == "group" else f"{name} {value}" for name, value in series.variant)
-
-
 def _collective(series: Series, figure: Figure) -> dict[str, Any]:
     value = figure.value or 0.0
     return {
         "operation": series.operation,
         "op": series.op,
         "dtype": series.dtype,
-        "how": _how(series),
+        "how": series.how,
         "world": series.world,
         "bytes": series.bytes,
         "size": size_of(series.bytes),
@@ -84,7 +73,7 @@ def _history(line: Line, decision: Decision, series: Series) -> dict[str, Any] |
     if sum(value is not None for value in values) < 2:
         return None
     scale, unit = _unit(series, max(value for value in values if value is not None))
-    nights = [_day(night.started) for night in line.nights]
+    nights = [day_of(night.started) for night in line.nights]
     steps = []
     for alarm in [*decision.alarms, *decision.improvements]:
         if series in alarm.series and alarm.since:
@@ -109,6 +98,6 @@ def _history(line: Line, decision: Decision, series: Series) -> dict[str, Any] |
 
 
 def _unit(series: Series, most: float) -> tuple[float, str]:
-    if series.metric in _COUNTS:
+    if series.metric in COUNTS:
         return 1.0, series.metric
     return (1e6, "us") if most < 1e-3 else (1e3, "ms")

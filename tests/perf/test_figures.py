@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.bench.figures import algbw, bus_factor, busbw, largest_message, pieces, sampled, sizes
+from harness.bench.figures import algbw, bus_factor, busbw, largest_message, pieces, sizes
 from harness.bench.records import percentile, size_of
 from harness.plugin.perf import size_in_bytes
 
@@ -59,11 +59,6 @@ def test_sizes_begin_at_eight_bytes_and_are_dense_around_a_mebibyte() -> None:
 def test_a_larger_limit_keeps_what_was_there(largest: int) -> None:
     """Series keep their names when a machine gets more memory."""
     assert [s for s in sizes(4 * largest) if s <= largest] == sizes(largest)
-
-
-def test_sampled_sizes_stay_below_the_limit() -> None:
-    """What is not swept is measured at a few sizes, none of them too large."""
-    assert sampled(1 << 16) == [1 << 10, 1 << 16]
 
 
 def test_memory_limits_the_message() -> None:
