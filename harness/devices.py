@@ -119,6 +119,14 @@ def accelerators(kind: str, count: int, environ: Mapping[str, str], mask: str = 
     return Inventory(kind, devices, tuple(f"{kind}-{name}" for name in names))
 
 
+def device_name(kind: str, index: int = 0) -> str:
+    """What torch calls a device of a type; the type, where it has no name for it.  Errors: those of its driver."""
+    import torch
+
+    named = getattr(torch.get_device_module(kind), "get_device_name", None)
+    return str(named(index)) if named is not None else kind
+
+
 def backend_for(kind: str) -> str:
     """The backend that torch itself would take for a type of device."""
     import torch.distributed as dist

@@ -11,9 +11,11 @@ import platform
 import re
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from harness.devices import cores, device_name
 
 _LEFT_OUT = ("harness/audit/", "harness/bench/", "harness/cli.py", "harness/reporting.py")
 """Of the harness: what decides nothing about a verdict of the suites."""
@@ -62,9 +64,9 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
-        "cpu": _cpu(),
-        "cores": str(len(os.sched_getaffinity(0))),
-        "memory": _memory(),
+        "cpu": processor(),
+        "cores": str(cores()),
+        "memory": memory(),
         **_torch(),
         **{f"package {name}": version for name in _PACKAGES if (version := version_of(name))},
     }
@@ -74,7 +76,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {key: value for key, value in found.items() if value}
 
 
-def devices_and_libraries(imports: Iterable[str] = ()) -> dict[str, str]:
+def devices_and_libraries(imports: Sequence[str] = ()) -> dict[str, str]:
     """What only torch can say, once it is imported: accelerators, libraries of collectives, packages of a backend.
 
     ``imports``: modules that a profile names.  Empty where torch is not imported.
@@ -83,13 +85,14 @@ def devices_and_libraries(imports: Iterable[str] = ()) -> dict[str, str]:
     if torch is None:
         return {}
     found = {"torch": str(torch.__version__)}
+    owners = importlib.metadata.packages_distributions() if imports else {}  # reads what every package has installed
     for module in imports:
-        for package in importlib.metadata.packages_distributions().get(module.split(".")[0], ()):
+        for package in owners.get(module.split(".")[0], ()):
             found[f"package {package}"] = version_of(package)
     try:
         if torch.accelerator.is_available():
             kind = torch.accelerator.current_accelerator().type
-            names = [_device_name(torch, kind, i) for i in range(torch.accelerator.device_count())]
+            names = [device_name(kind, i) for i in range(torch.accelerator.device_count())]
             found["accelerator"] = ", ".join(f"{names.count(n)} of {n}" for n in dict.fromkeys(names))
             found |= _libraries(torch.get_device_module(kind))
             found["driver"] = _driver()
@@ -134,11 +137,6 @@ def _libraries(module: Any) -> dict[str, str]:
     return found
 
 
-def _device_name(torch: Any, kind: str, index: int) -> str:
-    named = getattr(torch.get_device_module(kind), "get_device_name", None)
-    return str(named(index)) if named is not None else kind
-
-
 def _driver() -> str:
     try:
         found = re.search(r"Kernel Module\D*(\d[\d.]+)", Path("/proc/driver/nvidia/version").read_text())
@@ -147,7 +145,8 @@ def _driver() -> str:
     return found[1] if found else ""
 
 
-def _cpu() -> str:
+def processor() -> str:
+    """The processor's model, as Linux names it; empty where it does not."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -155,7 +154,8 @@ def _cpu() -> str:
     return found[1].strip() if found else ""
 
 
-def _memory() -> str:
+def memory() -> str:
+    """How much this machine has, in whole GiB."""
     try:
         return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
     except (OSError, ValueError):

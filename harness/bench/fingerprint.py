@@ -7,10 +7,10 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import Any
 
 from harness.bench.records import Fingerprint, pairs
-from harness.devices import cores
+from harness.devices import cores, device_name
+from harness.provenance import memory, processor
 
 _VARIABLES = re.compile(r"(GLOO|NCCL|TORCH_NCCL|OMP|MKL|KMP|TORCHINDUCTOR)_\w+|LD_PRELOAD|MALLOC_\w+")
 """Environment variables that change how ranks run."""
@@ -26,8 +26,8 @@ def fingerprint(kind: str = "cpu") -> Fingerprint:
 
     machine = {
         "cores": str(cores()),
-        "memory": f"{round(memory() / (1 << 30))} GiB",
-        "processor": processor(),
+        "memory": memory(),
+        "processor": processor() or platform.machine(),
         "label": os.environ.get(LABEL, ""),
     }
     software = {
@@ -37,10 +37,7 @@ def fingerprint(kind: str = "cpu") -> Fingerprint:
         **{name: os.environ[name] for name in os.environ if _VARIABLES.fullmatch(name) and not name.endswith(_PLACES)},
     }
     if kind != "cpu":
-        module: Any = torch.get_device_module(kind)
-        count = torch.accelerator.device_count()
-        name = module.get_device_name(0) if hasattr(module, "get_device_name") else kind
-        machine["accelerators"] = f"{count} x {name}"
+        machine["accelerators"] = f"{torch.accelerator.device_count()} x {device_name(kind)}"
         software |= {f"{kind} {what}": str(version) for what, version in _versions(kind).items()}
     return Fingerprint(machine=pairs(machine), software=pairs(software))
 
@@ -60,11 +57,6 @@ def _versions(kind: str) -> dict[str, str]:
     return found
 
 
-def memory() -> int:
-    """Bytes of memory that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def available() -> int:
     """Bytes of memory that this process can still have, by the kernel and by its control group."""
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
@@ -79,13 +71,3 @@ def available() -> int:
     except (OSError, ValueError):
         return found
     return found if limit == "max" else min(found, max(0, int(limit) - used))
-
-
-def processor() -> str:
-    """The processor's model, as Linux names it."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.machine()
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.machine()

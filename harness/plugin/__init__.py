@@ -34,7 +34,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     numprocesses.replace_converter(parser)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.plugin.folder import folder_of
 from harness.plugin.profiles import Profiles
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def check(config: pytest.Config) -> None:
 
 
 def settle(config: pytest.Config) -> None:
-    """Turn benchmarks off where nobody asked for them, before pytest-benchmark looks."""
+    """Turn benchmarks off where nobody asked for them; pytest-benchmark looks last of all."""
     asked = any(config.getoption(name, True) for name in ("benchmark_enable", "benchmark_only"))
     if config.getini("concord_benchmarks") == "asked" and not asked:
         config.option.benchmark_disable = True
@@ -209,12 +210,11 @@ class Nights:
 
         self.measurements.append(measurement)
         if self._fd is None:
-            folder = self._config.getoption("concord_results") or self._config.getini("concord_results")
-            if not folder:
+            folder = folder_of(self._config)
+            if folder is None:
                 return
-            name = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
-            self.path = self._config.rootpath / Path(folder) / name / "perf.jsonl"
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            self.path = folder / "perf.jsonl"
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             append(self._fd, nights.first_line(self._night(measurement.series.device)))
         append(self._fd, nights.line(measurement))
@@ -245,18 +245,18 @@ class Nights:
                 item.add_marker(pytest.mark.benchmark(timer=self.clock))
 
     def pytest_sessionfinish(self) -> None:
-        from harness.bench import nights
-        from harness.results import append
-
         if self._fd is not None:
+            from harness.bench import nights
+            from harness.results import append
+
             append(self._fd, nights.last_line(time.time()))
             os.close(self._fd)
             self._fd = None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        from harness.bench.table import shown
-
         if self.measurements:
+            from harness.bench.table import shown
+
             terminalreporter.section("figures", sep="-")
             width = terminalreporter._tw.fullwidth
             for text in shown(self.measurements, width, colour=terminalreporter.hasmarkup):

@@ -146,11 +146,10 @@ def here(device: str = "") -> Platform:
 
 
 def _device_name(kind: str) -> str:
-    """What torch calls the first device of a type; the type, where it has no name for it."""
-    import torch
+    """What torch calls the first device of a type; the type, where there is none."""
+    from harness.devices import device_name
 
-    named = getattr(torch.get_device_module(kind), "get_device_name", None)
     try:
-        return str(named(0)) if named is not None else kind
+        return device_name(kind)
     except (RuntimeError, AssertionError):  # there is no such device
         return kind

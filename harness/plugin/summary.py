@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import pytest
 import harness
 from harness import results
 from harness.plugin import facts
+from harness.plugin.folder import folder_of
 from harness.plugin.profiles import Profiles
 from harness.plugin.seeds import Seeds
 from harness.provenance import suite_hash
@@ -155,12 +155,10 @@ class Summary:
 
     def _write(self, record: results.Record) -> None:
         if self.writer is None:
-            folder = self.config.getoption("concord_results") or self.config.getini("concord_results")
-            if not folder:
+            folder = folder_of(self.config)
+            if folder is None:
                 return
-            name = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
-            path = self.config.rootpath / Path(folder) / name / "results.jsonl"
-            self.writer = results.Writer(path)
+            self.writer = results.Writer(folder / "results.jsonl")
             arguments, subject = self.config.invocation_params.args, self.config.getoption("subject")
             header = results.header(
                 arguments,

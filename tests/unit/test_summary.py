@@ -106,6 +106,7 @@ def summary(tmp_path: Path) -> Summary:
         rootpath=tmp_path,
         getoption={"subject": "reference", "fault": []}.get,
         getini=lambda name: "out",
+        stash=pytest.Stash(),
         invocation_params=SimpleNamespace(args=("-x",)),
     )
     profiles = SimpleNamespace(described=lambda: ("cpu-gloo", "0" * 64), settled=None)
