@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import statistics
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -353,7 +352,7 @@ def _row(one: Measurement) -> dict[str, Any]:
     percentiles = {f"p{p}": percentile(iterations, p) if iterations else None for p in (50, 95, 99)}
     return {
         "series": one.series.key,
-        "value": statistics.median(rounds) if rounds else None,
+        "value": one.value if rounds else None,
         "rounds": msgspec.json.encode(rounds).decode(),
         **percentiles,
         "first": one.first,

@@ -8,7 +8,7 @@ of the benchmarks with what it ran on.  Plain data; nothing here needs torch.
 from __future__ import annotations
 
 import hashlib
-import statistics
+import itertools
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -17,6 +17,8 @@ import msgspec
 SCHEMA = "concord.perf"
 VERSION = 1
 
+SHARE = 0.25
+"""Of iterations that a night's figure is not below: what disturbs only adds time, and comes and goes."""
 
 COUNTS = ("collectives", "bytes")
 """Metrics that are no times: any change of them is one."""
@@ -82,16 +84,28 @@ class Measurement(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def iterations(self) -> list[float]:
         """The slowest rank's figure, iteration by iteration, of all rounds."""
-        return [max(ranks) for one in self.samples for ranks in one]
+        return [figure for one in self._slowest() for figure in one]
 
     def rounds(self) -> list[float]:
-        """The median over iterations of the slowest rank's figure, round by round."""
-        return [statistics.median(max(ranks) for ranks in one) for one in self.samples if one]
+        """What :data:`SHARE` of a round's iterations do not exceed on the slowest rank, round by round."""
+        return [percentile(one, 100 * SHARE) for one in self._slowest()]
 
     @property
     def value(self) -> float:
-        """The night's figure: the median of its rounds'."""
-        return statistics.median(self.rounds())
+        """The night's figure: what :data:`SHARE` of iterations do not exceed, every round weighing the same.
+
+        Errors: ValueError if there are no samples.
+        """
+        slowest = self._slowest()
+        weighted = sorted((figure, 1 / len(one)) for one in slowest for figure in one)
+        passed = itertools.accumulate(weight for _, weight in weighted)
+        for (figure, _), share in zip(weighted, passed, strict=True):
+            if share >= SHARE * len(slowest) - 1e-9:
+                return figure
+        raise ValueError(f"{self.series.name}: no samples")
+
+    def _slowest(self) -> list[list[float]]:
+        return [[max(ranks) for ranks in one] for one in self.samples if one]
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -235,7 +235,7 @@ def _measured(world: World, step: Step, found: list[Found]) -> list[Measurement]
 
 
 def _exposed(whole: Measurement, compute: Measurement, ranks: int) -> list[list[float]]:
-    """``[round][rank]``: what the slowest rank's step took longer than its compute, by the medians of the round.
+    """``[round][rank]``: what the slowest rank's step took longer than its compute, round by round.
 
     A step that happens to take less than its compute exposes nothing.
     """

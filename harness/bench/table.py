@@ -55,7 +55,8 @@ def _collectives(measurements: Sequence[Measurement]) -> Table:
         again = above == head
         above = head
         percentiles = [seconds(percentile(all_of_them, p)) for p in (50, 95, 99)]
-        figures = [f"{f:.3g}" for f in (algbw(s.bytes, m.value), busbw(s.operation, s.bytes, m.value, s.world))]
+        typical = percentile(all_of_them, 50)
+        figures = [f"{f:.3g}" for f in (algbw(s.bytes, typical), busbw(s.operation, s.bytes, typical, s.world))]
         row = [*(("", "", "", "") if again else head), size_of(s.bytes), *percentiles, seconds(m.first), *figures]
         table.add_row(*(Text(cell) for cell in row), style="red" if m.refused else None)
     table.caption = "algbw and busbw in GB/s, by nccl-tests' definitions" if measurements else None

@@ -32,6 +32,7 @@ def view(line: Line, decision: Decision) -> dict[str, Any]:
 
 def _collective(series: Series, figure: Figure) -> dict[str, Any]:
     value = figure.value or 0.0
+    typical = figure.p50 if figure.p50 is not None else value
     return {
         "operation": series.operation,
         "op": series.op,
@@ -40,11 +41,11 @@ def _collective(series: Series, figure: Figure) -> dict[str, Any]:
         "world": series.world,
         "bytes": series.bytes,
         "size": size_of(series.bytes),
-        "p50": figure.p50 if figure.p50 is not None else value,
+        "p50": typical,
         "p95": figure.p95 if figure.p95 is not None else value,
         "p99": figure.p99 if figure.p99 is not None else value,
-        "algbw": algbw(series.bytes, value),
-        "busbw": busbw(series.operation, series.bytes, value, series.world),
+        "algbw": algbw(series.bytes, typical),
+        "busbw": busbw(series.operation, series.bytes, typical, series.world),
     }
 
 

@@ -104,7 +104,7 @@ def test_all_reduce(
     """An all_reduce as the suite measures it, as a bare loop in the same ranks does, and in ranks started by hand."""
     ranks, bare = by_hand
     world = pool.acquire(WorldSpec(ranks, record=False))
-    effort = Effort(rounds=1, seconds=0.05, least=10, most=400)
+    effort = Effort(rounds=1, visits=1, seconds=0.05, least=10, most=400)
     ours: list[float] = []
     beside: list[float] = []
     alone: list[float] = []

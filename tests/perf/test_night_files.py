@@ -21,11 +21,20 @@ def measured(*rounds: list[list[float]], series: Series = SERIES) -> Measurement
 
 
 def test_the_slowest_rank_decides() -> None:
-    """An iteration has taken as long as its slowest rank; a night's figure is the median of its rounds'."""
+    """An iteration has taken as long as its slowest rank; a figure is what a quarter of iterations do not exceed."""
     found = measured([[1.0, 2.0], [3.0, 1.0]], [[9.0, 9.0]], [[4.0, 5.0]])
     assert found.iterations() == [2, 3, 9, 5]
-    assert found.rounds() == [2.5, 9, 5]
-    assert found.value == 5
+    assert found.rounds() == [2.25, 9, 5]
+    assert found.value == 3
+
+
+def test_rounds_weigh_the_same() -> None:
+    """A round with many iterations counts for no more than one with few; what disturbs half of a night is no figure."""
+    assert measured([[7.0]] * 100, [[2.0]], [[2.0]]).value == 2
+    assert measured([[2.0]] * 2, [[7.0]] * 50).value == 2
+    assert measured([[2.0], [7.0], [7.0], [7.0], [7.0]]).value == 7
+    with pytest.raises(ValueError, match="no samples"):
+        _ = measured().value
 
 
 @dataclass
