@@ -15,6 +15,7 @@ from environments import ROOT, Environment, made
 from harness import profiles, results
 
 PACKAGE = ROOT / "fixtures" / "vendors" / "sim"
+PROFILE = ROOT / "fixtures" / "profiles" / "sim.toml"
 DEFECTS = tomllib.loads((PACKAGE / "defects.toml").read_text())
 ORDERED = """
     import torch
@@ -49,8 +50,8 @@ class Sim:
         return done.stdout.split("\n")[:-1]
 
     def suites(self, *arguments: str, timeout: float = 300, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run suites by the package's profile."""
-        return self.environment.suites(PACKAGE / "sim.toml", *arguments, timeout=timeout, **env)
+        """Run suites by its profile."""
+        return self.environment.suites(PROFILE, *arguments, timeout=timeout, **env)
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +184,8 @@ def test_random_numbers(sim: Sim) -> None:
 
 
 def test_profile_can_be_read() -> None:
-    """The profile that the package brings has no mistake."""
-    profile = profiles.read(PACKAGE / "sim.toml")
+    """The profile that Concord brings for it has no mistake."""
+    profile = profiles.read(PROFILE)
     assert (profile.backend, profile.device, profile.imports) == ("simccl", "sim", ("concord_sim",))
 
 
