@@ -25,10 +25,11 @@ def levels(
     found: list[LevelReport] = []
     below = ""
     requirements = list(requirements)
+    verdicts = {test.nodeid: test.verdict for test in tests}
     for level, stack in LEVELS.items():
         mine = [r for r in requirements if r.level == level]
         of_stack = [t for t in tests if t.stack == stack]
-        why = [*problems, *_seeds(runs, stack), *_requirements(mine, level), *_without_requirement(of_stack)]
+        why = [*problems, *_seeds(runs, stack), *_requirements(mine, level, verdicts), *_without_requirement(of_stack)]
         if below and level != "P":
             why.append(f"{below}, on which {level} stands, is not conformant.")
         report = LevelReport(
@@ -86,22 +87,24 @@ def _seeds(runs: Sequence[Run], stack: str) -> list[str]:
     return found
 
 
-def _requirements(requirements: Sequence[RequirementReport], level: str) -> list[str]:
+def _requirements(requirements: Sequence[RequirementReport], level: str, verdicts: Mapping[str, str]) -> list[str]:
     mandatory = [r for r in requirements if r.mandatory]
-    found = [_sentence(r) for r in mandatory if r.verdict not in FINE]
+    found = [_sentence(r, verdicts) for r in mandatory if r.verdict not in FINE]
     if mandatory and not any(r.verdict in ("passed", "waived", *BAD) for r in mandatory):
         found.append(f"No requirement of {level} was passed.")
     return found
 
 
-def _sentence(requirement: RequirementReport) -> str:
+def _sentence(requirement: RequirementReport, verdicts: Mapping[str, str]) -> str:
+    """What its tests came to, and the first of the worst of them.  ``verdicts``: of tests, by node id."""
     counts = requirement.counts
     total = sum(counts.values())
     if requirement.verdict == UNDECLARED:
         return f"{requirement.id} was not run: the profile claims nothing that it is about."
     says = {"crashed": "crashed", "hung": "hung", "failed": "failed", "not-run": "not run"}
     parts = [f"{counts[v]} {says[v]}" for v in ORDER if v in says and v in counts]
-    return f"{requirement.id}: {' and '.join(parts)} of {total} test{'s' if total != 1 else ''}."
+    first = min(requirement.tests, key=lambda nodeid: ORDER.index(verdicts[nodeid]))
+    return f"{requirement.id}: {' and '.join(parts)} of {total} test{'s' if total != 1 else ''}; first {first}."
 
 
 def _without_requirement(tests: Sequence[TestReport]) -> list[str]:

@@ -56,10 +56,7 @@ def needs(
     requirements = list(requirements)
     stack = stack_of(nodeid)
     from_source = [m[1] for r in requirements if (m := _SOURCE.match(r.source)) and m[1] in COLLECTIVES]
-    case = next((p for p in parameters.values() if all(hasattr(p, n) for n in ("collective", "dtype", "op"))), None)
-    if case is not None:
-        op = case.op if case.collective in REDUCING else ""
-        parameters = {"collective": case.collective, "dtype": case.dtype, "op": op, **parameters}
+    parameters = with_case(parameters)
     collective, op = parameters.get("collective"), parameters.get("op")
     return Needs(
         stack=stack,
@@ -70,6 +67,15 @@ def needs(
         op=said.get("op") or (op if isinstance(op, str) and op in OPS else ""),
         features=(*features_of(stack, [r.id for r in requirements]), *said.get("features", ())),
     )
+
+
+def with_case(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A test's parameters, with the collective, dtype and op of one that has these three."""
+    case = next((p for p in parameters.values() if all(hasattr(p, n) for n in ("collective", "dtype", "op"))), None)
+    if case is None:
+        return parameters
+    op = case.op if case.collective in REDUCING else ""
+    return {"collective": case.collective, "dtype": case.dtype, "op": op, **parameters}
 
 
 def name_of(dtype: object) -> str:

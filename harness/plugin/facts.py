@@ -12,6 +12,7 @@ import pytest
 
 from harness import effort, provenance
 from harness.plugin import waivers
+from harness.plugin.claims import with_case
 from harness.plugin.profiles import Profiles
 from harness.plugin.worlds import request_of
 from harness.results import LEVELS, ProfileText, Reproducer, RequirementText, WaiverEntry, stack_of
@@ -92,9 +93,10 @@ def requirements_of(item: pytest.Item) -> list[RequirementText]:
 
 
 def dtype_of(parameters: Mapping[str, Any]) -> str:
-    """The dtype among a test's parameters: one of torch's, or the name of one; empty if there is not exactly one."""
+    """The dtype among a test's parameters: one of torch's, or the name of one, or that of the case that is tried or
+    timed; empty if there is not exactly one."""
     found = set()
-    for name, value in parameters.items():
+    for name, value in with_case(parameters).items():
         text = str(value).removeprefix("torch.") if isinstance(value, str) or type(value).__name__ == "dtype" else ""
         if _DTYPE.fullmatch(text) and (type(value).__name__ == "dtype" or "dtype" in name):
             found.add(text)

@@ -125,10 +125,10 @@ def _show_fidelity(terminalreporter: Any, rows: list[tuple[Any, ...]]) -> None:
     if not rows:
         return
     terminalreporter.section("an all_reduce's median: the suite's, and bare loops'", sep="-")
-    terminalreporter.write_line(
-        f"{'size':>8}  ranks  {'suite':>10}  {'same ranks':>10}  {'ratio':>6}  {'by hand':>10}  {'ratio':>6}  wanted"
-    )
-    for size, ranks, ours, beside, alone, within in rows:
-        figures = f"{ours * 1e6:>7.1f} us  {beside * 1e6:>7.1f} us  {ours / beside:6.3f}"
-        by_hand = f"{alone * 1e6:>7.1f} us  {ours / alone:6.3f}"
-        terminalreporter.write_line(f"{size:>8}  {ranks:>5}  {figures}  {by_hand}  within {within:.0%}")
+    kinds = ("same ranks", "ratio (95 %)", "by hand", "same / by hand")
+    head = "  ".join(f"{kind:>{width}}" for kind, width in zip(kinds, (10, 20, 10, 20), strict=True))
+    terminalreporter.write_line(f"{'size':>8}  ranks  {'suite':>10}  {head}  wanted")
+    for size, ranks, (ours, beside, alone), suite, machine, within in rows:
+        first, second = (f"{found:6.3f} ({low:.3f}-{high:.3f})" for found, low, high in (suite, machine))
+        figures = f"{ours * 1e6:>7.1f} us  {beside * 1e6:>7.1f} us  {first:>20}  {alone * 1e6:>7.1f} us  {second:>20}"
+        terminalreporter.write_line(f"{size:>8}  {ranks:>5}  {figures}  within {within:.0%}")

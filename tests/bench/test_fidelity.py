@@ -5,19 +5,21 @@ Run with ``pytest tests/bench/test_fidelity.py --benchmark-enable``; nothing her
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
-from harness.bench.collectives import Timed, timed_on
+from harness.bench.collectives import Timed, on_rank
 from harness.bench.records import size_of
 from harness.bench.timing import Effort
 from harness.worlds.launch import RANK_ENVIRONMENT
@@ -29,6 +31,8 @@ from tests.bench.bare_loop import loop
 HERE = Path(__file__).parent
 SIZES = (8, 1 << 10, 16 << 10, 64 << 10, 128 << 10, 1 << 20, 4 << 20)
 TURNS = 20
+INNER = 10
+"""Turns of the suite and the bare loop in the ranks, before ranks started by hand have theirs."""
 
 
 class ByHand:
@@ -87,13 +91,37 @@ def pool() -> Iterator[Pool]:
     found.close()
 
 
-def in_world(rank: Rank, size: int, count: int) -> list[float]:
-    return loop(size, count)
+EFFORT = Effort(rounds=1, visits=1, seconds=0.005, least=10, most=50)
 
 
-def slowest(ranks: list[list[float]]) -> list[float]:
+def in_turns(rank: Rank, size: int) -> list[tuple[list[float], list[float]]]:
+    """Seconds of iterations as the suite takes them and as a bare loop does, over one process group, turn by turn."""
+    found = []
+    for _ in range(INNER):
+        answer = on_rank(rank, Timed("all_reduce", size), EFFORT)
+        assert answer is not None
+        assert not answer.problem
+        (ours,) = answer.timing.rounds
+        found.append((ours, loop(size, len(ours))))
+    return found
+
+
+def slowest(ranks: Iterable[list[float]]) -> list[float]:
     """Of each iteration."""
     return [max(times) for times in zip(*ranks, strict=True)]
+
+
+def ratio(ours: list[list[float]], theirs: list[list[float]]) -> tuple[float, float, float]:
+    """Of the medians of all iterations, with its 95 % interval: the bootstrap over turns."""
+    generator = np.random.default_rng(0)
+
+    def of(turns: Any) -> float:
+        a, b = (np.median(np.concatenate([kind[turn] for turn in turns])) for kind in (ours, theirs))
+        return float(a / b)
+
+    drawn = [of(generator.integers(0, len(ours), len(ours))) for _ in range(400)]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return of(range(len(ours))), float(low), float(high)
 
 
 @pytest.mark.timeout(600)
@@ -104,17 +132,31 @@ def test_all_reduce(
     """An all_reduce as the suite measures it, as a bare loop in the same ranks does, and in ranks started by hand."""
     ranks, bare = by_hand
     world = pool.acquire(WorldSpec(ranks, record=False))
-    effort = Effort(rounds=1, visits=1, seconds=0.05, least=10, most=400)
-    ours: list[float] = []
-    beside: list[float] = []
-    alone: list[float] = []
+    ours: list[list[float]] = []
+    beside: list[list[float]] = []
+    alone: list[list[float]] = []
 
     def turn() -> None:
-        found = timed_on(world, Timed("all_reduce", size), effort).iterations()
-        ours.extend(found)
-        beside.extend(slowest(world.run(in_world, size, len(found))))
-        alone.extend(slowest(bare(size, len(found))))
+        for turns in zip(*world.run(in_turns, size), strict=True):
+            ours.append(slowest(rank[0] for rank in turns))
+            beside.append(slowest(rank[1] for rank in turns))
+            alone.append(slowest(bare(size, len(ours[-1]))))
 
     benchmark.pedantic(turn, rounds=TURNS, warmup_rounds=1)
-    fidelity(size_of(size), ranks, median(ours), median(beside), median(alone), 0.03 if size > 64 << 10 else 0.10)
+    medians = [median(itertools.chain(*kind)) for kind in (ours, beside, alone)]
+    fidelity(
+        size_of(size), ranks, medians, ratio(ours, beside), ratio(beside, alone), 0.03 if size > 64 << 10 else 0.10
+    )
     pool.release(world)
+
+
+def test_ratio() -> None:
+    """A figure that is a tenth too large is one; one that varies from turn to turn has a wide interval."""
+    turns = [[1.0, 1.01], [1.02, 1.0]] * 20
+    slow = [[1.1 * figure for figure in turn] for turn in turns]
+    found, low, high = ratio(slow, turns)
+    assert low <= found <= high
+    assert abs(found - 1.1) < 0.02
+    wild = [[figure * (1 + turn % 2) for figure in one] for turn, one in enumerate(turns)]
+    _, low, high = ratio(wild, turns)
+    assert high > 1.2 * low

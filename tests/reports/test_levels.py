@@ -11,6 +11,8 @@ from harness.results import LEVELS, RunEnd, TestResult
 from reports.build import build
 from reports.model import ORDER, ReportError, decode, encode, json_schema, worst
 
+BAD = "suites/replicate_fsdp/test_a.py::test_one[2ranks]"
+
 
 def test_conformant() -> None:
     """Two whole runs without a failure are conformant at every level, with a waiver and an undeclared size."""
@@ -27,7 +29,7 @@ def test_failure(verdict: str) -> None:
     report = build(runs(change("replicate_fsdp/test_a.py::test_one[2", verdict=verdict, headline="no")))
     assert report.conformant == "L2"
     found = {level.id: level.why_not for level in report.levels}
-    assert found["L3"] == [f"REPLICATEFSDP-ONE-01: 1 {verdict} of 2 tests."]
+    assert found["L3"] == [f"REPLICATEFSDP-ONE-01: 1 {verdict} of 2 tests; first {BAD}."]
     assert found["L4"] == ["L3, on which L4 stands, is not conformant."]
     assert found["P"] == []
 
@@ -74,7 +76,10 @@ def edited() -> list[tuple[str, bytes]]:
         (lambda: one(suite_hash="6" * 64), "The runs differ in the suite (its hash): 555555555555 and 666666666666."),
         (lambda: one(subject="reference"), "The runs differ in the subject: torch and reference."),
         (lambda: one(environment={"torch": "2.12"}), "The runs differ in the environment (torch): 2.13.0 and 2.12."),
-        (lambda: runs(change("collectives", verdict="not-run")), "COLLECTIVES-ONE-01: 2 not run of 2 tests."),
+        (
+            lambda: runs(change("collectives", verdict="not-run")),
+            "COLLECTIVES-ONE-01: 2 not run of 2 tests; first suites/",
+        ),
         (
             lambda: runs(change("collectives", verdict="unsupported", reason="unsupported: none")),
             "No requirement of L1 was passed.",

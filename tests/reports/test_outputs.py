@@ -51,7 +51,7 @@ def test_markdown() -> None:
     text = markdown(build(runs(change(BAD, verdict="failed", headline="1 is *not* <2>"))))
     assert text.startswith("## Conformant at L2 (replicate)\n")
     assert "| L3 | replicate_fsdp | no | 1 | | 3 | |" in text.replace("|  |", "| |")
-    assert "- REPLICATEFSDP-ONE-01: 1 failed of 2 tests." in text
+    assert "- REPLICATEFSDP-ONE-01: 1 failed of 2 tests; first suites/" in text
     assert "1 is &#42;not&#42; &#60;2&#62;" in text
 
 

@@ -29,6 +29,7 @@ from harness.provenance import environment, suite_files, suite_hash
         ({"op": "bool"}, ""),
         ({"dtype": "no dtype"}, ""),
         ({"world": object()}, ""),
+        ({"timed": SimpleNamespace(collective="all_reduce", dtype=torch.int8, op="SUM")}, "int8"),
     ],
 )
 def test_dtype(parameters: dict[str, Any], expected: str) -> None:
