@@ -119,6 +119,23 @@ def test_an_older_schema_is_migrated(place: str) -> None:
         assert [one.reason for one in history.accepted(listed)] == ["r"]
 
 
+def test_older_figures_are_made_anew(place: str) -> None:
+    """Medians, as the second schema had them, become what a quarter of iterations do not exceed."""
+    (one,) = series(1)
+    given = night("a", values=())
+    given.measurements.append(Measurement(series=one, samples=[[[1.0], [2.0], [3.0], [4.0], [9.0]]]))
+    with History(place) as history:
+        history.add(given)
+        engine = sa.create_engine(history._url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE perf_measurements SET value = 3.0, rounds = '[3.0]'"))
+        connection.execute(sa.text(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '0002'"))
+    engine.dispose()
+    with History(place) as history:
+        figure = history.figures(["a"])["a"][one]
+        assert (figure.value, figure.rounds) == (2.0, [2.0])
+
+
 def test_migrations_make_what_the_tables_say(place: str) -> None:
     """All migrations in turn give the tables and columns that the code uses."""
     with History(place) as history:
@@ -133,7 +150,7 @@ def test_a_newer_schema_is_refused(place: str) -> None:
     engine = older(place)
     with engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '0999'"))
-    with pytest.raises(HistoryError, match=r"schema is 0999, and this Concord knows up to 0002: update Concord"):
+    with pytest.raises(HistoryError, match=r"schema is 0999, and this Concord knows up to 0003: update Concord"):
         History(place)
     engine.dispose()
 
