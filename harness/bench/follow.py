@@ -113,8 +113,9 @@ def _extra(regimes: list[_Regime], night: int, count: int) -> Array:
     for one in regimes:
         which = slice(None) if one.series == EVERY else one.series
         known = night - one.since
-        # a level of fewer nights than survive an outlier says nothing yet
-        extra[which] = np.maximum(extra[which], np.pi / 2 / known if known >= CONFIRM else np.inf)
+        # a level of fewer nights than survive an outlier says nothing yet, but where all series say it
+        sure = known >= CONFIRM or one.series == EVERY
+        extra[which] = np.maximum(extra[which], np.pi / 2 / max(1, known) if sure else np.inf)
     return extra
 
 
@@ -130,18 +131,34 @@ def _move(one: _Regime, aligned: Array, clean: Array, size: float, noise: Noise)
 def _realign(
     one: _Regime, aligned: Array, clean: Array, last: int, newest: Judgement | None, memory: int
 ) -> npt.NDArray[np.intp]:
-    """Do so again with what nights up to ``last`` have said since; the series that it was about."""
+    """Do so again with what nights up to ``last`` have said since; the series that it was about.
+
+    A step of all is taken out of each series as that took it.  One that was changed by more than it would have been
+    without any change of its own keeps the rest, so that this is found.
+    """
     which = one.columns(aligned.shape[1])
     off = aligned[one.since : last + 1] - _level(aligned, one.since, memory)
-    if one.series != EVERY and newest is not None:
-        _, others = across(off, newest.noise.loading, newest.noise.spread)
-        off = off - newest.noise.loading * others
-    by = np.nan_to_num(middle(off[:, which], 0))
+    by = middle(off, 0)
+    if newest is not None:
+        noise = newest.noise
+        shared, others = across(off, noise.loading, noise.spread)
+        if one.series == EVERY:
+            own, error = estimate(aligned[: last + 1], noise, which, one.since, memory)
+            alone = np.abs(own) > np.maximum(isf(noise.slower.chance) * error, abs(_common(one, noise)))
+            by = np.where(alone, noise.loading * np.nanmedian(shared), by)
+        else:
+            by = middle(off - noise.loading * others, 0)
+    by = np.nan_to_num(by[which])
     aligned[: one.since, which] += by
     if one.accepted:
         clean[: one.since, which] += by
     one.moved[which] += by
     return which
+
+
+def _common(one: _Regime, noise: Noise) -> float:
+    """By how much a step of all moved those that take part in what is common."""
+    return float(np.median(one.moved[noise.loading > 0])) if (noise.loading > 0).any() else 0.0
 
 
 def _level(values: Array, before: int, memory: int) -> Array:
@@ -196,7 +213,7 @@ def _as_step(one: _Regime, clean: Array, noise: Noise, memory: int) -> Step:
     """A regime's step: its size is how far it was moved in all."""
     index = np.array([one.series])
     _, error = estimate(clean, noise, index, one.since, memory)
-    size = float(np.median(one.moved[noise.loading > 0])) if one.series == EVERY else float(one.moved[one.series])
+    size = _common(one, noise) if one.series == EVERY else float(one.moved[one.series])
     half = float(isf(0.025) * error[0])
     return Step(
         series=one.series,

@@ -97,9 +97,8 @@ def _steps(line: Line, series: list[Series], followed: Followed, rate: float) ->
     standing = list(followed.standing)
     every = next((step for step in standing if step.series == EVERY), None)
     if every is not None:
-        alarm, absorbed = _everything(line, series, followed, every, standing)
+        alarm, standing = _everything(line, series, followed, every, standing)
         out.append(alarm)
-        standing = [step for step in standing if step not in absorbed]
     for sign in (1, -1):
         for group in _of_a_night([s for s in standing if s.series != EVERY and s.size * sign > 0]):
             chosen = _joined(group, series, followed, rate) if every is None else {s.series: s for s in group}
@@ -149,15 +148,17 @@ def _differ_in_one(one: Series, other: Series) -> bool:
 def _everything(
     line: Line, series: list[Series], followed: Followed, every: Step, standing: list[Step]
 ) -> tuple[Alarm, list[Step]]:
-    """The alarm of all series together, and the steps that it speaks for.
+    """The alarm of all series together, and the steps that it does not speak for.
 
-    A series' own step of about the same night is a part of how it took the common one, or the exception to it.
+    A series' own step of about the same night is a part of how it took the common one, or the exception to it.  If it
+    more than doubles what was common, it is told besides, with the common one in it.
     """
     loading, values = followed.newest.noise.loading, followed.values
     own = {s.series: s for s in standing if s.series != EVERY and abs(s.since - every.since) < CONFIRM}
     level = middle(values[max(0, every.since - followed.memory) : every.since], 0)
     total = dict(enumerate(np.nan_to_num(middle(values[every.since :] - level, 0)).tolist()))
     half = (every.high - every.size) * float(np.median(loading))
+    more = {j for j, step in own.items() if step.size * every.size > 0 and abs(step.size) > abs(every.size)}
     taken = [j for j in total if (total[j] - half) * (total[j] + half) > 0 and total[j] * every.size > 0]
     left = [series[j] for j in total if j not in taken]
     size = statistics.median(total[j] for j in taken) if taken else every.size
@@ -176,7 +177,14 @@ def _everything(
         high=float(np.exp(size + half)),
         confidence=1 - every.chance,
     )
-    return alarm, list(own.values())
+    rest = [step for step in standing if step.series != EVERY and (step.series not in own or step.series in more)]
+    return alarm, [_in_all(step, total[step.series], half) if step.series in more else step for step in rest]
+
+
+def _in_all(step: Step, size: float, half: float) -> Step:
+    """A step as large as it is with what all had in common, which is known within ``half``."""
+    half = float(np.hypot(step.high - step.size, half))
+    return replace(step, size=size, low=size - half, high=size + half)
 
 
 def _names(some: list[Series], series: list[Series]) -> str:

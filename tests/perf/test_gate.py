@@ -86,6 +86,24 @@ def test_everything_at_once() -> None:
     assert alarm.low < 1.4 < alarm.high
 
 
+def test_everything_and_one_much_more() -> None:
+    """A step of all does not hide that one of them became several times as slow: both are told."""
+    logs = changed(0.25)
+    logs[-3:, 3] += np.log(3)
+    everything, one = decide(line(logs, MEASURED)).alarms
+    assert everything.everything
+    assert everything.low < 1.25 < everything.high
+    assert one.series == [MEASURED[3]]
+    assert one.low < 1.25 * 3 < one.high
+
+
+def test_everything_not_by_the_same() -> None:
+    """A change for all that some take twice as hard as others is one change."""
+    logs = changed(0.0)
+    logs[-3:] += np.linspace(0.15, 0.35, len(MEASURED))
+    assert the_one(decide(line(logs, MEASURED))).everything
+
+
 def test_an_improvement_is_reported_and_passes() -> None:
     """What got faster is said, and fails nothing."""
     found = decide(line(changed(-0.2, where=lambda one: one.bytes == 4096), MEASURED))
