@@ -27,6 +27,9 @@ CONCORD = "concord"
 
 Said = Callable[[Sequence[str]], str]
 
+_VISITS = "12"
+"""Sets of ranks for each figure: three times what a look in between takes, since a night has the time."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -91,7 +94,7 @@ def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[s
         return "--concord-results", str(out / name)
 
     stored = ("--history", history) if history else ()
-    measured = ("--benchmark-only", "--benchmark-quiet", *results("perf"))
+    measured = ("--benchmark-only", "--benchmark-quiet", "--perf-visits", _VISITS, *results("perf"))
     implemented = [f"suites/{stack}" for stack in find("reference").puts]
     found = [
         Part("benchmarks", ("pytest", "suites/perf", *measured), of_pytest),

@@ -33,7 +33,12 @@ def page(view: View) -> str:
         ("latency", "Latency over size", "Median and 99th percentile of the slowest rank.", _latency(swept)),
         ("dtypes", "Dtypes", "Busbw of each dtype at each size.", _dtypes(view["collectives"])),
         ("steps", "Training steps", "What a step takes: compute, and what no compute hides.", _steps(view["steps"])),
-        ("history", "History", "Each night's median, and the rounds within it.", _history(view["histories"])),
+        (
+            "history",
+            "History",
+            "Each night's figure (what a quarter of iterations do not exceed), and the rounds within it.",
+            _history(view["histories"]),
+        ),
     ]
     drawn = [(key, title, about, figure.to_json()) for key, title, about, figure in plots if figure is not None]
     return environment.get_template("perf.html").render(view=view, plots=drawn, plotly=get_plotlyjs())

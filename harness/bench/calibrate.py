@@ -15,7 +15,8 @@ from harness.bench.records import Series
 from harness.bench.rivals import E_DIVISIVE, RIVALS
 from harness.bench.tails import RATE
 
-STEPS = (0.01, 0.02, 0.03, 0.05, 0.10, 0.20)
+STEPS = (0.02, 0.05, 0.10, 0.20, 0.50, 1.00)
+"""Sizes of steps that are tried, as shares of what it was."""
 GATE = "concord perf gate"
 
 _SPARSE = 4

@@ -330,12 +330,16 @@ def _tables(found: Calibration) -> None:
         low, high = share.interval
         table.add_row(name, f"{share.hits} of {share.of}", f"{share.value:.1%} ({low:.1%} to {high:.1%})")
     console.print(table)
-    table = Table("method", "reach", "step", "in 1 night", "2", "3", title="Steps found")
+    steps = sorted({one.step for one in found.power})
+    table = Table("method", "reach", *(f"{step:+.0%}" for step in steps), title="Steps found within three nights")
+    rows: dict[tuple[str, str], dict[float, str]] = {}
     for one in found.power:
-        table.add_row(one.method, one.reach, f"{one.step:.0%}", *(f"{share.value:.0%}" for share in one.found))
+        rows.setdefault((one.method, one.reach), {})[one.step] = f"{one.found[-1].value:.0%}"
+    for (method, reach), cells in rows.items():
+        table.add_row(method, reach, *(cells.get(step, "") for step in steps))
     console.print(table)
     for reach, step in found.smallest.items():
-        said = f"{step:.0%}" if math.isfinite(step) else "none of those tried"
+        said = f"{step:.0%}" if math.isfinite(step) else f"above {steps[-1]:.0%}"
         _print(f"{GATE}: smallest step found within 3 nights, 95 times of 100, {reach}: {said}")
     _print(f"foretold for one series: {found.expected:.1%}")
 
