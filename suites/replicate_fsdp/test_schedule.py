@@ -107,7 +107,7 @@ def test_prefetch_of_a_plain_module(world: World, direction: str) -> None:
     """A plain layer among those that are to be gathered ahead; a step afterwards."""
 
     def body(rank: Rank) -> list[list[float]]:
-        model: Any = layers().to(rank.device)
+        model: Any = layers(rank.device)
         replicate_fsdp.apply(model, rank)
         with pytest.raises(ValueError, match="Linear"):
             getattr(model[0], f"set_modules_to_{direction}_prefetch")([model[1], nn.Linear(1, 1)])
@@ -157,7 +157,7 @@ def test_left_on_meta(world: World) -> None:
     """The second layer's weight is never filled."""
 
     def body(rank: Rank) -> str:
-        model: Any = layers()
+        model: Any = layers(rank.device)
         model[1].to("meta")
         for module in (*model, model):
             replicate_fsdp.replicate(module, **{replicate_fsdp.MESH: rank.mesh()})
@@ -185,7 +185,7 @@ def test_aborted(world: World, where: str) -> None:
         raise Interrupted
 
     def body(rank: Rank) -> list[list[float]] | str:
-        model: Any = layers().to(rank.device)
+        model: Any = layers(rank.device)
         replicate_fsdp.apply(model, rank)
         if not hasattr(model, "reset_iter_state"):
             return "unsupported"

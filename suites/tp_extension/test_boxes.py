@@ -19,7 +19,7 @@ from fixtures.tensors import chunk, numbers
 from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same
 from harness.stacks.pretended import pretended
-from harness.stacks.tp_extension import chunk_spec, extensions, group_of, listed_spec, rewrite_spec
+from harness.stacks.tp_extension import chunk_spec, device_count, extensions, group_of, listed_spec, rewrite_spec
 from suites.settings import examples
 
 SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
@@ -237,18 +237,19 @@ def test_ranks_of_parameters(world: World, tensor_parallel_ranks: int) -> None:
     "sharded once more, over FSDP's ranks.",
     source=f"{SOURCE}.chunk_tensor",
 )
-@pytest.mark.world(4, 6)
+@pytest.mark.world(4, 6, exclusive=True)
 def test_sharded_once_more(world: World) -> None:
     """Rows over tensor-parallel ranks, then over FSDP's; one that requires a gradient, and one without shards here."""
 
     def body(rank: Rank) -> None:
         count = rank.size // 2
-        extension, mesh, whole = extensions(rank), rank.mesh(2, count, names=("dp", "tp")), numbers(2 * count - 1, 3)
+        extension, mesh, devices = extensions(rank), rank.mesh(2, count, names=("dp", "tp")), device_count(rank)
+        whole = numbers(2 * count - 1, 3).to(rank.device)
         group, data = mesh["tp"].get_group(), mesh["dp"].get_group()
         ranks, here, first = dist.get_process_group_ranks(group), dist.get_rank(group), dist.get_rank(data)
-        given: Any = extension.chunk_tensor(whole, here, count, 1, group)
+        given: Any = extension.chunk_tensor(whole, here, count, devices, group)
         given.metadata().tensor_properties.requires_grad = True
-        saved: Any = extension.chunk_tensor(given, first, 2, 1, data)
+        saved: Any = extension.chunk_tensor(given, first, 2, devices, data)
         assert given.metadata().tensor_properties.requires_grad
         assert not saved.metadata().tensor_properties.requires_grad
         boxes = assert_metadata(saved, tuple(whole.shape), ranks)
@@ -261,11 +262,11 @@ def test_sharded_once_more(world: World) -> None:
         assert [box(shard.metadata) for shard in shards] == rows[first : first + 1]
         for shard in shards:
             assert_same(chunk(local, 2, first), shard.tensor, "shard")
-        few: Any = extension.chunk_tensor(whole[: count - 1], here, count, 1, group)
+        few: Any = extension.chunk_tensor(whole[: count - 1], here, count, devices, group)
         if here == count - 1:
             assert extension.pre_load_state_dict_transform(few) == (few, [])
             with pytest.raises(AssertionError):
-                extension.chunk_tensor(few, first, 2, 1, data)
+                extension.chunk_tensor(few, first, 2, devices, data)
 
     world.run(body)
 

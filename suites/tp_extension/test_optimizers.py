@@ -38,9 +38,10 @@ def layers() -> nn.Sequential:
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, *steps: int) -> None:
     """The same data on every rank; the average of two or four equal gradients is exact."""
+    device = next(model.parameters()).device
     for step in steps:
         optimizer.zero_grad()
-        model(dyadic(2, 2, key=("input", step), dtype=torch.float32)).sum().backward()
+        model(dyadic(2, 2, key=("input", step), dtype=torch.float32).to(device)).sum().backward()
         optimizer.step()
 
 
@@ -98,7 +99,7 @@ def test_made_before(world: World, trained: int, original: bool) -> None:
     expected = {name: p.detach() for name, p in alone.named_parameters()}
 
     def body(rank: Rank) -> None:
-        module = layers()
+        module = layers().to(rank.device)
         before = adagrad(module)
         train(module, before, *range(trained))
         names = OptimStateKeyType.PARAM_NAME
