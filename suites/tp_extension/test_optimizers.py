@@ -48,7 +48,14 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, *steps: int) -> No
 def momenta(state: Any) -> dict[str, torch.Tensor]:
     """Whole, by the names of the parameters."""
     found = {name: of["momentum_buffer"] for name, of in state.items()}
-    return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in sorted(found.items())}
+    return {name: whole(t) if isinstance(t, DTensor) else t for name, t in sorted(found.items())}
+
+
+def whole(tensor: DTensor) -> torch.Tensor:
+    """Put together where its mesh is, since what was offloaded to the host may have no collectives there."""
+    size = {"shape": tensor.shape, "stride": tensor.stride()}
+    there = DTensor.from_local(tensor.to_local(), tensor.device_mesh, tensor.placements, **size)  # goes to the mesh
+    return there.full_tensor()
 
 
 @requirement(
