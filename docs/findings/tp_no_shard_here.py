@@ -1,6 +1,6 @@
 # a sharded tensor without a shard on this rank asks CUDA for its device, unless its group is gloo's
 # unreported
-# Seen with torch 2.13.0+cpu, Python 3.11, Linux x86-64, on an accelerator of another package; the fake backend shows it.
+# Seen with torch 2.13.0+cpu, Python 3.11, Linux x86-64, on another accelerator than CUDA; the fake backend shows it.
 # Run:  torchrun --standalone --nproc-per-node=1 tp_no_shard_here.py
 # It exits with 1 where the defect is there.
 
