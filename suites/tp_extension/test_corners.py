@@ -211,8 +211,8 @@ def test_optimizer_state(world: World, original: bool) -> None:
         with FullyShardedDataParallel.state_dict_type(module, StateDictType.SHARDED_STATE_DICT):
             saved = FullyShardedDataParallel.optim_state_dict(module, optimizer)
             loaded = FullyShardedDataParallel.optim_state_dict_to_load(module, optimizer, saved)
-        before = [state["momentum_buffer"] for state in optimizer.state.values()]
-        after = [state["momentum_buffer"] for state in loaded["state"].values()]
+        before = [state["momentum_buffer"].cpu() for state in optimizer.state.values()]
+        after = [state["momentum_buffer"].cpu() for state in loaded["state"].values()]
         return all(map(torch.equal, before, after))
 
     assert world.run(body) == [True] * world.size
