@@ -152,6 +152,15 @@ def lease_directory() -> Path:
     return path
 
 
+def dealt(leased: Sequence[str], ranks: int, ranks_per_device: int, *, whole: bool) -> tuple[str, ...]:
+    """The device of each rank, out of those that were leased.
+
+    ``whole``: all of the machine's were.  Then ranks are on them in turn, as jobs that have a machine to themselves lay
+    them; elsewhere ranks that share a device are neighbours, so that as few devices as possible are taken.
+    """
+    return tuple(leased[i % len(leased) if whole else i // ranks_per_device] for i in range(ranks))
+
+
 class Leases:
     """Leases on the devices of an inventory, shared by all processes of this user on this machine."""
 

@@ -225,7 +225,7 @@ class Worlds:
     @contextlib.contextmanager
     def leased(self, item: pytest.Item, asked: WorldRequest) -> Iterator[tuple[WorldSpec, tuple[str, ...]]]:
         """What world a test means, and its devices, leased for as long."""
-        from harness.devices import DeviceError, Leases
+        from harness.devices import DeviceError, Leases, dealt
 
         try:
             spec, inventory = self.spec_of(asked)
@@ -240,7 +240,7 @@ class Worlds:
         per_device = self.ranks_per_device(spec)
         count = len(inventory.devices) if spec.exclusive else inventory.demand(spec.size, per_device)
         with Leases(inventory).hold(count) as leased, obeying(obeyed):
-            yield spec, () if inventory.on_host else tuple(leased[i // per_device] for i in range(spec.size))
+            yield spec, () if inventory.on_host else dealt(leased, spec.size, per_device, whole=spec.exclusive)
 
     @contextlib.contextmanager
     def world_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[World]:

@@ -41,6 +41,7 @@ __all__ = [
     "apply",
     "chunk_spec",
     "compute_local_shape_and_global_offset",
+    "device_count",
     "extensions",
     "gradients",
     "group_of",
@@ -95,6 +96,14 @@ def apply(
 def extensions(rank: Rank | None = None) -> DTensorExtensions:
     """What FSDP1 asks how parameters that are tensor parallel are flattened, saved and loaded (on the host)."""
     return DTensorExtensions(_FSDPDeviceHandle.from_device(rank.device if rank else torch.device("cpu")))
+
+
+def device_count(rank: Rank) -> int:
+    """The devices of a machine as FSDP1 counts them for sharded tensors: rank r is taken to be on device r modulo them.
+
+    Ranks of ``exclusive`` worlds are.
+    """
+    return int(_FSDPDeviceHandle.from_device(rank.device).device_count())
 
 
 def group_of(tensor: ShardedTensor) -> ProcessGroup:

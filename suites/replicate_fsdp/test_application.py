@@ -23,7 +23,7 @@ SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
 
 
 def sharded(rank: Rank) -> nn.Module:
-    return fully_shard(layers(), mesh=rank.mesh())  # type: ignore[return-value]
+    return fully_shard(layers(rank.device), mesh=rank.mesh())  # type: ignore[return-value]
 
 
 def named(rank: Rank, *shape: int) -> Any:
@@ -32,23 +32,25 @@ def named(rank: Rank, *shape: int) -> Any:
 
 REFUSED: dict[str, tuple[Callable[[Rank], object], type[Exception], str]] = {
     "fully-sharded": (lambda rank: replicate(sharded(rank)), RuntimeError, "fully_shard"),
-    "list-of-modules": (lambda rank: replicate(nn.ModuleList(layers())), ValueError, "forward"),
-    "dict-of-modules": (lambda rank: replicate(nn.ModuleDict({"a": layers()})), ValueError, "forward"),
-    "two-dimensions": (lambda rank: replicate(layers(), **{MESH: named(rank, 1, 1)}), ValueError, "1D"),
+    "list-of-modules": (lambda rank: replicate(nn.ModuleList(layers(rank.device))), ValueError, "forward"),
+    "dict-of-modules": (lambda rank: replicate(nn.ModuleDict({"a": layers(rank.device)})), ValueError, "forward"),
+    "two-dimensions": (lambda rank: replicate(layers(rank.device), **{MESH: named(rank, 1, 1)}), ValueError, "1D"),
     "missing-dimension": (
         lambda rank: replicate(
-            layers(), **{MESH: named(rank, 1)}, dp_mesh_dims=fsdp.DataParallelMeshDims(replicate="other")
+            layers(rank.device), **{MESH: named(rank, 1)}, dp_mesh_dims=fsdp.DataParallelMeshDims(replicate="other")
         ),
         ValueError,
         "other",
     ),
     "sharded-dimension": (
-        lambda rank: replicate(layers(), **{MESH: named(rank, 1)}, dp_mesh_dims=fsdp.DataParallelMeshDims(shard="one")),
+        lambda rank: replicate(
+            layers(rank.device), **{MESH: named(rank, 1)}, dp_mesh_dims=fsdp.DataParallelMeshDims(shard="one")
+        ),
         ValueError,
         "replicate",
     ),
-    "twice": (lambda rank: replicate(replicate(layers())), Exception, ""),
-    "deepcopy": (lambda rank: copy.deepcopy(replicate(layers())), AssertionError, "deepcopy"),
+    "twice": (lambda rank: replicate(replicate(layers(rank.device))), Exception, ""),
+    "deepcopy": (lambda rank: copy.deepcopy(replicate(layers(rank.device))), AssertionError, "deepcopy"),
 }
 
 
@@ -86,7 +88,7 @@ def test_class(world: World) -> None:
     """A container of two layers."""
 
     def body(rank: Rank) -> list[Any]:
-        given = layers()
+        given = layers(rank.device)
         model = replicate(given, **{MESH: rank.mesh()})
         part = given[:1]
         return [
@@ -113,7 +115,7 @@ def test_mesh(world: World, mesh: str) -> None:
     """No mesh; all ranks; both layers at once; a parameter left out."""
 
     def body(rank: Rank) -> list[Any]:
-        model = layers().to(rank.device)
+        model = layers(rank.device)
         if mesh == "none":
             replicate(model)
         elif mesh == "whole":
@@ -154,7 +156,7 @@ def test_nested(world: World, order: str) -> None:
     """A first backward without synchronisation, a second with it: what both add up to is averaged."""
 
     def body(rank: Rank) -> list[list[float]]:
-        model = layers().to(rank.device)
+        model = layers(rank.device)
         for layer in model:
             replicate(layer, **{MESH: rank.mesh()})
         if order == "inner-first":
@@ -163,7 +165,7 @@ def test_nested(world: World, order: str) -> None:
         for synced in (False, True):
             for root in roots:
                 root.set_requires_gradient_sync(synced)  # type: ignore[operator]
-            model(row(rank.index)).sum().backward()
+            model(row(rank.index).to(rank.device)).sum().backward()
         return [p.grad.full_tensor().flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
 
     assert world.run(body) == [[[2 * x for x in gradient] for gradient in alone(2)]] * 2
@@ -229,7 +231,7 @@ def test_lifetime(world: World, trained: bool) -> None:
     """The module, a layer with a group of its own, and parameters, once nobody refers to the module any more."""
 
     def body(rank: Rank) -> list[bool]:
-        model = layers().to(rank.device)
+        model = layers(rank.device)
         replicate(model[0])
         replicate(model)
         if trained:
@@ -254,7 +256,7 @@ def test_default_mesh(world: World) -> None:
     """The mesh that a parameter says it is on."""
 
     def body(rank: Rank) -> list[Any]:
-        weight = next(replicate(layers().to(rank.device)).parameters())
+        weight = next(replicate(layers(rank.device)).parameters())
         assert isinstance(weight, DTensor)
         return [weight.device_mesh.mesh_dim_names, weight.device_mesh.mesh.tolist(), weight.placements]
 

@@ -30,7 +30,7 @@ def test_divide_factor(world: World, dtype: str, sums: bool) -> None:
         model = replicate_fsdp.apply(nn.Linear(2, 1, bias=False, dtype=getattr(torch, dtype)), rank)
         model.set_gradient_divide_factor(4.0)
         model.set_force_sum_reduction_for_comms(sums)
-        model(torch.full((1, 2), 8.0, dtype=getattr(torch, dtype))).sum().backward()
+        model(torch.full((1, 2), 8.0, dtype=getattr(torch, dtype), device=rank.device)).sum().backward()
         return [float(x) for x in replicate_fsdp.gradients(model)["weight"].flatten()]
 
     assert world.run(body) == [[8.0 * world.size / 4.0] * 2] * world.size
@@ -53,7 +53,7 @@ def test_no_elements(world: World, groups: bool) -> None:
 
     def body(rank: Rank) -> list[int]:
         model = replicate_fsdp.apply(Model(), rank, groups=groups)
-        model(torch.ones(1, 2)).sum().backward()
+        model(torch.ones(1, 2, device=rank.device)).sum().backward()
         return list(replicate_fsdp.gradients(model)["none.weight"].shape)
 
     assert world.run(body) == [[0, 2]] * world.size
@@ -74,9 +74,9 @@ def test_thawed(world: World, reduced: str | None) -> None:
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         model[1].requires_grad_(False)
         replicate_fsdp.apply(model, rank, mp_policy=policy)
-        model(torch.ones(1, 2)).sum().backward()
+        model(torch.ones(1, 2, device=rank.device)).sum().backward()
         model[1].requires_grad_(True)
-        model(torch.ones(1, 2)).sum().backward()
+        model(torch.ones(1, 2, device=rank.device)).sum().backward()
         return str(replicate_fsdp.gradients(model)["1.weight"].dtype)
 
     assert world.run(body) == ["torch.float32"] * world.size
@@ -92,12 +92,12 @@ def test_tied_across_groups(world: World) -> None:
     """Two layers, each a group of its own, have the same weight: its gradient is that of both uses."""
 
     def body(rank: Rank) -> str | list[float]:
-        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)).to(rank.device)
         nn.init.ones_(model[0].weight)
         model[1].weight = model[0].weight
         try:
             replicate_fsdp.apply(model, rank)
-            model(torch.ones(1, 2)).sum().backward()
+            model(torch.ones(1, 2, device=rank.device)).sum().backward()
         except (RuntimeError, ValueError, AssertionError) as e:
             return type(e).__name__
         return [float(x) for x in replicate_fsdp.gradients(model)["0.weight"].flatten()]
@@ -131,7 +131,7 @@ def test_accumulated_dtype(world: World, reduced: str | None) -> None:
         model = replicate_fsdp.apply(Model().double(), rank, groups=False, mp_policy=policy)
         for both in (False, True):
             model.set_requires_gradient_sync(both)
-            model(torch.ones(1, 2, dtype=torch.float64), both).sum().backward()
+            model(torch.ones(1, 2, dtype=torch.float64, device=rank.device), both).sum().backward()
         return str(replicate_fsdp.gradients(model)["always.weight"].dtype)
 
     assert world.run(body) == ["torch.float64"] * world.size
@@ -148,7 +148,7 @@ def test_names(world: World, names: str) -> None:
     """A weight with one name; with one in each of two layers; with two in the same module."""
 
     def body(rank: Rank) -> list[float] | str:
-        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)).to(rank.device)
         if names != "one-name":
             model[1].weight = model[0].weight
         if names == "one-module":

@@ -50,13 +50,18 @@ SETTINGS: dict[str, Callable[[Any], None]] = {
 @pytest.mark.world(2, 3)
 def test_settings(world: World, setting: str) -> None:
     """Two groups and a root, three steps, with each setting that is about when."""
-    assert_same_with(world, SETTINGS[setting])
+    assert_same_with(world, SETTINGS[setting], waited=setting != "never-the-last-backward")
 
 
-def assert_same_with(world: World, setting: Callable[[Any], None]) -> None:
-    """Require that training with a setting is that of one device; what it keeps is given back after each backward."""
+def assert_same_with(world: World, setting: Callable[[Any], None], *, waited: bool = True) -> None:
+    """Require that training with a setting is that of one device; what it keeps is given back after each backward.
+
+    ``waited``: whether a backward waits for gradients, as those do that are the last; else who reads them has to.
+    """
 
     def gradients(model: nn.Module) -> Any:
+        if not waited and next(model.parameters()).device.type != "cpu":
+            torch.accelerator.synchronize()
         everywhere(lambda module: module.reshard())(model)
         return replicate_fsdp.gradients(model)
 
@@ -107,7 +112,7 @@ def test_prefetch_of_a_plain_module(world: World, direction: str) -> None:
     """A plain layer among those that are to be gathered ahead; a step afterwards."""
 
     def body(rank: Rank) -> list[list[float]]:
-        model: Any = layers().to(rank.device)
+        model: Any = layers(rank.device)
         replicate_fsdp.apply(model, rank)
         with pytest.raises(ValueError, match="Linear"):
             getattr(model[0], f"set_modules_to_{direction}_prefetch")([model[1], nn.Linear(1, 1)])
@@ -157,7 +162,7 @@ def test_left_on_meta(world: World) -> None:
     """The second layer's weight is never filled."""
 
     def body(rank: Rank) -> str:
-        model: Any = layers()
+        model: Any = layers(rank.device)
         model[1].to("meta")
         for module in (*model, model):
             replicate_fsdp.replicate(module, **{replicate_fsdp.MESH: rank.mesh()})
@@ -185,7 +190,7 @@ def test_aborted(world: World, where: str) -> None:
         raise Interrupted
 
     def body(rank: Rank) -> list[list[float]] | str:
-        model: Any = layers().to(rank.device)
+        model: Any = layers(rank.device)
         replicate_fsdp.apply(model, rank)
         if not hasattr(model, "reset_iter_state"):
             return "unsupported"

@@ -48,7 +48,7 @@ def test_ignored(world: World, ignored: str) -> None:
     """One of three layers of the same shape."""
 
     def body(rank: Rank) -> dict[str, list[float]]:
-        model = Sum()
+        model = Sum().to(rank.device)
         left = set(model.get_submodule(ignored).parameters())
         replicate_fsdp.apply(model, rank, groups=False, ignored_params=left)
         for name, p in model.named_parameters():
@@ -72,7 +72,7 @@ def test_ignored_in_part(world: World, ignored: str) -> None:
     """The weight of a layer, or its bias."""
 
     def body(rank: Rank) -> dict[str, list[float]]:
-        model = nn.Linear(2, 1)
+        model = nn.Linear(2, 1, device=rank.device)
         replicate_fsdp.apply(model, rank, ignored_params={model.get_parameter(ignored)})
         (model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)) * (1 + rank.index)).sum().backward()
         assert {name: isinstance(p, DTensor) for name, p in model.named_parameters()} == {
@@ -98,7 +98,7 @@ def test_list_of_modules(world: World, tied: bool) -> None:
     """The first and third of three layers, perhaps with the same weight, in two steps."""
 
     def body(rank: Rank) -> list[dict[str, list[float]]]:
-        model = Sum()
+        model = Sum().to(rank.device)
         if tied:
             model.third.weight = model.first.weight
         replicate_with_list([model.first, model.third], rank)
@@ -152,7 +152,7 @@ def test_refused(world: World, what: str) -> None:
     """Each raises an error on every rank."""
 
     def body(rank: Rank) -> str:
-        model, options = layer(), {}
+        model, options = layer(rank.device), {}
         if what == "sharded":
             fully_shard(model, mesh=rank.mesh())
         elif what == "replicated":
@@ -172,7 +172,7 @@ def test_refused(world: World, what: str) -> None:
 def tensor_parallel(rank: Rank, *, groups: bool) -> tuple[nn.Module, int]:
     """Two layers, column-wise and row-wise over pairs of ranks, replicated over the pairs; which part is this one's."""
     mesh = rank.mesh(rank.size // 2, 2, names=("data", "tensor"))
-    model = layers().double().to(rank.device)
+    model = layers(rank.device).double()
     parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
     return replicate_fsdp.apply(model, rank, groups=groups, mesh=mesh["data"]), mesh["data"].get_local_rank()
 
@@ -207,8 +207,7 @@ def test_clipping(world: World) -> None:
     data = world.size // 2
 
     def clipped(model: nn.Module, parts: list[int]) -> tuple[float, list[list[float]]]:
-        output = torch.cat([model(row(part).double()) for part in parts])
-        (output.sum() / len(parts)).backward()
+        backward_of(model, parts)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 8.0)
         gradients = replicate_fsdp.gradients(model).values()
         return float(replicate_fsdp.whole(norm)), [g.flatten().tolist() for g in gradients]
@@ -225,14 +224,20 @@ def test_clipping(world: World) -> None:
             assert own == pytest.approx(right, rel=1e-12)
 
 
+def backward_of(model: nn.Module, parts: list[int]) -> None:
+    """A backward of the mean over parts, where the model is."""
+    device = next(model.parameters()).device
+    output = torch.cat([model(row(part).double().to(device)) for part in parts])
+    (output.sum() / len(parts)).backward()
+
+
 def steps(model: nn.Module, parts: list[int]) -> list[list[list[float]]]:
     """Parameters after each of three steps of SGD on the mean over parts: one on each rank, or all on one device."""
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-10)
     found = []
     for _ in range(3):
         optimizer.zero_grad()
-        output = torch.cat([model(row(part).double()) for part in parts])
-        (output.sum() / len(parts)).backward()
+        backward_of(model, parts)
         optimizer.step()
         found.append([p.flatten().tolist() for p in replicate_fsdp.parameters(model).values()])
     return found
@@ -254,7 +259,7 @@ def test_whole_mesh(world: World, how: str) -> None:
 
     def body(rank: Rank) -> list[float] | str:
         mesh = rank.mesh(data, 2, names=("data", "tensor"))
-        model = layer()
+        model = layer(rank.device)
         if how != "plain":
             placements = [Replicate(), Shard(0) if how == "divided" else Replicate()]
             model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, placements))

@@ -19,7 +19,7 @@ from fixtures.tensors import chunk, numbers
 from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same
 from harness.stacks.pretended import pretended
-from harness.stacks.tp_extension import chunk_spec, extensions, group_of, listed_spec, rewrite_spec
+from harness.stacks.tp_extension import chunk_spec, device_count, extensions, group_of, listed_spec, rewrite_spec
 from suites.settings import examples
 
 SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
@@ -237,37 +237,57 @@ def test_ranks_of_parameters(world: World, tensor_parallel_ranks: int) -> None:
     "sharded once more, over FSDP's ranks.",
     source=f"{SOURCE}.chunk_tensor",
 )
-@pytest.mark.world(4, 6)
+@pytest.mark.world(4, exclusive=True)
+def test_sharded_evenly_once_more(world: World) -> None:
+    """Every rank has a row."""
+    world.run(lambda rank: assert_sharded_twice(rank, rank.size))
+
+
+@requirement(
+    "TP-BOX-06",
+    "What is a sharded tensor already becomes one of the same shards, over the same group, whose local shard is "
+    "sharded once more, over FSDP's ranks.",
+    source=f"{SOURCE}.chunk_tensor",
+)
+@pytest.mark.world(4, 6, exclusive=True)
 def test_sharded_once_more(world: World) -> None:
-    """Rows over tensor-parallel ranks, then over FSDP's; one that requires a gradient, and one without shards here."""
+    """A rank without a row of its own, and ranks without any to be sharded once more."""
 
     def body(rank: Rank) -> None:
-        count = rank.size // 2
-        extension, mesh, whole = extensions(rank), rank.mesh(2, count, names=("dp", "tp")), numbers(2 * count - 1, 3)
-        group, data = mesh["tp"].get_group(), mesh["dp"].get_group()
-        ranks, here, first = dist.get_process_group_ranks(group), dist.get_rank(group), dist.get_rank(data)
-        given: Any = extension.chunk_tensor(whole, here, count, 1, group)
-        given.metadata().tensor_properties.requires_grad = True
-        saved: Any = extension.chunk_tensor(given, first, 2, 1, data)
-        assert given.metadata().tensor_properties.requires_grad
-        assert not saved.metadata().tensor_properties.requires_grad
-        boxes = assert_metadata(saved, tuple(whole.shape), ranks)
-        (outer,) = saved.local_shards()
-        assert box(outer.metadata) == boxes[here]
-        inner, shards = extension.pre_load_state_dict_transform(saved)
-        assert inner is outer.tensor
-        local = chunk(whole, count, here)
-        rows = assert_metadata(inner, tuple(local.shape), dist.get_process_group_ranks(data))
-        assert [box(shard.metadata) for shard in shards] == rows[first : first + 1]
-        for shard in shards:
-            assert_same(chunk(local, 2, first), shard.tensor, "shard")
-        few: Any = extension.chunk_tensor(whole[: count - 1], here, count, 1, group)
+        assert_sharded_twice(rank, rank.size - 1)
+        count, devices = rank.size // 2, device_count(rank)
+        extension, mesh = extensions(rank), rank.mesh(2, count, names=("dp", "tp"))
+        here, rows = mesh["tp"].get_local_rank(), numbers(count - 1, 3).to(rank.device)
+        few: Any = extension.chunk_tensor(rows, here, count, devices, mesh["tp"].get_group())
         if here == count - 1:
             assert extension.pre_load_state_dict_transform(few) == (few, [])
             with pytest.raises(AssertionError):
-                extension.chunk_tensor(few, first, 2, 1, data)
+                extension.chunk_tensor(few, mesh["dp"].get_local_rank(), 2, devices, mesh["dp"].get_group())
 
     world.run(body)
+
+
+def assert_sharded_twice(rank: Rank, size: int) -> None:
+    """Rows over tensor-parallel ranks, then over FSDP's, of which there are two; of one that requires a gradient."""
+    count, devices = rank.size // 2, device_count(rank)
+    extension, mesh, whole = extensions(rank), rank.mesh(2, count, names=("dp", "tp")), numbers(size, 3).to(rank.device)
+    group, data = mesh["tp"].get_group(), mesh["dp"].get_group()
+    ranks, here, first = dist.get_process_group_ranks(group), dist.get_rank(group), dist.get_rank(data)
+    given: Any = extension.chunk_tensor(whole, here, count, devices, group)
+    given.metadata().tensor_properties.requires_grad = True
+    saved: Any = extension.chunk_tensor(given, first, 2, devices, data)
+    assert given.metadata().tensor_properties.requires_grad
+    assert not saved.metadata().tensor_properties.requires_grad
+    boxes = assert_metadata(saved, tuple(whole.shape), ranks)
+    (outer,) = saved.local_shards()
+    assert box(outer.metadata) == boxes[here]
+    inner, shards = extension.pre_load_state_dict_transform(saved)
+    assert inner is outer.tensor
+    local = chunk(whole, count, here)
+    rows = assert_metadata(inner, tuple(local.shape), dist.get_process_group_ranks(data))
+    assert [box(shard.metadata) for shard in shards] == rows[first : first + 1]
+    for shard in shards:
+        assert_same(chunk(local, 2, first), shard.tensor, "shard")
 
 
 def expected(size: Sequence[int], placements: Sequence[Placement], mesh: Any) -> Box:

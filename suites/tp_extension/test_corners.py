@@ -35,7 +35,7 @@ def sharded(module: nn.Module, rank: Rank, plan: Mapping[str, str] = COLUMNS, **
 
 
 def backward(module: nn.Module, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-    module(torch.ones(shape, dtype=dtype)).sum().backward()
+    module(torch.ones(shape, dtype=dtype, device=next(module.parameters()).device)).sum().backward()
 
 
 @requirement(
@@ -162,8 +162,8 @@ def test_idle_gradient(world: World, original: bool) -> None:
 
     def body(rank: Rank) -> bool:
         module = asked(rank, use_orig_params=original)
-        module(torch.ones(1, 2), True).sum().backward()
-        module(torch.ones(1, 2), False).sum().backward()
+        for used in (True, False):
+            module(torch.ones(1, 2, device=rank.device), used).sum().backward()
         return all(p.grad is not None for p in module.parameters())
 
     assert world.run(body) == [True] * world.size
@@ -177,7 +177,7 @@ def test_idle_unit(world: World, strategy: str) -> None:
 
     def body(rank: Rank) -> list[str]:
         module = asked(rank, use_orig_params=True, sharding_strategy=ShardingStrategy[strategy])
-        module(torch.ones(1, 2), False).sum().backward()
+        module(torch.ones(1, 2, device=rank.device), False).sum().backward()
         return sorted(module.state_dict())
 
     assert world.run(body) == [["always.weight", "asked.weight"]] * world.size
@@ -206,13 +206,13 @@ def test_optimizer_state(world: World, original: bool) -> None:
     def body(rank: Rank) -> bool:
         module = sharded(linears(4, 4, bias=False), rank, use_orig_params=original)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.5)
-        module(torch.ones(1, 4)).mul(torch.arange(4.0)).sum().backward()
+        module(torch.ones(1, 4, device=rank.device)).mul(torch.arange(4.0, device=rank.device)).sum().backward()
         optimizer.step()
         with FullyShardedDataParallel.state_dict_type(module, StateDictType.SHARDED_STATE_DICT):
             saved = FullyShardedDataParallel.optim_state_dict(module, optimizer)
             loaded = FullyShardedDataParallel.optim_state_dict_to_load(module, optimizer, saved)
-        before = [state["momentum_buffer"] for state in optimizer.state.values()]
-        after = [state["momentum_buffer"] for state in loaded["state"].values()]
+        before = [state["momentum_buffer"].cpu() for state in optimizer.state.values()]
+        after = [state["momentum_buffer"].cpu() for state in loaded["state"].values()]
         return all(map(torch.equal, before, after))
 
     assert world.run(body) == [True] * world.size
@@ -231,7 +231,7 @@ def test_hybrid(world: World, shards: int) -> None:
     def body(rank: Rank) -> list[float]:
         mesh = rank.mesh(rank.size // shards, shards, names=("replicas", "shards"))
         model = FullyShardedDataParallel(
-            linears(2, 1, bias=False),
+            linears(2, 1, bias=False).to(rank.device),
             device_mesh=mesh,
             device_id=rank.device,
             sharding_strategy=ShardingStrategy.HYBRID_SHARD,
@@ -240,7 +240,7 @@ def test_hybrid(world: World, shards: int) -> None:
         found: list[float] = []
         for step in range(2):
             model.zero_grad()
-            model(torch.full((1, 2), 1.0 + rank.index + step)).sum().backward()
+            model(torch.full((1, 2), 1.0 + rank.index + step, device=rank.device)).sum().backward()
             with FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
                 found += [float(x) for p in model.parameters() if p.grad is not None for x in p.grad.flatten()]
         return found
@@ -256,8 +256,9 @@ def test_one_column(world: World, shape: tuple[int, ...]) -> None:
 
     def body(rank: Rank) -> list[int]:
         mesh = rank.mesh(rank.size, 1, names=("dp", "tp"))
-        model = parallelize_module(linears(1, 2), mesh["tp"], {"0": RowwiseParallel(input_layouts=Replicate())})
-        return list(model(torch.ones(shape)).shape)
+        rows = RowwiseParallel(input_layouts=Replicate())
+        model = parallelize_module(linears(1, 2).to(rank.device), mesh["tp"], {"0": rows})
+        return list(model(torch.ones(shape, device=rank.device)).shape)
 
     assert world.run(body) == [[*shape[:-1], 2]] * 2
 
@@ -287,10 +288,10 @@ def test_one_element(world: World, features: int) -> None:
     """Two backwards of a flat parameter with one element, or with more, and a step by all of the gradient."""
 
     def body(rank: Rank) -> list[float]:
-        module = linears(features, 1, bias=False)
+        module = linears(features, 1, bias=False).to(rank.device)
         module = FullyShardedDataParallel(module, device_mesh=rank.mesh(rank.size), device_id=rank.device)
         for first in (1.0, 2.0):
-            module(torch.full((1, features), first + rank.index)).sum().backward()
+            module(torch.full((1, features), first + rank.index, device=rank.device)).sum().backward()
         torch.optim.SGD(module.parameters(), lr=1.0).step()
         with FullyShardedDataParallel.summon_full_params(module, writeback=False):
             return [float(x) for p in module.parameters() for x in p.flatten()]

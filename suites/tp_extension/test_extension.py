@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from fixtures.tensors import chunk, numbers
@@ -21,6 +20,7 @@ from harness.stacks.tp_extension import (
     AsyncCollectiveTensor,
     DTensorExtensions,
     Unsupported,
+    device_count,
     extensions,
     is_flattened,
 )
@@ -94,12 +94,12 @@ def test_gradient_is_waited_for(world: World) -> None:
     def body(rank: Rank) -> None:
         extension, mesh = extensions(rank), rank.mesh(rank.size)
         _, spec = extension.pre_flatten_transform(sharded((6, 2), mesh, WHOLE))
-        flat = numbers(6, 2).requires_grad_()
+        flat = numbers(6, 2).to(rank.device).requires_grad_()
         arrived: list[type] = []
         parameter: Any = extension.post_unflatten_transform(flat, spec)
         flat.register_hook(lambda gradient: arrived.append(type(gradient)))
         parameter.redistribute(placements=[ROWS], async_op=True).to_local().mul(
-            chunk(numbers(6, 2), rank.size, rank.index)
+            chunk(numbers(6, 2), rank.size, rank.index).to(rank.device)
         ).sum().backward()
         assert arrived == [torch.Tensor]
         assert flat.grad is not None
@@ -141,7 +141,7 @@ def test_streams(world: World, compute: str | None) -> None:
         assert extension.compute_stream is None
         extension.compute_stream = compute
         _, parameter = extension.pre_flatten_transform(sharded((4, 2), mesh, WHOLE))
-        flat = numbers(4, 2).requires_grad_()
+        flat = numbers(4, 2).to(rank.device).requires_grad_()
 
         def watched(self: Any, right: Any = AsyncCollectiveTensor.wait) -> Any:
             seen.append(handle.current_stream())
@@ -156,7 +156,7 @@ def test_streams(world: World, compute: str | None) -> None:
             patch.setattr(AsyncCollectiveTensor, "wait", watched)
             found = extension.post_unflatten_transform(flat, parameter)
             used = found.redistribute(placements=[ROWS], async_op=True).to_local()
-            used.mul(chunk(numbers(4, 2), rank.size, rank.index)).sum().backward()
+            used.mul(chunk(numbers(4, 2), rank.size, rank.index).to(rank.device)).sum().backward()
         assert seen[:1] == [compute or "current"]
         assert seen[-1] == (compute or "current")
         assert handle.streams == ["current"]
@@ -175,15 +175,16 @@ def test_marked_and_not_compiled(world: World) -> None:
 
     def body(rank: Rank) -> None:
         extension: Any = extensions(rank)
+        flat = numbers(4, 2).to(rank.device)
         _, parameter = extension.pre_flatten_transform(sharded((4, 2), rank.mesh(1), ROWS))
-        assert is_flattened(extension.post_unflatten_transform(numbers(4, 2), parameter))
+        assert is_flattened(extension.post_unflatten_transform(flat, parameter))
 
         def unflattened(flat: torch.Tensor) -> Any:
             return extension.post_unflatten_transform(flat * 2, parameter).to_local() + 1
 
         with pytest.raises(Unsupported, match=r"torch\.compiler\.disable"):
-            torch.compile(unflattened, backend="eager", fullgraph=True)(numbers(4, 2))
-        assert_same(numbers(4, 2) * 2 + 1, torch.compile(unflattened, backend="eager")(numbers(4, 2)), "compiled")
+            torch.compile(unflattened, backend="eager", fullgraph=True)(flat)
+        assert_same(flat * 2 + 1, torch.compile(unflattened, backend="eager")(flat), "compiled")
 
     world.run(body)
 
@@ -207,7 +208,7 @@ def test_chunks(world: World, placement: Placement | None) -> None:
                 if placement == COLUMNS and len(shape) == 1:
                     continue
                 dtype = torch.bfloat16 if shape[0] == 6 * count else torch.float32
-                whole = numbers(*shape, dtype=dtype)
+                whole = numbers(*shape, dtype=dtype).to(rank.device)
                 given = whole.clone() if placement is None else sharded(shape, tensor_parallel, placement, dtype)
                 given.requires_grad_()
                 found: Any = extension.chunk_dtensor(given, fsdp.get_local_rank("dp" if fsdp.ndim > 1 else None), fsdp)
@@ -241,7 +242,9 @@ def test_gathering(world: World, placement: Placement | None) -> None:
         for mesh, fsdp, tensor_parallel in meshes(rank):
             count = tensor_parallel.size()
             for shape in ((6 * count, 4 * count), (5 * count, 3 * count), (count, 2 * count)):
-                given = numbers(*shape) if placement is None else sharded(shape, tensor_parallel, placement)
+                given = (
+                    numbers(*shape).to(rank.device) if placement is None else sharded(shape, tensor_parallel, placement)
+                )
                 expected = given.to_local() if isinstance(given, DTensor) else given
                 found = extension.all_gather_dtensor(extension.chunk_dtensor(given, 0, fsdp), mesh)  # type: ignore[arg-type]
                 assert type(found) is torch.Tensor
@@ -262,14 +265,15 @@ def test_meshes_refused(world: World) -> None:
 
     def body(rank: Rank) -> None:
         extension, mesh = extensions(rank), rank.mesh(2, 1, names=("dp", "tp"))
+        given = numbers(4, 2).to(rank.device)
         with pytest.raises(RuntimeError):
-            extension.chunk_dtensor(numbers(4, 2), rank.index, None)  # type: ignore[arg-type]
+            extension.chunk_dtensor(given, rank.index, None)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="at least 2D"):
-            extension.chunk_dtensor(numbers(4, 2), rank.index, rank.mesh(2))
-        found: Any = extension.chunk_dtensor(numbers(4, 2), rank.index, mesh["dp"])
+            extension.chunk_dtensor(given, rank.index, rank.mesh(2))
+        found: Any = extension.chunk_dtensor(given, rank.index, mesh["dp"])
         with pytest.raises(AssertionError):
             extension.all_gather_dtensor(found, rank.mesh(1, 2, names=("dp", "tp")))
-        of_both = distribute_tensor(numbers(4, 2), mesh, [ROWS, COLUMNS])
+        of_both = distribute_tensor(given, mesh, [ROWS, COLUMNS])
         with pytest.raises(AssertionError):
             extension.chunk_tensor(of_both, rank.index, 2, 1, mesh["dp"].get_group())
 
@@ -282,17 +286,17 @@ def test_meshes_refused(world: World) -> None:
     "gathered from there.",
     source=f"{SOURCE}.chunk_tensor, pre_load_state_dict_transform",
 )
-@pytest.mark.world(1, 2, 3)
+@pytest.mark.world(1, 2, 3, exclusive=True)
 def test_sharded_tensor(world: World) -> None:
     """More rows than ranks, even or not, and fewer."""
 
     def body(rank: Rank) -> None:
         extension = extensions(rank)
         for rows in (1, 2, 5, 6):
-            tensor = numbers(rows, 3)
+            tensor = numbers(rows, 3).to(rank.device)
             expected = [chunk(tensor, rank.size, i) for i in range(rank.size)]
             expected = [rows for rows in expected if rows.size(0)]
-            saved: Any = extension.chunk_tensor(tensor, rank.index, rank.size, 1, dist.group.WORLD)  # type: ignore[arg-type]
+            saved: Any = extension.chunk_tensor(tensor, rank.index, rank.size, device_count(rank), rank.group)
             meta = saved.metadata()
             assert meta.size == tensor.shape
             assert not meta.tensor_properties.requires_grad
@@ -322,7 +326,7 @@ def test_sharded_tensor(world: World) -> None:
     source=f"{SOURCE}.chunk_tensor, pre_load_state_dict_transform",
 )
 @pytest.mark.parametrize("placement", [ROWS, COLUMNS, WHOLE], ids=str)
-@pytest.mark.world(2, 4)
+@pytest.mark.world(2, 4, exclusive=True)
 def test_nested_sharded_tensor(world: World, placement: Placement) -> None:
     """On two tensor-parallel ranks, of every size that they divide."""
 
@@ -336,7 +340,8 @@ def test_nested_sharded_tensor(world: World, placement: Placement) -> None:
             dim = placement.dim if isinstance(placement, Shard) else None
             offsets = [[sizes[d] * i if d == dim else 0 for d in range(2)] for i in range(1 if dim is None else 2)]
 
-            saved: Any = extension.chunk_tensor(parameter, data.get_local_rank(), data.size(), 1, data.get_group())
+            group, count = data.get_group(), device_count(rank)
+            saved: Any = extension.chunk_tensor(parameter, data.get_local_rank(), data.size(), count, group)
             meta = saved.metadata()
             assert (meta.size, meta.tensor_properties.requires_grad) == (torch.Size(shape), False)
             assert meta.tensor_properties.dtype == parameter.dtype

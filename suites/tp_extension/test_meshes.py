@@ -71,9 +71,9 @@ def styles() -> Mapping[str, ParallelStyle]:
 
 
 def backward(model: nn.Module, parts: Sequence[int]) -> None:
-    """The mean of parts of a batch."""
+    """The mean of parts of a batch, where the model is."""
     x = torch.cat([dyadic(1, PARTS, PARTS, key=("input", part), span=2, denominator=1) for part in parts])
-    (model(x).sum() / len(parts)).backward()
+    (model(x.to(next(model.parameters()).device)).sum() / len(parts)).backward()
 
 
 def trained() -> dict[str, torch.Tensor]:
@@ -86,7 +86,7 @@ def trained() -> dict[str, torch.Tensor]:
 
 def sharded(module: nn.Module, mesh: Any, rank: Rank, **options: Any) -> Any:
     """Over a mesh of two dimensions."""
-    parallelize_module(module, mesh["tp"], dict(styles()))
+    parallelize_module(module.to(rank.device), mesh["tp"], dict(styles()))
     options.setdefault("use_orig_params", True)
     return FullyShardedDataParallel(module, device_mesh=mesh["dp"], device_id=rank.device, **options)
 
@@ -143,7 +143,7 @@ def test_beside_one_dimension(world: World) -> None:
         mesh = rank.mesh(2, 2, names=("dp", "tp"))
 
         def plain() -> Any:
-            return FullyShardedDataParallel(layers(), device_id=rank.device, device_mesh=rank.mesh(4))
+            return FullyShardedDataParallel(layers().to(rank.device), device_id=rank.device, device_mesh=rank.mesh(4))
 
         first, both, last = plain(), sharded(layers(), mesh, rank), plain()
         parts = {first: rank.index % 2, both: mesh["dp"].get_local_rank(), last: rank.index % 2}

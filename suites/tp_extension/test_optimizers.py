@@ -38,16 +38,24 @@ def layers() -> nn.Sequential:
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, *steps: int) -> None:
     """The same data on every rank; the average of two or four equal gradients is exact."""
+    device = next(model.parameters()).device
     for step in steps:
         optimizer.zero_grad()
-        model(dyadic(2, 2, key=("input", step), dtype=torch.float32)).sum().backward()
+        model(dyadic(2, 2, key=("input", step), dtype=torch.float32).to(device)).sum().backward()
         optimizer.step()
 
 
 def momenta(state: Any) -> dict[str, torch.Tensor]:
     """Whole, by the names of the parameters."""
     found = {name: of["momentum_buffer"] for name, of in state.items()}
-    return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in sorted(found.items())}
+    return {name: whole(t) if isinstance(t, DTensor) else t for name, t in sorted(found.items())}
+
+
+def whole(tensor: DTensor) -> torch.Tensor:
+    """Put together where its mesh is, since what was offloaded to the host may have no collectives there."""
+    size = {"shape": tensor.shape, "stride": tensor.stride()}
+    there = DTensor.from_local(tensor.to_local(), tensor.device_mesh, tensor.placements, **size)  # goes to the mesh
+    return there.full_tensor()
 
 
 @requirement(
@@ -98,7 +106,7 @@ def test_made_before(world: World, trained: int, original: bool) -> None:
     expected = {name: p.detach() for name, p in alone.named_parameters()}
 
     def body(rank: Rank) -> None:
-        module = layers()
+        module = layers().to(rank.device)
         before = adagrad(module)
         train(module, before, *range(trained))
         names = OptimStateKeyType.PARAM_NAME

@@ -196,7 +196,7 @@ def test_gradients(world: World, source: Placement, target: Placement) -> None:
     """Every element has another gradient, and every rank has its part of it."""
 
     def body(rank: Rank) -> None:
-        mesh, weights = rank.mesh(rank.size), numbers(6, 5)
+        mesh, weights = rank.mesh(rank.size), numbers(6, 5).to(rank.device)
         leaf = distribute_tensor(numbers(6, 5), mesh, [source]).to_local().clone().requires_grad_()
         given = DTensor.from_local(leaf, mesh, [source], shape=weights.shape, stride=weights.stride())
         found = given.redistribute(placements=[target])
@@ -233,7 +233,7 @@ def test_product(world: World, placement: Placement) -> None:
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(rank.size)
-        x, y, weights = numbers(2, 5), numbers(5, 7), numbers(2, 7)
+        x, y, weights = (numbers(*shape).to(rank.device) for shape in ((2, 5), (5, 7), (2, 7)))
         leaf = x.clone().requires_grad_()
         factor = distribute_tensor(y, mesh, [placement]).requires_grad_()
         found: Any = DTensor.from_local(leaf, mesh, [WHOLE]) @ factor

@@ -57,7 +57,7 @@ def train(model: Any, optimizer: torch.optim.Optimizer, rank: Rank, steps: int =
     part = tp_extension.parts(rank.size)[rank.index]
     for step in range(steps):
         x = dyadic(2, 3, key=("input", step, part), dtype=next(model.parameters()).dtype)
-        model(x).sum().backward()
+        model(x.to(rank.device)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -124,7 +124,7 @@ def test_loaded(world: World, kind: str, offload: bool) -> None:
 
     def body(rank: Rank) -> None:
         if kind == "local":  # takes no mesh
-            model: Any = FullyShardedDataParallel(Layers(), device_id=rank.device)
+            model: Any = FullyShardedDataParallel(Layers().to(rank.device), device_id=rank.device)
         else:
             model = sharded(rank, plan=PLAN if kind == "sharded" else {})
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -170,7 +170,7 @@ def test_mixed_precision(world: World, kind: str) -> None:
     def body(rank: Rank) -> set[torch.dtype]:
         low = torch.bfloat16
         model = sharded(rank, plan={}, mixed_precision=MixedPrecision(low, low, low))
-        model(dyadic(2, 3, key=rank.index, dtype=torch.float32)).sum().backward()
+        model(dyadic(2, 3, key=rank.index, dtype=torch.float32).to(rank.device)).sum().backward()
         with state_type(model, kind):
             return {value.dtype for value in model.state_dict().values()}
 
@@ -256,7 +256,7 @@ def test_three_dimensions(world: World, shape: tuple[int, int, int]) -> None:
         mesh = rank.mesh(*shape, names=("replicas", "shards", "tp"))
         styles = {name: tp_extension.STYLES[how]() for name, how in PLAN.items()}
         model = FullyShardedDataParallel(
-            parallelize_module(Layers(), mesh["tp"], styles),
+            parallelize_module(Layers().to(rank.device), mesh["tp"], styles),
             device_mesh=mesh["replicas", "shards"],
             device_id=rank.device,
             sharding_strategy=ShardingStrategy.HYBRID_SHARD,

@@ -17,7 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import devices
-from harness.devices import DeviceError, Inventory, Leases, accelerators, host_inventory, inventory, largest_first
+from harness.devices import (
+    DeviceError,
+    Inventory,
+    Leases,
+    accelerators,
+    dealt,
+    host_inventory,
+    inventory,
+    largest_first,
+)
 
 HOLDER = Path(__file__).with_name("lease_holder.py")
 
@@ -138,6 +147,21 @@ class TestInventory:
     def test_demand_on_host(self, ranks: int) -> None:
         """A world on the host takes one slot, whatever its size."""
         assert host_inventory().demand(ranks) == 1
+
+    @pytest.mark.parametrize(
+        ("ranks", "each", "whole", "expected"),
+        [
+            (3, 1, False, "abc"),
+            (3, 1, True, "abc"),
+            (5, 2, False, "aabbc"),
+            (5, 2, True, "abcab"),
+            (2, 2, True, "ab"),
+            (1, 2, False, "a"),
+        ],
+    )
+    def test_dealt(self, ranks: int, each: int, whole: bool, expected: str) -> None:
+        """Neighbours share a device, but where ranks have all of the machine's."""
+        assert dealt("abc", ranks, each, whole=whole) == tuple(expected)
 
     def test_largest_first(self) -> None:
         """Larger worlds come first; equal ones stay as they were."""
