@@ -304,7 +304,7 @@ def _closed(g: Any) -> Any:
 NUMBERS = [
     Construct(
         lambda s: lambda x: x * dist.get_world_size(),
-        lambda s: [(torch.ones(rows),) for rows in (2, 2, 3, 5)],
+        lambda s: [(s.x.new_ones(rows),) for rows in (2, 2, 3, 5)],
         Contract(
             "another batch",
             ("mul", "mul"),

@@ -39,7 +39,8 @@ def test_guards(world: World) -> None:
             function, counter = dynamo.compiled(total, dynamic=False)
             counts = []
             for rows in ([4] * 3, [4, 5, 6], [4, 5, 6], [6] * 3, [4] * 3):
-                assert_same(torch.tensor(1.0 + sum(rows[: rank.size])), function(torch.ones(rows[rank.index])), "sum")
+                found = function(torch.ones(rows[rank.index], device=rank.device))
+                assert_same(torch.tensor(1.0 + sum(rows[: rank.size])), found, "sum")
                 counts.append(counter.graphs)
         return counts
 
@@ -65,7 +66,7 @@ def test_other_sizes(world: World) -> None:
         counts = []
         for rows in ([2] * 3, [2, 2, 5], [3, 4, 6], [2, 2, 5]):
             before = launched()
-            x = torch.full((rows[rank.index],), 1.0 + rank.index)
+            x = torch.full((rows[rank.index],), 1.0 + rank.index, device=rank.device)
             assert_same(torch.tensor(3.0 + sum(r * (1 + i + 3.0) for i, r in enumerate(rows))), function(x) + 0, "sum")
             assert since(before) == {(0, 1, 2): 2}
             counts.append(counter.graphs)
@@ -121,7 +122,8 @@ def test_partitions(world: World, least: float) -> None:
         function = torch.compile(through, backend=tracer, fullgraph=True)
         results = []
         for run in (function, through):
-            x, weight = (numbers(2, 4) + rank.index).requires_grad_(), numbers(4, 4).requires_grad_()
+            x, weight = numbers(2, 4) + rank.index, numbers(4, 4)
+            x, weight = x.to(rank.device).requires_grad_(), weight.to(rank.device).requires_grad_()
             with dynamo.budget(least + (1 - least) * rank.index / (rank.size - 1)):
                 loss = run(x, weight)
             if run is function:
@@ -181,7 +183,7 @@ def test_made_for_every_rank(world: World, group: str) -> None:
         torch.compiler.reset()
         with dynamo.on_one_rank():
             function = torch.compile(call, backend=tracer, fullgraph=True)
-            x = torch.arange(4.0) + rank.index
+            x = torch.arange(4.0, device=rank.device) + rank.index
             assert_same(call(x), function(x) + 0, "result")
         return [tracer.graphs, tracer.forwards]
 
@@ -234,10 +236,11 @@ def test_numbers(world: World, backend: str) -> None:
     """Two steps; the second block of a kind is compiled for any number."""
 
     def body(rank: Rank) -> None:
-        alone, wrapped = Blocks(), DistributedDataParallel(Blocks(), bucket_cap_mb=1)
+        alone = Blocks().to(rank.device)
+        wrapped = DistributedDataParallel(Blocks().to(rank.device), bucket_cap_mb=1)
         function, counter = dynamo.compiled(wrapped, backend=backend, fullgraph=False)
         for step in range(2):
-            x = dyadic(2, WIDE, key=step, dtype=torch.float32, span=2)
+            x = dyadic(2, WIDE, key=step, dtype=torch.float32, span=2).to(rank.device)
             for model in (alone, function):
                 model(x).sum().backward()
             for one, other in zip(alone.parameters(), wrapped.parameters(), strict=True):

@@ -76,7 +76,7 @@ def test_backward(world: World, name: str, captured: bool) -> None:
         forward, further = Tracer("aot_eager"), Tracer("aot_eager")
         compiled: Any = torch.compile(backward.code, backend=forward)
         for step in range(2):
-            x = dyadic(2, key=(rank.index, step), dtype=torch.float32).requires_grad_()
+            x = dyadic(2, key=(rank.index, step), dtype=torch.float32).to(rank.device).requires_grad_()
             backward.code(x, mesh).square().sum().backward()
             right, x.grad = x.grad, None
             if captured:

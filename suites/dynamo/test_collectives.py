@@ -24,13 +24,13 @@ FLOATS = [(op, torch.float32) for op in ("SUM", "MAX", "MIN")]
 KINDS = {"all_reduce": INTEGERS + FLOATS, "reduce_scatter_tensor": FLOATS}
 
 
-def among(world: World, ranks: tuple[int, ...], body: Callable[[Any, int, int], None]) -> None:
-    """Run ``body(group, member, size)`` on the members of a group; the group of everyone is the default one."""
+def among(world: World, ranks: tuple[int, ...], body: Callable[[Rank, Any, int, int], None]) -> None:
+    """Run ``body(rank, group, member, size)`` on the members of a group; the group of everyone is the default one."""
 
     def run(rank: Rank) -> None:
         group = None if len(ranks) == rank.size else dist.new_group(list(ranks))
         if rank.index in ranks:
-            body(group, ranks.index(rank.index), len(ranks))
+            body(rank, group, ranks.index(rank.index), len(ranks))
 
     world.run(run)
 
@@ -61,14 +61,15 @@ def issue(case: Case, given: Any, into: Any, group: Any) -> Any:
 def test_rewritten(world: World, name: str, members: tuple[int, ...]) -> None:
     """Every operation, two calls with different data, the group being found in a closure."""
 
-    def body(group: Any, member: int, size: int) -> None:
+    def body(rank: Rank, group: Any, member: int, size: int) -> None:
         for op, dtype in KINDS.get(name, FLOATS[:1]):
             case = Case(name, op, dtype, (6,))
             function, counter = dynamo.compiled(lambda given, into, case=case: issue(case, given, into, group))
             for call in range(2):
-                given = inputs(case, size, member, call)[0]
+                given = inputs(case, size, member, call)[0].to(rank.device)
                 expected = outputs(case, size, member, call)
-                into = [given.clone()] if name == "all_reduce" else [torch.full_like(right, -1) for right in expected]
+                into = [torch.full_like(right, -1, device=rank.device) for right in expected]
+                into = [given.clone()] if name == "all_reduce" else into
                 assert function(given, into) is None
                 assert dynamo.unwaited() == 0
                 for right, found in zip(expected, into, strict=True):
@@ -96,7 +97,7 @@ def test_in_place(world: World, dtype: torch.dtype, shape: tuple[int, ...], layo
     def body(rank: Rank) -> None:
         case = Case("all_reduce", "SUM", dtype, shape or (1,), layout=layout)
         function, _ = dynamo.compiled(lambda tensor: dist.all_reduce(tensor))
-        given, memory = lay(inputs(case, 2, rank.index, 0)[0], layout)
+        given, memory = lay(inputs(case, 2, rank.index, 0)[0].to(rank.device), layout)
         given = given if shape else given.reshape(())
         outside = torch.ones_like(memory, dtype=torch.bool)
         outside.as_strided(given.shape, given.stride(), given.storage_offset()).fill_(False)
@@ -125,8 +126,8 @@ def test_uneven_exchange(world: World) -> None:
             lambda output, tensor: dist.all_to_all_single(output, tensor, list(sent), list(sent))
         )
         given = [torch.arange(count) + 100 * rank.index + 10 * j for j, count in enumerate(sent)]
-        output = torch.zeros(sum(sent), dtype=torch.int64)
-        function(output, torch.cat(given))
+        output = torch.zeros(sum(sent), dtype=torch.int64, device=rank.device)
+        function(output, torch.cat(given).to(rank.device))
         expected = [torch.arange(count) + 100 * j + 10 * rank.index for j, count in enumerate(sent)]
         assert_same(torch.cat(expected), output, "received")
         assert counter.graphs == 1
@@ -159,9 +160,10 @@ def test_other_groups(world: World, name: str) -> None:
             if rank.index not in members:
                 continue
             member = members.index(rank.index)
-            given = inputs(case, len(members), member, call)[0]
+            given = inputs(case, len(members), member, call)[0].to(rank.device)
             expected = outputs(case, len(members), member, call)
-            into = [given.clone()] if case.collective == "all_reduce" else [torch.zeros_like(e) for e in expected]
+            into = [torch.zeros_like(e, device=rank.device) for e in expected]
+            into = [given.clone()] if case.collective == "all_reduce" else into
             function(given, into, groups[members])
             assert_same(expected[0], into[0], f"call {call} among {members}")
 
@@ -186,7 +188,8 @@ def test_asynchronous(world: World) -> None:
 
         function, _ = dynamo.compiled(collective, fullgraph=False)
         for call in range(2):
-            assert_same(torch.full((3,), 4.0 + 2 * call), function(torch.full((3,), 1.0 + rank.index + call)), "sum")
+            given = torch.full((3,), 1.0 + rank.index + call, device=rank.device)
+            assert_same(torch.full((3,), 4.0 + 2 * call), function(given), "sum")
 
     world.run(body)
 
@@ -211,7 +214,8 @@ def test_launched(world: World) -> None:
         function, counter = dynamo.compiled(collectives)
         for call, rows in enumerate((2, 2, 3)):
             before = launched()
-            x, y = torch.full((rows,), 1.0 + rank.index + call), torch.full((rows,), 10.0 + rank.index)
+            x = torch.full((rows,), 1.0 + rank.index + call, device=rank.device)
+            y = torch.full((rows,), 10.0 + rank.index, device=rank.device)
             total, largest = function(x, y)
             assert_same(torch.full((rows,), 1 + sum(1.0 + i + call for i in range(rank.size))), total, "sum")
             assert_same(torch.full((rows,), 10.0 + rank.size), largest, "maximum")
@@ -267,10 +271,10 @@ def test_gradients(world: World, collective: Callable[[torch.Tensor], torch.Tens
 
         function, counter = dynamo.compiled(weighted) if how == "compiled" else (weighted, None)
         for call in range(2):
-            x = (torch.arange(2.0 * size) + rank.index + call).requires_grad_()
+            x = (torch.arange(2.0 * size, device=rank.device) + rank.index + call).requires_grad_()
             counts = {"_gathered": 2 * size * size, "_scattered": 2}.get(collective.__name__, 2 * size)
             weights = [torch.arange(float(counts)) + 10 * i + 1 for i in range(size)]
-            function(x, weights[rank.index]).backward()
+            function(x, weights[rank.index].to(rank.device)).backward()
             expected = gradient(collective.__name__, weights, rank.index)
             assert x.grad is not None
             assert_same(expected, x.grad + 0, f"gradient of call {call}")
@@ -296,7 +300,7 @@ def test_gradients(world: World, collective: Callable[[torch.Tensor], torch.Tens
         lambda x: x.to(torch.bfloat16),
         lambda x: x.detach() * 2,
         lambda x: torch.tensor(x.tolist()),
-        lambda x: torch.from_numpy(x.numpy()) + 1,
+        lambda x: torch.from_numpy(x.cpu().numpy()) + 1,
     ],
     ids=["cast", "clone", "cat", "view", "slice-cast", "bfloat16", "detach", "list", "numpy"],
 )
@@ -308,7 +312,7 @@ def test_result(world: World, use: Callable[[torch.Tensor], torch.Tensor]) -> No
         def both(x: torch.Tensor) -> torch.Tensor:
             return use(functional.all_reduce(x, "sum", dist.group.WORLD))
 
-        given, right = torch.arange(4.0) + rank.index, use(2 * torch.arange(4.0) + 1)
+        given, right = torch.arange(4.0, device=rank.device) + rank.index, use(2 * torch.arange(4.0) + 1)
         assert_same(right, both(given) + 0, "uncompiled")
         assert_same(right, dynamo.compiled(both, fullgraph=False)[0](given) + 0, "compiled")
         before = functional.all_reduce(given, "sum", dist.group.WORLD)

@@ -46,7 +46,7 @@ def test_modes(world: World, wrapped: bool) -> None:
     """Each mode twice, in turn; ranks have different data."""
 
     def body(rank: Rank) -> None:
-        alone, plain = Layers(), Layers()
+        alone, plain = Layers(), Layers().to(rank.device)
         model = DistributedDataParallel(plain) if wrapped else plain
         function, counter = dynamo.compiled(model, fullgraph=False)
         everyone = [dyadic(3, 4, key=("input", i), dtype=torch.float32) for i in range(rank.size)]
@@ -66,7 +66,8 @@ def test_modes(world: World, wrapped: bool) -> None:
             for layers in (alone, plain):
                 layers.layers[0].weight.requires_grad_(not (frozen and not wrapped))  # type: ignore[union-attr]
             with torch.set_grad_enabled(grad):
-                found, right = function(everyone[rank.index], factor), alone(everyone[rank.index], factor)
+                found = function(everyone[rank.index].to(rank.device), factor)
+                right = alone(everyone[rank.index], factor)
                 assert_same(right, found, f"output {number}")
                 assert found.requires_grad == grad
             if not grad:
@@ -96,12 +97,13 @@ def test_compiled_once(world: World, wrapped: bool) -> None:
     """Three steps, then three of another number of rows, and one of a third, which is dynamic."""
 
     def body(rank: Rank) -> list[int]:
-        model = DistributedDataParallel(Layers()) if wrapped else Layers()
+        plain = Layers().to(rank.device)
+        model = DistributedDataParallel(plain) if wrapped else plain
         function, counter = dynamo.compiled(model, fullgraph=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         counts = []
         for rows in (4, 4, 4, 3, 3, 3, 5):
-            function(torch.ones(rows, 4) * (1 + rank.index)).sum().backward()
+            function(torch.full((rows, 4), 1.0 + rank.index, device=rank.device)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
             counts.append(counter.graphs)
@@ -124,11 +126,11 @@ def test_buckets(world: World, layers: int, width: int, graphs: int, dynamic: bo
 
     def body(rank: Rank) -> None:
         alone = Layers(layers, width)
-        model = DistributedDataParallel(Layers(layers, width), bucket_cap_mb=1)
+        model = DistributedDataParallel(Layers(layers, width).to(rank.device), bucket_cap_mb=1)
         function, counter = dynamo.compiled(model, dynamic=dynamic, fullgraph=False)
         for step, rows in enumerate((2, 3, 2)):
             everyone = [dyadic(rows, width, key=(step, i), dtype=torch.float32, span=2) for i in range(rank.size)]
-            function(everyone[rank.index]).sum().backward()
+            function(everyone[rank.index].to(rank.device)).sum().backward()
             for x in everyone:
                 (alone(x).sum() / rank.size).backward()
             for one, other in zip(alone.parameters(), model.parameters(), strict=True):
@@ -155,14 +157,14 @@ def test_backward_hooks(world: World, kind: str) -> None:
 
     def body(rank: Rank) -> None:
         def train(compile: bool) -> list[torch.Tensor]:
-            model = Layers(3)
+            model = Layers(3).to(rank.device)
             if kind != "pre-hook":
                 model.layers[1].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2,))
             if kind != "hook":
                 model.layers[1].register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 8,))
             found = []
             for step in range(2):
-                x = dyadic(2, 4, key=(rank.index, step), dtype=torch.float32).requires_grad_()
+                x = dyadic(2, 4, key=(rank.index, step), dtype=torch.float32).to(rank.device).requires_grad_()
                 if compile:
                     function, counter = dynamo.compiled(model)
                     with dynamo.compiled_backward("aot_eager"):
@@ -191,7 +193,7 @@ def test_forward_hooks(world: World) -> None:
     """On the middle of three layers: one halves its input, one sums its output over ranks; two steps."""
 
     def body(rank: Rank) -> None:
-        model = Layers(3)
+        model = Layers(3).to(rank.device)
 
         def before(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
             return inputs[0] / 2
@@ -205,7 +207,7 @@ def test_forward_hooks(world: World) -> None:
         for step in range(2):
             found = []
             for function in (model, compiled):
-                x = dyadic(2, 4, key=(rank.index, step), dtype=torch.float32).requires_grad_()
+                x = dyadic(2, 4, key=(rank.index, step), dtype=torch.float32).to(rank.device).requires_grad_()
                 output = function(x)
                 output.sum().backward()
                 assert x.grad is not None
@@ -252,8 +254,8 @@ def test_messages(world: World, members: tuple[int, int], named: str) -> None:
             counter = dynamo.GraphCounter("aot_eager")
             function = torch.compile(exchange, backend=counter, fullgraph=True)
             for call in range(2):
-                mine = torch.arange(4.0) + 10 * rank.index + call
-                found = function(mine, torch.zeros(4))
+                mine = torch.arange(4.0, device=rank.device) + 10 * rank.index + call
+                found = function(mine, torch.zeros_like(mine))
                 assert_same(2 * (torch.arange(4.0) + 10 * peer + call), found + 0, f"message {call}")
             assert counter.graphs == 1
 
@@ -290,8 +292,8 @@ def test_batches(world: World) -> None:
             torch.compiler.reset()
             function = torch.compile(exchange, backend="aot_eager", fullgraph=True)
             for call in range(2):
-                mine = torch.arange(4.0) + 10 * rank.index + call
-                found = function(mine, torch.zeros(4), torch.zeros(4))
+                mine = torch.arange(4.0, device=rank.device) + 10 * rank.index + call
+                found = function(mine, torch.zeros_like(mine), torch.zeros_like(mine))
                 expected = [torch.arange(4.0) + 10 * before + call, 2 * (torch.arange(4.0) + 10 * following + call)]
                 assert_same(torch.cat(expected), found + 0, f"messages {call}")
 

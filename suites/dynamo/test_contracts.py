@@ -13,6 +13,7 @@ from harness.oracles.exact import assert_same
 from harness.oracles.tracing import broken
 from harness.stacks import dynamo
 from harness.stacks.tracing import traced
+from suites.dynamo.backends import INDUCTOR
 from suites.dynamo.contracts import CONSTRUCTS, NAMED, Setting
 from suites.dynamo.sized_contracts import CHANGES, rows, sized
 
@@ -21,7 +22,7 @@ def setting(rank: Rank) -> tuple[Setting, dict[str, Any]]:
     """What constructs are about, and what a rank knows of itself."""
     groups = [dist.new_group(members) for members in ([0, 1], [0], [1])]
     mesh = rank.mesh(1, 2, names=("a", "b"))
-    found = Setting(torch.ones(2), groups[0], groups[1 + rank.index], mesh, rank.mesh(2))
+    found = Setting(torch.ones(2, device=rank.device), groups[0], groups[1 + rank.index], mesh, rank.mesh(2))
     return found, {
         "rank": rank.index,
         "name": found.group.group_name,
@@ -38,7 +39,7 @@ def setting(rank: Rank) -> tuple[Setting, dict[str, Any]]:
     "is compiled again, and broken, for the contract's reasons alone, and computes what it computes uncompiled.",
     source="torch/_dynamo/variables/distributed.py; torch.compile: guards, recompilation, graph breaks",
 )
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 @pytest.mark.parametrize("family", CONSTRUCTS)
 @pytest.mark.world(2, timeout=180)
 def test_contract(world: World, family: str, backend: str) -> None:
@@ -80,7 +81,7 @@ def test_sized(world: World, family: str, backend: str) -> None:
         wrong, prints = [], []
         for construct in CONSTRUCTS[family]:
             function, more = construct.code(about), construct.given(about)[0][1:]
-            calls = [torch.arange(1.0, 1 + count) + rank.index for count in rows(construct)]
+            calls = [torch.arange(1.0, 1 + count, device=rank.device) + rank.index for count in rows(construct)]
             whole, contract = not construct.contract.breaks, sized(construct.contract)
             if not whole:
                 with pytest.raises(dynamo.REFUSED):

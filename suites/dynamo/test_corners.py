@@ -57,7 +57,7 @@ def test_replicated_layers(world: World, kind: str) -> None:
         model, counter = Model(), dynamo.GraphCounter("eager")
         replicate.apply(model.first, rank)
         replicate.apply(model.second, rank)
-        torch.compile(model, backend=counter)(torch.ones(1, 4)).sum().backward()
+        torch.compile(model, backend=counter)(torch.ones(1, 4, device=rank.device)).sum().backward()
         return counter.graphs
 
     assert min(world.run(body)) > 0
@@ -74,9 +74,9 @@ def test_bucket_sizes(world: World, megabytes: float) -> None:
     """Below, at and above the size of DDP's first bucket."""
 
     def body(rank: Rank) -> bool:
-        model = DistributedDataParallel(OneLayer(), bucket_cap_mb=megabytes)
+        model = DistributedDataParallel(OneLayer().to(rank.device), bucket_cap_mb=megabytes)
         counter = dynamo.GraphCounter("eager")
-        torch.compile(model, backend=counter)(torch.ones(1, 4)).sum().backward()
+        torch.compile(model, backend=counter)(torch.ones(1, 4, device=rank.device)).sum().backward()
         return counter.graphs > 0
 
     assert world.run(body) == [True, True]
@@ -94,12 +94,15 @@ def test_compiled_again(world: World, strategy: str) -> None:
 
     def body(rank: Rank) -> bool:
         model = FullyShardedDataParallel(
-            OneLayer(), device_id=rank.device, sharding_strategy=ShardingStrategy[strategy], use_orig_params=True
+            OneLayer().to(rank.device),
+            device_id=rank.device,
+            sharding_strategy=ShardingStrategy[strategy],
+            use_orig_params=True,
         )
         counter = dynamo.GraphCounter("eager")
         compiled = torch.compile(model, backend=counter)
         for rows in (4, 1):
-            compiled(torch.ones(rows, 4)).sum().backward()
+            compiled(torch.ones(rows, 4, device=rank.device)).sum().backward()
         return counter.graphs > 0
 
     assert world.run(body) == [True, True]
@@ -116,10 +119,12 @@ def test_backward_hooks(world: World, hooked: bool) -> None:
     """The first of three layers has a full backward hook that changes nothing."""
 
     def body(rank: Rank) -> bool:
-        model, counter = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)), dynamo.GraphCounter("eager")
+        model, counter = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))), dynamo.GraphCounter("eager")
+        model.to(rank.device)
         if hooked:
             model[0].register_full_backward_hook(lambda module, inputs, outputs: None)
-        torch.compile(model, backend=counter)(torch.ones(1, 2, requires_grad=True)).sum().backward()
+        x = torch.ones(1, 2, device=rank.device, requires_grad=True)
+        torch.compile(model, backend=counter)(x).sum().backward()
         return counter.graphs > 0
 
     assert world.run(body) == [True]
@@ -168,7 +173,8 @@ def test_dynamic(world: World, dynamic: bool) -> None:
 
     def body(rank: Rank) -> list[int]:
         model = tp_extension.apply(Model(), rank, plan={"layer": "replicated_columns"}, use_orig_params=True)
-        output = torch.compile(model, backend="aot_eager", dynamic=dynamic)(torch.ones(2, 4))
+        compiled = torch.compile(model, backend="aot_eager", dynamic=dynamic)
+        output = compiled(torch.ones(2, 4, device=rank.device))
         output.sum().backward()
         return list(output.shape)
 

@@ -19,9 +19,9 @@ SOURCE = "torch/_dynamo/variables/distributed.py"
 GROUP, MEMBER = dist.group, dist.GroupMember
 
 
-def compare(function: Callable[[torch.Tensor], Any], *, fullgraph: bool) -> None:
+def compare(rank: Rank, function: Callable[[torch.Tensor], Any], *, fullgraph: bool) -> None:
     """Compiled, a function gives what it gives uncompiled: a tensor and something else."""
-    x = torch.arange(3.0)
+    x = torch.arange(3.0, device=rank.device)
     compiled, counter = dynamo.compiled(function, backend="eager", fullgraph=fullgraph)
     for _ in range(2):
         (right, expected), (result, found) = function(x), compiled(x)
@@ -53,7 +53,7 @@ def test_known(world: World) -> None:
             lambda x: (x + GROUP.WORLD.size(), GROUP.WORLD.rank()),  # type: ignore[union-attr]
         ]
         for function in known:
-            compare(function, fullgraph=True)
+            compare(rank, function, fullgraph=True)
 
     world.run(body)
 
@@ -76,7 +76,7 @@ def test_compared(world: World) -> None:
             lambda x: (x + 1, GROUP in (MEMBER, GROUP)),
         ]
         for function in compared:
-            compare(function, fullgraph=False)
+            compare(rank, function, fullgraph=False)
 
     world.run(body)
 
@@ -91,7 +91,7 @@ def test_key(world: World) -> None:
     """A dictionary that the function makes; the graph may be broken."""
 
     def body(rank: Rank) -> None:
-        compare(lambda x: (x + 1, {MEMBER: 1, GROUP: 2}[GROUP]), fullgraph=False)
+        compare(rank, lambda x: (x + 1, {MEMBER: 1, GROUP: 2}[GROUP]), fullgraph=False)
 
     world.run(body)
 
@@ -112,7 +112,7 @@ def test_unknown(world: World, of: str) -> None:
 
         function, _ = dynamo.compiled(ask, backend="eager", fullgraph=False)
         with dynamo.compiled_backward("eager"), pytest.raises(AttributeError, match="nothing"):
-            function(torch.ones(2))
+            function(torch.ones(2, device=rank.device))
 
     world.run(body)
 
@@ -128,12 +128,12 @@ def test_refused(world: World, kind: str) -> None:
     """A layer with a hook, in a function; broken graphs call the hook as uncompiled code does."""
 
     def body(rank: Rank) -> None:
-        layer, called = nn.Linear(2, 2), []
+        layer, called = nn.Linear(2, 2).to(rank.device), []
         if kind == "hook":
             layer.register_full_backward_hook(lambda *args: called.append(args[0]))
         else:
             layer.register_full_backward_pre_hook(lambda *args: called.append(args[0]))
-        x = torch.ones(1, 2, requires_grad=True)
+        x = torch.ones(1, 2, device=rank.device, requires_grad=True)
         function, _ = dynamo.compiled(lambda x: layer(x) + 1)
         with pytest.raises(dynamo.REFUSED, match=r"require compiled autograd") as refused:
             function(x)

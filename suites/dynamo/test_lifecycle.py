@@ -56,7 +56,7 @@ def test_made_anew(world: World, function: Callable[[torch.Tensor], torch.Tensor
                 dist.barrier()
                 dist.destroy_process_group()
                 started(rank, f"again-{time}", me)
-            x = torch.tensor([10.0 + me, 20.0])
+            x = torch.tensor([10.0 + me, 20.0], device=rank.device)
             assert_same(function(x) + 0, compiled(x) + 0, f"time {time}")
         assert counter.graphs > 0
 
@@ -80,7 +80,7 @@ def test_groups_in_turn(world: World) -> None:
         for call, members in enumerate([(0, 1), (1, 2), (0, 1, 2), (0, 2), (0, 1), (0, 1, 2)]):
             group = dist.new_group(list(members))
             if rank.index in members:
-                found = compiled(torch.full((2,), 10.0**rank.index), group)
+                found = compiled(torch.full((2,), 10.0**rank.index, device=rank.device), group)
                 assert_same(torch.full((2,), 2.0 * sum(10.0**i for i in members)), found + 0, f"call {call}")
             dist.barrier()
             if rank.index in members:
@@ -104,7 +104,8 @@ def test_reset(world: World) -> None:
         for call in range(5):
             if call == 2:
                 torch.compiler.reset()
-            assert_same(torch.tensor([22.0 + call * 2]), compiled(torch.tensor([10.0 + rank.index + call])), "sum")
+            given = torch.tensor([10.0 + rank.index + call], device=rank.device)
+            assert_same(torch.tensor([22.0 + call * 2]), compiled(given), "sum")
             counts.append(counter.graphs)
         return counts
 
@@ -116,7 +117,7 @@ def _new_group(x: torch.Tensor) -> torch.Tensor:
 
 
 def _new_mesh(x: torch.Tensor) -> torch.Tensor:
-    return x + init_device_mesh("cpu", (2,)).get_local_rank()
+    return x + init_device_mesh(x.device.type, (2,)).get_local_rank()
 
 
 def _objects(x: torch.Tensor) -> torch.Tensor:
@@ -168,7 +169,7 @@ def test_inside(world: World, function: Callable[[torch.Tensor], torch.Tensor]) 
     def body(rank: Rank) -> None:
         compiled, _ = dynamo.compiled(function, backend="eager", fullgraph=False)
         for call in range(2):
-            x = torch.tensor([10.0, 20.0]) + call
+            x = torch.tensor([10.0, 20.0], device=rank.device) + call
             assert_same(function(x.clone()) + 0, compiled(x.clone()) + 0, f"call {call}")
 
     world.run(body)

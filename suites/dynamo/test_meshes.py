@@ -41,7 +41,7 @@ def test_groups(world: World, members: tuple[int, ...] | None) -> None:
             return x * size + index, index, size, known
 
         function, _ = dynamo.compiled(about)
-        found = function(torch.ones(2))
+        found = function(torch.ones(2, device=rank.device))
         ranks = list(members or (0, 1, 2))
         index, size = ranks.index(rank.index), len(ranks)
         assert found[1:] == (index, size, ranks)
@@ -71,7 +71,7 @@ def test_other_groups(world: World, how: str) -> None:
         for members, group in [(members, dist.new_group(list(members))) for members in everyone]:
             if rank.index in members:
                 right = torch.full((2,), 10.0 * len(members) + members.index(rank.index))
-                assert_same(right, function(torch.full((2,), 10.0), group), f"{members}")
+                assert_same(right, function(torch.full((2,), 10.0, device=rank.device), group), f"{members}")
 
     world.run(body)
 
@@ -99,7 +99,7 @@ def test_meshes(world: World) -> None:
         for mesh in meshes * 2:
             sizes = tuple(mesh.mesh.shape)
             where = tuple(int(i) for i in (mesh.mesh == rank.index).nonzero()[0])
-            *found, sums = function(torch.full((2,), float(rank.index)), mesh)
+            *found, sums = function(torch.full((2,), float(rank.index), device=rank.device), mesh)
             assert found == [where, sizes, where, 4, 2, mesh.mesh_dim_names, sizes]
             rows, columns = mesh.mesh[:, where[1]].sum(), mesh.mesh[where[0]].sum()
             shift = rank.device.type == "cpu"
@@ -138,7 +138,7 @@ def test_slices(world: World) -> None:
         function, counter = dynamo.compiled(about)
         meshes = [rank.mesh(*shape, names="abc"[: len(shape)]) for shape in ((4,), (2, 2), (2, 1, 2))]
         for mesh in meshes * 2:
-            x = torch.full((2,), 10.0**rank.index)
+            x = torch.full((2,), 10.0**rank.index, device=rank.device)
             places, sums = function(x, mesh)
             right_places, right_sums = about(x, mesh)
             assert places == right_places
@@ -172,9 +172,9 @@ def test_made_inside(world: World, source: Placement, target: Placement) -> None
         for call in range(2):
             results = []
             for run in (through, function):
-                x = (numbers(4, 6) + 10 * rank.index + call).requires_grad_()
+                x = (numbers(4, 6).to(rank.device) + 10 * rank.index + call).requires_grad_()
                 local, whole = run(x)
-                (local.sum() + (whole * numbers(*whole.shape)).sum()).backward()
+                (local.sum() + (whole * numbers(*whole.shape).to(rank.device)).sum()).backward()
                 assert x.grad is not None
                 results.append((local + 0, whole + 0, x.grad + 0))
             for name, right, found in zip(("local", "whole", "gradient"), *results, strict=True):
@@ -205,7 +205,7 @@ def test_given(world: World) -> None:
             *((square, list(placements)) for placements in ((ROWS, WHOLE), (WHOLE, ROWS), (COLUMNS, ROWS))),
         ]
         for number, (mesh, placements) in enumerate(layouts * 2):
-            given = distribute_tensor(numbers(4, 8) + number, mesh, placements)
+            given = distribute_tensor(numbers(4, 8).to(rank.device) + number, mesh, placements)
             local, whole, sharded = function(given)
             assert sharded == sum(p.is_shard() for p in placements)
             assert_same(given.to_local() + sharded, local + 0, f"local part as {placements}")
@@ -233,11 +233,11 @@ def test_parameters(world: World, placement: Placement) -> None:
 
         function, counter = dynamo.compiled(product)
         alone = numbers(4, 6).requires_grad_()
-        weight = distribute_tensor(numbers(4, 6), mesh, [placement]).requires_grad_()
+        weight = distribute_tensor(numbers(4, 6).to(rank.device), mesh, [placement]).requires_grad_()
         for step in range(3):
             x = numbers(2, 4) - 4 + step
             (x @ alone).square().sum().backward()
-            function(weight, distribute_tensor(x, mesh, [WHOLE])).sum().backward()
+            function(weight, distribute_tensor(x.to(rank.device), mesh, [WHOLE])).sum().backward()
             for tensor in (alone, weight):
                 with torch.no_grad():
                     tensor.sub_(tensor.grad / 64)

@@ -37,7 +37,7 @@ HOW = pytest.mark.parametrize("how", [by_function, by_itself], ids=["torch.compi
 
 
 def _ddp(module: nn.Module, rank: Rank, **options: Any) -> nn.Module:
-    return DistributedDataParallel(module, **options)
+    return DistributedDataParallel(module.to(rank.device), **options)
 
 
 def _replicated(module: nn.Module, rank: Rank, **options: Any) -> nn.Module:
@@ -49,11 +49,12 @@ def _replicated_fsdp(module: nn.Module, rank: Rank) -> nn.Module:
 
 
 def _sharded(module: nn.Module, rank: Rank) -> nn.Module:
-    return FullyShardedDataParallel(module, device_id=rank.device, use_orig_params=True)
+    return FullyShardedDataParallel(module.to(rank.device), device_id=rank.device, use_orig_params=True)
 
 
 def _tensor_parallel(module: nn.Module, rank: Rank) -> nn.Module:
-    return parallelize_module(module, rank.mesh(), {"first": ColwiseParallel(), "second": RowwiseParallel()})
+    plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+    return parallelize_module(module.to(rank.device), rank.mesh(), plan)
 
 
 @requirement(
@@ -82,11 +83,11 @@ def test_as_uncompiled(
         plain, model = (stack(TwoLayers(), rank) for _ in range(2))
         compiled = how(model, tracer)
         for step, rows in enumerate((4, 4, 4, 3, 3)):
-            x = numbers(rows, INPUTS).double() + own + step
+            x = numbers(rows, INPUTS).double().to(rank.device) + own + step
             outputs = []
             for module, call in ((plain, plain), (model, compiled)):
                 output = call(x)
-                (output * numbers(rows, OUTPUTS)).sum().backward()
+                (output * numbers(rows, OUTPUTS).to(rank.device)).sum().backward()
                 outputs.append(output + 0)
                 trained = [parameter for parameter in module.parameters() if parameter.grad is not None]
                 assert trained
@@ -138,10 +139,10 @@ def test_cuts(
         for megabytes, layers in ((1, [1, 1, 1, 1, 1]), (2, [2, 2, 1]), (0, [5])):
             torch.compiler.reset()
             tracer = Tracer("eager")
-            model = stack(Stacked(), rank, bucket_cap_mb=megabytes) if megabytes else Stacked()
+            model = stack(Stacked(), rank, bucket_cap_mb=megabytes) if megabytes else Stacked().to(rank.device)
             compiled = how(model, tracer)
             for _ in range(2):
-                compiled(torch.ones(1, WIDE)).sum().backward()
+                compiled(torch.ones(1, WIDE, device=rank.device)).sum().backward()
             assert [sum(o.name == "linear" for o in graph.operators) for graph in tracer.graphs] == layers
 
     world.run(body)

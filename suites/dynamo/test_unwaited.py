@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same
 from harness.stacks import dynamo
+from suites.dynamo.backends import INDUCTOR
 
 LOCAL = 2
 """Elements of each rank's part of every result: one shape, so that Inductor has one kernel to make."""
@@ -29,7 +30,8 @@ def numbers(move: tuple[Placement, Placement], rank: Rank, call: int) -> torch.T
     """A rank's part of what is redistributed, other numbers in each call."""
     of, to = move
     count = LOCAL // rank.size if of.is_shard() else LOCAL * rank.size if to.is_shard() else LOCAL
-    return torch.arange(count, dtype=torch.float32) * (1 + rank.index) + 7 * rank.index + 10 * call
+    counted = torch.arange(count, dtype=torch.float32, device=rank.device)
+    return counted * (1 + rank.index) + 7 * rank.index + 10 * call
 
 
 def redistributed(move: tuple[Placement, Placement], mesh: Any, local: torch.Tensor, *, late: bool) -> DTensor:
@@ -52,7 +54,7 @@ FORMS: dict[str, Callable[[DTensor, Any], Any]] = {
     source="DTensor.redistribute: async_op; pytorch/pytorch#180614",
 )
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 @pytest.mark.world(2, timeout=180)
 def test_given(world: World, backend: str, form: str) -> None:
     """Every placement, in two calls; in the second, other ranks join the collective when rank 0 is past it."""
@@ -88,7 +90,7 @@ def test_given(world: World, backend: str, form: str) -> None:
     source="DTensor.redistribute: async_op; pytorch/pytorch#180614; torch.compile: guards, caches on disk",
 )
 @pytest.mark.parametrize("first", ["waited-for", "late"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 @pytest.mark.world(2, timeout=180)
 def test_by_turns(world: World, backend: str, first: str) -> None:
     """Four calls, with a cache on disk in which there is nothing yet."""

@@ -9,6 +9,7 @@ import pytest
 from harness import World, requirement
 from harness.bench.steps import Step, timed_on
 from harness.plugin.perf import Perf
+from harness.profiles.obeyed import in_force
 
 STACKS = ("replicate", "replicate_fsdp", "tp_extension")
 ACCUMULATING = Step("replicate", micro_batches=4)
@@ -34,8 +35,9 @@ def test_steps(world: World, stack: str, perf: Perf) -> None:
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.world(2, record=False, exclusive="measured", timeout=180)
 def test_compiled_steps(world: World, stack: str, perf: Perf) -> None:
-    """Compiled: by Inductor where time is measured, traced alone where it is not."""
-    compiler = "inductor" if perf.enabled else "aot_eager"
+    """Compiled: by Inductor where time is measured and the profile claims it, traced alone elsewhere."""
+    generates = not in_force().claims.lacks_features("dynamo", ["inductor"])
+    compiler = "inductor" if perf.enabled and generates else "aot_eager"
     perf.keep(*timed_on(world, Step(stack, compiler=compiler), perf.effort))
 
 
