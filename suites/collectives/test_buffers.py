@@ -141,9 +141,7 @@ def test_tensors_are_freed(world: World, collective: str) -> None:
         def call() -> list[Any]:
             case = Case(collective, form="async")
             given = moved(inputs(case, rank.size, rank.index), rank.device)
-            found = [
-                torch.zeros_like(right, device=rank.device) for right in outputs(case, rank.size, rank.index)
-            ]
+            found = [torch.zeros_like(right, device=rank.device) for right in outputs(case, rank.size, rank.index)]
             found = given if collective in IN_PLACE else found
             issue(case, given, found, None).wait()
             return [weakref.ref(tensor) for tensor in (*given, *found)]

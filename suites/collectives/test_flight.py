@@ -96,7 +96,9 @@ def test_future(world: World, collective: str) -> None:
             case = Case(collective, form="async")
             given = moved(inputs(case, rank.size, rank.index, call), rank.device)
             right = outputs(case, rank.size, rank.index, call)
-            found = given if collective != "all_gather" else [torch.full_like(out, -1, device=rank.device) for out in right]
+            found = (
+                given if collective != "all_gather" else [torch.full_like(out, -1, device=rank.device) for out in right]
+            )
             work = issue(case, given, found, None)
             future = work.get_future()
             doubled = future.then(lambda done: [out * 2 for out in _flat(done.value())])
