@@ -58,19 +58,30 @@ def train(
 ) -> list[Step]:
     """Take one step of plain SGD for each batch; return what each gave.
 
-    The loss is the weighted sum of the outputs, times ``scale``.  On N ranks that average their gradients, ``scale=N``
+    The loss is the weighted sum of the outputs, times ``scale``.  Batches go to where the module is.  On N ranks that average their gradients, ``scale=N``
     makes the average equal to the gradient of the whole batch.
     """
     optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate)
+    device = next(module.parameters()).device
     steps = []
     for batch in batches:
-        outputs = module(batch.inputs)
-        (scale * (outputs * batch.weights).sum()).backward()
+        outputs = module(batch.inputs.to(device))
+        (scale * (outputs * batch.weights.to(device)).sum()).backward()
         seen = gradients(module)
         optimizer.step()
         optimizer.zero_grad()
-        steps.append(Step(outputs.detach().clone(), seen, parameters(module)))
+        steps.append(
+            Step(
+                outputs.detach().to("cpu", copy=True),
+                None if seen is None else _on_host(seen),
+                _on_host(parameters(module)),
+            )
+        )
     return steps
+
+
+def _on_host(tensors: Tensors) -> Tensors:
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
 def assert_same_training(

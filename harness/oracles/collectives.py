@@ -316,13 +316,13 @@ def lay(value: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
     """
     shape, dtype = value.shape, value.dtype
     if layout == "offset":
-        buffer = poison((value.numel() + 8,), dtype)
+        buffer = poison((value.numel() + 8,), dtype).to(value.device)
         view = buffer[3 : 3 + value.numel()].view(shape)
     elif layout == "column":
-        buffer = poison((*shape, 3), dtype)
+        buffer = poison((*shape, 3), dtype).to(value.device)
         view = buffer[..., 1]
     elif layout == "transposed":
-        buffer = poison(tuple(reversed(shape)), dtype)
+        buffer = poison(tuple(reversed(shape)), dtype).to(value.device)
         view = buffer.permute(*reversed(range(len(shape))))
     elif layout == "expanded" and shape and shape[0] > 0:
         buffer = value[:1].clone()

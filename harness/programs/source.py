@@ -131,8 +131,10 @@ def _used(name: str, layer: Layer) -> list[str]:
 def _build(program: Program, named: list[Named]) -> list[str]:
     lines = [
         "def build(party):",
-        f"    model = fill(Model(), {program.seed}, {program.span}, {program.denominator})",
-        "    model.to(dtype=party.dtype, device=party.device)",
+        "    with party.device:  # made there: on the way to some devices tied weights become several",
+        "        model = Model()",
+        f"    fill(model, {program.seed}, {program.span}, {program.denominator})",
+        "    model.to(dtype=party.dtype)",
     ]
     for n in named:
         if n.dtype:
