@@ -58,8 +58,8 @@ def train(
 ) -> list[Step]:
     """Take one step of plain SGD for each batch; return what each gave.
 
-    The loss is the weighted sum of the outputs, times ``scale``.  Batches go to where the module is.  On N ranks that average their gradients, ``scale=N``
-    makes the average equal to the gradient of the whole batch.
+    The loss is the weighted sum of the outputs, times ``scale``.  On N ranks that average their gradients, ``scale=N``
+    makes the average equal to the gradient of the whole batch.  Batches are sent to the module's device.
     """
     optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate)
     device = next(module.parameters()).device
