@@ -39,6 +39,7 @@ def _await(what: str, group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
         dist.broadcast(tensor, 0, group=group)
     else:
         dist.all_reduce(tensor, group=group)
+    tensor.cpu()  # on an accelerator only this waits
 
 
 @requirement(
@@ -82,7 +83,9 @@ def test_timeout_of_a_group(world: World, how: str) -> None:
         before = time.monotonic()
         try:
             with pytest.raises(RuntimeError, match=r"(?i)timed out"):
-                dist.all_reduce(torch.ones(2, device=rank.device), group=group)
+                tensor = torch.ones(2, device=rank.device)
+                dist.all_reduce(tensor, group=group)
+                tensor.cpu()  # on an accelerator only this waits
         finally:
             rank.store.set("seen", "")
         return time.monotonic() - before
@@ -117,9 +120,10 @@ def test_peer_has_left(world: World, connecting: str) -> None:
         try:
             tensors = [torch.ones(2, device=rank.device) for _ in groups]
             works = [dist.all_reduce(of, group=on, async_op=True) for of, on in zip(tensors, groups, strict=True)]
-            for work in works:
+            for work, tensor in zip(works, tensors, strict=True):
                 with pytest.raises(RuntimeError):
                     work.wait()
+                    tensor.cpu()  # on an accelerator only this waits
         finally:
             rank.store.add(f"seen-{rank.index}", 1)
         return time.monotonic() - before
