@@ -28,7 +28,7 @@ def late(rank: Rank, what: str) -> float:
     return time.monotonic() - before
 
 
-def _await(what: str, group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
+def _await(what: str, group: dist.ProcessGroup | None, tensor: torch.Tensor) -> None:
     if what == "wait":
         dist.all_reduce(tensor, group=group, async_op=True).wait(timedelta(seconds=SECONDS))
     elif what == "recv":
@@ -39,6 +39,11 @@ def _await(what: str, group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
         dist.broadcast(tensor, 0, group=group)
     else:
         dist.all_reduce(tensor, group=group)
+    tensor.cpu()  # on an accelerator only this waits
+
+
+def _end(work: dist.Work, tensor: torch.Tensor) -> None:
+    work.wait()
     tensor.cpu()  # on an accelerator only this waits
 
 
@@ -83,9 +88,7 @@ def test_timeout_of_a_group(world: World, how: str) -> None:
         before = time.monotonic()
         try:
             with pytest.raises(RuntimeError, match=r"(?i)timed out"):
-                tensor = torch.ones(2, device=rank.device)
-                dist.all_reduce(tensor, group=group)
-                tensor.cpu()  # on an accelerator only this waits
+                _await("all_reduce", group, torch.ones(2, device=rank.device))
         finally:
             rank.store.set("seen", "")
         return time.monotonic() - before
@@ -122,8 +125,7 @@ def test_peer_has_left(world: World, connecting: str) -> None:
             works = [dist.all_reduce(of, group=on, async_op=True) for of, on in zip(tensors, groups, strict=True)]
             for work, tensor in zip(works, tensors, strict=True):
                 with pytest.raises(RuntimeError):
-                    work.wait()
-                    tensor.cpu()  # on an accelerator only this waits
+                    _end(work, tensor)
         finally:
             rank.store.add(f"seen-{rank.index}", 1)
         return time.monotonic() - before
