@@ -27,8 +27,8 @@ def dyadic(
     if denominator < 1 or denominator & (denominator - 1):
         raise ValueError(f"denominator must be a power of two, not {denominator}")
     generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
-    numbers = torch.randint(1, span + 1, shape, generator=generator)
-    signs = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+    numbers = torch.randint(1, span + 1, shape, generator=generator, device="cpu")
+    signs = torch.randint(0, 2, shape, generator=generator, device="cpu") * 2 - 1
     return (numbers * signs / denominator).to(dtype)
 
 

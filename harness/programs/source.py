@@ -131,9 +131,8 @@ def _used(name: str, layer: Layer) -> list[str]:
 def _build(program: Program, named: list[Named]) -> list[str]:
     lines = [
         "def build(party):",
-        "    with party.device:  # made there: on the way to some devices tied weights become several",
-        "        model = Model()",
-        f"    fill(model, {program.seed}, {program.span}, {program.denominator})",
+        "    with party.device:  # moved later, what is tied might not be any more",
+        f"        model = fill(Model(), {program.seed}, {program.span}, {program.denominator})",
         "    model.to(dtype=party.dtype)",
     ]
     for n in named:
