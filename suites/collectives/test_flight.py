@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -205,11 +206,16 @@ def test_from_another_thread(rank: Rank) -> None:
             dist.broadcast(tensor, call % rank.size, group=group)
             sources[offset].append(tensor.item())
 
+    def on_own_stream(group: Any, offset: int) -> None:
+        # On one stream, a rank's calls of either group would wait for each other in an order of its own.
+        with contextlib.nullcontext() if rank.device.type == "cpu" else torch.Stream(rank.device):
+            work(group, offset)
+
     totals: dict[int, list[float]] = {1: [], 2: []}
     sources: dict[int, list[float]] = {1: [], 2: []}
     own = dist.new_group()
     with ThreadPoolExecutor(1) as threads:
-        other = threads.submit(work, own, 1)
+        other = threads.submit(on_own_stream, own, 1)
         work(None, 2)
         other.result()
     everyone = sum(10**i for i in range(rank.size))
