@@ -303,7 +303,7 @@ def test_refused(world: World, before: str) -> None:
     """replicate() after replicate(), and after fully_shard()."""
 
     def body(rank: Rank) -> str:
-        model = layer()
+        model = layer(rank.device)
         if before == "sharded":
             fully_shard(model, mesh=rank.mesh())
         else:
