@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fixtures.tensors import moved
 from harness import Rank, World, requirement, spmd
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
 from harness.oracles.exact import assert_same
@@ -26,9 +27,9 @@ from harness.stacks.collectives import functional, issue
 def test_lists_of_parts(world: World, collective: str) -> None:
     """Inputs and outputs, each list the parts of a tensor that holds a border as well; twice."""
 
-    def parts(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def parts(tensors: list[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, list[torch.Tensor]]:
         count = sum(tensor.numel() for tensor in tensors)
-        buffer = torch.full((count + 2,), -7.0)
+        buffer = torch.full((count + 2,), -7.0, device=device)
         views = [*buffer[1 : count + 1].split([tensor.numel() for tensor in tensors])] if tensors else []
         for view, tensor in zip(views, tensors, strict=True):
             view.copy_(tensor)
@@ -38,8 +39,8 @@ def test_lists_of_parts(world: World, collective: str) -> None:
         for call in range(2):
             case = Case(collective, shape=(5,), form="async")
             expected = outputs(case, rank.size, rank.index, call)
-            _, given = parts(inputs(case, rank.size, rank.index, call))
-            buffer, found = parts([torch.full_like(right, -1) for right in expected])
+            _, given = parts(inputs(case, rank.size, rank.index, call), rank.device)
+            buffer, found = parts([torch.full_like(right, -1) for right in expected], rank.device)
             issue(case, given, found, None).wait()
             whole = torch.cat([torch.tensor([-7.0]), *expected, torch.tensor([-7.0])])
             assert_same(whole, buffer, f"{case}, call {call}")
@@ -58,7 +59,7 @@ def test_gathering_in_place(rank: Rank) -> None:
     for call in range(2):
         case = Case("all_gather_into_tensor", shape=(5,))
         (right,) = outputs(case, rank.size, rank.index, call)
-        buffer = torch.full_like(right, -1)
+        buffer = torch.full_like(right, -1, device=rank.device)
         mine = buffer.chunk(rank.size)[rank.index]
         mine.copy_(inputs(case, rank.size, rank.index, call)[0])
         dist.all_gather_into_tensor(buffer, mine)
@@ -75,7 +76,7 @@ def test_scattering_in_place(rank: Rank) -> None:
     """What is reduced is written over the rank's own part; twice."""
     for call in range(2):
         case = Case("reduce_scatter_tensor", shape=(5,))
-        (buffer,) = inputs(case, rank.size, rank.index, call)
+        (buffer,) = moved(inputs(case, rank.size, rank.index, call), rank.device)
         mine = buffer.chunk(rank.size)[rank.index]
         dist.reduce_scatter_tensor(mine, buffer)
         assert_same(outputs(case, rank.size, rank.index, call)[0], mine, f"call {call}")
@@ -92,8 +93,8 @@ def test_own_slot(rank: Rank) -> None:
     for call in range(2):
         case = Case("all_gather", shape=(5,))
         expected = outputs(case, rank.size, rank.index, call)
-        found = [torch.full_like(right, -1) for right in expected]
-        found[rank.index] = inputs(case, rank.size, rank.index, call)[0]
+        found = [torch.full_like(right, -1, device=rank.device) for right in expected]
+        found[rank.index] = inputs(case, rank.size, rank.index, call)[0].to(rank.device)
         dist.all_gather(found, found[rank.index])
         for sender, (right, out) in enumerate(zip(expected, found, strict=True)):
             assert_same(right, out, f"from rank {sender}, call {call}")
@@ -114,8 +115,8 @@ def test_kinds_of_tensors(world: World, collective: str, kind: str) -> None:
         case = Case(collective, form="async")
         with torch.inference_mode() if kind == "inference" else torch.no_grad():
             expected = outputs(case, rank.size, rank.index)
-            given = [tensor.clone() for tensor in inputs(case, rank.size, rank.index)]
-            found = [torch.full_like(right, -1) for right in expected]
+            given = [tensor.to(rank.device, copy=True) for tensor in inputs(case, rank.size, rank.index)]
+            found = [torch.full_like(right, -1, device=rank.device) for right in expected]
             if kind == "parameter":
                 given, found = ([torch.nn.Parameter(tensor) for tensor in tensors] for tensors in (given, found))
             found = given if collective in IN_PLACE else found
@@ -139,8 +140,8 @@ def test_tensors_are_freed(world: World, collective: str) -> None:
     def body(rank: Rank) -> None:
         def call() -> list[Any]:
             case = Case(collective, form="async")
-            given = inputs(case, rank.size, rank.index)
-            found = [torch.zeros_like(right) for right in outputs(case, rank.size, rank.index)]
+            given = moved(inputs(case, rank.size, rank.index), rank.device)
+            found = [torch.zeros_like(right, device=rank.device) for right in outputs(case, rank.size, rank.index)]
             found = given if collective in IN_PLACE else found
             issue(case, given, found, None).wait()
             return [weakref.ref(tensor) for tensor in (*given, *found)]
@@ -165,7 +166,7 @@ def test_functional_results_are_freed(rank: Rank, waited: bool) -> None:
         used = [functional.wait_tensor(found) if waited else found + 1 for found in results]
         return [weakref.ref(tensor) for tensor in (given, *results, *used)]
 
-    assert_freed([call(torch.full((5,), float(number))) for number in range(12)])
+    assert_freed([call(torch.full((5,), float(number), device=rank.device)) for number in range(12)])
 
 
 def assert_freed(calls: list[list[Any]]) -> None:

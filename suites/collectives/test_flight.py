@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fixtures.tensors import moved
 from harness import Rank, World, requirement, spmd
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
 from harness.oracles.exact import assert_same
@@ -31,10 +33,10 @@ def test_a_hundred(world: World, kind: str) -> None:
         flying = []
         for call in range(100):
             case = Case(turn[call % len(turn)], form="async", root=1)
-            given = inputs(case, rank.size, rank.index, call)
+            given = moved(inputs(case, rank.size, rank.index, call), rank.device)
             right = outputs(case, rank.size, rank.index, call)
             in_place = case.collective in ("all_reduce", "reduce", "broadcast")
-            found = given if in_place else [torch.full_like(out, -1) for out in right]
+            found = given if in_place else [torch.full_like(out, -1, device=rank.device) for out in right]
             flying.append((issue(case, given, found, None), right, found, f"{case}, call {call}"))
         for work, _, _, _ in reversed(flying):
             work.wait()
@@ -56,13 +58,13 @@ def test_not_completed_alone(world: World, what: str) -> None:
     """Rank 0 asks, and then tells rank 1 to come."""
 
     def begin(rank: Rank) -> Any:
-        tensor = torch.arange(4.0) + rank.index
+        tensor = torch.arange(4.0, device=rank.device) + rank.index
         if what == "all_reduce":
             return dist.all_reduce(tensor, async_op=True)
         if what == "all_gather":
-            return dist.all_gather([torch.zeros(4), torch.zeros(4)], tensor, async_op=True)
+            return dist.all_gather([torch.zeros_like(tensor) for _ in range(2)], tensor, async_op=True)
         if what == "reduce_scatter_tensor":
-            return dist.reduce_scatter_tensor(torch.zeros(2), tensor, async_op=True)
+            return dist.reduce_scatter_tensor(torch.zeros(2, device=rank.device), tensor, async_op=True)
         if what == "barrier":
             return dist.barrier(async_op=True)
         return dist.irecv(tensor, 1) if rank.index == 0 else dist.isend(tensor, 0)
@@ -93,9 +95,11 @@ def test_future(world: World, collective: str) -> None:
     def body(rank: Rank) -> None:
         for call in range(2):
             case = Case(collective, form="async")
-            given = inputs(case, rank.size, rank.index, call)
+            given = moved(inputs(case, rank.size, rank.index, call), rank.device)
             right = outputs(case, rank.size, rank.index, call)
-            found = given if collective != "all_gather" else [torch.full_like(out, -1) for out in right]
+            found = (
+                given if collective != "all_gather" else [torch.full_like(out, -1, device=rank.device) for out in right]
+            )
             work = issue(case, given, found, None)
             future = work.get_future()
             doubled = future.then(lambda done: [out * 2 for out in _flat(done.value())])
@@ -127,12 +131,13 @@ def test_beside_other_work(world: World, collective: str) -> None:
     def body(rank: Rank) -> None:
         large = Case("all_reduce", shape=(1 << 16,))
         for call in range(3):
-            (total,) = inputs(large, rank.size, rank.index, call)
+            (total,) = moved(inputs(large, rank.size, rank.index, call), rank.device)
             pending = dist.all_reduce(total, async_op=True)
             case = Case(collective, form="async", shape=(33,))
-            given, right = (of(case, rank.size, rank.index, call) for of in (inputs, outputs))
+            given = moved(inputs(case, rank.size, rank.index, call), rank.device)
+            right = outputs(case, rank.size, rank.index, call)
             in_place = collective in ("all_reduce", "reduce", "broadcast")
-            found = given if in_place else [torch.full_like(out, -1) for out in right]
+            found = given if in_place else [torch.full_like(out, -1, device=rank.device) for out in right]
             _synchronously(collective, given, found)
             for expected, out in zip(right, found, strict=False):
                 assert_same(expected, out, f"{case}, call {call}")
@@ -170,13 +175,13 @@ def _synchronously(collective: str, given: list[torch.Tensor], found: list[torch
 def test_messages_beside_other_work(rank: Rank) -> None:
     """A large sum in flight, then a message from the first rank to the last."""
     for call in range(3):
-        total = torch.full((1 << 16,), float(rank.index + call))
+        total = torch.full((1 << 16,), float(rank.index + call), device=rank.device)
         pending = dist.all_reduce(total, async_op=True)
-        sent = torch.arange(7.0) + 10 * call
+        sent = torch.arange(7.0, device=rank.device) + 10 * call
         if rank.index == 0:
             dist.send(sent, rank.size - 1)
         elif rank.index == rank.size - 1:
-            found = torch.full((7,), -1.0)
+            found = torch.full((7,), -1.0, device=rank.device)
             dist.recv(found, 0)
             assert_same(sent, found, f"message {call}")
         pending.wait()
@@ -194,18 +199,23 @@ def test_from_another_thread(rank: Rank) -> None:
 
     def work(group: Any, offset: int) -> None:
         for call in range(50):
-            tensor = torch.tensor([10**rank.index * (call + offset)])
+            tensor = torch.tensor([10**rank.index * (call + offset)], device=rank.device)
             dist.all_reduce(tensor, group=group)
             totals[offset].append(tensor.item())
-            tensor = torch.tensor([rank.index + call + offset])
+            tensor = torch.tensor([rank.index + call + offset], device=rank.device)
             dist.broadcast(tensor, call % rank.size, group=group)
             sources[offset].append(tensor.item())
+
+    def on_own_stream(group: Any, offset: int) -> None:
+        # On one stream, a rank's calls of either group would wait for each other in an order of its own.
+        with contextlib.nullcontext() if rank.device.type == "cpu" else torch.Stream(rank.device):
+            work(group, offset)
 
     totals: dict[int, list[float]] = {1: [], 2: []}
     sources: dict[int, list[float]] = {1: [], 2: []}
     own = dist.new_group()
     with ThreadPoolExecutor(1) as threads:
-        other = threads.submit(work, own, 1)
+        other = threads.submit(on_own_stream, own, 1)
         work(None, 2)
         other.result()
     everyone = sum(10**i for i in range(rank.size))
@@ -228,7 +238,7 @@ def test_again_and_again(world: World, collective: str) -> None:
         me, wrong = rank.index, []
         case = Case(collective, form="async")
         for call in range(500):
-            mine = [torch.tensor([4.0 * call + 2 * me + slot]) for slot in range(2)]
+            mine = [torch.tensor([4.0 * call + 2 * me + slot], device=rank.device) for slot in range(2)]
             to_me = [4.0 * call + 2 * sender + me for sender in range(2)]
             first = [4.0 * call + 2 * sender for sender in range(2)]
             given, expected = {
@@ -244,9 +254,9 @@ def test_again_and_again(world: World, collective: str) -> None:
                 "all_to_all": (mine, to_me),
                 "all_to_all_single": ([torch.cat(mine)], to_me),
             }[collective]
-            found = given if collective in IN_PLACE else [torch.zeros(1) for _ in expected]
+            found = given if collective in IN_PLACE else [torch.zeros(1, device=rank.device) for _ in expected]
             if collective in ("all_gather_into_tensor", "all_to_all_single"):
-                found = [torch.zeros(2)]
+                found = [torch.zeros(2, device=rank.device)]
             issue(case, given, found, None).wait()
             values = [value for tensor in found for value in tensor.tolist()][: len(expected)]
             wrong += [(call, expected, values)] * (values != expected)
@@ -264,7 +274,7 @@ def test_again_and_again(world: World, collective: str) -> None:
 def test_objects_beside_other_work(rank: Rank) -> None:
     """A large sum in flight, then objects of all ranks, then objects of one."""
     for call in range(3):
-        total = torch.full((1 << 16,), float(rank.index + call))
+        total = torch.full((1 << 16,), float(rank.index + call), device=rank.device)
         pending = dist.all_reduce(total, async_op=True)
         found: list[Any] = [None] * rank.size
         dist.all_gather_object(found, ("object", rank.index, call))

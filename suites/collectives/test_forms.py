@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fixtures.tensors import moved
 from harness import Rank, World, requirement, spmd
 from harness.oracles.collectives import Case, inputs, outputs
 from harness.oracles.exact import assert_same
@@ -33,18 +34,20 @@ def test_asynchronous(world: World) -> None:
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "reduce_scatter_tensor"])
 @pytest.mark.world(2)
 def test_completed_after_wait(world: World, collective: str) -> None:
-    """is_completed() of work, right after wait()."""
+    """is_completed() of work, right after wait() and, on an accelerator, what makes the host wait."""
 
     def body(rank: Rank) -> None:
-        tensor, parts = torch.ones(4), [torch.ones(4) for _ in range(rank.size)]
+        tensor = torch.ones(4, device=rank.device)
+        parts = [torch.ones_like(tensor) for _ in range(rank.size)]
         arguments = {
             "all_reduce": (tensor,),
             "all_gather": (parts, tensor),
             "reduce_scatter": (tensor, parts),
-            "reduce_scatter_tensor": (tensor, torch.ones(4 * rank.size)),
+            "reduce_scatter_tensor": (tensor, torch.cat(parts)),
         }
         work = getattr(dist, collective)(*arguments[collective], async_op=True)
         work.wait()
+        tensor.cpu()  # on an accelerator only this waits
         assert work.is_completed()
 
     world.run(body)
@@ -109,7 +112,7 @@ def test_coalesced(rank: Rank) -> None:
 def test_all_reduce_coalesced(rank: Rank) -> None:
     """Three tensors of one dtype and several sizes."""
     cases = [Case("all_reduce", shape=(count,)) for count in (1, 4, 33)]
-    tensors = [inputs(case, rank.size, rank.index)[0] for case in cases]
+    tensors = moved((inputs(case, rank.size, rank.index)[0] for case in cases), rank.device)
     dist.all_reduce_coalesced(tensors)
     for case, tensor in zip(cases, tensors, strict=True):
         assert_same(outputs(case, rank.size, rank.index)[0], tensor, str(case))
@@ -124,7 +127,7 @@ def test_all_reduce_coalesced(rank: Rank) -> None:
 def test_all_gather_coalesced(rank: Rank) -> None:
     """Three tensors of several sizes."""
     cases = [Case("all_gather", shape=(count,)) for count in (1, 4, 33)]
-    tensors = [inputs(case, rank.size, rank.index)[0] for case in cases]
+    tensors = moved((inputs(case, rank.size, rank.index)[0] for case in cases), rank.device)
     found = [[torch.full_like(tensor, -1) for tensor in tensors] for _ in range(rank.size)]
     dist.all_gather_coalesced(found, tensors)
     for number, case in enumerate(cases):
@@ -202,7 +205,7 @@ def test_functional_uneven(world: World) -> None:
 @spmd(1, 2, 3)
 def test_functional_dimensions(rank: Rank) -> None:
     """Dimension 1 of a matrix, there and back."""
-    parts = [torch.arange(6.0).reshape(2, 3) + 100 * i for i in range(rank.size)]
+    parts = [torch.arange(6.0, device=rank.device).reshape(2, 3) + 100 * i for i in range(rank.size)]
     whole = functional.wait_tensor(functional.all_gather_tensor(parts[rank.index], 1, rank.group))
     assert_same(torch.cat(parts, dim=1), whole, "gathered")
     back = functional.wait_tensor(functional.reduce_scatter_tensor(whole, "sum", 1, rank.group))
@@ -217,7 +220,7 @@ def test_functional_dimensions(rank: Rank) -> None:
 @spmd(1, 2, 3)
 def test_functional_waits_when_used(rank: Rank) -> None:
     """A large sum, used at once."""
-    ones = torch.ones(1 << 18)
+    ones = torch.ones(1 << 18, device=rank.device)
     total = functional.all_reduce(ones * (rank.index + 1), "sum", rank.group) + 1
     assert_same(ones * (rank.size * (rank.size + 1) / 2 + 1), total, "sum")
 
@@ -231,18 +234,18 @@ def test_functional_waits_when_used(rank: Rank) -> None:
 @spmd(1, 2, 3)
 def test_functional_gradients(rank: Rank) -> None:
     """all_gather, reduce_scatter and all_to_all_single, each against the formula."""
-    size, me = rank.size, rank.index
-    weights = [torch.arange(3.0 * size) + 10 * i for i in range(size)]
-    x = torch.arange(3.0).requires_grad_()
+    size, me, device = rank.size, rank.index, rank.device
+    weights = [torch.arange(3.0 * size, device=device) + 10 * i for i in range(size)]
+    x = torch.arange(3.0, device=device).requires_grad_()
     (functional.all_gather_tensor_autograd(x, 0, rank.group) * weights[me]).sum().backward()
     assert x.grad is not None
     assert_same(sum(w[3 * me : 3 * me + 3] for w in weights), x.grad, "all_gather")
-    short = [torch.arange(3.0) + 10 * i for i in range(size)]
-    y = torch.arange(3.0 * size).requires_grad_()
+    short = [torch.arange(3.0, device=device) + 10 * i for i in range(size)]
+    y = torch.arange(3.0 * size, device=device).requires_grad_()
     (functional.reduce_scatter_tensor_autograd(y, "sum", 0, rank.group) * short[me]).sum().backward()
     assert y.grad is not None
     assert_same(torch.cat(short), y.grad, "reduce_scatter")
-    z = torch.arange(3.0 * size).requires_grad_()
+    z = torch.arange(3.0 * size, device=device).requires_grad_()
     (functional.all_to_all_single_autograd(z, [3] * size, [3] * size, rank.group) * weights[me]).sum().backward()
     assert z.grad is not None
     assert_same(torch.cat([w[3 * me : 3 * me + 3] for w in weights]), z.grad, "all_to_all_single")

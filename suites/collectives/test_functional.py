@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fixtures.tensors import moved
 from harness import Rank, World, requirement
 from harness.oracles.collectives import Case, inputs, outputs
 from harness.oracles.exact import assert_same
@@ -43,13 +44,13 @@ def here(names: Any) -> list[Any]:
     return [pytest.param(n, marks=pytest.mark.skipif(not hasattr(functional, n), reason=absent)) for n in names]
 
 
-def among(world: World, ranks: tuple[int, ...], body: Callable[[Any, int, int], None]) -> None:
-    """Run ``body(group, member, size)`` on the members of a new group."""
+def among(world: World, ranks: tuple[int, ...], body: Callable[[Any, int, int, torch.device], None]) -> None:
+    """Run ``body(group, member, size, device)`` on the members of a new group."""
 
     def run(rank: Rank) -> None:
         group = dist.new_group(list(ranks))
         if rank.index in ranks:
-            body(group, ranks.index(rank.index), len(ranks))
+            body(group, ranks.index(rank.index), len(ranks), rank.device)
 
     world.run(run)
 
@@ -66,10 +67,10 @@ def among(world: World, ranks: tuple[int, ...], body: Callable[[Any, int, int], 
 def test_of_lists(world: World, name: str, ranks: tuple[int, ...]) -> None:
     """Three sizes, MAX and SUM of float32 and int64, twice; inputs stay as they were."""
 
-    def body(group: Any, member: int, size: int) -> None:
+    def body(group: Any, member: int, size: int, device: torch.device) -> None:
         for op, dtype, call in (("SUM", torch.float32, 0), ("MAX", torch.int64, 1)):
             cases = [Case(OF_LISTS[name], op, dtype, (count,)) for count in (1, 4, 33)]
-            given = [inputs(case, size, member, call)[0] for case in cases]
+            given = moved((inputs(case, size, member, call)[0] for case in cases), device)
             before = [tensor.clone() for tensor in given]
             arguments = [] if "gather" in name else [op.lower()]
             arguments += [[0] * len(given)] if "scatter" in name else []
@@ -93,10 +94,10 @@ def test_of_lists(world: World, name: str, ranks: tuple[int, ...]) -> None:
 def test_other_names(world: World, name: str, ranks: tuple[int, ...]) -> None:
     """SUM and MIN, counts and a matrix."""
 
-    def body(group: Any, member: int, size: int) -> None:
+    def body(group: Any, member: int, size: int, device: torch.device) -> None:
         for call, (op, shape) in enumerate((("SUM", (7,)), ("MIN", (3, 5)))):
             case = Case(OTHER_NAMES[name], op, shape=shape)
-            given = inputs(case, size, member, call)[0]
+            given = inputs(case, size, member, call)[0].to(device)
             arguments = [given, 0, group] if "gather" in name else [given, op.lower(), 0, group]
             found = functional.wait_tensor(getattr(functional, name)(*arguments))
             assert_same(outputs(case, size, member, call)[0], found, str(case))
@@ -116,12 +117,12 @@ def test_other_names(world: World, name: str, ranks: tuple[int, ...]) -> None:
 def test_in_place(world: World, name: str, ranks: tuple[int, ...]) -> None:
     """Two calls with different data."""
 
-    def body(group: Any, member: int, size: int) -> None:
+    def body(group: Any, member: int, size: int, device: torch.device) -> None:
         for call in range(2):
             case = Case(IN_PLACE[name], shape=(3, 5))
-            given = inputs(case, size, member, call)[0]
+            given = inputs(case, size, member, call)[0].to(device)
             expected = outputs(case, size, member, call)
-            into = [torch.full_like(right, -1) for right in expected]
+            into = [torch.full_like(right, -1, device=device) for right in expected]
             if name == "all_reduce_inplace":
                 into = [given]
                 functional.all_reduce_inplace(given, "sum", group)
@@ -143,10 +144,10 @@ def test_in_place(world: World, name: str, ranks: tuple[int, ...]) -> None:
 def test_permutation(world: World, ranks: tuple[int, ...]) -> None:
     """To the next member, to oneself, and in reverse."""
 
-    def body(group: Any, member: int, size: int) -> None:
+    def body(group: Any, member: int, size: int, device: torch.device) -> None:
         case = Case("all_gather", shape=(7,))
         for call, order in enumerate(([*range(1, size), 0], [*range(size)], [*range(size)][::-1])):
-            given = inputs(case, size, member, call)[0]
+            given = inputs(case, size, member, call)[0].to(device)
             found = functional.wait_tensor(functional.permute_tensor(given, order, group))
             assert_same(inputs(case, size, order.index(member), call)[0], found, str(order))
 
@@ -165,11 +166,11 @@ def test_permutation(world: World, ranks: tuple[int, ...]) -> None:
 def test_messages(world: World, name: str, ranks: tuple[int, ...]) -> None:
     """From each member to the next, whose global rank is named; all at once where it is a batch."""
 
-    def body(group: Any, member: int, size: int) -> None:
+    def body(group: Any, member: int, size: int, device: torch.device) -> None:
         case = Case("all_gather", shape=(7,))
-        into = torch.full((7,), -1.0)
+        into = torch.full((7,), -1.0, device=device)
         after, before = (member + 1) % size, (member - 1) % size
-        given, expected = (inputs(case, size, who)[0] for who in (member, before))
+        given, expected = moved((inputs(case, size, who)[0] for who in (member, before)), device)
         if name == "batch_p2p_ops_inplace":
             peers = [ranks[after], ranks[before]]
             works = functional.batch_p2p_ops_inplace(["isend", "irecv"], peers, [0, 0], [given, into], group)
@@ -203,7 +204,8 @@ def test_ways_to_name_a_group(world: World, given: str) -> None:
             "dimension": ((rank.mesh(2, 2), 0), column),
             "group": (dist.group.WORLD, everyone),
         }[given]
-        total = functional.wait_tensor(functional.all_reduce(torch.tensor([10**rank.index]), "sum", group))
+        mine = torch.tensor([10**rank.index], device=rank.device)
+        total = functional.wait_tensor(functional.all_reduce(mine, "sum", group))
         assert total.item() == sum(10**i for i in ranks)
 
     world.run(body)

@@ -67,7 +67,7 @@ def expected_gradient(name: str, member: int, size: int) -> list[float]:
 
 def through_module(name: str, x: torch.Tensor, group: Any, root: int, size: int) -> Any:
     """torch.distributed.nn.functional."""
-    into, parts = torch.zeros(2), list(x.chunk(size))
+    into, parts = torch.zeros(2, device=x.device), list(x.chunk(size))
     if name in ("broadcast", "gather", "reduce"):
         return getattr(differentiable, name)(x, root, group=group)
     if name == "scatter":
@@ -75,7 +75,7 @@ def through_module(name: str, x: torch.Tensor, group: Any, root: int, size: int)
     if name == "reduce_scatter":
         return differentiable.reduce_scatter(into, parts, group=group)
     if name == "all_to_all":
-        return differentiable.all_to_all([torch.zeros(2) for _ in parts], parts, group)
+        return differentiable.all_to_all([torch.zeros_like(into) for _ in parts], parts, group)
     if name == "all_to_all_single":
         return differentiable.all_to_all_single(torch.zeros_like(x), x, group=group)
     return getattr(differentiable, name)(x, group=group)
@@ -109,7 +109,7 @@ def assert_gradients(world: World, name: str, ranks: tuple[int, ...], through: A
         if rank.index not in ranks:
             return
         member, size = ranks.index(rank.index), len(ranks)
-        x = torch.arange(2.0 * (size if name in IN_PARTS else 1)).requires_grad_()
+        x = torch.arange(2.0 * (size if name in IN_PARTS else 1), device=rank.device).requires_grad_()
         found = through(name, x, group, ranks[0], size)
         found = [found] if isinstance(found, torch.Tensor) else list(found)
         sum((out * (i + 1) * 10**member).sum() for i, out in enumerate(found)).backward()
@@ -166,7 +166,7 @@ def test_uneven_exchange(world: World, through: str, ranks: tuple[int, ...]) -> 
             return
         me, size = ranks.index(rank.index), len(ranks)
         parts = [me + other + 1 for other in range(size)]  # as many from each as to each
-        x = torch.arange(2.0 * sum(parts)).reshape(-1, 2).requires_grad_()
+        x = torch.arange(2.0 * sum(parts), device=rank.device).reshape(-1, 2).requires_grad_()
         if through == "module":
             found = differentiable.all_to_all_single(torch.zeros_like(x), x, parts, parts, group=group)
         else:
@@ -174,7 +174,7 @@ def test_uneven_exchange(world: World, through: str, ranks: tuple[int, ...]) -> 
         weights = [
             torch.cat([_rows(sender, member, member + sender + 1) for sender in range(size)]) for member in range(size)
         ]
-        (found * weights[me]).sum().backward()
+        (found * weights[me].to(rank.device)).sum().backward()
         assert x.grad is not None
         assert_same(torch.cat([_rows(me, member, parts[member]) for member in range(size)]), x.grad, "gradient")
 
@@ -199,7 +199,7 @@ def test_along_dimensions(world: World, dimension: int) -> None:
     def body(rank: Rank) -> None:
         size, me = rank.size, rank.index
         shape = [2, 3, 4]
-        parts = [torch.arange(24.0).reshape(shape) + 100 * i for i in range(size)]
+        parts = [torch.arange(24.0, device=rank.device).reshape(shape) + 100 * i for i in range(size)]
         whole = torch.cat(parts, dimension)
         weights = [whole * 2 + 1000 * i for i in range(size)]
         x = parts[me].clone().requires_grad_()
@@ -235,7 +235,7 @@ def test_expanded(world: World, name: str) -> None:
 
     def body(rank: Rank) -> None:
         size, me = rank.size, rank.index
-        x = torch.arange(4.0 * size).reshape(-1, 2).requires_grad_()
+        x = torch.arange(4.0 * size, device=rank.device).reshape(-1, 2).requires_grad_()
         through = {
             "all_reduce": lambda: functional.all_reduce(x, "sum", rank.group),
             "all_gather": lambda: functional.all_gather_tensor_autograd(x, 0, rank.group),
@@ -243,7 +243,7 @@ def test_expanded(world: World, name: str) -> None:
             "all_to_all_single": lambda: functional.all_to_all_single_autograd(x, [2] * size, [2] * size, rank.group),
         }[name]
         found = through()
-        found.backward(torch.tensor(10.0**me).expand(found.shape))
+        found.backward(torch.tensor(10.0**me, device=rank.device).expand(found.shape))
         numbers = torch.tensor([10.0**i for i in range(size)])
         by_part = numbers.repeat_interleave(2)[:, None].expand(-1, 2).contiguous()
         everyone = torch.full_like(by_part, numbers.sum().item())
@@ -266,7 +266,7 @@ def test_rows_received(world: World, width: int) -> None:
 
     def body(rank: Rank) -> None:
         size, me = rank.size, rank.index
-        given = torch.full((size * (me + 1), width), float(me))
+        given = torch.full((size * (me + 1), width), float(me), device=rank.device)
         received = [sender + 1 for sender in range(size)]
         found = functional.all_to_all_single(given, received, [me + 1] * size, rank.group)
         right = torch.cat([torch.full((rows, width), float(sender)) for sender, rows in enumerate(received)])

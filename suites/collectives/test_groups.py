@@ -75,7 +75,7 @@ def test_local_synchronization(rank: Rank) -> None:
     """Rank 0 knows nothing of the group of the others."""
     if rank.index > 0:
         group = dist.new_group([1, 2], use_local_synchronization=True)
-        tensor = torch.tensor([float(rank.index)])
+        tensor = torch.tensor([float(rank.index)], device=rank.device)
         dist.all_reduce(tensor, group=group)
         assert tensor.item() == 3
 
@@ -92,7 +92,7 @@ def test_new_subgroups(rank: Rank) -> None:
     assert len(groups) == 2
     assert dist.get_process_group_ranks(mine) == [rank.index // 2 * 2, rank.index // 2 * 2 + 1]
     mine, groups = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
-    tensor = torch.tensor([float(10**rank.index)])
+    tensor = torch.tensor([float(10**rank.index)], device=rank.device)
     dist.all_reduce(tensor, group=mine)
     assert tensor.item() == (101 if rank.index % 2 == 0 else 1010)
 
@@ -111,7 +111,7 @@ def test_not_a_member(world: World, collective: str) -> None:
         group = dist.new_group([1, 2])
         if rank.index > 0:
             return
-        tensor = torch.ones(2)
+        tensor = torch.ones(2, device=rank.device)
         arguments = {"broadcast": (tensor, 1), "all_gather": ([tensor, tensor], tensor), "barrier": ()}
         with pytest.raises((RuntimeError, ValueError)):
             getattr(dist, collective)(*arguments.get(collective, (tensor,)), group=group)
@@ -132,7 +132,7 @@ def test_broadcast_gradient(world: World, ranks: tuple[int, ...]) -> None:
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))
         if rank.index in ranks:
-            x = torch.ones(3, requires_grad=True)
+            x = torch.ones(3, device=rank.device, requires_grad=True)
             (differentiable.broadcast(x, ranks[0], group=group) * (rank.index + 1)).sum().backward()
             assert x.grad is not None
             if rank.index == ranks[0]:
@@ -155,7 +155,7 @@ def test_mesh_groups(world: World, shape: tuple[int, ...]) -> None:
         mesh = rank.mesh(*shape)
         ranks = torch.arange(4).reshape(shape)
         for dimension in range(len(shape)):
-            tensor = torch.tensor([10**rank.index])
+            tensor = torch.tensor([10**rank.index], device=rank.device)
             dist.all_reduce(tensor, group=mesh.get_group(dimension))
             position = (ranks == rank.index).nonzero()[0].tolist()
             position[dimension] = slice(None)

@@ -24,21 +24,27 @@ def late(rank: Rank, what: str) -> float:
         return SECONDS
     before = time.monotonic()
     with pytest.raises(RuntimeError, match=r"(?i)timed out"):
-        _await(what, group)
+        _await(what, group, torch.ones(2, device=rank.device))
     return time.monotonic() - before
 
 
-def _await(what: str, group: dist.ProcessGroup) -> None:
+def _await(what: str, group: dist.ProcessGroup | None, tensor: torch.Tensor) -> None:
     if what == "wait":
-        dist.all_reduce(torch.ones(2), group=group, async_op=True).wait(timedelta(seconds=SECONDS))
+        dist.all_reduce(tensor, group=group, async_op=True).wait(timedelta(seconds=SECONDS))
     elif what == "recv":
-        dist.recv(torch.ones(2), 0, group=group)
+        dist.recv(tensor, 0, group=group)
     elif what == "barrier":
         dist.barrier(group)
     elif what == "broadcast":
-        dist.broadcast(torch.ones(2), 0, group=group)
+        dist.broadcast(tensor, 0, group=group)
     else:
-        dist.all_reduce(torch.ones(2), group=group)
+        dist.all_reduce(tensor, group=group)
+    tensor.cpu()  # on an accelerator only this waits
+
+
+def _end(work: dist.Work, tensor: torch.Tensor) -> None:
+    work.wait()
+    tensor.cpu()  # on an accelerator only this waits
 
 
 @requirement(
@@ -82,7 +88,7 @@ def test_timeout_of_a_group(world: World, how: str) -> None:
         before = time.monotonic()
         try:
             with pytest.raises(RuntimeError, match=r"(?i)timed out"):
-                dist.all_reduce(torch.ones(2), group=group)
+                _await("all_reduce", group, torch.ones(2, device=rank.device))
         finally:
             rank.store.set("seen", "")
         return time.monotonic() - before
@@ -115,9 +121,11 @@ def test_peer_has_left(world: World, connecting: str) -> None:
         rank.store.wait(["left"])
         before = time.monotonic()
         try:
-            for work in [dist.all_reduce(torch.ones(2), group=group, async_op=True) for group in groups]:
+            tensors = [torch.ones(2, device=rank.device) for _ in groups]
+            works = [dist.all_reduce(of, group=on, async_op=True) for of, on in zip(tensors, groups, strict=True)]
+            for work, tensor in zip(works, tensors, strict=True):
                 with pytest.raises(RuntimeError):
-                    work.wait()
+                    _end(work, tensor)
         finally:
             rank.store.add(f"seen-{rank.index}", 1)
         return time.monotonic() - before
@@ -134,11 +142,11 @@ def test_peer_has_left(world: World, connecting: str) -> None:
 def test_destroyed_group(rank: Rank) -> None:
     """An error in Python on every rank."""
     group = dist.new_group()
-    dist.all_reduce(torch.ones(1), group=group)
+    dist.all_reduce(torch.ones(1, device=rank.device), group=group)
     dist.barrier()
     dist.destroy_process_group(group)
     with pytest.raises((RuntimeError, ValueError)):
-        dist.all_reduce(torch.ones(1), group=group)
+        dist.all_reduce(torch.ones(1, device=rank.device), group=group)
 
 
 @requirement(
@@ -156,11 +164,11 @@ def test_destroy_and_start_again(world: World) -> None:
         for cycle in range(5):
             assert not dist.is_initialized()
             with pytest.raises((RuntimeError, ValueError)):
-                dist.all_reduce(torch.ones(1))
+                dist.all_reduce(torch.ones(1, device=rank.device))
             store = dist.PrefixStore(f"cycle-{cycle}", rank.store)
             dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=rank.size)
             assert (dist.get_rank(), dist.get_world_size()) == (rank.index, rank.size)
-            tensor = torch.tensor([float(rank.index + cycle)])
+            tensor = torch.tensor([float(rank.index + cycle)], device=rank.device)
             dist.all_reduce(tensor)
             assert tensor.item() == sum(i + cycle for i in range(rank.size))
             dist.barrier()
@@ -183,7 +191,7 @@ def test_start_again_smaller(rank: Rank) -> None:
     if rank.index > 0:
         store = dist.PrefixStore("smaller", rank.store)
         dist.init_process_group(rank.backend, store=store, rank=2 - rank.index, world_size=2)
-        tensor = torch.tensor([float(rank.index)])
+        tensor = torch.tensor([float(rank.index)], device=rank.device)
         dist.broadcast(tensor, 0)
         assert tensor.item() == 2
         dist.barrier()

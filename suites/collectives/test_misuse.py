@@ -49,7 +49,7 @@ def _has_a_model(op: str, dtype: torch.dtype) -> bool:
 @spmd(2)
 def test_wrong_arguments(rank: Rank) -> None:
     """No tensor, a list for a tensor, a missing list, a root out of range; then a healthy collective."""
-    tensor, two = torch.ones(2), [torch.ones(2), torch.ones(2)]
+    tensor, two = torch.ones(2, device=rank.device), [torch.ones(2, device=rank.device) for _ in range(2)]
     wrong = [
         lambda: dist.all_reduce(None),
         lambda: dist.all_reduce(two),
@@ -60,7 +60,7 @@ def test_wrong_arguments(rank: Rank) -> None:
         lambda: dist.gather(tensor, None, dst=rank.index),
         lambda: dist.all_gather(two[:1], tensor),
         lambda: dist.reduce_scatter(tensor, two[:1]),
-        lambda: dist.all_gather([tensor, torch.ones(2, dtype=torch.int32)], tensor),
+        lambda: dist.all_gather([tensor, tensor.int()], tensor),
     ]
     for misuse in wrong:
         with pytest.raises((TypeError, ValueError, RuntimeError)):
@@ -78,7 +78,7 @@ def test_wrong_arguments(rank: Rank) -> None:
 def test_indivisible_exchange(rank: Rank) -> None:
     """Three rows on two ranks."""
     with pytest.raises((ValueError, RuntimeError)):
-        dist.all_to_all_single(torch.ones(3), torch.ones(3))
+        dist.all_to_all_single(torch.ones(3, device=rank.device), torch.ones(3, device=rank.device))
 
 
 @requirement(
@@ -98,7 +98,7 @@ def test_mismatch_raises(world: World, what: str) -> None:
         second = rank.index == 1
         dtype = torch.int32 if second and what == "all_reduce-dtype" else torch.float32
         sizes = {"all_reduce-size": 5, "broadcast-size": 5, "recv-larger": 5, "recv-smaller": 3}
-        tensor = torch.ones(sizes.get(what, 4) if second else 4, dtype=dtype)
+        tensor = torch.ones(sizes.get(what, 4) if second else 4, dtype=dtype, device=rank.device)
         try:
             if what.startswith("all_reduce"):
                 dist.all_reduce(tensor, group=group)
@@ -108,6 +108,7 @@ def test_mismatch_raises(world: World, what: str) -> None:
                 dist.recv(tensor, 0, group=group)
             else:
                 dist.send(tensor, 1, group=group)
+            tensor.cpu()  # on an accelerator only this waits
         except (RuntimeError, ValueError) as e:
             return f"{type(e).__name__}: {e}"
         return ""

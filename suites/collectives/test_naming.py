@@ -12,9 +12,9 @@ import torch.distributed as dist
 from harness import Rank, World, requirement, spmd
 
 
-def total(group: object, me: int) -> int:
+def total(rank: Rank, group: object) -> int:
     """A sum that tells by its digits whose tensors are in it."""
-    tensor = torch.tensor([10**me])
+    tensor = torch.tensor([10**rank.index], device=rank.device)
     dist.all_reduce(tensor, group=group)  # type: ignore[arg-type]
     return int(tensor.item())
 
@@ -40,7 +40,7 @@ def test_translation(world: World, ranks: tuple[int, ...]) -> None:
         assert (dist.get_rank(group), dist.get_world_size(group)) == (members.index(rank.index), len(members))
         assert [dist.get_global_rank(group, i) for i in range(len(members))] == members
         assert [dist.get_group_rank(group, member) for member in members] == list(range(len(members)))
-        assert total(group, rank.index) == sum(10**member for member in members)
+        assert total(rank, group) == sum(10**member for member in members)
 
     world.run(body)
 
@@ -65,7 +65,7 @@ def test_parts_of_a_group(world: World, ranks: tuple[int, ...]) -> None:
             part = list(range(first, first + size))
             assert len(groups) == len(ranks) // size
             assert dist.get_process_group_ranks(mine) == part
-            assert total(mine, rank.index) == sum(10**member for member in part)
+            assert total(rank, mine) == sum(10**member for member in part)
 
     world.run(body)
 
@@ -83,7 +83,7 @@ def test_many_groups(rank: Rank) -> None:
     for pair, group in zip(pairs, groups, strict=True):
         if rank.index in pair:
             assert dist.get_process_group_ranks(group) == list(pair)
-            assert total(group, rank.index) == sum(10**member for member in pair)
+            assert total(rank, group) == sum(10**member for member in pair)
 
 
 @requirement(
@@ -95,7 +95,7 @@ def test_many_groups(rank: Rank) -> None:
 def test_twins(rank: Rank) -> None:
     """Calls on two groups, issued in another order on each rank; then one is destroyed, and the other used."""
     groups = [dist.new_group(), dist.new_group()]
-    tensors = [torch.tensor([10**rank.index * weight]) for weight in (1, 2)]
+    tensors = [torch.tensor([10**rank.index * weight], device=rank.device) for weight in (1, 2)]
     order = (0, 1) if rank.index == 0 else (1, 0)
     works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]
     for work in works:
@@ -105,7 +105,7 @@ def test_twins(rank: Rank) -> None:
     dist.barrier()
     dist.destroy_process_group(groups[0])
     assert (dist.get_rank(groups[1]), dist.get_world_size(groups[1])) == (rank.index, rank.size)
-    assert total(groups[1], rank.index) == everyone
+    assert total(rank, groups[1]) == everyone
 
 
 @requirement(
@@ -134,7 +134,7 @@ def test_named_dimensions(world: World, shape: tuple[int, ...]) -> None:
             assert slice_.get_local_rank() == position[number]
             for group in (mesh.get_group(number), mesh.get_group(name), slice_.get_group()):
                 assert dist.get_process_group_ranks(group) == line
-                assert total(group, rank.index) == sum(10**member for member in line)
+                assert total(rank, group) == sum(10**member for member in line)
 
     world.run(body)
 

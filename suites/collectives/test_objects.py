@@ -26,7 +26,7 @@ def thing(rank: int, call: int = 0) -> Any:
 def test_all_gather_object(rank: Rank) -> None:
     """Objects of different kinds and sizes, ten times in a row, after other work."""
     for call in range(10):
-        dist.all_reduce(torch.ones(3), async_op=True).wait()
+        dist.all_reduce(torch.ones(3, device=rank.device), async_op=True).wait()
         found: list[Any] = [None] * rank.size
         dist.all_gather_object(found, thing(rank.index, call))
         assert found == [thing(i, call) for i in range(rank.size)]

@@ -16,8 +16,18 @@ from suites.collectives.cases import DTYPES, OPTIONAL
 
 
 def message(sender: int, dtype: torch.dtype = torch.float32, count: int = 7, call: int = 0) -> torch.Tensor:
-    """What a rank sends: dtype[count], any bits, different for each sender and call."""
+    """What a rank sends: dtype[count], any bits, different for each sender and call, on the host."""
     return inputs(Case("all_gather", dtype=dtype, shape=(count,)), 1, sender, call)[0]
+
+
+def outgoing(rank: Rank, count: int = 7, call: int = 0) -> torch.Tensor:
+    """The message of a rank, float32[count], on its device."""
+    return message(rank.index, count=count, call=call).to(rank.device)
+
+
+def incoming(rank: Rank, count: int = 7) -> torch.Tensor:
+    """Room for a message on a rank's device: float32[count], with other values than any message."""
+    return poison((count,), torch.float32).to(rank.device)
 
 
 @requirement(
@@ -34,12 +44,12 @@ def test_send_recv(world: World) -> None:
         for dtype, count in itertools.product(dtypes, (0, 1, 2, 7, 64, 65)):
             sent = message(0, dtype, count)
             if rank.index == 0:
-                given = sent.clone()
+                given = sent.to(rank.device, copy=True)
                 for peer in range(1, rank.size):
                     dist.send(given, peer)
                 assert_same(sent, given, "what was sent")
             else:
-                found = poison((count,), dtype)
+                found = poison((count,), dtype).to(rank.device)
                 assert dist.recv(found, 0) == 0
                 assert_same(sent, found, f"{dtype} of {count}")
 
@@ -55,11 +65,11 @@ def test_send_recv(world: World) -> None:
 def test_any_source(rank: Rank) -> None:
     """Each of the other ranks sends one message to rank 0."""
     if rank.index > 0:
-        dist.send(message(rank.index), 0)
+        dist.send(outgoing(rank), 0)
         return
     seen = set()
     for _ in range(rank.size - 1):
-        found = poison((7,), torch.float32)
+        found = incoming(rank)
         sender = dist.recv(found)
         assert_same(message(sender), found, f"from rank {sender}")
         seen.add(sender)
@@ -73,10 +83,10 @@ def test_any_source(rank: Rank) -> None:
 def test_tags_in_reverse(rank: Rank) -> None:
     """Four tags, received in the reverse order."""
     if rank.index == 0:
-        for work in [dist.isend(message(0, call=tag), 1, tag=tag) for tag in range(4)]:
+        for work in [dist.isend(outgoing(rank, call=tag), 1, tag=tag) for tag in range(4)]:
             work.wait()
         return
-    found = {tag: poison((7,), torch.float32) for tag in reversed(range(4))}
+    found = {tag: incoming(rank) for tag in reversed(range(4))}
     for work in [dist.irecv(tensor, 0, tag=tag) for tag, tensor in found.items()]:
         work.wait()
     for tag, tensor in found.items():
@@ -92,9 +102,9 @@ def test_order(rank: Rank) -> None:
     for call in range(30):
         count = (1, 5000)[call % 2]
         if rank.index == 0:
-            dist.send(message(0, count=count, call=call), 1)
+            dist.send(outgoing(rank, count, call), 1)
         else:
-            found = poison((count,), torch.float32)
+            found = incoming(rank, count)
             dist.recv(found, 0)
             assert_same(message(0, count=count, call=call), found, f"message {call}")
 
@@ -110,8 +120,8 @@ def test_ring(rank: Rank, count: int) -> None:
     """Each rank sends to the next and receives from the one before; three rounds."""
     after, before = (rank.index + 1) % rank.size, (rank.index - 1) % rank.size
     for call in range(3):
-        found = poison((count,), torch.float32)
-        sent = message(rank.index, count=count, call=call)
+        found = incoming(rank, count)
+        sent = outgoing(rank, count, call)
         works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, found, before)])
         for work in works:
             work.wait()
@@ -129,11 +139,11 @@ def test_in_a_subgroup(rank: Rank) -> None:
     """The group of ranks 1 and 2, both ways to name a peer."""
     group = dist.new_group([1, 2])
     if rank.index == 1:
-        dist.send(message(1), 2, group=group)
-        dist.send(message(1, call=1), group_dst=1, group=group)
+        dist.send(outgoing(rank), 2, group=group)
+        dist.send(outgoing(rank, call=1), group_dst=1, group=group)
     elif rank.index == 2:
         for call, names in enumerate(({"src": 1}, {"group_src": 0})):
-            found = poison((7,), torch.float32)
+            found = incoming(rank)
             assert dist.recv(found, group=group, **names) == 1
             assert_same(message(1, call=call), found, str(names))
 
@@ -146,18 +156,19 @@ def test_in_a_subgroup(rank: Rank) -> None:
 @spmd(2)
 def test_strided(rank: Rank) -> None:
     """A column to a column; nothing goes on the wire where the sender refuses, and then the receiver refuses, too."""
-    sent, found = torch.arange(6.0).reshape(3, 2)[:, 0], torch.zeros(3, 2)
+    sent = torch.arange(6.0, device=rank.device).reshape(3, 2)[:, 0]
+    found = torch.zeros(3, 2, device=rank.device)
     refused = False
     try:
         dist.send(sent, 1) if rank.index == 0 else dist.recv(found[:, 0], 0)
     except (ValueError, RuntimeError):
         refused = True
     if rank.index == 1 and not refused:
-        assert_same(torch.stack([sent, torch.zeros(3)], 1), found, "the column, and what lies between")
+        assert_same(torch.stack([sent, torch.zeros_like(sent)], 1), found, "the column, and what lies between")
     if rank.index == 0:
-        dist.send(message(0), 1)
+        dist.send(outgoing(rank), 1)
     else:
-        found = poison((7,), torch.float32)
+        found = incoming(rank)
         dist.recv(found, 0)
         assert_same(message(0), found, "the next message")
 
@@ -167,7 +178,7 @@ def test_strided(rank: Rank) -> None:
 def test_to_itself(rank: Rank) -> None:
     """An error in Python."""
     with pytest.raises(ValueError, match="Invalid destination rank"):
-        dist.send(torch.ones(1), rank.index)
+        dist.send(torch.ones(1, device=rank.device), rank.index)
 
 
 @requirement(
@@ -183,11 +194,11 @@ def test_any_source_in_a_subgroup(world: World, ranks: tuple[int, ...]) -> None:
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))
         if rank.index in ranks[1:]:
-            dist.send(message(rank.index), ranks[0], group=group)
+            dist.send(outgoing(rank), ranks[0], group=group)
         elif rank.index == ranks[0]:
             seen = set()
             for _ in ranks[1:]:
-                found = poison((7,), torch.float32)
+                found = incoming(rank)
                 sender = dist.recv(found, group=group)
                 assert_same(message(sender), found, f"from rank {sender}")
                 seen.add(sender)
@@ -206,10 +217,10 @@ def test_large_tags(rank: Rank) -> None:
     """Tags that have bytes in common, received in the reverse order."""
     tags = (1, 257, 65537, 1 << 20, 0)
     if rank.index == 0:
-        for work in [dist.isend(message(0, call=call), 1, tag=tag) for call, tag in enumerate(tags)]:
+        for work in [dist.isend(outgoing(rank, call=call), 1, tag=tag) for call, tag in enumerate(tags)]:
             work.wait()
         return
-    found = {tag: poison((7,), torch.float32) for tag in reversed(tags)}
+    found = {tag: incoming(rank) for tag in reversed(tags)}
     for work in [dist.irecv(tensor, 0, tag=tag) for tag, tensor in found.items()]:
         work.wait()
     for call, tag in enumerate(tags):
@@ -238,11 +249,11 @@ def test_larger_batches(world: World, ranks: tuple[int, ...], named: str) -> Non
         def to(member: int) -> dict[str, int]:
             return {"peer": member} if named == "peer" else {"group_peer": members.index(member)}
 
-        found = {(other, call): poison((counts[call],), torch.float32) for other in others for call in range(2)}
+        found = {(other, call): incoming(rank, counts[call]) for other in others for call in range(2)}
         ops = []
         for other in others:
             for call in range(2):
-                sent = message(rank.index, count=counts[call], call=10 * other + call)
+                sent = outgoing(rank, counts[call], 10 * other + call)
                 ops.append(dist.P2POp(dist.isend, sent, group=group, **to(other)))
                 ops.append(dist.P2POp(dist.irecv, found[other, call], group=group, **to(other)))
         for work in dist.batch_isend_irecv(ops):
@@ -265,11 +276,11 @@ def test_every_size(rank: Rank) -> None:
     for power in range(6, 18):
         for more in (0, 1):
             count = (1 << power) + more
-            found = poison((count,), torch.float32)
+            found = incoming(rank, count)
             if rank.index == 0:
-                dist.send(message(0, count=count), 1)
+                dist.send(outgoing(rank, count), 1)
                 dist.irecv(found, 1).wait()
             else:
                 dist.recv(found, 0)
-                dist.isend(message(1, count=count), 0).wait()
+                dist.isend(outgoing(rank, count), 0).wait()
             assert_same(message(1 - rank.index, count=count), found, f"{count} elements")

@@ -21,9 +21,9 @@ def started(rank: Rank, name: str, me: int, size: int) -> None:
     dist.init_process_group(rank.backend, store=dist.PrefixStore(name, rank.store), rank=me, world_size=size)
 
 
-def assert_usable(group: dist.ProcessGroup | None, ranks: list[int], me: int) -> None:
+def assert_usable(group: dist.ProcessGroup | None, ranks: list[int], me: int, device: torch.device) -> None:
     """A sum that tells by its digits whose tensors are in it."""
-    tensor = torch.tensor([10**me])
+    tensor = torch.tensor([10**me], device=device)
     dist.all_reduce(tensor, group=group)
     assert tensor.item() == sum(10**i for i in ranks)
 
@@ -46,7 +46,7 @@ def test_start_again_out_of_step(rank: Rank) -> None:
             time.sleep(delay.random() / 250)  # lateness is what this is about
             started(rank, f"skewed-{cycle}", me, size)
             assert (dist.get_rank(), dist.get_world_size()) == (me, size)
-            assert_usable(None, list(range(size)), me)
+            assert_usable(None, list(range(size)), me, rank.device)
             dist.destroy_process_group()
     started(rank, "back", rank.index, rank.size)
     dist.barrier()
@@ -76,7 +76,7 @@ def test_start_again_in_the_same_place(world: World, place: str) -> None:
             if rank.index == cycle % 2:
                 time.sleep(0.1)  # lateness is what this is about
             dist.init_process_group(rank.backend, rank=rank.index, world_size=2, timeout=soon, **where(rank, cycle))
-            assert_usable(None, [0, 1], rank.index)
+            assert_usable(None, [0, 1], rank.index, rank.device)
             if rank.index == 0:
                 time.sleep(0.1)
             dist.destroy_process_group()
@@ -117,12 +117,12 @@ def test_nothing_is_kept(world: World, what: str) -> None:
         for cycle in range(10):
             if what == "default":
                 started(rank, f"kept-{cycle}", rank.index, rank.size)
-                assert_usable(None, [0, 1], rank.index)
+                assert_usable(None, [0, 1], rank.index, rank.device)
                 dist.barrier()
                 dist.destroy_process_group()
             else:
                 group = dist.new_group()
-                assert_usable(group, [0, 1], rank.index)
+                assert_usable(group, [0, 1], rank.index, rank.device)
                 dist.barrier(group)
                 dist.destroy_process_group(group)
             before = held() if cycle == 1 else before

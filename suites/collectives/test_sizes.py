@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from fixtures.tensors import moved
 from harness import Rank, World, requirement
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
 from harness.oracles.exact import assert_same
@@ -89,8 +90,9 @@ def test_channels_last(world: World, collective: str) -> None:
     def body(rank: Rank) -> None:
         case = Case(collective, shape=(2, 3, 2, 2), form="async")
         expected = outputs(case, rank.size, rank.index)
-        found = [torch.full_like(right, -1) for right in expected]
-        issue(case, channels_last(inputs(case, rank.size, rank.index)), found, None).wait()
+        found = [torch.full_like(right, -1, device=rank.device) for right in expected]
+        given = channels_last(moved(inputs(case, rank.size, rank.index), rank.device))
+        issue(case, given, found, None).wait()
         for right, out in zip(expected, found, strict=True):
             assert_same(right, out, str(case))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fixtures.tensors import moved
 from harness import Rank, World, requirement
 from harness.oracles.collectives import COLLECTIVES, FLOATS, IN_PLACE, REDUCING, Case, inputs, outputs
 from harness.stacks.collectives import claimed, issue
@@ -52,9 +53,12 @@ def test_moved(world: World, collective: str) -> None:
                 "all_to_all": (mine, to_me),
                 "all_to_all_single": ([torch.cat(mine)], [torch.cat(to_me)]),
             }[collective]
-            found = given if collective in IN_PLACE else [torch.zeros_like(right) for right in expected]
+            given = moved(given, rank.device)
+            found = (
+                given if collective in IN_PLACE else [torch.zeros_like(right, device=rank.device) for right in expected]
+            )
             issue(Case(collective, dtype=dtype, form="async"), given, found, None).wait()
-            assert [bits(right) for right in expected] == [bits(out) for out in found], str(dtype)
+            assert [bits(right) for right in expected] == [bits(out.cpu()) for out in found], str(dtype)
 
     world.run(body)
 
@@ -79,7 +83,7 @@ def test_not_finite(world: World, collective: str, op: str) -> None:
         mine += [infinity if me == 0 else -infinity, float(size)]
         expected = [infinity, -infinity, nan, nan, nan, float(size * size if op == "SUM" else size)]
         for dtype in floats:
-            tensor = torch.tensor(mine, dtype=dtype)
+            tensor = torch.tensor(mine, dtype=dtype, device=rank.device)
             given = {
                 "reduce_scatter": [tensor.clone() for _ in range(size)],
                 "reduce_scatter_tensor": [tensor.repeat(size)],
@@ -87,9 +91,9 @@ def test_not_finite(world: World, collective: str, op: str) -> None:
             found = given if collective in IN_PLACE else [torch.zeros_like(tensor)]
             issue(Case(collective, op, dtype, (6,), form="async"), given, found, None).wait()
             if collective != "reduce" or me == 0:
-                right = torch.tensor(expected, dtype=dtype)
-                assert torch.equal(right.isnan(), found[0].isnan()), f"{dtype}: {found[0]}"
-                assert torch.equal(right.nan_to_num(7), found[0].nan_to_num(7)), f"{dtype}: {found[0]}"
+                right, out = torch.tensor(expected, dtype=dtype), found[0].cpu()
+                assert torch.equal(right.isnan(), out.isnan()), f"{dtype}: {out}"
+                assert torch.equal(right.nan_to_num(7), out.nan_to_num(7)), f"{dtype}: {out}"
 
     world.run(body)
 
@@ -116,11 +120,13 @@ def test_range(world: World, collective: str) -> None:
                 info.tiny * info.eps,
             ):
                 given = [(tensor.double() * scale).to(dtype) for tensor in inputs(case, rank.size, rank.index)]
+                given = moved(given, rank.device)
                 expected = [(tensor.double() * scale).to(dtype) for tensor in outputs(case, rank.size, rank.index)]
-                found = given if collective in IN_PLACE else [torch.zeros_like(right) for right in expected]
+                found = [torch.zeros_like(right, device=rank.device) for right in expected]
+                found = given if collective in IN_PLACE else found
                 issue(case, given, found, None).wait()
                 for right, out in zip(expected, found, strict=False):  # reduce promises nothing but to its root
-                    assert torch.equal(right, out), f"{dtype}, times {scale}: {out}, expected {right}"
+                    assert torch.equal(right, out.cpu()), f"{dtype}, times {scale}: {out}, expected {right}"
 
     world.run(body)
 
@@ -128,7 +134,7 @@ def test_range(world: World, collective: str) -> None:
 def extremes(rank: Rank, collective: str, op: str, who: int, dtype: torch.dtype) -> list[float]:
     """What MAX or MIN of 1, 2, 3 and so on come to, where the rank ``who`` has NaN; of reduce, only on the root."""
     size = rank.size
-    tensor = torch.full((2,), float("nan") if rank.index == who else rank.index + 1.0, dtype=dtype)
+    tensor = torch.full((2,), float("nan") if rank.index == who else rank.index + 1.0, dtype=dtype, device=rank.device)
     given = {
         "reduce_scatter": [tensor.clone() for _ in range(size)],
         "reduce_scatter_tensor": [tensor.repeat(size)],

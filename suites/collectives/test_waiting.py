@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fixtures.tensors import moved
 from harness import Rank, World, requirement, spmd
-from harness.oracles.collectives import COLLECTIVES, Case, inputs, outputs
+from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
 from harness.oracles.exact import assert_same
 from harness.stacks.collectives import coalescing_manager, issue
 
@@ -35,11 +36,9 @@ def test_second_wait(world: World, collective: str) -> None:
             work.wait()
             return
         case = Case(collective, form="async")
-        given = inputs(case, rank.size, rank.index)
+        given = moved(inputs(case, rank.size, rank.index), rank.device)
         expected = outputs(case, rank.size, rank.index)
-        found = (
-            given if collective in ("all_reduce", "reduce", "broadcast") else [torch.zeros_like(e) for e in expected]
-        )
+        found = given if collective in IN_PLACE else [torch.zeros_like(e, device=rank.device) for e in expected]
         work = issue(case, given, found, group)
         work.wait()
         if expected:
@@ -64,7 +63,7 @@ def test_second_wait_for_a_message(world: World, side: str) -> None:
 
     def body(rank: Rank) -> None:
         group = dist.new_group(timeout=SHORT)
-        tensor = torch.arange(3.0) if rank.index == 0 else torch.zeros(3)
+        tensor = torch.arange(3.0, device=rank.device) * (rank.index == 0)
         work: Any = dist.isend(tensor, 1, group=group) if rank.index == 0 else dist.irecv(tensor, 0, group=group)
         work.wait()
         if (side == "isend") == (rank.index == 0):
@@ -84,7 +83,7 @@ def test_after_an_error_in_a_manager(rank: Rank) -> None:
     """An error in the body, before anything is issued; then a sum."""
     with pytest.raises(KeyError), coalescing_manager():
         raise KeyError("not about collectives")
-    tensor = torch.ones(2)
+    tensor = torch.ones(2, device=rank.device)
     try:
         dist.all_reduce(tensor)
     except (RuntimeError, ValueError):

@@ -22,13 +22,13 @@ from harness.stacks.replicate import DDP, replicate
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
 
 
-REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "device-as-text": (lambda: replicate(layers(), device_id="cpu"), RuntimeError, "device_id"),
-    "device-as-none": (lambda: replicate(layers(), device_id=None), RuntimeError, "device_id"),
-    "device-as-float": (lambda: replicate(layers(), device_id=0.0), RuntimeError, "device_id"),
-    "fully-sharded": (lambda: replicate(fully_shard(layers())), RuntimeError, "fully_shard"),
-    "twice": (lambda: replicate(replicate(layers())), Exception, ""),
-    "deepcopy": (lambda: copy.deepcopy(replicate(layers())), AssertionError, "deepcopy"),
+REFUSED: dict[str, tuple[Callable[[nn.Module], object], type[Exception], str]] = {
+    "device-as-text": (lambda model: replicate(model, device_id="cpu"), RuntimeError, "device_id"),
+    "device-as-none": (lambda model: replicate(model, device_id=None), RuntimeError, "device_id"),
+    "device-as-float": (lambda model: replicate(model, device_id=0.0), RuntimeError, "device_id"),
+    "fully-sharded": (lambda model: replicate(fully_shard(model)), RuntimeError, "fully_shard"),
+    "twice": (lambda model: replicate(replicate(model)), Exception, ""),
+    "deepcopy": (lambda model: copy.deepcopy(replicate(model)), AssertionError, "deepcopy"),
 }
 
 
@@ -45,7 +45,7 @@ def test_refused(world: World, case: str) -> None:
 
     def body(rank: Rank) -> str:
         try:
-            refused()
+            refused(layers().to(rank.device))
         except kind as e:
             return "" if word in str(e) else f"{type(e).__name__}: {e}"
         return "no error"
@@ -247,10 +247,11 @@ def test_names_after_forward(world: World, plan: str) -> None:
 def steps(model: nn.Module, parts: list[int]) -> list[list[float]]:
     """Outputs in three steps of SGD on the mean over parts, of which each is on another rank or all on one device."""
     optimizer = torch.optim.SGD(model.double().parameters(), lr=2.0**-10)
+    device = next(model.parameters()).device
     found = []
     for _ in range(3):
         optimizer.zero_grad()
-        output = torch.cat([model(row(part).double()) for part in parts])
+        output = torch.cat([model(row(part).double().to(device)) for part in parts])
         (output.sum() / len(parts)).backward()
         optimizer.step()
         found.append(output.flatten().tolist())

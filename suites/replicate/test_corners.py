@@ -37,7 +37,7 @@ def test_buffers(world: World, options: dict[str, bool]) -> None:
 
     def body(rank: Rank) -> list[float]:
         model = replicate.apply(Model(1.0 + rank.index), rank, **options)
-        model(torch.ones(1, 4))
+        model(torch.ones(1, 4, device=rank.device))
         return [float(x) for x in model.get_buffer("scale")]
 
     assert world.run(body) == [[1.0] * 4] * world.size
@@ -65,7 +65,7 @@ def test_unused_module(world: World, find: bool) -> None:
     def body(rank: Rank) -> str | list[float]:
         model = replicate.apply(Model(), rank, find_unused_parameters=find)
         try:
-            model(torch.full((1, 2), 1.0 + rank.index)).sum().backward()
+            model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
         except RuntimeError:
             return "an error"
         return replicate.gradients(model)["used.weight"].flatten().tolist()
@@ -88,7 +88,7 @@ def test_static_graph(world: World, synced_first: bool) -> None:
         model = replicate.apply(nn.Linear(2, 1, bias=False), rank, static_graph=True)
         for synced in ([True] if synced_first else []) + [False, True]:
             model.set_requires_gradient_sync(synced)
-            model(torch.full((1, 2), 1.0 + rank.index)).sum().backward()
+            model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
         return replicate.gradients(model)["weight"].flatten().tolist()
 
     assert world.run(body) == [[4.5 if synced_first else 3.0] * 2] * 2
@@ -172,7 +172,7 @@ def test_hook_buckets(world: World, static: bool) -> None:
 
         model = replicate.apply(Model(), rank, static_graph=static)
         model.register_comm_hook(None, lambda state, bucket: allreduce_hook(rank.group, noted(bucket)))
-        model(torch.ones(1, 2)).sum().backward()
+        model(torch.ones(1, 2, device=rank.device)).sum().backward()
         return buckets
 
     assert world.run(body) == [[(0, False), (1, True)]] * 2

@@ -73,7 +73,9 @@ def test_two_names(world: World, within: bool, options: dict[str, bool]) -> None
     """Two modules, or two names in one; both are used."""
 
     def body(rank: Rank) -> list[Any]:
-        model = replicate.apply(Tied(within), rank, **options)
+        with rank.device:  # moving a module may make parameters anew, and of one with two names two
+            tied = Tied(within)
+        model = replicate.apply(tied, rank, **options)
         found = []
         for number in range(3):
             x = torch.full((1, 2), given(rank.index, rank.size, number), device=rank.device)

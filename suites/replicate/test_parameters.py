@@ -155,7 +155,7 @@ def test_post_accumulate_hooks(world: World) -> None:
     """A hook on one of two parameters, in two steps."""
 
     def body(rank: Rank) -> tuple[int, list[list[float]]]:
-        model = nn.Linear(2, 1)
+        model = nn.Linear(2, 1, device=rank.device)
         calls: list[int] = []
         model.weight.register_post_accumulate_grad_hook(lambda p: calls.append(1))
         replicate.apply(model, rank)

@@ -75,7 +75,8 @@ def test_ignored_and_shared(world: World) -> None:
             return result
 
     def body(rank: Rank) -> dict[str, list[float]]:
-        model = Model()
+        with rank.device:  # moving a module may make parameters anew, and of one with two names two
+            model = Model()
         return backward(rank, replicate.apply(model, rank, ignored_modules=[model.ignored]))
 
     for rank, found in enumerate(world.run(body)):
@@ -302,7 +303,7 @@ def test_refused(world: World, before: str) -> None:
     """replicate() after replicate(), and after fully_shard()."""
 
     def body(rank: Rank) -> str:
-        model = layer()
+        model = layer(rank.device)
         if before == "sharded":
             fully_shard(model, mesh=rank.mesh())
         else:
