@@ -183,12 +183,6 @@ def test_random_numbers(sim: Sim) -> None:
     assert found == ["True", "True True"]
 
 
-def test_profile_can_be_read() -> None:
-    """The profile that Concord brings for it has no mistake."""
-    profile = profiles.read(PROFILE)
-    assert (profile.backend, profile.device, profile.imports) == ("simccl", "sim", ("concord_sim",))
-
-
 @pytest.mark.nightly
 def test_suites(sim: Sim) -> None:
     """Collectives on its devices give the right answers."""
