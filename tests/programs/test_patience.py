@@ -99,7 +99,7 @@ def computes_for_ever(rank: Rank) -> None:
     torch.optim.SGD.step, torch.optim.SGD._undamaged = step, plain  # type: ignore[method-assign,attr-defined]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_ranks_that_never_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No deadlock that could be proven: each example costs a timeout, and there is a reproducer within a minute."""
