@@ -139,15 +139,14 @@ def _realign(
     which = one.columns(aligned.shape[1])
     off = aligned[one.since : last + 1] - _level(aligned, one.since, memory)
     by = middle(off, 0)
-    if newest is not None:
+    if newest is not None and one.series == EVERY:
         noise = newest.noise
-        shared, others = across(off, noise.loading, noise.spread)
-        if one.series == EVERY:
-            own, error = estimate(aligned[: last + 1], noise, which, one.since, memory)
-            alone = np.abs(own) > np.maximum(isf(noise.slower.chance) * error, abs(_common(one, noise)))
-            by = np.where(alone, noise.loading * np.nanmedian(shared), by)
-        else:
-            by = middle(off - noise.loading * others, 0)
+        found, error = estimate(aligned[: last + 1], noise, np.append(which, EVERY), one.since, memory)
+        alone = np.abs(found[:-1]) > np.maximum(isf(noise.slower.chance) * error[:-1], abs(_common(one, noise)))
+        by = np.where(alone, noise.loading * found[-1], by)
+    elif newest is not None:
+        _, others = across(off, newest.noise.loading, newest.noise.spread)
+        by = middle(off - newest.noise.loading * others, 0)
     by = np.nan_to_num(by[which])
     aligned[: one.since, which] += by
     if one.accepted:

@@ -30,7 +30,7 @@ _POOLS = frozenset(("pt_autograd_",))
 _OF_GLOO = ("threads: gloo_", "threads: pt_gloo_")
 _OF_TORCH = ("gloo_", "pt_")
 _PATIENCE = 0.5
-"""Seconds in which threads must have ended."""
+"""Seconds in which threads must have ended, and let go of what they hold."""
 
 
 @dataclass(frozen=True)
