@@ -193,7 +193,10 @@ class Cube(nn.Module):
 @pytest.mark.parametrize("over", ["all-ranks", "a-dimension"])
 @pytest.mark.world(4, 5)
 def test_two_backwards(world: World, kind: str, over: str) -> None:
-    """Layers with weights of two and of three dimensions; four ranks as 2 x 2, five as 1 x 5."""
+    """Layers with weights of two and of three dimensions; four ranks as 2 x 2, five as 1 x 5.
+
+    A fifth is no binary number: ranks multiply their losses by how many they are, so that every mean is an integer.
+    """
     data = world.size if over == "all-ranks" else {4: 2, 5: 1}[world.size]
 
     def gradients(model: nn.Module) -> list[list[float]]:
@@ -211,12 +214,12 @@ def test_two_backwards(world: World, kind: str, over: str) -> None:
             for parameter in model.parameters():
                 parameter.register_post_accumulate_grad_hook(lambda p: calls.append(1))
         for number in range(2):
-            model(row(mesh.get_local_rank() + number).to(rank.device)).sum().backward()
+            (data * model(row(mesh.get_local_rank() + number).to(rank.device)).sum()).backward()
         return gradients(model), len(calls)
 
     model = nn.Sequential(Cube(), *layers())
     for number in range(2):
-        (model(torch.cat([row(part + number) for part in range(data)])).sum() / data).backward()
+        model(torch.cat([row(part + number) for part in range(data)])).sum().backward()
     assert world.run(body) == [(gradients(model), 6 if kind == "hooked" else 0)] * world.size
 
 
