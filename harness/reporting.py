@@ -54,7 +54,7 @@ def report(
     """Say what runs came to: at which levels the backend is conformant, and if not, why not.
 
     Without an output, report.html, report.json and report.md are written beside the last run.  A level needs a run with
-    the default seed and one with a random seed, so give both.
+    the default seed, and one with a random seed of what draws from it, so give both.
     """
     if schema:
         typer.echo(model.json_schema().decode(), nl=False)

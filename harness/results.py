@@ -23,7 +23,7 @@ import msgspec
 from harness.provenance import environment
 
 SCHEMA = "concord.results"
-VERSION = 2
+VERSION = 3
 
 VERDICTS = ("passed", "failed", "crashed", "hung", "unsupported", "waived", "not-run")
 """What a test can come to.  ``unsupported``: the profile does not claim it; ``not-run``: nobody looked."""
@@ -173,6 +173,8 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
     """What a waived test came to: ``failed``, ``crashed`` or ``hung``."""
     waiver: str = ""
     """The place of the waiver that was used."""
+    property_based: bool = False
+    """Whether it draws its examples from the run's seed; nobody has said so before version 3."""
     finished: float = 0.0
     """Seconds since the epoch."""
     text: str = ""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from harness.results import BAD, DEFAULT_SEED, LEVELS, Run
+from harness.results import BAD, DEFAULT_SEED, LEVELS, Run, TestResult
 from reports.model import FINE, ORDER, UNDECLARED, LevelReport, RequirementReport, TestReport, counted
 
 _SHOWN = 3
+_SAYS_WHAT_DRAWS = 3
+"""The version of results from which on they say which tests draw from the seed; before, any of them may."""
 
 
 def levels(
@@ -19,8 +21,8 @@ def levels(
     """Every level, lowest first; ``problems``: what is wrong with the runs, which no level stands.
 
     A level is conformant when every mandatory requirement of it is passed, waived or unsupported, at least one of them
-    is not unsupported, all tests of its stack were run with the default seed and with one drawn at random, and the
-    levels below are conformant, too.
+    is not unsupported, all tests of its stack were run with the default seed, those that draw from it with one drawn
+    at random as well, and the levels below are conformant, too.
     """
     found: list[LevelReport] = []
     below = ""
@@ -73,18 +75,26 @@ def problems(runs: Sequence[Run], differences: Mapping[str, Sequence[str]]) -> l
 
 
 def _seeds(runs: Sequence[Run], stack: str) -> list[str]:
-    whole = [run.header for run in runs if run.end is not None and stack in run.end.whole]
+    whole = [run for run in runs if run.end is not None and stack in run.end.whole]
     if not whole:
         asked = any(test.stack == stack for run in runs for test in run.tests.values())
         reasons = list(dict.fromkeys(r for run in runs if run.end is not None for r in run.end.partial))
         why = f" ({'; '.join(reasons)})" if asked and reasons else ""
         return [f"Not all tests of {stack} were run{why}." if asked else f"No test of {stack} was run."]
     found = []
-    if not any(header.seed == DEFAULT_SEED for header in whole):
+    if not any(run.header.seed == DEFAULT_SEED for run in whole):
         found.append(f"No run of all tests of {stack} has the default seed.")
-    if not any(header.seed_drawn for header in whole):
-        found.append(f"No run of all tests of {stack} has a seed drawn at random (--concord-seed random).")
+    drawing = {
+        nodeid for run in whole for nodeid, test in run.tests.items() if test.stack == stack and _draws(run, test)
+    }
+    if drawing and not any(run.header.seed_drawn and drawing <= run.collected for run in runs):
+        what = f"all tests of {stack} that draw from the seed"
+        found.append(f"No run of {what} has one drawn at random (--concord-seed random -m property_based).")
     return found
+
+
+def _draws(run: Run, test: TestResult) -> bool:
+    return test.property_based or run.header.version < _SAYS_WHAT_DRAWS
 
 
 def _requirements(requirements: Sequence[RequirementReport], level: str, verdicts: Mapping[str, str]) -> list[str]:

@@ -46,6 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "requirements do not say it; a profile that does not claim it makes the test unsupported.",
     )
     config.addinivalue_line("markers", "requirement(requirement): a requirement that the test proves.")
+    config.addinivalue_line(
+        "markers",
+        f"{seeds.MARKER}: the test draws its examples from --concord-seed; tests of suites have it by themselves.",
+    )
     perf.settle(config)
     perf.check(config)
     options.check(config)

@@ -14,6 +14,7 @@ from harness import effort, provenance
 from harness.plugin import waivers
 from harness.plugin.claims import with_case
 from harness.plugin.profiles import Profiles
+from harness.plugin.seeds import MARKER
 from harness.plugin.worlds import request_of
 from harness.results import LEVELS, ProfileText, Reproducer, RequirementText, WaiverEntry, stack_of
 
@@ -59,6 +60,7 @@ class Facts:
             report.concord_facts = {
                 "dtype": dtype_of(getattr(getattr(item, "callspec", None), "params", {})),
                 "size": asked.size if asked is not None else 0,
+                "property_based": item.get_closest_marker(MARKER) is not None,
                 "requirements": [msgspec.to_builtins(r) for r in requirements_of(item)],
             }
         if call.excinfo is not None and not report.passed:

@@ -10,6 +10,8 @@ import pytest
 from harness.results import DEFAULT_SEED, FREE_SEED, stack_of
 
 RANDOM = "random"
+MARKER = "property_based"
+"""Tests that draw from the seed have it: all that another seed can change."""
 _INPUT = "concord_seed"
 _LARGEST = 2**32 - 1
 
@@ -51,13 +53,15 @@ class Seeds:
             return None
         return f"concord: seed {self.seed}; the same examples again: --concord-seed={self.seed}"
 
+    @pytest.hookimpl(tryfirst=True)  # before -m selects by the marker
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        if self._leave or self.seed == FREE_SEED:
-            return
         for item in items:
             function: Any = getattr(item, "obj", None)
             function = getattr(function, "__func__", function)
-            if getattr(function, "is_hypothesis_test", False) and stack_of(item.nodeid):
+            if not getattr(function, "is_hypothesis_test", False) or not stack_of(item.nodeid):
+                continue
+            item.add_marker(MARKER)
+            if not self._leave and self.seed != FREE_SEED:
                 self._fix(function)
 
     def _fix(self, function: Any) -> None:

@@ -211,6 +211,7 @@ class Summary:
             ranks=[RankEvidence(**r) for r in told.ranks] if failed else [],
             size=told.facts.get("size", 0),
             dtype=told.facts.get("dtype", ""),
+            property_based=told.facts.get("property_based", False),
             bare=properties.get("verdict", "failed") if verdict == "waived" else "",
             waiver=properties.get("waived", "") if verdict == "waived" else "",
             finished=round(time.time(), 3),

@@ -30,13 +30,18 @@ from tests.bench.bare_loop import loop
 
 HERE = Path(__file__).parent
 SIZES = (8, 1 << 10, 16 << 10, 64 << 10, 128 << 10, 1 << 20, 4 << 20)
-TURNS = 20
+TURNS, MOST = 20, 100
+"""Turns at least, and at most: there are more until the interval is as narrow as what is wanted of the ratio."""
 INNER = 10
 """Turns of the suite and the bare loop in the ranks, before ranks started by hand have theirs."""
 
 
 class ByHand:
-    """Ranks that nothing of Concord has started or watches."""
+    """Ranks that nothing of Concord has started or watches.
+
+    Each has a session of its own, as torchrun gives it: Linux shares out its cores by sessions (autogroup), and four
+    ranks in one session take a fifth to a third less time on two cores.
+    """
 
     def __init__(self, size: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -49,6 +54,7 @@ class ByHand:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                start_new_session=True,
                 env={**environment, "RANK": str(rank)},
             )
             for rank in range(size)
@@ -96,13 +102,16 @@ EFFORT = Effort(rounds=1, visits=1, seconds=0.005, least=10, most=50)
 
 def in_turns(rank: Rank, size: int) -> list[tuple[list[float], list[float]]]:
     """Seconds of iterations as the suite takes them and as a bare loop does, over one process group, turn by turn."""
-    found = []
-    for _ in range(INNER):
+    found: list[tuple[list[float], list[float]]] = []
+    count = EFFORT.least
+    for number in range(INNER):
+        bare = loop(size, count) if number % 2 else []  # which of them goes first is no advantage
         answer = on_rank(rank, Timed("all_reduce", size), EFFORT)
         assert answer is not None
         assert not answer.problem
         (ours,) = answer.timing.rounds
-        found.append((ours, loop(size, len(ours))))
+        count = len(ours)
+        found.append((ours, bare or loop(size, count)))
     return found
 
 
@@ -124,7 +133,7 @@ def ratio(ours: list[list[float]], theirs: list[list[float]]) -> tuple[float, fl
     return of(range(len(ours))), float(low), float(high)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", SIZES, ids=size_of)
 def test_all_reduce(
     size: int, by_hand: tuple[int, ByHand], pool: Pool, benchmark: Any, fidelity: Callable[..., None]
@@ -142,11 +151,15 @@ def test_all_reduce(
             beside.append(slowest(rank[1] for rank in turns))
             alone.append(slowest(bare(size, len(ours[-1]))))
 
+    wanted = 0.03 if size > 64 << 10 else 0.10
     benchmark.pedantic(turn, rounds=TURNS, warmup_rounds=1)
+    for _ in range(MOST - TURNS):
+        _, low, high = ratio(ours, beside)
+        if high - low <= 2 * wanted:
+            break
+        turn()
     medians = [median(itertools.chain(*kind)) for kind in (ours, beside, alone)]
-    fidelity(
-        size_of(size), ranks, medians, ratio(ours, beside), ratio(beside, alone), 0.03 if size > 64 << 10 else 0.10
-    )
+    fidelity(size_of(size), ranks, medians, ratio(ours, beside), ratio(beside, alone), wanted)
     pool.release(world)
 
 

@@ -192,6 +192,34 @@ def test_session_that_is_interrupted(make_folder: Callable[[dict[str, str]], Fol
     assert [t.verdict for t in run.tests.values()] == ["passed", "not-run", "not-run"]
 
 
+DRAWING = """
+    import pytest
+    from hypothesis import given, strategies as st
+
+    @given(value=st.booleans())
+    def test_draws(value):
+        pass
+
+    @pytest.mark.parametrize("value", [False, True])
+    def test_draws_nothing(value):
+        pass
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "worker"])
+def test_what_draws_from_the_seed(make_folder: Callable[[dict[str, str]], Folder], workers: tuple[str, ...]) -> None:
+    """Tests of suites that draw are marked, so that another seed need not have the rest again; the file says which."""
+    files = {"suites/collectives/test_it.py": DRAWING, "tests/test_other.py": DRAWING}
+    whole = make_folder(files).run("--concord-results", "out", *workers).results.tests
+    assert [nodeid for nodeid, test in whole.items() if test.property_based] == [
+        "suites/collectives/test_it.py::test_draws"
+    ]
+    asked = ("-m", "property_based", "--concord-seed", "random")
+    part = make_folder(files).run(*asked, "--concord-results", "out", *workers).results
+    assert list(part.tests) == ["suites/collectives/test_it.py::test_draws"]
+    assert part.header.seed_drawn
+
+
 def test_no_file_unless_asked(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """Without the option and the ini setting nothing is written."""
     folder = make_folder({"test_it.py": "def test_nothing(): pass\n"})

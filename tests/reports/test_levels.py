@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from invented import change, every_test, records, runs, written
 
-from harness.results import LEVELS, RunEnd, TestResult
+from harness.results import LEVELS, VERSION, RunEnd, TestResult
 from reports.build import build
 from reports.model import ORDER, ReportError, decode, encode, json_schema, worst
 
 BAD = "suites/replicate_fsdp/test_a.py::test_one[2ranks]"
+UNDRAWN = (
+    "No run of all tests of collectives that draw from the seed has one drawn at random "
+    "(--concord-seed random -m property_based)."
+)
 
 
 def test_conformant() -> None:
@@ -21,6 +26,18 @@ def test_conformant() -> None:
     assert [level.why_not for level in report.levels] == [[]] * len(LEVELS)
     assert report.counts == {"waived": 1, "passed": 22, "undeclared": 1}
     assert [(w.reason, len(w.tests)) for w in report.waivers] == [("known to be wrong", 1)]
+
+
+def test_second_run_of_what_draws() -> None:
+    """Tests that draw nothing need no second run."""
+    report = build(properties())
+    assert (report.conformant, report.problems) == ("L5", [])
+
+
+def test_nothing_to_draw() -> None:
+    """A stack without properties needs no second run at all."""
+    plain = [msgspec.structs.replace(test, property_based=False) for test in every_test()]
+    assert build([("a", written(records(of=plain)))]).conformant == "L5"
 
 
 @pytest.mark.parametrize("verdict", ["failed", "crashed", "hung"])
@@ -42,12 +59,14 @@ def one(**fields: Any) -> list[tuple[str, bytes]]:
     return [("a", written(records())), ("b", written(second))]
 
 
-def ended(**fields: Any) -> list[tuple[str, bytes]]:
-    """The second run with another last line."""
-    second = records("123", drawn=True, later=1000)
-    for key, value in fields.items():
-        setattr(second[-1], key, value)
-    return [("a", written(records())), ("b", written(second))]
+def properties(*, leave_out: str = "(none)", first_version: int = VERSION) -> list[tuple[str, bytes]]:
+    """The second run is one of tests that draw, without some; the first is perhaps from an earlier Concord."""
+    first = records()
+    first[0].version = first_version
+    some = [test for test in every_test() if test.property_based and leave_out not in test.nodeid]
+    second = records("123", drawn=True, of=some, later=1000)
+    second[-1].whole, second[-1].partial = [], ["-m was given"]
+    return [("a", written(first)), ("b", written(second))]
 
 
 def torn() -> list[tuple[str, bytes]]:
@@ -63,10 +82,11 @@ def edited() -> list[tuple[str, bytes]]:
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        (lambda: runs()[:1], "No run of all tests of collectives has a seed drawn at random (--concord-seed random)."),
+        (lambda: runs()[:1], UNDRAWN),
         (lambda: runs()[1:], "No run of all tests of collectives has the default seed."),
-        (lambda: one(seed_drawn=False), "No run of all tests of collectives has a seed drawn at random"),
-        (lambda: ended(whole=[]), "No run of all tests of collectives has a seed drawn at random"),
+        (lambda: one(seed_drawn=False), UNDRAWN),
+        (lambda: properties(leave_out="collectives/test_a.py::test_two[3"), UNDRAWN),
+        (lambda: properties(first_version=2), UNDRAWN),
         (torn, "Run 1 was cut off before its end."),
         (edited, "Run 1 is not as it was written: line 40"),
         (lambda: one(faults=["gloo_lies"]), "Run 2 had defects put into its ranks on purpose: gloo_lies."),

@@ -142,7 +142,10 @@ def drawn_under(seed: str, nodeid: str = IDS[0]) -> list[int]:
     def test(x: int) -> None:
         drawn.append(x)
 
-    seeds(seed).pytest_collection_modifyitems([SimpleNamespace(obj=test, nodeid=nodeid)])  # type: ignore[list-item]
+    marks: list[str] = []
+    item: Any = SimpleNamespace(obj=test, nodeid=nodeid, add_marker=marks.append)
+    seeds(seed).pytest_collection_modifyitems([item])
+    assert marks == (["property_based"] if nodeid.startswith("suites/") else [])
     test()
     return drawn
 
