@@ -51,6 +51,8 @@ _STABLE = 0.05
 """A block of the warm-up that is not this much faster than the one before ends it."""
 _BLOCK = 0.002
 """Seconds of a block."""
+_LEAD = 5
+"""Iterations that open a round and are not counted, at most: the first ones after a pause are not like the others."""
 
 
 def visits(world: World, effort: Effort, run: Callable[[], list[Any]]) -> Iterator[list[Any]]:
@@ -181,16 +183,19 @@ def measure(rank: Rank, calls: dict[str, Call], members: list[int], effort: Effo
     agreement, clock = Agreement(rank, members), clock_of(rank.device)
     found: dict[str, Timing] = {}
     counts: dict[str, int] = {}
+    leads: dict[str, int] = {}
     with undisturbed():
         for name, call in calls.items():
             first = clock.iterate(call, 1)[0]
             typical = _warm_up(call, clock, agreement, effort)
             found[name] = Timing(first, [], clock.name)
-            counts[name] = min(effort.most, max(effort.least, int(effort.seconds / typical)))
+            within = int(effort.seconds / typical)
+            counts[name] = min(effort.most, max(effort.least, within))
+            leads[name] = min(_LEAD, max(1, within))
         for _ in range(effort.rounds):
             for name, call in calls.items():
                 agreement.most(0.0)
-                clock.iterate(call, 1)  # ranks leave the store at different times; this brings them together
+                clock.iterate(call, leads[name])  # ranks leave the store at different times; this brings them together
                 found[name].rounds.append(clock.iterate(call, counts[name]))
     return found
 

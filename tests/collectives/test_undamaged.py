@@ -1,4 +1,7 @@
-"""The tests that find damages pass where there is none."""
+"""The tests that find damages pass where there is none.
+
+The suites have said so already of most of them, so this is the nightly job's.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ def of_size(size: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("finding", some, ids=[name.replace(" ", "") for name in names])
 
 
+@pytest.mark.nightly
 @pytest.mark.world(1)
 @of_size(1)
 def test_alone(world: World, finding: Finding) -> None:
@@ -32,6 +36,7 @@ def test_alone(world: World, finding: Finding) -> None:
     finding.run_undamaged(world)
 
 
+@pytest.mark.nightly
 @pytest.mark.world(2)
 @of_size(2)
 def test_two(world: World, finding: Finding) -> None:
@@ -39,6 +44,7 @@ def test_two(world: World, finding: Finding) -> None:
     finding.run_undamaged(world)
 
 
+@pytest.mark.nightly
 @pytest.mark.world(3)
 @of_size(3)
 def test_three(world: World, finding: Finding) -> None:
@@ -46,6 +52,7 @@ def test_three(world: World, finding: Finding) -> None:
     finding.run_undamaged(world)
 
 
+@pytest.mark.nightly
 @pytest.mark.world(4)
 @of_size(4)
 def test_four(world: World, finding: Finding) -> None:
@@ -53,6 +60,7 @@ def test_four(world: World, finding: Finding) -> None:
     finding.run_undamaged(world)
 
 
+@pytest.mark.nightly
 @pytest.mark.world(6)
 @of_size(6)
 def test_six(world: World, finding: Finding) -> None:
