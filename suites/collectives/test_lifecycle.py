@@ -210,3 +210,30 @@ def test_started_twice(rank: Rank) -> None:
     with pytest.raises(ValueError, match="twice"):
         dist.init_process_group(rank.backend, store=rank.store, rank=rank.index, world_size=rank.size)
     dist.barrier()
+
+
+@requirement(
+    "COLL-LIFE-08",
+    "A backend that is registered for a device, or for several, is the default one of those and of no other.",
+    source="torch.distributed.Backend.register_backend: devices, str or list of str; get_default_backend_for_device",
+)
+@pytest.mark.parametrize("devices", ["fpga", ["fpga"], ["fpga", "ve"]], ids=["text", "list", "two"])
+@pytest.mark.world(1, warm=False)
+def test_registered_for_devices(world: World, devices: str | list[str]) -> None:
+    """Types of devices that torch knows and has no backend for; the backend itself is never made."""
+
+    def body(rank: Rank) -> tuple[dict[str, str], set[str]]:
+        before = set(dist.Backend.default_device_backend_map)
+        dist.Backend.register_backend("made_up", lambda *arguments: None, devices=devices)
+        others = set(dist.Backend.default_device_backend_map) - before - set(named)
+        return {name: _default_of(name) for name in named}, others
+
+    named = [devices] if isinstance(devices, str) else devices
+    assert world.run(body) == [(dict.fromkeys(named, "made_up"), set())]
+
+
+def _default_of(device: str) -> str:
+    try:
+        return dist.get_default_backend_for_device(device)
+    except ValueError as e:
+        return str(e)

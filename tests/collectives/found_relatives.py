@@ -132,6 +132,14 @@ FOUND = (
         {"ranks": (2, 3)},
         kind=ASSERTION,
     ),
+    Finding(
+        "the default backend is the host's",
+        1,
+        lifecycle.test_registered_for_devices,
+        "assert",
+        {"devices": ["fpga", "ve"]},
+        kind=ASSERTION,
+    ),
     Finding("the 33rd group is the world", 3, naming.test_many_groups, "0, 1, 2", kind=ASSERTION),
     Finding("destroying a group destroys its twin", 2, naming.test_twins, "group", kind=ERROR),
     Finding(
