@@ -33,6 +33,13 @@ _shares = pytest.StashKey[list[dict[str, Any]]]()
 _reproducers = pytest.StashKey[list[dict[str, Any]]]()
 
 
+@pytest.fixture(scope="session")
+def asked_for(request: pytest.FixtureRequest) -> None:
+    """Skips what measures, before anything is set up for it, unless somebody asks for figures."""
+    if not request.config.getoption("benchmark_enable") and not request.config.getoption("benchmark_only"):
+        pytest.skip("a benchmark: runs with --benchmark-enable")
+
+
 @pytest.fixture
 def shares(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """Rows of the table of what a program costs."""

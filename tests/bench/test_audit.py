@@ -38,10 +38,9 @@ def spawned(mutant: mutants.Mutant) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.usefixtures("asked_for")
 def test_seconds_for_a_mutant(compare: Callable[..., Any], benchmark: Any, tmp_path: Path) -> None:
     """Mutants of composable DDP, all of which are noticed; collecting and looking at healthy ranks left out."""
-    if not benchmark.enabled:
-        pytest.skip("a benchmark: runs with --benchmark-enable")
     plan = Plan(components=("replicate",), faults=False, names=("_collect_params", "_ReplicateState.init:"))
     found = Audit(ROOT, tmp_path, plan, workers=1, progress=Progress()).run().results
     killed = {r.defect.name: r.seconds for r in found if r.state == KILLED}

@@ -84,9 +84,7 @@ class ByHand:
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["2ranks", "4ranks"])
-def by_hand(request: pytest.FixtureRequest) -> Iterator[tuple[int, ByHand]]:
-    if not request.config.getoption("benchmark_enable") and not request.config.getoption("benchmark_only"):
-        pytest.skip("a benchmark: runs with --benchmark-enable")
+def by_hand(request: pytest.FixtureRequest, asked_for: None) -> Iterator[tuple[int, ByHand]]:
     found = ByHand(request.param)
     yield request.param, found
     found.close()

@@ -60,9 +60,7 @@ def night(folder: Path, name: str, *options: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def healthy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    if not request.config.getoption("benchmark_enable") and not request.config.getoption("benchmark_only"):
-        pytest.skip("a benchmark: runs with --benchmark-enable")
+def healthy(asked_for: None, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     kept = os.environ.get("CONCORD_KEEP_NIGHTS")
     folder = Path(kept) if kept else tmp_path_factory.mktemp("nights")
     return [night(folder, f"healthy-{number}") for number in range(HEALTHY)]

@@ -110,7 +110,7 @@ class Clock:
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
+def pool(asked_for: None) -> Iterator[Pool]:
     found = Pool()
     found.launcher().wait_ready()  # type: ignore[attr-defined]
     yield found
@@ -137,8 +137,6 @@ def test_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Programs a second, and whose time it is; those compared bit for bit, and those within bounds, apart."""
-    if not benchmark.enabled:
-        pytest.skip("a benchmark: runs with --benchmark-enable")
     clock = Clock(monkeypatch)
     plain = pool.acquire(WorldSpec(size, timeout=120))
     world = clock.world(plain)
@@ -189,10 +187,9 @@ def of_a_suite(stack: str, costs: Sequence[Cost]) -> dict[str, float]:
     return row | {"programs": float(count), "a second": 1 / row["total"], _OURS: share_of(row)}
 
 
+@pytest.mark.usefixtures("asked_for")
 def test_share_of_the_suites(benchmark: Any, shares: list[dict[str, Any]]) -> None:
     """All four suites together, in the default setting: of what CI waits for, how much is not PyTorch's."""
-    if not benchmark.enabled:
-        pytest.skip("a benchmark: runs with --benchmark-enable")
     benchmark.pedantic(lambda: None, rounds=1)  # it was measured above
     for size, stacks in _OF_A_SUITE.items():
         if len(stacks) == len(EXAMPLES):
@@ -263,6 +260,7 @@ DEFECTS: dict[str, Callable[[Rank], None]] = {
 
 
 @pytest.mark.parametrize("defect", list(DEFECTS))
+@pytest.mark.usefixtures("asked_for")
 def test_time_to_reproducer(
     defect: str,
     benchmark: Any,
@@ -271,8 +269,6 @@ def test_time_to_reproducer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From the first failure to the shrunk reproducer, in the default setting."""
-    if not benchmark.enabled:
-        pytest.skip("a benchmark: runs with --benchmark-enable")
     monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path))
     failures: list[float] = []
     noted = Patience.failed

@@ -56,9 +56,7 @@ class Bare:
 
 
 @pytest.fixture
-def bare(benchmark: Any) -> Iterator[Bare]:
-    if not benchmark.enabled:
-        pytest.skip("a benchmark: runs with --benchmark-enable")
+def bare(asked_for: None) -> Iterator[Bare]:
     found = Bare()
     yield found
     found.close()
@@ -130,11 +128,10 @@ def seconds_per_test(name: str, size: int, tmp_path: Path) -> list[float]:
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("other", ["multiprocess", "spawn", "continuous"])
+@pytest.mark.usefixtures("asked_for")
 def test_trivial_test(other: str, size: int, compare: Callable[..., Any], benchmark: Any, tmp_path: Path) -> None:
     """The same trivial test, fresh ranks for each of ours, beside PyTorch's harnesses; the median of a session's tests
     without its first, except for the one that keeps its ranks, where all count, start-up included."""
-    if not benchmark.enabled:
-        pytest.skip("a benchmark: runs with --benchmark-enable")
     figures: list[float] = []
 
     def theirs() -> float:
