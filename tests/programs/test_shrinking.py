@@ -38,6 +38,7 @@ def shrunk(
 
     @settings(
         max_examples=60,
+        derandomize=True,  # how small it gets depends on where it begins
         deadline=None,
         database=None,
         phases=[Phase.generate, Phase.shrink],
