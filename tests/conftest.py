@@ -5,12 +5,6 @@ from __future__ import annotations
 import pytest
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """With ``--dist loadfile``, files in their order: by their numbers of tests, the few long ones would come last."""
-    if hasattr(config.option, "loadscopereorder"):
-        config.option.loadscopereorder = False
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests that are marked ``nightly``, unless ``-m`` says something about them."""
     if "nightly" in str(config.getoption("markexpr")):

@@ -18,7 +18,8 @@ from harness import Pool, Rank, World
 def _files() -> set[str]:
     """Shared memory, and what we would leave among temporary files."""
     names = os.listdir(tempfile.gettempdir())
-    ours = {n for n in names if n.startswith("concord") and not n.startswith("concord-leases")}
+    others = ("concord-leases", "concord-audit")  # an audit may run beside, in another worker
+    ours = {n for n in names if n.startswith("concord") and not n.startswith(others)}
     return {*os.listdir("/dev/shm"), *ours}
 
 
