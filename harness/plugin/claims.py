@@ -45,6 +45,13 @@ class Needs:
             of_collective = claims.lacks(self.collective, self.dtype, self.op)
         return claims.lacks_features(self.stack, self.features) or of_collective
 
+    @property
+    def of_accelerators(self) -> str:
+        """What of it the host can't have, in words; empty if nothing."""
+        known = FEATURES.get(self.stack, {})
+        names = (name for name in self.features if name in known and known[name].of_accelerators)
+        return next((known[name].meaning for name in names), "")
+
 
 def needs(
     nodeid: str,

@@ -183,9 +183,12 @@ class Worlds:
         """What a test in such a world has to obey."""
         return obeyed_of(self.claims(spec.backend, spec.device), self.profiles.platform())
 
-    def unclaimed(self, item: pytest.Item, obeyed: Obeyed) -> str:
-        """Why the profile keeps a test from running; empty if it does not."""
-        what = needs_of(item).unclaimed(obeyed.claims)
+    def unclaimed(self, item: pytest.Item, obeyed: Obeyed, inventory: Inventory) -> str:
+        """Why the profile, or the kind of device, keeps a test from running; empty if neither does."""
+        needs = needs_of(item)
+        if inventory.on_host and (what := needs.of_accelerators):
+            return f"{what}: the host has none"
+        what = needs.unclaimed(obeyed.claims)
         return obeyed.why_not(what) if what and obeyed.profile else ""
 
     def ranks_per_device(self, spec: WorldSpec) -> int:
@@ -234,7 +237,7 @@ class Worlds:
         note(item, "world", str(spec))
         obeyed = self.obeyed(spec)
         why = self.subject.lacks(stack_of(item.nodeid)) or self.unsupported(spec, inventory)
-        why = why or self.unclaimed(item, obeyed)
+        why = why or self.unclaimed(item, obeyed, inventory)
         if why:
             pytest.skip(f"unsupported: {why}")
         per_device = self.ranks_per_device(spec)
@@ -279,7 +282,7 @@ class Worlds:
             return
         try:
             spec, inventory = self.spec_of(asked)
-            if self.unsupported(spec, inventory) or self.unclaimed(nextitem, self.obeyed(spec)):  # type: ignore[arg-type]
+            if self.unsupported(spec, inventory) or self.unclaimed(nextitem, self.obeyed(spec), inventory):  # type: ignore[arg-type]
                 return
             if inventory.on_host and not spec.warm and not spec.exclusive:
                 self.pool.begin(spec)

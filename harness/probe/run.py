@@ -12,7 +12,7 @@ from harness.oracles.collectives import Case
 from harness.probe import trials
 from harness.probe.found import RIGHT, Ability, Found, Size, Trial, described
 from harness.profiles import Platform
-from harness.profiles.vocabulary import STACKS
+from harness.profiles.vocabulary import FEATURES, STACKS
 from harness.programs import execute
 from harness.programs.check import problems, truth_of
 from harness.stacks.collectives import refusals
@@ -132,6 +132,8 @@ class Prober:
 
     def _features(self, ranks: int) -> Iterator[Ability]:
         for name, work in trials.FEATURES.items():
+            if FEATURES["collectives"][name].of_accelerators and self._spec.device == "cpu":
+                continue
             end = self._attempt(ranks, work)
             if name in ("restarts", "timeouts"):
                 self._leave()  # what is left of them is no place to go on in

@@ -146,6 +146,17 @@ def _restarts(rank: Rank) -> str:
     return smoke(rank)
 
 
+def _streams(rank: Rank) -> str:
+    """On a stream of its own, after what was queued there and before what is queued next."""
+    with torch.Stream(device=rank.device):
+        tensor = torch.ones(1 << 20, device=rank.device)
+        for _ in range(20):
+            tensor.add_(1)
+        dist.all_reduce(tensor, async_op=True).wait()
+        tensor.add_(1)
+        return difference(torch.full((1 << 20,), 21.0 * rank.size + 1), tensor.cpu(), "the sum on a stream")
+
+
 def _timeouts(rank: Rank) -> str:
     """A rank waits for one that does not come, for as long as its group says."""
     group = dist.new_group(timeout=_SHORT)
@@ -174,6 +185,7 @@ FEATURES: dict[str, Work] = {
     "monitored_barrier": _monitored_barrier,
     "objects": _objects,
     "splitting": _splitting,
+    "streams": _streams,
     "strided": _cases(*(Case(n, shape=(3, 5), layout="transposed") for n in ("all_reduce", "broadcast", "all_gather"))),
     "subgroups": _subgroups,
     "timeouts": _timeouts,

@@ -54,6 +54,8 @@ class Feature:
     meaning: str
     topics: tuple[str, ...]
     """Requirements that need it: the whole of an id, or the beginning of one up to a hyphen."""
+    of_accelerators: bool = False
+    """Whether the host can't have it."""
 
     def concerns(self, requirement: str) -> bool:
         """Whether a requirement, by its id, needs it."""
@@ -74,6 +76,7 @@ FEATURES: Mapping[str, Mapping[str, Feature]] = {
         "objects": Feature("collectives of Python objects", ("COLL-OBJECT",)),
         "restarts": Feature("groups that are destroyed and made again", ("COLL-LIFE",)),
         "splitting": Feature("split_group and shrink_group", ("COLL-GROUP-08", "COLL-GROUP-09")),
+        "streams": Feature("the order of a device's streams", ("COLL-STREAM",), of_accelerators=True),
         "strided": Feature(
             "tensors that are not contiguous",
             ("COLL-LAYOUT", "COLL-CROSS-02", "COLL-CROSS-03", "COLL-CROSS-04", "COLL-P2P-07", "COLL-FUNC-02")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,14 @@ from tests.collectives.repairs import REPAIRS
 
 FOUND = (*found.FOUND, *found_relatives.FOUND)
 
-SUITE = Path(__file__).parents[2] / "suites" / "collectives"
+ROOT = Path(__file__).parents[2]
+SUITE = ROOT / "suites" / "collectives"
 HEADER = re.compile(r"^\w+\(.*\), call \d+, rank \d+: .*$", re.MULTILINE)
 ELEMENT = re.compile(r"^  \[[\d, ]*\] expected .*, found ", re.MULTILINE)
 
-UNDAMAGED: dict[str, str] = {}
+ON_SIM = tomllib.loads((ROOT / "fixtures" / "vendors" / "sim" / "defects.toml").read_text())
+"""What the sample accelerator can have wrong, and which tests notice (tests/vendors/test_sim.py)."""
+UNDAMAGED = dict.fromkeys((f"COLL-STREAM-0{n}" for n in range(1, 8)), "the host has no streams; the sample accelerator")
 """Requirements without a damage that a test of theirs finds, and why."""
 
 
@@ -98,16 +102,32 @@ def requirements_of(test: object) -> set[str]:
     return {mark.args[0].id for mark in getattr(test, "pytestmark", []) if mark.name == "requirement"}
 
 
+def requirements_in(file: str) -> dict[str, set[str]]:
+    """Identifiers of the requirements of a file of the suite, by the name of their tests."""
+    module = importlib.import_module(f"suites.collectives.{file}")
+    return {name: requirements_of(value) for name, value in vars(module).items() if callable(value)}
+
+
 def test_every_requirement_is_damaged() -> None:
     """For each requirement of the suite there is a damage that a test of it finds, or the reason why there is none."""
-    every = set()
+    every: set[str] = set()
     for file in SUITE.glob("test_*.py"):
-        module = importlib.import_module(f"suites.collectives.{file.stem}")
-        every |= set().union(*(requirements_of(value) for value in vars(module).values() if callable(value)))
+        every |= set().union(*requirements_in(file.stem).values())
     damaged = set().union(*(requirements_of(finding.test) for finding in FOUND))
     missing = sorted(every - damaged - set(UNDAMAGED))
     assert not missing, f"requirements without a damage: {', '.join(missing)}"
     assert set(UNDAMAGED) <= every - damaged
+
+
+def test_what_only_accelerators_have_is_damaged_there() -> None:
+    """Each requirement that can't be damaged on the host has a defect of the sample accelerator that a test of it is
+    listed to notice."""
+    noticing = {test for said in ON_SIM.values() if said.get("streams") for test in said["tests"]}
+    tests = requirements_in("test_streams")
+    assert {test.partition("::")[2].partition("[")[0].rstrip("*") for test in noticing} - {""} == {
+        name for name, ids in tests.items() if ids
+    }
+    assert set().union(*tests.values()) == set(UNDAMAGED)
 
 
 def test_every_damage_is_looked_for() -> None:

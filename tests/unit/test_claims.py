@@ -416,6 +416,15 @@ class TestNeeds:
         assert Needs("replicate", dtype="int16").unclaimed(claims) == "int16"
         assert Needs("replicate", "all_reduce", "int8", "SUM").unclaimed(claims) == ""
 
+    def test_of_accelerators(self) -> None:
+        """What the host can't have is named; a feature of the same name in another stack is none of that."""
+        assert (
+            Needs("collectives", features=("strided", "streams")).of_accelerators == "the order of a device's streams"
+        )
+        assert Needs("collectives", features=("strided",)).of_accelerators == ""
+        assert Needs("tp_extension", features=("streams",)).of_accelerators == ""
+        assert Needs("mine", features=("streams",)).of_accelerators == ""
+
 
 class TestObeyed:
     def test_in_force(self) -> None:

@@ -1,0 +1,271 @@
+"""Streams of an accelerator: collectives come after what was queued before them, and before what is queued after.
+
+In each test some stream has much to do, so that an order which is not kept shows in the values.  What is not promised
+is not asked: whether the host waits, too.  The promises are those of PyTorch's page on synchronous and asynchronous
+collectives, made for CUDA, and asked of every accelerator that has streams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fixtures.streams import keep_busy
+from fixtures.tensors import moved
+from harness import Rank, World, requirement
+from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
+from harness.oracles.exact import assert_same
+from harness.stacks.collectives import coalescing_manager, issue
+from suites.collectives.cases import COALESCED
+
+LARGE = (300, 7)
+
+
+def given_and_found(rank: Rank, case: Case) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    """What a rank gives, on its device; zeros instead, to be given; and where the result will be."""
+    values = moved(inputs(case, rank.size, rank.index), rank.device)
+    given = [torch.zeros_like(value) for value in values]
+    if case.collective in IN_PLACE:
+        return values, given, given
+    right = outputs(case, rank.size, rank.index)
+    return values, given, [torch.zeros_like(expected, device=rank.device) for expected in right]
+
+
+def copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    """Queue copies on the current stream."""
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
+
+
+def assert_right(rank: Rank, case: Case, found: Sequence[torch.Tensor], what: str) -> None:
+    """What a rank has found, read by the host on the current stream, is what the collective gives."""
+    right = outputs(case, rank.size, rank.index)
+    for expected, tensor in zip(right, found, strict=False):  # reduce promises nothing but to its root
+        assert_same(expected, tensor.cpu(), f"{case.collective}, {what}")
+
+
+@requirement(
+    "COLL-STREAM-01",
+    "A collective takes what the current stream has before it, made there or on a stream that it waits for.",
+    source="torch.distributed.Work.wait",
+)
+@pytest.mark.parametrize("stream", ["default", "side", "handed over"])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.world(2)
+def test_after_what_was_queued(world: World, collective: str, stream: str) -> None:
+    """The input is late; it is made on the current stream, or on another that the current one waits for."""
+
+    def body(rank: Rank) -> None:
+        case = Case(collective, shape=LARGE)
+        values, given, found = given_and_found(rank, case)
+        torch.accelerator.synchronize()
+        side = torch.Stream(device=rank.device)
+        with contextlib.nullcontext() if stream == "default" else side:
+            keep_busy(rank.device)
+            copy(values, given)
+            if stream != "handed over":
+                issue(case, given, found, None).wait()
+                assert_right(rank, case, found, f"on the {stream} stream")
+        if stream == "handed over":
+            torch.accelerator.current_stream().wait_stream(side)
+            issue(case, given, found, None).wait()
+            assert_right(rank, case, found, stream)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STREAM-02",
+    "What is queued after wait() on the stream that is current there comes after the collective.",
+    source="torch.distributed.Work.wait",
+)
+@pytest.mark.parametrize("waiting", ["same", "other"])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.world(2)
+def test_before_what_is_queued(world: World, collective: str, waiting: str) -> None:
+    """Rank 0 is late; results are copied, and inputs overwritten, on the stream of the launch or on another one."""
+
+    def body(rank: Rank) -> None:
+        case = Case(collective, shape=LARGE)
+        values, given, found = given_and_found(rank, case)
+        copy(values, given)
+        torch.accelerator.synchronize()
+        if rank.index == 0:
+            keep_busy(rank.device)
+        work = issue(case, given, found, None)
+        with contextlib.nullcontext() if waiting == "same" else torch.Stream(device=rank.device):
+            work.wait()
+            copies = [tensor.clone() for tensor in found]
+            for tensor in given:
+                tensor.fill_(5)
+            assert_right(rank, case, copies, f"waited for on the {waiting} stream")
+            if collective not in IN_PLACE:
+                assert_right(rank, case, found, "after the inputs were overwritten")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STREAM-03",
+    "The memory of what an asynchronous collective was given is nobody else's before the collective is done, though "
+    "nobody has the tensors any more.",
+    source="torch.distributed.Work.wait",
+)
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name not in IN_PLACE])
+@pytest.mark.world(2)
+def test_memory_is_kept(world: World, collective: str) -> None:
+    """The other ranks come late; meanwhile the inputs are let go of, and others of their size are made."""
+
+    def body(rank: Rank) -> None:
+        case = Case(collective, shape=LARGE)
+        values, given, found = given_and_found(rank, case)
+        copy(values, given)
+        torch.accelerator.synchronize()
+        for late in range(rank.size):
+            if rank.index == late:
+                keep_busy(rank.device)
+            work = issue(case, [tensor.clone() for tensor in given], found, None)
+            others = [torch.full_like(tensor, 77) for tensor in 8 * given]
+            work.wait()
+            assert_right(rank, case, found, f"rank {late} was late")
+            assert all(bool((other == 77).all()) for other in others)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STREAM-04",
+    "Callbacks of a collective's future, and streams that wait for it, come after the collective.",
+    source="torch.distributed: Work.get_future",
+)
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast"])
+@pytest.mark.world(2)
+def test_futures(world: World, collective: str) -> None:
+    """Rank 0 is late; the callback copies the value, and the result of that is copied on another stream."""
+
+    def body(rank: Rank) -> None:
+        case = Case(collective, shape=LARGE)
+        values, given, found = given_and_found(rank, case)
+        copy(values, given)
+        torch.accelerator.synchronize()
+        if rank.index == 0:
+            keep_busy(rank.device)
+        future: Any = issue(case, given, found, None).get_future()
+        copied = future.then(lambda done: [tensor.clone() for tensor in done.value()])
+        with torch.Stream(device=rank.device):
+            assert_right(rank, case, [tensor.clone() for tensor in future.wait()], "the future's value")
+            assert_right(rank, case, [tensor.clone() for tensor in copied.wait()], "copied in a callback")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STREAM-05",
+    "Collectives of two groups that are issued on two streams are right, whichever of them is late.",
+    source="torch.distributed.Work.wait",
+)
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather_into_tensor"])
+@pytest.mark.world(2)
+def test_two_groups_on_two_streams(world: World, collective: str) -> None:
+    """On each rank another one of the streams is busy."""
+
+    def body(rank: Rank) -> None:
+        case = Case(collective, shape=LARGE)
+        groups = [dist.new_group(), dist.new_group()]
+        streams = [torch.Stream(device=rank.device) for _ in groups]
+        tensors = [given_and_found(rank, case) for _ in groups]
+        torch.accelerator.synchronize()
+        works = []
+        for number, (group, stream) in enumerate(zip(groups, streams, strict=True)):
+            values, given, found = tensors[number]
+            with stream:
+                if rank.index == number:
+                    keep_busy(rank.device)
+                copy(values, given)
+                works.append(issue(case, given, found, group))
+        for number, stream in enumerate(streams):
+            with stream:
+                works[number].wait()
+                assert_right(rank, case, tensors[number][2], f"group {number}")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STREAM-06",
+    "Messages take what the current stream has before them, and give what is queued on it after wait().",
+    source="torch.distributed.isend, irecv, batch_isend_irecv",
+)
+@pytest.mark.parametrize("form", ["one by one", "batch"])
+@pytest.mark.parametrize("stream", ["default", "side"])
+@pytest.mark.world(2)
+def test_messages(world: World, form: str, stream: str) -> None:
+    """Rank 0 sends what is late, and overwrites it; rank 1 copies what has come."""
+
+    def body(rank: Rank) -> None:
+        values = torch.arange(2100.0, device=rank.device)
+        tensor = torch.zeros_like(values)
+        torch.accelerator.synchronize()
+        with contextlib.nullcontext() if stream == "default" else torch.Stream(device=rank.device):
+            if rank.index == 0:
+                keep_busy(rank.device)
+                tensor.copy_(values)
+            call: Any = dist.isend if rank.index == 0 else dist.irecv
+            if form == "batch":
+                works = dist.batch_isend_irecv([dist.P2POp(call, tensor, 1 - rank.index)])
+            else:
+                works = [call(tensor, 1 - rank.index)]
+            for work in works:
+                work.wait()
+            if rank.index == 0:
+                tensor.fill_(5)
+            else:
+                assert_same(torch.arange(2100.0), tensor.clone().cpu(), "what was received")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STREAM-07",
+    "Collectives that are issued together come after what the current stream has before them, and before what is "
+    "queued on it after wait().",
+    source="torch.distributed: _coalescing_manager",
+)
+@pytest.mark.parametrize("stream", ["default", "side"])
+@pytest.mark.parametrize("collective", COALESCED)
+@pytest.mark.world(2)
+def test_coalesced(world: World, collective: str, stream: str) -> None:
+    """Three of them; the inputs are late."""
+
+    def body(rank: Rank) -> None:
+        case = Case(collective, shape=LARGE)
+        tensors = [given_and_found(rank, case) for _ in range(3)]
+        torch.accelerator.synchronize()
+        with contextlib.nullcontext() if stream == "default" else torch.Stream(device=rank.device):
+            keep_busy(rank.device)
+            for values, given, _ in tensors:
+                copy(values, given)
+            with coalescing_manager(async_ops=True) as manager:
+                for _, given, found in tensors:
+                    together(case, given, found)
+            manager.wait()
+            copies = [[tensor.clone() for tensor in found] for _, _, found in tensors]
+            for _, given, _ in tensors:
+                copy([torch.full_like(tensor, 5) for tensor in given], given)
+            for number, found in enumerate(copies):
+                assert_right(rank, case, found, f"number {number}")
+
+    world.run(body)
+
+
+def together(case: Case, given: list[torch.Tensor], found: list[torch.Tensor]) -> None:
+    """Issue a collective under a coalescing manager, which takes no asynchronous ones."""
+    if case.collective in IN_PLACE:
+        dist.all_reduce(given[0])
+    else:
+        getattr(dist, case.collective)(found[0], given[0])
