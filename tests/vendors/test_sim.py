@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import textwrap
@@ -210,6 +211,17 @@ def test_defects_are_noticed(sim: Sim, tmp_path: Path, name: str) -> None:
     due = {test: DEFECTS[name]["verdict"] for test in verdicts if any(glob.match(test) for glob in globs)}
     assert due
     assert due == {test: said for test, said in verdicts.items() if said in results.BAD}, done.stdout[-2000:]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", sorted((ROOT / "docs" / "findings").glob("accelerator_*.py")), ids=lambda s: s.stem)
+def test_what_torch_gets_wrong(sim: Sim, script: Path) -> None:
+    """The scripts of what is waived there as PyTorch's say so."""
+    (count,) = re.findall(r"--nproc-per-node=(\d+)", script.read_text())
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
+    done = sim.environment.run(*torchrun, str(script), timeout=120, OMP_NUM_THREADS="1")
+    assert done.returncode == 1, done.stderr
+    assert "expected " in done.stdout
 
 
 @pytest.mark.nightly
