@@ -1,6 +1,6 @@
 # a sharded tensor without a shard on this rank asks CUDA for its device, unless its group is gloo's
 # unreported
-# Seen on the sample accelerator (fixtures/vendors/sim, which has to be installed) with torch 2.13.0+cpu, Python 3.11, Linux x86-64.
+# Seen on the sample accelerator (fixtures/vendors/sim; it has to be installed) with torch 2.13.0+cpu, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 accelerator_empty_shard.py
 # It exits with 1 where the defect is there.
 

@@ -1,6 +1,6 @@
 # FSDP1's local state dicts can't be offloaded from a device: the copies of shards that require gradients do not
 # https://github.com/pytorch/pytorch/issues/103730
-# Seen on the sample accelerator (fixtures/vendors/sim, which has to be installed) with torch 2.13.0+cpu, Python 3.11, Linux x86-64.
+# Seen on the sample accelerator (fixtures/vendors/sim; it has to be installed) with torch 2.13.0+cpu, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 accelerator_local_state.py
 # It exits with 1 where the defect is there.
 

@@ -1,6 +1,6 @@
 # with one data-parallel rank and original parameters, states of optimizers that are to be offloaded stay on the device
 # unreported
-# Seen on the sample accelerator (fixtures/vendors/sim, which has to be installed) with torch 2.13.0+cpu, Python 3.11, Linux x86-64.
+# Seen on the sample accelerator (fixtures/vendors/sim; it has to be installed) with torch 2.13.0+cpu, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=1 accelerator_offloaded_states.py
 # It exits with 1 where the defect is there.
 
@@ -9,8 +9,12 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardedOptimStateDictConfig, ShardedStateDictConfig
-from torch.distributed.fsdp import StateDictType
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictType,
+)
 
 device = torch.accelerator.current_accelerator()
 torch.accelerator.set_device_index(0)

@@ -1,6 +1,6 @@
 # shrink_group looks for a backend of CUDA or the host alone, and raises RuntimeError on another accelerator
 # unreported
-# Seen on the sample accelerator (fixtures/vendors/sim, which has to be installed) with torch 2.13.0+cpu, Python 3.11, Linux x86-64.
+# Seen on the sample accelerator (fixtures/vendors/sim; it has to be installed) with torch 2.13.0+cpu, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 accelerator_shrink.py
 # It exits with 1 where the defect is there.
 
