@@ -94,12 +94,14 @@ FEATURES: Mapping[str, Mapping[str, Feature]] = {
         "mixed_precision": Feature("DDP's mixed precision", ("REPL-MP",)),
         "sparse_gradients": Feature("sparse gradients", ("REPL-PAR-02",)),
         "static_graph": Feature("static_graph", ("REPL-STATIC",)),
+        "streams": Feature("training on another than the default stream", ("REPL-STREAM",), of_accelerators=True),
         "unused_parameters": Feature("find_unused_parameters", ("REPL-UNUSED",)),
     },
     "replicate_fsdp": {
         "hooks": Feature("hooks of gradients and of all-reduces", ("RFSDP-HOOK",)),
         "meta": Feature("models that are made on the meta device", ("RFSDP-META",)),
         "mixed_precision": Feature("MixedPrecisionPolicy", ("RFSDP-MIX", "RFSDP-CAST", "RFSDP-ACC-02")),
+        "streams": Feature("training on another than the default stream", ("RFSDP-STREAM",), of_accelerators=True),
         "tensor_parallel": Feature("tensor-parallel layers in replicated models", ("RFSDP-TP", "RFSDP-MESH-02")),
     },
     "tp_extension": {

@@ -1,0 +1,26 @@
+"""Training on a stream of its own under FSDP-replicate."""
+
+from __future__ import annotations
+
+import pytest
+
+from fixtures import late_inputs
+from harness import Rank, World, requirement
+from harness.stacks import replicate_fsdp
+
+
+@requirement(
+    "RFSDP-STREAM-01",
+    "On another than the default stream a training step comes after what was queued there, and what is queued there "
+    "afterwards comes after it.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPState",
+)
+@pytest.mark.world(2)
+def test_late_inputs(world: World) -> None:
+    """Three steps; gradients are those of one device."""
+
+    def body(rank: Rank) -> list[late_inputs.Step]:
+        model = replicate_fsdp.apply(late_inputs.model(), rank)
+        return late_inputs.on_a_stream(rank, model, replicate_fsdp.gradients)
+
+    assert world.run(body) == [late_inputs.on_one_device(world.size)] * world.size
