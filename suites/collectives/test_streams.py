@@ -47,6 +47,7 @@ def assert_right(rank: Rank, case: Case, found: Sequence[torch.Tensor], what: st
     right = outputs(case, rank.size, rank.index)
     for expected, tensor in zip(right, found, strict=False):  # reduce promises nothing but to its root
         assert_same(expected, tensor.cpu(), f"{case.collective}, {what}")
+    torch.accelerator.synchronize()  # or memory that a stream still uses would be the next test's
 
 
 @requirement(
@@ -226,6 +227,7 @@ def test_messages(world: World, form: str, stream: str) -> None:
                 tensor.fill_(5)
             else:
                 assert_same(torch.arange(2100.0), tensor.clone().cpu(), "what was received")
+        torch.accelerator.synchronize()
 
     world.run(body)
 
