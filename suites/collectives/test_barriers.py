@@ -33,7 +33,10 @@ def arrivals(rank: Rank, barrier: str, rounds: int = 5) -> list[int]:
     "No rank leaves a barrier before all ranks have entered it.",
     source="torch.distributed.barrier, monitored_barrier",
 )
-@pytest.mark.parametrize("barrier", ["barrier", "async", "monitored_barrier"])
+@pytest.mark.parametrize(
+    "barrier",
+    ["barrier", "async", pytest.param("monitored_barrier", marks=pytest.mark.needs(features=["monitored_barrier"]))],
+)
 @pytest.mark.world(1, 2, 3, 4)
 def test_nobody_leaves_early(world: World, barrier: str) -> None:
     """Each rank notes its arrival in the store before, and counts arrivals after; five rounds."""

@@ -53,6 +53,7 @@ def test_lists_of_parts(world: World, collective: str) -> None:
     "all_gather_into_tensor may be given the rank's own part of its output.",
     source="torch.distributed.all_gather_into_tensor, as torch.distributed.fsdp.fully_shard calls it",
 )
+@pytest.mark.needs(collective="all_gather_into_tensor")
 @spmd(1, 2, 3)
 def test_gathering_in_place(rank: Rank) -> None:
     """Each rank has written its part of the buffer that is gathered into; twice."""

@@ -14,7 +14,7 @@ from fixtures.tensors import moved
 from harness import Rank, World, requirement, spmd
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
 from harness.oracles.exact import assert_same
-from harness.stacks.collectives import issue
+from harness.stacks.collectives import claimed_cases, issue
 from suites.collectives.cases import every_collective
 
 
@@ -23,13 +23,13 @@ from suites.collectives.cases import every_collective
     "A hundred works may be in flight, of one collective or of all in turn.",
     source="torch.distributed.Work.wait",
 )
-@pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "in turn"])
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "in turn"])
 @pytest.mark.world(2, 3)
-def test_a_hundred(world: World, kind: str) -> None:
+def test_a_hundred(world: World, collective: str) -> None:
     """Waited for in reverse."""
+    turn = [case.collective for case in claimed_cases(every_collective())] if collective == "in turn" else [collective]
 
     def body(rank: Rank) -> None:
-        turn = [case.collective for case in every_collective()] if kind == "in turn" else [kind]
         flying = []
         for call in range(100):
             case = Case(turn[call % len(turn)], form="async", root=1)
@@ -52,20 +52,20 @@ def test_a_hundred(world: World, kind: str) -> None:
     "Work is not completed as long as a rank that it needs has not come.",
     source="torch.distributed.Work.is_completed",
 )
-@pytest.mark.parametrize("what", ["all_reduce", "all_gather", "reduce_scatter_tensor", "barrier", "irecv"])
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter_tensor", "barrier", "irecv"])
 @pytest.mark.world(2)
-def test_not_completed_alone(world: World, what: str) -> None:
+def test_not_completed_alone(world: World, collective: str) -> None:
     """Rank 0 asks, and then tells rank 1 to come."""
 
     def begin(rank: Rank) -> Any:
         tensor = torch.arange(4.0, device=rank.device) + rank.index
-        if what == "all_reduce":
+        if collective == "all_reduce":
             return dist.all_reduce(tensor, async_op=True)
-        if what == "all_gather":
+        if collective == "all_gather":
             return dist.all_gather([torch.zeros_like(tensor) for _ in range(2)], tensor, async_op=True)
-        if what == "reduce_scatter_tensor":
+        if collective == "reduce_scatter_tensor":
             return dist.reduce_scatter_tensor(torch.zeros(2, device=rank.device), tensor, async_op=True)
-        if what == "barrier":
+        if collective == "barrier":
             return dist.barrier(async_op=True)
         return dist.irecv(tensor, 1) if rank.index == 0 else dist.isend(tensor, 0)
 

@@ -144,7 +144,10 @@ def test_named_dimensions(world: World, shape: tuple[int, ...]) -> None:
     "Nobody leaves a barrier of a subgroup before all of its members have entered it, the first on the group too.",
     source="torch.distributed.barrier: group; mosaicml/llm-foundry#1133",
 )
-@pytest.mark.parametrize("barrier", ["barrier", "async", "monitored_barrier"])
+@pytest.mark.parametrize(
+    "barrier",
+    ["barrier", "async", pytest.param("monitored_barrier", marks=pytest.mark.needs(features=["monitored_barrier"]))],
+)
 @pytest.mark.parametrize("ranks", [(0, 1), (1, 2), (0, 1, 2)], ids=str)
 @pytest.mark.world(3)
 def test_barrier_of_a_group(world: World, ranks: tuple[int, ...], barrier: str) -> None:

@@ -37,6 +37,7 @@ def test_all_gather_object(rank: Rank) -> None:
     "gather_object gives the destination every rank's object, in the group's order.",
     source="torch.distributed.gather_object",
 )
+@pytest.mark.needs(collective="gather")
 @spmd(1, 2, 3)
 def test_gather_object(rank: Rank) -> None:
     """Every rank in turn is the destination."""
@@ -65,6 +66,7 @@ def test_broadcast_object_list(rank: Rank) -> None:
     "scatter_object_list gives each rank its own of the source's objects.",
     source="torch.distributed.scatter_object_list",
 )
+@pytest.mark.needs(collective="scatter")
 @spmd(1, 2, 3)
 def test_scatter_object_list(rank: Rank) -> None:
     """Every rank in turn is the source."""
@@ -168,30 +170,33 @@ def test_roots_in_subgroups(world: World, ranks: tuple[int, ...], named: str) ->
     "Objects may be large, and of very different sizes on the ranks.",
     source="torch.distributed.all_gather_object, broadcast_object_list, gather_object, scatter_object_list",
 )
+@pytest.mark.parametrize("collective", ["all_gather", "broadcast", "gather", "scatter"])
 @pytest.mark.parametrize("large", [0, 1])
 @pytest.mark.world(2)
-def test_large_objects(world: World, large: int) -> None:
+def test_large_objects(world: World, large: int, collective: str) -> None:
     """Texts of some bytes, 100 kB and 3 MB; one rank has the largest."""
 
     def text(count: int, of: int) -> str:
         return f"{of}:" + "".join(chr(97 + (i * 7 + of) % 26) for i in range(26)) * (count // 26)
 
     def body(rank: Rank) -> None:
-        count = 3_000_000 if rank.index == large else 10
-        sizes = [3_000_000 if i == large else 10 for i in range(2)]
-        found: list[Any] = [None, None]
-        dist.all_gather_object(found, text(count, rank.index))
-        assert found == [text(sizes[i], i) for i in range(2)]
+        texts = [text(3_000_000 if i == large else 10, i) for i in range(2)]
         several = [text(100_000, 1), text(10, 2), text(3_000_000, 3)]
-        given: list[Any] = list(several) if rank.index == large else [None] * 3
-        dist.broadcast_object_list(given, large)
-        assert given == several
-        gathered: list[Any] | None = [None, None] if rank.index == 0 else None
-        dist.gather_object(text(count, rank.index), gathered)
-        assert gathered == (found if rank.index == 0 else None)
-        mine: list[Any] = [None]
-        dist.scatter_object_list(mine, several[::2] if rank.index == 0 else [None, None])
-        assert mine == [several[2 * rank.index]]
+        found: list[Any] = [None, None]
+        if collective == "all_gather":
+            dist.all_gather_object(found, texts[rank.index])
+            assert found == texts
+        elif collective == "broadcast":
+            given: list[Any] = list(several) if rank.index == large else [None] * 3
+            dist.broadcast_object_list(given, large)
+            assert given == several
+        elif collective == "gather":
+            dist.gather_object(texts[rank.index], found if rank.index == 0 else None)
+            assert found == (texts if rank.index == 0 else [None, None])
+        else:
+            mine: list[Any] = [None]
+            dist.scatter_object_list(mine, several[::2] if rank.index == 0 else [None, None])
+            assert mine == [several[2 * rank.index]]
 
     world.run(body)
 

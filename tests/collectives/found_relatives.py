@@ -77,13 +77,15 @@ FOUND = (
     Finding("scattering in place wrong", 2, buffers.test_scattering_in_place, "call 0: 1 of 5"),
     Finding("no dimension wrong in subgroups", 3, sizes.test_dimensions_in_subgroups, r"\[\]", {"group": (1, 2)}),
     # works
-    Finding("the work in flight after 64 does nothing", 2, flight.test_a_hundred, "call 64", {"kind": "all_reduce"}),
+    Finding(
+        "the work in flight after 64 does nothing", 2, flight.test_a_hundred, "call 64", {"collective": "all_reduce"}
+    ),
     Finding(
         "work says too early that it is done",
         2,
         flight.test_not_completed_alone,
         "assert not",
-        {"what": "all_reduce"},
+        {"collective": "all_reduce"},
         kind=ASSERTION,
     ),
     Finding("future has what was before", 2, flight.test_future, "future, call 0", {"collective": "all_reduce"}),
@@ -179,7 +181,14 @@ FOUND = (
         {"ranks": (1, 2, 3), "named": "group"},
         kind=ASSERTION,
     ),
-    Finding("objects beyond 64 KiB cut", 2, objects.test_large_objects, "assert", {"large": 0}, kind=ASSERTION),
+    Finding(
+        "objects beyond 64 KiB cut",
+        2,
+        objects.test_large_objects,
+        "assert",
+        {"large": 0, "collective": "broadcast"},
+        kind=ASSERTION,
+    ),
     Finding("tensors among objects become float32", 2, objects.test_tensors_among_objects, "float32", kind=ASSERTION),
     # gradients
     Finding(
