@@ -36,6 +36,11 @@ def given_and_found(rank: Rank, case: Case) -> tuple[list[torch.Tensor], list[to
     return values, given, [torch.zeros_like(expected, device=rank.device) for expected in right]
 
 
+def on(stream: str, rank: Rank) -> contextlib.AbstractContextManager[Any]:
+    """Context: the stream that is current already, or, for ``side`` and ``other``, one that nobody else uses."""
+    return torch.Stream(device=rank.device) if stream in ("side", "other") else contextlib.nullcontext()
+
+
 def copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
     """Queue copies on the current stream."""
     for source, target in zip(sources, targets, strict=True):
@@ -65,17 +70,17 @@ def test_after_what_was_queued(world: World, collective: str, stream: str) -> No
         case = Case(collective, shape=LARGE)
         values, given, found = given_and_found(rank, case)
         torch.accelerator.synchronize()
-        side = torch.Stream(device=rank.device)
-        with contextlib.nullcontext() if stream == "default" else side:
-            keep_busy(rank.device)
-            copy(values, given)
-            if stream != "handed over":
-                issue(case, given, found, None).wait()
-                assert_right(rank, case, found, f"on the {stream} stream")
         if stream == "handed over":
+            with torch.Stream(device=rank.device) as side:
+                keep_busy(rank.device)
+                copy(values, given)
             torch.accelerator.current_stream().wait_stream(side)
+        with on(stream, rank):
+            if stream != "handed over":
+                keep_busy(rank.device)
+                copy(values, given)
             issue(case, given, found, None).wait()
-            assert_right(rank, case, found, stream)
+            assert_right(rank, case, found, f"on the {stream} stream")
 
     world.run(body)
 
@@ -99,7 +104,7 @@ def test_before_what_is_queued(world: World, collective: str, waiting: str) -> N
         if rank.index == 0:
             keep_busy(rank.device)
         work = issue(case, given, found, None)
-        with contextlib.nullcontext() if waiting == "same" else torch.Stream(device=rank.device):
+        with on(waiting, rank):
             work.wait()
             copies = [tensor.clone() for tensor in found]
             for tensor in given:
@@ -212,7 +217,7 @@ def test_messages(world: World, form: str, stream: str) -> None:
         values = torch.arange(2100.0, device=rank.device)
         tensor = torch.zeros_like(values)
         torch.accelerator.synchronize()
-        with contextlib.nullcontext() if stream == "default" else torch.Stream(device=rank.device):
+        with on(stream, rank):
             if rank.index == 0:
                 keep_busy(rank.device)
                 tensor.copy_(values)
@@ -248,7 +253,7 @@ def test_coalesced(world: World, collective: str, stream: str) -> None:
         case = Case(collective, shape=LARGE)
         tensors = [given_and_found(rank, case) for _ in range(3)]
         torch.accelerator.synchronize()
-        with contextlib.nullcontext() if stream == "default" else torch.Stream(device=rank.device):
+        with on(stream, rank):
             keep_busy(rank.device)
             for values, given, _ in tensors:
                 copy(values, given)
