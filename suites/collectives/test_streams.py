@@ -20,7 +20,7 @@ from fixtures.tensors import moved
 from harness import Rank, World, requirement
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
 from harness.oracles.exact import assert_same
-from harness.stacks.collectives import coalescing_manager, issue
+from harness.stacks.collectives import coalescing_manager, issue, issue_in
 from suites.collectives.cases import COALESCED
 
 LARGE = (300, 7)
@@ -70,15 +70,15 @@ def test_after_what_was_queued(world: World, collective: str, stream: str) -> No
         case = Case(collective, shape=LARGE)
         values, given, found = given_and_found(rank, case)
         torch.accelerator.synchronize()
-        if stream == "handed over":
-            with torch.Stream(device=rank.device) as side:
-                keep_busy(rank.device)
-                copy(values, given)
-            torch.accelerator.current_stream().wait_stream(side)
-        with on(stream, rank):
-            if stream != "handed over":
-                keep_busy(rank.device)
-                copy(values, given)
+        current = torch.accelerator.current_stream()
+        making = current if stream == "default" else torch.Stream(device=rank.device)
+        using = current if stream == "handed over" else making
+        with making:
+            keep_busy(rank.device)
+            copy(values, given)
+        if using is not making:
+            using.wait_stream(making)
+        with using:
             issue(case, given, found, None).wait()
             assert_right(rank, case, found, f"on the {stream} stream")
 
@@ -259,20 +259,13 @@ def test_coalesced(world: World, collective: str, stream: str) -> None:
                 copy(values, given)
             with coalescing_manager(async_ops=True) as manager:
                 for _, given, found in tensors:
-                    together(case, given, found)
+                    issue_in(case, given, found, {}, range(rank.size))()
             manager.wait()
             copies = [[tensor.clone() for tensor in found] for _, _, found in tensors]
             for _, given, _ in tensors:
-                copy([torch.full_like(tensor, 5) for tensor in given], given)
+                for tensor in given:
+                    tensor.fill_(5)
             for number, found in enumerate(copies):
                 assert_right(rank, case, found, f"number {number}")
 
     world.run(body)
-
-
-def together(case: Case, given: list[torch.Tensor], found: list[torch.Tensor]) -> None:
-    """Issue a collective under a coalescing manager, which takes no asynchronous ones."""
-    if case.collective in IN_PLACE:
-        dist.all_reduce(given[0])
-    else:
-        getattr(dist, case.collective)(found[0], given[0])
