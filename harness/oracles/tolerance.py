@@ -149,28 +149,35 @@ class Bounded:
     def loose(self) -> float:
         """Share of elements whose tolerance is larger than their own size: of these, not even the sign is known."""
         total = sum(truth.numel() for truth in self.truth.values())
-        return sum(int(self._unknown(name).sum()) for name in self.truth) / total if total else 0.0
+        unknown = (_unknown(truth, self.tolerance[name]) for name, truth in self.truth.items())
+        return sum(unknown) / total if total else 0.0
 
-    def _unknown(self, name: str) -> torch.Tensor:
-        return self.tolerance[name] > self.truth[name].to(_TRUE).abs()
-
-    def differs(self, name: str, found: torch.Tensor) -> str:
+    def differs(
+        self, name: str, found: torch.Tensor, *, dtype: torch.dtype | None = None, part: tuple[int, int] = (0, 1)
+    ) -> str:
         """Say how ``found`` differs from the truth by more than rounding explains; empty where it does not.
 
+        ``dtype``: what it must have where that is another than the run's, which says what is allowed; ``part``: which
+        part of how many it is, along the first dimension.
         Errors: KeyError where the run returned nothing of that name.
         """
         truth, allowed = self.truth[name], self.tolerance[name]
-        dtype = self.dtype if truth.dtype == _TRUE else truth.dtype
+        if part[1] > 1:
+            truth, allowed = truth.tensor_split(part[1])[part[0]], allowed.tensor_split(part[1])[part[0]]
+        dtype = (dtype or self.dtype) if truth.dtype == _TRUE else truth.dtype
         if found.dtype != dtype or found.shape != truth.shape:
             return (
                 f"{name}: expected {_short(dtype)}{list(truth.shape)}, found {_short(found.dtype)}{list(found.shape)}"
             )
         value = found.detach().cpu().to(truth.dtype)
+        near = (value - truth).abs() <= allowed if truth.dtype == _TRUE else value == truth
+        if bool(near.all()):
+            return ""
         if truth.dtype == _TRUE:
             # Written so that NaN is wrong; what the samples could not bound is allowed to be anything.
-            wrong = ~(((value - truth).abs() <= allowed) | (value == truth) | allowed.isinf())
+            wrong = ~(near | (value == truth) | allowed.isinf())
         else:
-            wrong = ~((value == truth) | ((value != value) & (truth != truth)))
+            wrong = ~(near | ((value != value) & (truth != truth)))
         if not bool(wrong.any()):
             return ""
         shown = [
@@ -180,11 +187,16 @@ class Bounded:
         ]
         count = int(wrong.sum())
         more = f"; and {count - _MOST_SHOWN} more" if count > _MOST_SHOWN else ""
-        unknown = int(self._unknown(name).sum())
+        unknown = _unknown(truth, allowed)
         note = f" ({unknown} are allowed more than their own size)" if unknown else ""
         return f"{name}: {count} of {truth.numel()} elements differ by more than rounding explains{note}: " + (
             "; ".join(shown) + more
         )
+
+
+def _unknown(truth: torch.Tensor, allowed: torch.Tensor) -> int:
+    """How many elements are allowed more than their own size."""
+    return int((allowed > truth.to(_TRUE).abs()).sum())
 
 
 def _pooled(tolerance: torch.Tensor, size: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import TypeAlias
 
 import torch
 
-from harness.oracles.exact import difference
+from harness.oracles.exact import difference, identical
 from harness.oracles.proof import Exactness, NotExact
 from harness.oracles.tolerance import Bounded
 from harness.profiles.obeyed import in_force
@@ -95,10 +94,13 @@ def _averaged_again(program: Program) -> bool:
     return False
 
 
-def tame(program: Program, truth: Truth) -> bool:
-    """Whether no number is so large that one on its way to it may have overflowed in the program's dtypes."""
+def tame(program: Program, seen: Mapping[str, torch.Tensor]) -> bool:
+    """Whether no number is so large that one on its way to it may have overflowed in the program's dtypes.
+
+    ``seen``: what one device says.
+    """
     most = min(torch.finfo(_torch(name)).max for name in program.dtypes) / (64 * program.layout.world)
-    floats = [t for t in truth.tensors.values() if t.is_floating_point() and t.numel()]
+    floats = [t for t in seen.values() if t.is_floating_point() and t.numel()]
     return all(bool(t.isfinite().all()) and float(t.abs().max()) <= most for t in floats)
 
 
@@ -106,26 +108,32 @@ def tame(program: Program, truth: Truth) -> bool:
 def problems(program: Program, truth: Truth, outcomes: Sequence[Outcome]) -> list[str]:
     """What is wrong with the outcomes of all ranks, a sentence each; [] if nothing."""
     found: list[str] = []
+    right: Tensors = {}
     for rank, outcome in enumerate(outcomes):
-        found += [f"rank {rank}: {problem}" for problem in _wrong(program, truth, rank, outcome.seen)]
+        found += [f"rank {rank}: {problem}" for problem in _wrong(program, truth, rank, outcome.seen, right)]
     for rank, outcome in enumerate(outcomes[1:], 1):
         found += [f"ranks 0 and {rank} differ: {problem}" for problem in _disagree(outcomes[0].seen, outcome.seen)]
     return found + _accounts(program, outcomes)
 
 
-def _wrong(program: Program, truth: Truth, rank: int, seen: Tensors) -> list[str]:
+def _wrong(program: Program, truth: Truth, rank: int, seen: Tensors, right: Tensors) -> list[str]:
+    """``right``: what was found right of other ranks, and what every rank has to have; more is put into it."""
     found = []
     for name, tensor in seen.items():
+        if name in right and identical(tensor, right[name]):
+            continue
         expected = truth.tensors.get(name)
         if expected is None:
             # FSDP1 gives zeros to a parameter that nothing used, beside others that were.
             if not (program.layout.under == "tp_extension" and not tensor.any()):
                 found.append(f"{name}: there is one, where one device has none")
             continue
-        part = program.part(rank) if name.endswith(": output") else None
+        part = (program.part(rank), program.parts) if name.endswith(": output") else (0, 1)
         problem = _differs(program, truth, name, tensor, part)
         if problem:
             found.append(problem)
+        elif part[1] == 1:
+            right[name] = tensor
     missing = [name for name in truth.tensors if name not in seen and _promised(program, name)]
     return found + [f"{name}: there is none, where one device has one" for name in missing]
 
@@ -137,19 +145,14 @@ def _promised(program: Program, name: str) -> bool:
     return True
 
 
-def _differs(program: Program, truth: Truth, name: str, found: torch.Tensor, part: int | None) -> str:
+def _differs(program: Program, truth: Truth, name: str, found: torch.Tensor, part: tuple[int, int]) -> str:
     expected = truth.tensors[name]
     if expected.is_floating_point() and "norm of" not in name and found.dtype != (right := _dtype_of(program, name)):
         return f"{name}: found {found.dtype}, where {right} is right"
     if truth.bounded is not None:
-        seen_by_rank = copy.copy(truth.bounded)
-        seen_by_rank.dtype = found.dtype
-        if part is not None:
-            seen_by_rank.truth = {name: truth.bounded.truth[name].tensor_split(program.parts)[part]}
-            seen_by_rank.tolerance = {name: truth.bounded.tolerance[name].tensor_split(program.parts)[part]}
-        return seen_by_rank.differs(name, found)
-    if part is not None:
-        expected = expected.tensor_split(program.parts)[part]
+        return truth.bounded.differs(name, found, dtype=found.dtype, part=part)
+    if part[1] > 1:
+        expected = expected.tensor_split(part[1])[part[0]]
     if found.is_floating_point():  # 0.0 is added because the sign of a zero depends on the order of a sum
         return difference(expected.to(found.dtype) + 0, found + 0, name)
     return difference(expected, found, name)
@@ -183,7 +186,7 @@ def _disagree(one: Tensors, other: Tensors) -> list[str]:
             continue
         if name not in other:
             found.append(f"{name}: only the first has it")
-        elif difference(tensor, other[name], name):
+        elif not identical(tensor, other[name]) and difference(tensor, other[name], name):
             found.append(f"{name}: other bits")
     return found + [f"{name}: only the second has it" for name in other if name not in one]
 

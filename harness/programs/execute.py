@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import linecache
+import math
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank saw."""
+    """What one rank saw.  Pickled, the tensors of each dtype are one: many small ones cost more than all else."""
 
     seen: Tensors
     """Everything that is compared, by name, in order, whole and on the CPU."""
@@ -39,6 +40,22 @@ class Outcome:
     """What the run left behind in the process, a sentence each."""
     seconds: float = 0.0
     """How long the program took: ``build``, ``distribute`` and ``train``."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        flat: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in self.seen.values():
+            flat.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
+        kinds = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in self.seen.items()}
+        return vars(self) | {"seen": (kinds, {dtype: torch.cat(tensors) for dtype, tensors in flat.items()})}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kinds, flat = state["seen"]
+        sizes: dict[torch.dtype, list[int]] = {dtype: [] for dtype in flat}
+        for dtype, shape in kinds.values():
+            sizes[dtype].append(math.prod(shape))
+        parts = {dtype: iter(tensor.split(sizes[dtype])) for dtype, tensor in flat.items()}
+        seen = {name: next(parts[dtype]).view(shape) for name, (dtype, shape) in kinds.items()}
+        vars(self).update(state | {"seen": seen})
 
 
 @contextlib.contextmanager
@@ -79,6 +96,12 @@ def alone(program: Program, dtype: torch.dtype = torch.float64) -> Callable[[], 
     model = names["build"](one)
     train: Callable[[Any, Any], Tensors] = names["train"]
     return lambda: train(one, model)
+
+
+@one_thread()
+def trained_alone(program: Program) -> Tensors:
+    """Train on one device, in float64."""
+    return alone(program)()
 
 
 def party(rank: Rank, program: Program) -> training.Party:
@@ -137,4 +160,5 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
     # remembers, of a flattened mesh, the groups of the mesh that it was, until it sees another.
     freed = program.layout.under != "tp_extension" and not _flattened(program)
     left += residue.left(before, groups_freed=freed)
+    residue.keep()
     return Outcome(seen, tuple(of_rank.graphs), of_rank.launched, of_rank.hooked, tuple(left), took)

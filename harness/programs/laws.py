@@ -265,7 +265,7 @@ def holds(worlds: Worlds, program: Program, law: str) -> bool:
 
 def _comparable(program: Program, law: Law) -> bool:
     truth = truth_of(program, bound=False)
-    return tame(program, truth) and (truth.exact or law.same_order)
+    return tame(program, truth.tensors) and (truth.exact or law.same_order)
 
 
 def _differences(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> Iterator[str]:

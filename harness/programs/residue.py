@@ -2,7 +2,7 @@
 
 The steady state, found by running the same program again and again: no thread, no process group and no tensor of a run
 outlives it.  A model is in cycles of references, so the garbage collector has to run first; it looks at little, since
-what ranks start with is frozen.
+what ranks start with is frozen, and so is what a run has left for good.
 """
 
 from __future__ import annotations
@@ -106,6 +106,14 @@ def left(before: State, *, groups_freed: bool = True) -> list[str]:
         time.sleep(0.001)
         found = _changes(before)
     return found
+
+
+def keep() -> None:
+    """Take what is there now out of every later garbage collection, which then costs what the run made and no more.
+
+    Called after one: what is left then are imports and caches, which stay.
+    """
+    gc.freeze()
 
 
 def _changes(before: State) -> list[str]:
@@ -259,4 +267,4 @@ def _plain(name: str) -> str:
     return name.replace("_fsdp_wrapped_module.", "").replace("_orig_mod.", "")
 
 
-__all__ = ["Remains", "State", "left", "misplaced", "parameters_of", "randomness", "release", "take"]
+__all__ = ["Remains", "State", "keep", "left", "misplaced", "parameters_of", "randomness", "release", "take"]
