@@ -24,9 +24,10 @@ rounded.  Not covered:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -89,57 +90,65 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "profiler":
+        known = _operation(func)
+        if known.ignored:
             return func(*args, **kwargs)
-        name = _name(func)
-        base = _base(name)
+        name, base = known.name, known.base
         plans: list[_Terms | None] = []
         why = ""
         try:
             if func.namespace != "aten":
                 raise _Unproven("not an operation of aten")
-            for each, given, named in _single(func, name, args, kwargs):
-                plans += self._plan(each, _base(_name(each)), given, named) or [None]
+            if known.listed:
+                for each, given, named in _single(func, name, args, kwargs):
+                    plans += self._plan(each, _operation(each), given, named) or [None]
+            else:
+                plans = self._plan(func, known, args, kwargs) or [None]
         except _Unproven as reason:
             why = str(reason)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:  # the caller's is raised again below
             why = f"could not be repeated on absolute values ({str(error).splitlines()[0]})"
         result = func(*args, **kwargs)
-        changed = args[0] if name.endswith("_") else kwargs.get("out", result)
-        outputs = list(_flat([changed]))
+        changed = args[0] if known.in_place else kwargs.get("out", result)
+        outputs = [changed] if isinstance(changed, torch.Tensor) else list(_flat([changed]))
         if why:
             plans = []
             if any(x.dtype not in _NOT_LOOKED_AT for x in _tensors((outputs, args, *kwargs.values()))):
                 self._say(f"{func.namespace}.{name}", why)
-        if base not in _VIEWS:
-            for i, output in enumerate(outputs):
-                if isinstance(output, torch.Tensor) and output.dtype not in _NOT_LOOKED_AT and output.numel():
-                    self._note(name, output, plans[i] if i < len(plans) else None, forget=base in _EMPTY)
+        for i, output in enumerate(outputs):
+            if isinstance(output, torch.Tensor) and output.dtype not in _NOT_LOOKED_AT and output.numel():
+                self._note(name, output, plans[i] if i < len(plans) else None, forget=base in _EMPTY)
         return result
 
     # What an operation does to magnitudes and granularity: one entry for each result, None to start from its values.
 
-    def _plan(self, func: Any, base: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    def _plan(
+        self, func: Any, known: _Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[_Terms | None]:
         """Errors: _Unproven, saying why."""
+        base = known.base
         if base in _EMPTY:
             return []
         rule = _RULES.get(base)
         if (rule is None and base not in _EXACT) or func.__name__ in _OTHERWISE:
             raise _Unproven("not known to be a sum of products")
-        given = [x for x in _flat((args, *kwargs.values())) if isinstance(x, (torch.Tensor, float))]
-        tensors = [x for x in given if isinstance(x, torch.Tensor)]
-        floats = [x for x in tensors if x.dtype not in _NOT_LOOKED_AT]
-        exponent = min([self._look(x).exponent for x in floats], default=_ENDLESS)
-        for x in given:
-            if isinstance(x, float):
+        numbers, tensors, floats, exponent = 0, 0, 0, _ENDLESS
+        for x in _leaves(args, kwargs):
+            if isinstance(x, torch.Tensor):
+                tensors += 1
+                if x.dtype not in _NOT_LOOKED_AT:
+                    floats += 1
+                    exponent = min(exponent, self._look(x).exponent)
+            elif isinstance(x, float):
+                numbers += 1
                 exponent = min(exponent, self._scalar(x))
-        if base in _VIEWS or base in _WHOLE:
+        if base in _WHOLE:
             return []
         if not floats:
-            if rule is not None and (base in ("div", "mean") or kwargs.get("dtype") or len(tensors) < len(given)):
+            if rule is not None and (base in ("div", "mean") or kwargs.get("dtype") or numbers):
                 raise _Unproven("makes floating-point numbers of whole ones")
             return []
-        changed = args[0] if _name(func).endswith("_") else kwargs.get("out")
+        changed = args[0] if known.in_place else kwargs.get("out")
         if isinstance(changed, torch.Tensor) and not changed.dtype.is_floating_point:
             return []
         if rule is not None:
@@ -151,7 +160,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         ):
             return []
         terms = self._mirror(func, args, kwargs)
-        if base in _TAKE_WHOLE_NUMBERS or (base in ("cat", "stack", "where") and len(floats) < len(tensors)):
+        if base in _TAKE_WHOLE_NUMBERS or (base in ("cat", "stack", "where") and floats < tensors):
             exponent = min(exponent, 0)
         # A number put in may be negative.
         return [(x.abs_() if isinstance(x, torch.Tensor) else x, exponent) for x in terms]
@@ -320,28 +329,51 @@ def _tensors(x: Sequence[Any]) -> list[torch.Tensor]:
     return [each for each in _flat(x) if isinstance(each, torch.Tensor)]
 
 
-def _name(func: Any) -> str:
+def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """What arguments consist of, those in lists one by one."""
+    found = []
+    for x in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(x, (list, tuple)):
+            found += _flat(x)
+        else:
+            found.append(x)
+    return found
+
+
+class _Operation(NamedTuple):
+    """What has to be known of an operation."""
+
+    name: str
     """Without the overload."""
-    return str(func.__name__).partition(".")[0]
+    base: str
+    """Without the underscore of what works in place."""
+    in_place: bool
+    listed: bool
+    """Whether it is one of the _foreach operations."""
+    ignored: bool
+    """Whether it computes nothing: what it returns lies where its operand lies."""
 
 
-def _base(name: str) -> str:
-    """The name without the underscore of what works in place."""
-    return name.removesuffix("_") if not name.endswith("__") else name
+@functools.cache
+def _operation(func: Any) -> _Operation:
+    name = str(func.__name__).partition(".")[0]
+    base = name.removesuffix("_") if not name.endswith("__") else name
+    view = func.namespace == "aten" and base in _VIEWS and func.__name__ not in _OTHERWISE
+    return _Operation(
+        name, base, name.endswith("_"), name.startswith("_foreach_"), view or func.namespace == "profiler"
+    )
 
 
 def _single(
     func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """An operation on lists as one for each element; any other as it is."""
-    if not name.startswith("_foreach_"):
-        yield func, args, kwargs
-        return
+    """An operation on lists as one for each element."""
     one, kind = name.removeprefix("_foreach_"), func.__name__.split(".")[1]
-    overload = {"add": "Tensor", "sub": "Tensor", "mul": "Tensor", "div": "Tensor"}.get(_base(one), "default")
-    if _base(one) not in ("add", "sub", "mul", "div", "neg", "zero", "copy", "addcmul"):
+    base = one.removesuffix("_")
+    overload = {"add": "Tensor", "sub": "Tensor", "mul": "Tensor", "div": "Tensor"}.get(base, "default")
+    if base not in ("add", "sub", "mul", "div", "neg", "zero", "copy", "addcmul"):
         raise _Unproven("not known to be a sum of products")
-    if _base(one) == "addcmul":
+    if base == "addcmul":
         if kind != "Scalar":
             raise _Unproven("has a value for each tensor")
         args, kwargs = args[:3], {"value": args[3] if len(args) > 3 else kwargs.get("value", 1)}
@@ -372,7 +404,7 @@ def _added(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         a, b, i, j, alpha = b, a * abs(alpha), j, i + _exponent(float(alpha)), 1
         a, b, i, j, func = b, a, j, i, aten.add.Tensor
     elif name.startswith("sub"):
-        func = getattr(getattr(aten, _name(func).replace("sub", "add")), name.split(".")[1])
+        func = getattr(getattr(aten, _operation(func).name.replace("sub", "add")), name.split(".")[1])
     exponent = min(i, j + _exponent(float(alpha)))
     magnitude = func(a, b, alpha=abs(alpha), **_out(watch, given))
     watch._require(magnitude, exponent)

@@ -129,21 +129,12 @@ class Bounded:
             found = dict(run())
         self.truth = {name: tensor.detach().clone() for name, tensor in found.items()}
         moved = tape.replay([tensor.detach() for tensor in found.values()], samples, seed)
-        self.tolerance = {}
-        lost = torch.zeros(samples + 1, dtype=torch.bool)
-        for (name, truth), sampled in zip(self.truth.items(), moved, strict=True):
-            if truth.dtype != _TRUE:
-                self.tolerance[name] = torch.zeros(truth.shape, dtype=_TRUE)
-                continue
-            far = (sampled - truth).abs().nan_to_num(nan=math.inf)
-            # NaN may be hidden by what comes later, such as a ReLU: of such a sample nothing more is known.
-            known = far.masked_fill(lost.reshape(-1, *[1] * truth.dim()), math.inf)
-            lost |= (far.isinf() & truth.isfinite()).reshape(samples + 1, -1).any(dim=1)
+        rounded = {name: of for name, of in zip(self.truth, moved, strict=True) if of.dtype == _TRUE}
+        self.tolerance = {name: torch.zeros(truth.shape, dtype=_TRUE) for name, truth in self.truth.items()}
+        if rounded:
             # Without errors, float16 still underflows: everywhere in the same direction, as random errors do not.
             half = dtype == torch.float16
-            allowed = self.tolerance[name] = _pooled(MARGIN * known[0 if half else 1 :].amax(dim=0), truth.abs())
-            if not half and truth.numel() and bool((far[0] > 1e3 * allowed + 1e-9 * truth.abs().max()).any()):
-                raise RuntimeError(f"{name}: executed again, the run gave something else; is it random?")
+            self.tolerance |= _tolerances({name: self.truth[name] for name in rounded}, rounded, counted_first=half)
 
     @property
     def loose(self) -> float:
@@ -199,16 +190,50 @@ def _unknown(truth: torch.Tensor, allowed: torch.Tensor) -> int:
     return int((allowed > truth.to(_TRUE).abs()).sum())
 
 
-def _pooled(tolerance: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+def _tolerances(
+    truths: Mapping[str, torch.Tensor], sampled: Mapping[str, torch.Tensor], *, counted_first: bool
+) -> dict[str, torch.Tensor]:
+    """Of every element, how far samples were from the truth, and more; all tensors at once, which are many and small.
+
+    ``sampled``: float64[1 + samples, *shape]; ``counted_first``: whether the first, without errors, is one of them.
+    Errors: RuntimeError where the first is no run of the same.
+    """
+    shapes = [truth.shape for truth in truths.values()]
+    sizes = [shape.numel() for shape in shapes]
+    of = torch.repeat_interleave(torch.tensor(sizes))
+    truth = torch.cat([tensor.reshape(-1) for tensor in truths.values()])
+    all_sampled = torch.cat([tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None] for tensor in sampled.values()], dim=1)
+    far = (all_sampled - truth).abs_().nan_to_num_(nan=math.inf)
+    lost = far.isinf() & truth.isfinite()
+    if bool(lost.any()):
+        # NaN may be hidden by what comes later, such as a ReLU: of such a sample nothing more is known.
+        each = torch.stack([tensor.any(dim=1) for tensor in lost.split(sizes, dim=1)], dim=1).long()
+        far = far.masked_fill((each.cumsum(dim=1) > each)[:, of], math.inf)
+    size = truth.abs()
+    allowed = _pooled(MARGIN * far[0 if counted_first else 1 :].amax(dim=0), size, of, len(sizes))
+    if not counted_first:
+        largest = torch.zeros(len(sizes), dtype=_TRUE).scatter_reduce(0, of, size, "amax")
+        other = far[0] > 1e3 * allowed + 1e-9 * largest[of]
+        if bool(other.any()):
+            name = list(truths)[int(of[other][0])]
+            raise RuntimeError(f"{name}: executed again, the run gave something else; is it random?")
+    return {n: part.view(s) for n, part, s in zip(truths, allowed.split(sizes), shapes, strict=True)}
+
+
+def _pooled(tolerance: torch.Tensor, size: torch.Tensor, of: torch.Tensor, count: int) -> torch.Tensor:
     """An event that is rare, such as a sign that flips, may be in no sample of one element, and in those of others.
-    ``size``: of the elements of the truth."""
+
+    ``size``: of the elements of the truth; ``of``: which of the ``count`` tensors each belongs to.
+    """
     finite = tolerance.isfinite() & (tolerance > 0)
-    if not bool(finite.any()):
-        return tolerance
     unknown = finite & (tolerance > size)
-    tolerance = torch.where(unknown, MARGIN * tolerance.masked_fill(~unknown, 0).max(), tolerance)
-    floor = FLOOR * float(tolerance[finite].square().mean().sqrt())
-    return torch.where(tolerance > 0, tolerance.clamp(min=floor), tolerance)
+    most = torch.zeros(count, dtype=_TRUE).scatter_reduce(0, of, tolerance.where(unknown, 0), "amax")
+    tolerance = torch.where(unknown, MARGIN * most[of], tolerance)
+    squares, counts = torch.zeros(2, count, dtype=_TRUE)
+    squares = squares.index_add(0, of, tolerance.where(finite, 0).square())
+    counts = counts.index_add(0, of, finite.to(_TRUE))
+    floor = FLOOR * (squares / counts.clamp(min=1)).sqrt()
+    return torch.where(tolerance > 0, tolerance.maximum(floor[of]), tolerance)
 
 
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -229,7 +254,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._bases: dict[int, int] = {}
         """Of each storage, the first slot in it."""
         self._storages: list[int] = []
-        """Of each slot."""
+        self._kinds: list[tuple[torch.Size, torch.dtype]] = []
+        """Of each slot, and where it lies."""
         self._alive: list[torch.UntypedStorage] = []
         self._constants: dict[int, torch.Tensor] = {}
         self._mutated: set[int] = set()
@@ -383,6 +409,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place = _place(tensor)
         slot = self._slots[place] = len(self._storages)
         self._storages.append(place[0])
+        self._kinds.append((tensor.shape, tensor.dtype))
         if place[0] not in self._bases:
             self._bases[place[0]] = slot
             self._alive.append(tensor.untyped_storage())  # or its place could be another's later
@@ -391,6 +418,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _constant(self, value: torch.Tensor, storage: int) -> int:
         slot = len(self._storages)
         self._storages.append(storage)
+        self._kinds.append((value.shape, value.dtype))
         self._constants[slot] = value
         return slot
 
@@ -417,17 +445,39 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tiny = torch.full((samples + 1,), _HALF_TINY / UNIT[torch.float16], dtype=_TRUE)
         tiny[1::2] = 0
 
-        def once(values: Sequence[torch.Tensor], tiny: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return self._execute({**env, **dict(zip(slots, values, strict=True))}, tiny, noise, starts, outputs)
+        # Cutting an error out of the noise costs as much as putting it in, unless it was done in an earlier program.
+        cut = [_cut(samples, seed, at, shape) for at, shape in enumerate(self._shapes_of_errors(), 1)]
+
+        def once(
+            values: Sequence[torch.Tensor], tiny: torch.Tensor, noise: torch.Tensor, cut: Sequence[torch.Tensor]
+        ) -> tuple[torch.Tensor, ...]:
+            return self._execute({**env, **dict(zip(slots, values, strict=True))}, tiny, noise, cut, starts, outputs)
 
         with torch.no_grad():
             try:
                 _functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
-                return list(torch.func.vmap(once)(values, tiny, noise))
+                return list(torch.func.vmap(once)(values, tiny, noise, cut))
             except (RuntimeError, ValueError):
                 # An operation that cannot be executed on all samples at once: one sample after the other, then.
-                each = [once([v[k].clone() for v in values], tiny[k], noise[k]) for k in range(samples + 1)]
+                each = [
+                    once([v[k].clone() for v in values], tiny[k], noise[k], [c[k] for c in cut])
+                    for k in range(samples + 1)
+                ]
                 return [torch.stack(tensors) for tensors in zip(*each, strict=True)]
+
+    def _shapes_of_errors(self) -> list[torch.Size]:
+        """Of the errors that :meth:`_execute` will put in, in order."""
+        found: list[torch.Size] = []
+        for step in self._steps:
+            errors = step.errors
+            if errors.operands:
+                given = [self._kinds[mark.number] for mark in step.args[: errors.leading] if type(mark) is _Slot]
+                found += [shape for shape, dtype in given if dtype == _TRUE and shape]
+            if errors.results:
+                slots = (step.written,) if step.written >= 0 else [slot for slot in step.results if slot >= 0]
+                for shape, dtype in (self._kinds[slot] for slot in slots):
+                    found += [shape] * (dtype == _TRUE) * (2 if errors.first else 1)
+        return found
 
     def _reshaped(self, step: _Step) -> _Step:
         """A view that may be a copy as well, since nothing is written there: strides can differ when executed again."""
@@ -447,6 +497,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         env: dict[int, torch.Tensor],
         tiny: torch.Tensor,
         noise: torch.Tensor,
+        cut: Sequence[torch.Tensor],
         starts: Sequence[int],
         outputs: Sequence[int],
     ) -> tuple[torch.Tensor, ...]:
@@ -458,6 +509,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def errors(shape: torch.Size) -> torch.Tensor:
             nonlocal at
             at += 1
+            if at <= len(cut) and cut[at - 1].shape == shape:
+                return cut[at - 1]
             count = shape.numel()
             if count > _NOISE // 2:
                 return noise.repeat(-(-count // _NOISE))[:count].view(shape)
@@ -535,6 +588,18 @@ def _noise(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[in
     rounded[0] = False
     rounded[1::2] = True
     return noise, rounded, torch.randint(0, _NOISE // 2, (4093,), generator=generator).tolist()
+
+
+@lru_cache(maxsize=4096)
+def _cut(samples: int, seed: int, at: int, shape: torch.Size) -> torch.Tensor:
+    """The errors of all samples in one place of a run: [1 + samples, *shape], a view of the noise; [1 + samples, 0]
+    where it is too large for that."""
+    noise, _, starts = _noise(samples, seed)
+    count = shape.numel()
+    if count > _NOISE // 2:
+        return noise[:, :0]
+    start = starts[at % len(starts)]
+    return noise[:, start : start + count].view(samples + 1, *shape)
 
 
 @cache
