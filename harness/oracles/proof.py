@@ -47,23 +47,25 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     """Watch a computation in float64 and say whether it would be exact in ``dtype`` in any order of summation.
 
     Enter it once, around the whole run on one device, when modules and data are made (drawing numbers is not proven); a
-    second block starts anew from values.  ``spare_bits`` is the
-    base-2 logarithm, rounded up, of the largest factor that ranks multiply by and divide out again (a world size).
+    second block starts anew from values.  ``factor`` is the largest whole number that ranks multiply by and divide out
+    again (a world size): a power of two takes no bits of the mantissa, but of the range.
     Tensors that enter must be representable in ``dtype``; integers and booleans are not looked at, nor are parameters
     and data before an operation uses them.
 
     ``stop``: whether to end the computation where it is first seen not to be exact, with :class:`NotExact`.
 
-    Errors: ValueError for a dtype other than float64, float32, float16 and bfloat16.
+    Errors: ValueError for a dtype other than float64, float32, float16 and bfloat16, and for a factor below 1.
     """
 
-    def __init__(self, dtype: torch.dtype, *, spare_bits: int = 0, stop: bool = False) -> None:
+    def __init__(self, dtype: torch.dtype, *, factor: int = 1, stop: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         if dtype not in _BITS:
             raise ValueError(f"dtype must be one of {', '.join(map(str, _BITS))}, not {dtype}")
-        if spare_bits < 0:
-            raise ValueError(f"spare_bits must be 0 or more, not {spare_bits}")
-        self._dtype, self._spare, self._stop = dtype, spare_bits, stop
+        if factor < 1:
+            raise ValueError(f"factor must be 1 or more, not {factor}")
+        self._dtype, self._stop = dtype, stop
+        self._beyond = (factor - 1).bit_length()
+        self._spare = self._beyond if factor & (factor - 1) else 0
         self._name, self._bits = str(dtype).removeprefix("torch."), _BITS[dtype]
         info = torch.finfo(dtype)
         self._most = float(info.max)
@@ -202,10 +204,11 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         spare = f", {self._spare} of them spare" if self._spare else ""
         if bits > self._bits:
             raise _Unproven(f"partial sums need {bits} bits{spare}, {self._name} has {self._bits}")
-        if math.ldexp(top, self._spare) > self._most:
-            raise _Unproven(f"partial sums may reach {top:g}{spare and ' and more'}, {self._name} {self._most:g}")
-        if exponent - self._spare < self._least:
-            raise _Unproven(f"terms are multiples of 2^{exponent}{spare}, {self._name} goes down to 2^{self._least}")
+        beyond = f", and 2^{self._beyond} times that on ranks" if self._beyond else ""
+        if math.ldexp(top, self._beyond) > self._most:
+            raise _Unproven(f"partial sums may reach {top:g}{beyond}, {self._name} {self._most:g}")
+        if exponent - self._beyond < self._least:
+            raise _Unproven(f"terms are multiples of 2^{exponent}, {self._name} goes down to 2^{self._least}")
 
     # What is known of every storage.
 

@@ -64,7 +64,7 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
     """
     narrowest = max((_torch(d) for d in program.dtypes), key=lambda d: torch.finfo(d).eps)
     # Ranks multiply the loss by their number, and divide the gradients by it.
-    proof = Exactness(narrowest, spare_bits=program.parts.bit_length() + 1, stop=bound)
+    proof = Exactness(narrowest, factor=program.parts, stop=bound)
     train = execute.alone(program)
     tensors: Tensors = {}
     with contextlib.suppress(NotExact), proof:

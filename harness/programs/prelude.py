@@ -165,12 +165,19 @@ def values(shape: Sequence[int], key: object, span: int, denominator: int) -> to
     return torch.tensor(drawn, dtype=torch.float64).view(tuple(shape))
 
 
-def fill(model: nn.Module, seed: int, span: int, denominator: int) -> nn.Module:
-    """Give every parameter and float buffer values of its own; running statistics stay as they are."""
+def fill(model: nn.Module, seed: int, span: int, denominator: int, *, sparse: bool = False) -> nn.Module:
+    """Give every parameter and float buffer values of its own; running statistics stay as they are.
+
+    ``sparse``: of each row of a weight one number, in one column after the other, and zeros.
+    """
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.is_floating_point() and "running" not in name:
                 tensor.copy_(values(tensor.shape, (seed, name), span, denominator))
+                if sparse and tensor.dim() > 1 and tensor.numel():
+                    rows = tensor.flatten(1)
+                    columns = torch.arange(rows.shape[1])
+                    rows[torch.arange(len(rows))[:, None] % len(columns) != columns] = 0
     return model
 
 
@@ -249,7 +256,7 @@ class Run:
         weights = self.part(weights).to(output)
         before = launched()
         losses = (output * weights).flatten(1).sum(1)
-        (self.party.factor * losses.sum()).backward()
+        losses.backward(torch.full_like(losses, self.party.factor))
         self.count(f"{name}, {'' if synced else 'un'}synced", before)
         self.note(f"{name}: output", output)
         self.note(f"{name}, loss of each row: output", losses)

@@ -129,10 +129,11 @@ def _used(name: str, layer: Layer) -> list[str]:
 
 
 def _build(program: Program, named: list[Named]) -> list[str]:
+    sparse = ", sparse=True" if program.sparse else ""
     lines = [
         "def build(party):",
         "    with party.device:  # moved later, what is tied might not be any more",
-        f"        model = fill(Model(), {program.seed}, {program.span}, {program.denominator})",
+        f"        model = fill(Model(), {program.seed}, {program.span}, {program.denominator}{sparse})",
         "    model.to(dtype=party.dtype)",
     ]
     for n in named:

@@ -265,6 +265,8 @@ class Program(_Data, frozen=True):
     """Weights and data are whole numbers from -span to span without 0, over ``denominator``; with 0 any numbers from -1
     to 1, over it: sums of such numbers don't cancel by chance, as those of small whole numbers do."""
     denominator: int = 2
+    sparse: bool = False
+    """One number in each row of a weight is not zero: sums are short, and fit into narrow dtypes."""
     rotated: int = 0
     """How far the parts of a batch are moved on among the ranks."""
     same_data: bool = False

@@ -140,7 +140,8 @@ def programs(
         seed=draw(_SEEDS),
         # Where rounding counts, numbers that don't cancel; training that explodes would show nothing.
         span=0 if rounded else draw(among((1, 2, 3) if plain else (1,))),
-        denominator=1 if rounded else draw(among((1, 2, 4) if plain else (1, 2))),
+        denominator=1 if rounded else draw(among((1, 2, 4) if plain else (1,))),
+        sparse=not rounded and draw(among((False, False, True) if plain else (True, True, False))),
         # Batch statistics are those of a part; only where each rank has the whole batch are they those of one device.
         same_data=batch_norm,
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 import torch
+from hypothesis import Phase, given, settings
 
 from harness.programs.check import Truth, problems, tame, truth_of
 from harness.programs.execute import Outcome
@@ -23,6 +24,7 @@ from harness.programs.spec import (
     Program,
     Step,
 )
+from harness.programs.strategies import programs
 
 EXACT = Program(Model((3,), (Linear(4), Activation(), Linear(2))), steps=(Step(rows=(2, 5)),), dtype="float32")
 ROUNDED = Program(
@@ -254,6 +256,21 @@ def test_uneven_batches_may_compile_anew() -> None:
     uneven = Program(COMPILED.model, COMPILED.layout, (Step(rows=(2, 3)),))
     outcomes = [replace(o, graphs=g) for o, g in zip(healthy(uneven), [(4, 2), (4, 2, 5)], strict=True)]
     assert problems(uneven, truth(uneven), outcomes) == []
+
+
+@pytest.mark.parametrize("stack", ["replicate", "replicate_fsdp", "tp_extension"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_dtypes_are_compared_bit_for_bit(stack: str, dtype: str) -> None:
+    """Of programs that are drawn to be representable, about half are, also where a dtype has 8 bits or 11."""
+    proven: list[bool] = []
+
+    @settings(max_examples=80, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+    @given(programs(stack, (2,), smooth=False, dtypes=(dtype,)))
+    def check(program: Program) -> None:
+        proven.append(truth_of(program, bound=False).exact)
+
+    check()
+    assert sum(proven) > 0.35 * len(proven), f"{sum(proven)} of {len(proven)}"
 
 
 def test_averages_of_averages_by_three() -> None:

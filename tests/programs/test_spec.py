@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.programs.execute import alone
+from harness.programs.execute import alone, functions
 from harness.programs.source import source
 from harness.programs.spec import (
     STACKS,
@@ -30,6 +30,7 @@ from harness.programs.spec import (
     walk,
 )
 from harness.programs.strategies import programs
+from harness.stacks.training import Party
 
 PLAIN = Program(Model((3,), (Linear(4), Residual((Linear(4), Activation())))))
 
@@ -87,6 +88,28 @@ def test_mistakes_are_named(change: dict[str, object], message: str) -> None:
     """An error names the place."""
     with pytest.raises(ValueError, match=message):
         loads(json.dumps({**json.loads(dumps(PLAIN)), **change}))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model((5,), (Linear(7), Linear(2))),
+        Model((3, 4), (Conv(2, 2), Linear(3))),
+        Model((2,), (Embedding(3), Linear(0)), tokens=5),
+    ],
+    ids=["linear", "convolution", "embedding"],
+)
+def test_sparse_weights(model: Model) -> None:
+    """Each row of a weight has one number, the next row's is in the next column, and biases are full."""
+    built = functions(Program(model, sparse=True))["build"](Party())
+    for parameter in built.parameters():
+        if parameter.dim() == 1:
+            assert parameter.all()
+        elif parameter.numel():
+            columns = parameter.flatten(1).shape[1]
+            assert [row.nonzero().tolist() for row in parameter.flatten(1)] == [
+                [[row % columns]] for row in range(len(parameter))
+            ]
 
 
 def test_names_and_shapes() -> None:

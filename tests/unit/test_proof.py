@@ -21,8 +21,8 @@ DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 Tensors = Sequence[torch.Tensor]
 
 
-def watch(f: Callable[[], object], dtype: torch.dtype = torch.float64, spare_bits: int = 0) -> Exactness:
-    with Exactness(dtype, spare_bits=spare_bits) as seen:
+def watch(f: Callable[[], object], dtype: torch.dtype = torch.float64, factor: int = 1) -> Exactness:
+    with Exactness(dtype, factor=factor) as seen:
         f()
     return seen
 
@@ -193,11 +193,21 @@ def test_exact_is_proven(dtype: torch.dtype, compute: Callable[[], object]) -> N
     assert watch(compute, dtype).unproven == []
 
 
-def test_spare_bits() -> None:
-    """Bits kept for factors that ranks divide out again count."""
-    assert watch(lambda: numbers(2.0**21, 1).sum(), torch.float32, 2).proven
-    assert watch(lambda: numbers(2.0**22, 1).sum(), torch.float32, 2).unproven == [
+def test_a_factor_takes_bits() -> None:
+    """Of a factor that ranks divide out again, a power of two takes range, and any other bits, too."""
+    assert watch(lambda: numbers(2.0**21, 1).sum(), torch.float32, 3).proven
+    assert watch(lambda: numbers(2.0**22, 1).sum(), torch.float32, 3).unproven == [
         "aten.sum: partial sums need 25 bits, 2 of them spare, float32 has 24"
+    ]
+    assert watch(lambda: numbers(2.0**23, 1).sum(), torch.float32, 4).proven
+    assert not watch(lambda: numbers(2.0**24, 1).sum(), torch.float32, 4).proven
+    assert watch(lambda: numbers(2.0**14).sum(), torch.float16, 2).proven
+    assert watch(lambda: numbers(2.0**14).sum(), torch.float16, 4).unproven == [
+        "aten.sum: partial sums may reach 16384, and 2^2 times that on ranks, float16 65504"
+    ]
+    assert watch(lambda: numbers(2.0**-23).sum(), torch.float16, 2).proven
+    assert watch(lambda: numbers(2.0**-23).sum(), torch.float16, 4).unproven == [
+        "aten.sum: terms are multiples of 2^-23, float16 goes down to 2^-24"
     ]
 
 
@@ -250,7 +260,7 @@ def test_one_sentence_for_each_kind() -> None:
     assert len(seen.unproven) == 20
 
 
-@pytest.mark.parametrize("options", [{"dtype": torch.int32}, {"dtype": torch.float32, "spare_bits": -1}])
+@pytest.mark.parametrize("options", [{"dtype": torch.int32}, {"dtype": torch.float32, "factor": 0}])
 def test_bad_arguments(options: dict[str, object]) -> None:
     """A dtype without a mantissa, and less than no bits, are refused."""
     with pytest.raises(ValueError, match="must be"):
@@ -323,10 +333,10 @@ def train(start: Program, steps: int, accumulate: int = 1, **options: object) ->
 
 
 def watch_training(
-    name: str, steps: int, dtype: torch.dtype = torch.float64, spare_bits: int = 0, **options: object
+    name: str, steps: int, dtype: torch.dtype = torch.float64, factor: int = 1, **options: object
 ) -> list[str]:
     start = program(name)
-    return watch(lambda: train(start, steps, **options), dtype, spare_bits).unproven  # type: ignore[arg-type]
+    return watch(lambda: train(start, steps, **options), dtype, factor).unproven  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -347,10 +357,10 @@ def test_usual_programs_are_proven(name: str, options: dict[str, object]) -> Non
     assert watch_training(name, 1, torch.float32, **options) == []  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("spare_bits", [0, 2])
-def test_three_steps_of_an_mlp_are_proven(spare_bits: int) -> None:
+@pytest.mark.parametrize("factor", [1, 3])
+def test_three_steps_of_an_mlp_are_proven(factor: int) -> None:
     """Three steps of two layers are proven in float64."""
-    assert watch_training("mlp", 3, spare_bits=spare_bits) == []
+    assert watch_training("mlp", 3, factor=factor) == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
