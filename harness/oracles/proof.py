@@ -29,6 +29,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -124,9 +125,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     # What an operation does to magnitudes and granularity: one entry for each result, None to start from its values.
 
-    def _plan(
-        self, func: Any, known: _Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[_Terms | None]:
+    def _plan(self, func: Any, known: _Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
         """Errors: _Unproven, saying why."""
         base = known.base
         if base in _EMPTY:
@@ -253,6 +252,8 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return None
 
     def _representable(self, what: str, values: torch.Tensor) -> None:
+        if torch.equal(values.to(self._dtype).double(), values) and math.isfinite(float(values.sum())):
+            return
         if self._dtype == torch.float64:
             same = values.isfinite()
         else:
@@ -305,11 +306,12 @@ def _granularity(x: torch.Tensor) -> int:
     """The exponent of the largest power of two that divides every element of float64[...]."""
     if not x.numel():
         return _ENDLESS
-    mantissa, exponent = torch.frexp(x)
-    whole = mantissa.mul_(2.0**53).to(torch.int64)
-    lowest = torch.frexp((whole & -whole).double())[1]  # of 2**k it is k + 1, of zero 0
-    found = torch.where(lowest > 0, exponent + lowest, _ENDLESS)
-    return min(int(found.amin()) - 54, _ENDLESS)
+    mantissa, exponent = np.frexp(x.reshape(-1).numpy())  # on so few elements, a third of what torch takes
+    with np.errstate(invalid="ignore"):  # of what is not finite, which is said elsewhere
+        whole = (mantissa * 2.0**53).astype(np.int64)
+    lowest = np.frexp((whole & -whole).astype(np.float64))[1]  # of 2**k it is k + 1, of zero 0
+    found = np.where(lowest > 0, exponent + lowest, _ENDLESS)
+    return min(int(found.min()) - 54, _ENDLESS)
 
 
 def _exponent(x: float) -> int:
@@ -334,7 +336,7 @@ def _tensors(x: Sequence[Any]) -> list[torch.Tensor]:
 
 def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """What arguments consist of, those in lists one by one."""
-    found = []
+    found: list[Any] = []
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, (list, tuple)):
             found += _flat(x)

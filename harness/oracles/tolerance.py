@@ -202,12 +202,14 @@ def _tolerances(
     sizes = [shape.numel() for shape in shapes]
     of = torch.repeat_interleave(torch.tensor(sizes))
     truth = torch.cat([tensor.reshape(-1) for tensor in truths.values()])
-    all_sampled = torch.cat([tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None] for tensor in sampled.values()], dim=1)
+    all_sampled = torch.cat(
+        [tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None] for tensor in sampled.values()], dim=1
+    )
     far = (all_sampled - truth).abs_().nan_to_num_(nan=math.inf)
     lost = far.isinf() & truth.isfinite()
     if bool(lost.any()):
         # NaN may be hidden by what comes later, such as a ReLU: of such a sample nothing more is known.
-        each = torch.stack([tensor.any(dim=1) for tensor in lost.split(sizes, dim=1)], dim=1).long()
+        each = torch.stack([tensor.any(dim=1) for tensor in lost.split_with_sizes(sizes, dim=1)], dim=1).long()
         far = far.masked_fill((each.cumsum(dim=1) > each)[:, of], math.inf)
     size = truth.abs()
     allowed = _pooled(MARGIN * far[0 if counted_first else 1 :].amax(dim=0), size, of, len(sizes))
@@ -217,7 +219,7 @@ def _tolerances(
         if bool(other.any()):
             name = list(truths)[int(of[other][0])]
             raise RuntimeError(f"{name}: executed again, the run gave something else; is it random?")
-    return {n: part.view(s) for n, part, s in zip(truths, allowed.split(sizes), shapes, strict=True)}
+    return {n: part.view(s) for n, part, s in zip(truths, allowed.split_with_sizes(sizes), shapes, strict=True)}
 
 
 def _pooled(tolerance: torch.Tensor, size: torch.Tensor, of: torch.Tensor, count: int) -> torch.Tensor:
@@ -287,12 +289,12 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         listed = not isinstance(result, torch.Tensor)
         results = result if listed else (result,)
-        tensors = [t for t in results if isinstance(t, torch.Tensor)]
-        view = kind == "view" or any(_storage(t) in self._bases for t in tensors)
-        if view and all(_place(t) in self._slots for t in tensors):
+        tensors = [(t, _place(t)) if isinstance(t, torch.Tensor) else None for t in results]
+        view = kind == "view" or any(each[1][0] in self._bases for each in tensors if each)
+        if view and all(each[1] in self._slots for each in tensors if each):
             return result  # detach(), or a view that was made before
         errors = _NONE if view else self._errors(operation, args, results)
-        slots = tuple([self._new(t) if isinstance(t, torch.Tensor) else -1 for t in results])
+        slots = tuple([self._new(*each) if each else -1 for each in tensors])
         if operation.name == "native_batch_norm" and args[5]:
             self._batch_norm(args, taken, slots)
             return result
@@ -398,15 +400,14 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         base = self._bases.get(place[0])
         if base is None:
             whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
-            self._constants[self._new(whole)] = whole.clone()
+            self._constants[self._new(whole, _place(whole))] = whole.clone()
             return self._slot(tensor)
-        slot = self._new(tensor)
+        slot = self._new(tensor, place)
         strided = (_Slot(base), tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
         self._steps.append(_Step(torch.as_strided, strided, {}, (slot,), view=True))
         return slot
 
-    def _new(self, tensor: torch.Tensor) -> int:
-        place = _place(tensor)
+    def _new(self, tensor: torch.Tensor, place: _Place) -> int:
         slot = self._slots[place] = len(self._storages)
         self._storages.append(place[0])
         self._kinds.append((tensor.shape, tensor.dtype))
@@ -560,7 +561,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 _RANDOM = ("rand", "bernoulli", "normal", "uniform", "exponential", "multinomial", "log_normal", "geometric", "cauchy")
 
-_Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+_Place = tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]
 _NONE = _Errors()
 
 
@@ -573,7 +574,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _place(tensor: torch.Tensor) -> _Place:
-    return _storage(tensor), int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype
+    return _storage(tensor), int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype
 
 
 @lru_cache(maxsize=8)

@@ -133,7 +133,7 @@ INEXACT: dict[str, tuple[torch.dtype, Callable[[], object], str]] = {
     "mean": (torch.float64, lambda: numbers(1, 2, 3).mean(), "aten.mean: divides by 3"),
     "overflow in a mean": (torch.float16, lambda: numbers(32768, 32768).mean(), "may reach 65536"),
     "bfloat16": (torch.bfloat16, lambda: numbers(256, 1).sum(), "need 9 bits, bfloat16 has 8"),
-    "entered": (torch.bfloat16, lambda: numbers(257).view(1, 1).t() + 0, "data that enters: 257.0 is not a number of bfloat16"),
+    "entered": (torch.bfloat16, lambda: numbers(257).view(1, 1) + 0, "that enters: 257.0 is not a number of bfloat16"),
     "NaN": (torch.float64, lambda: numbers(float("nan")).relu(), "nan is not a number of float64"),
     "-inf": (torch.float64, lambda: numbers(1).masked_fill(torch.tensor([True]), -torch.inf), "takes -inf"),
     "rate": (torch.float32, lambda: numbers(1).mul_(0.1), "aten.mul_: takes 0.1, which is not a number of float32"),
