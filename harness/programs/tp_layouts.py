@@ -80,6 +80,8 @@ def tp_layouts(
     ):
         # tp_gradient_dtype.py: a rank without gradients of its own gathers float32.
         strategy, original, sharded = ("NO_SHARD", True, False) if frozen or compiled else (strategy, False, sharded)
+        if not sharded and _idle_units(named, wrapped):
+            wrapped = ()  # tp_idle_unit.py: now nothing is sharded
     accumulated = any(step.accumulates for step in steps)
     if original and plan and (accumulated or not sharded):
         # tp_no_sync.py, tp_no_shard.py: with tensor-parallel layers that takes flat parameters.

@@ -239,7 +239,7 @@ def test_nothing_to_say(law: str, program: Program, sound: Damaged) -> None:
     assert not holds(sound, program, law)
 
 
-@settings(max_examples=150, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1000, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs("tp_extension", (1, 2, 3, 4)))
 def test_what_is_drawn_is_taken(program: Program) -> None:
     """Laws keep to the limits of drawn layouts, and those limits take whatever is drawn."""
