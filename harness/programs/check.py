@@ -63,8 +63,8 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
     ``bound``: whether to find out what rounding explains where bits can't be asked for.
     """
     narrowest = max((_torch(d) for d in program.dtypes), key=lambda d: torch.finfo(d).eps)
-    # Ranks multiply the loss by their number, and divide the gradients by it.
-    proof = Exactness(narrowest, factor=program.parts, stop=bound)
+    # Ranks multiply the loss by their number, or halve it (the option ``divide``), and gradients go the other way.
+    proof = Exactness(narrowest, factor=max(2, program.parts), stop=bound)
     train = execute.alone(program)
     tensors: Tensors = {}
     with contextlib.suppress(NotExact), proof:

@@ -212,9 +212,9 @@ def _least_sizes(
     named: Sequence[Named], plan: Sequence[tuple[str, str]], wrapped: Sequence[str], tensor: int
 ) -> dict[str, int]:
     """How many elements a rank has at least of what is flattened together, by the wrapped layer's name."""
-    sizes = dict.fromkeys((*wrapped, ""), 0)
+    sizes, styles = dict.fromkeys((*wrapped, ""), 0), dict(plan)
     for n in named:
-        sizes[_unit(n, wrapped)] += _least_elements(n, tensor if n.name in dict(plan) else 1)
+        sizes[_unit(n, wrapped)] += _least_elements(n, tensor, styles.get(n.name, ""))
     return sizes
 
 
@@ -223,13 +223,14 @@ def _one_element(named: Sequence[Named], plan: Sequence[tuple[str, str]], wrappe
     return 1 in _least_sizes(named, plan, wrapped, tensor).values()
 
 
-def _least_elements(n: Named, tensor: int) -> int:
-    """How many elements a rank has at least of a layer's own weight."""
+def _least_elements(n: Named, tensor: int, style: str) -> int:
+    """How many elements a rank has at least of a layer's own weight, of which tensor-parallel ranks share ``columns`` or
+    ``rows``, or nothing."""
     if children(n.layer):
         return 0
     if isinstance(n.layer, Linear):
-        rows, columns = n.layer.out, n.before[-1]
-        return min(rows // tensor * columns, rows * (columns // tensor))
+        outputs, inputs = n.layer.out, n.before[-1]
+        return outputs // (tensor if style == "columns" else 1) * (inputs // (tensor if style == "rows" else 1))
     if isinstance(n.layer, Conv):
         return n.layer.out * n.before[0]
     if isinstance(n.layer, Norm):

@@ -252,3 +252,14 @@ def test_what_is_not_drawn_is_not_taken() -> None:
     layout = Layout("tp_extension", 4, 2, plan=(("linear0", "columns"),))
     for rows, expected in (((4,), True), ((4, 4), False)):
         assert takes(layout, list(walk(MODEL)), (Step(rows=rows),), Optimizer(), "float32") == expected
+
+
+@pytest.mark.parametrize("style", ["columns", "rows"])
+def test_one_number_is_not_taken(style: str) -> None:
+    """A flat parameter of one element, shared out either way, whose gradients add up: tp_one_element.py."""
+    model = Model((1,), (Linear(2, bias=False),)) if style == "columns" else Model((2,), (Linear(1, bias=False),))
+    options = (("use_orig_params", False), ("strategy", "FULL_SHARD"))
+    layout = Layout("tp_extension", 4, 2, plan=(("linear0", style),), options=options)
+    for zero, expected in (("none", True), ("keep", False)):
+        steps = (Step(rows=(2,), zero=zero), Step(rows=(2,)))
+        assert takes(layout, list(walk(model)), steps, Optimizer(), "float32") == expected

@@ -165,6 +165,17 @@ def test_wrong_dtype_is_a_difference() -> None:
     assert bounded.differs("x", bounded.truth["x"]) == "x: expected float32[3], found float64[3]"
 
 
+def test_a_part_in_another_dtype() -> None:
+    """A rank's rows are held against those rows, in the dtype that is asked for."""
+    bounded = Bounded(halves, torch.float32)
+    last = bounded.truth["x"][2:].to(torch.bfloat16).double()
+    assert bounded.differs("x", last, dtype=torch.float64, part=(1, 2)).startswith("x: 1 of 1 elements differ")
+    assert bounded.differs("x", bounded.truth["x"][:2], dtype=torch.float64, part=(0, 2)) == ""
+    assert (
+        bounded.differs("x", bounded.truth["x"][:2].float(), part=(1, 2)) == "x: expected float32[1], found float32[2]"
+    )
+
+
 def test_whole_numbers_must_be_equal() -> None:
     """What the run gives in another dtype than float64 is compared exactly, in that dtype."""
     bounded = Bounded(lambda: {"count": torch.tensor([1, 2])}, torch.bfloat16)
