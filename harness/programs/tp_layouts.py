@@ -224,8 +224,7 @@ def _one_element(named: Sequence[Named], plan: Sequence[tuple[str, str]], wrappe
 
 
 def _least_elements(n: Named, tensor: int, style: str) -> int:
-    """How many elements a rank has at least of a layer's own weight, of which tensor-parallel ranks share ``columns`` or
-    ``rows``, or nothing."""
+    """How many elements a rank has at least of a layer's own weight; ``style``: how tensor-parallel ranks share it."""
     if children(n.layer):
         return 0
     if isinstance(n.layer, Linear):
