@@ -366,7 +366,8 @@ def _layouts(
         if not rules.compiled and pieces and not tied and not ignored and draw(among((False, False, True))):
             wrapped = pieces
     else:
-        options |= draw(_fsdp_options(named, world, dtype, steps, bool(own), same_data or rules.any_world))
+        uncast = bool(ignored) or any(isinstance(n.layer, Scale) for n in named)
+        options |= draw(_fsdp_options(named, world, dtype, steps, bool(own), uncast, same_data or rules.any_world))
         # Parameters of two dtypes can't be in one group; shared ones must be.
         able = [n.name for n in named if _wrappable(n) and not (tied | set(ignored)) & _within(n, named)]
         chosen = draw(st.sets(among(able))) if able else set()
@@ -424,20 +425,27 @@ def _ddp_options(draw: DrawFn, named: list[Named], rules: _Rules, steps: Sequenc
 
 @st.composite
 def _fsdp_options(
-    draw: DrawFn, named: list[Named], world: int, dtype: str, steps: Sequence[Step], own_dtypes: bool, same_data: bool
+    draw: DrawFn,
+    named: list[Named],
+    world: int,
+    dtype: str,
+    steps: Sequence[Step],
+    own_dtypes: bool,
+    uncast: bool,
+    same_data: bool,
 ) -> dict[str, Option]:
+    """``uncast``: whether something in the model keeps its dtype when parameters and inputs are cast."""
     found: dict[str, Option] = {}
     if draw(among((False, False, True))):
         found["offload"] = True
-    # Buffers keep their dtype: a product with one of float32 is no input for a layer of bfloat16.
-    buffers = any(isinstance(n.layer, Scale) for n in named)
     thawed = any(step.toggle for step in steps)
     # fsdp_thawed.py: the dtypes of a group that has been frozen at first are forgotten.
     # fsdp_accumulated_dtype.py: what was not used when others accumulated has another dtype.
     mixed = any(n.optional for n in named) and any(step.accumulates for step in steps)
     castable = dtype in ("float64", "float32") and not own_dtypes and not thawed and not mixed
     if castable and draw(among((False, False, True))):
-        if not buffers and not same_data:
+        # Buffers and ignored layers keep theirs: a product with float32 is no input for a layer of bfloat16.
+        if not uncast and not same_data:
             found["param_dtype"] = draw(among(LOW))
             if draw(EITHER):
                 found["output_dtype"] = draw(among(("float32", "float64")))
