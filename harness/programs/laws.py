@@ -213,6 +213,10 @@ def single(program: Program) -> tuple[Program, Program] | None:
     if program.layout.under != "replicate" and not (every or last):
         return None  # what was averaged and what was not are added up apart
     one = _with(program, layout=_with(program.layout, world=1, tensor=1, plan=()), rotated=0)
+    if program.layout.under == "tp_extension":
+        # Without original parameters they are flattened without a gap, and the bits of a product depend on whether its
+        # factors lie at multiples of 16 bytes.
+        one = _spanning(one, 1, use_orig_params=True)
     return (one, one) if _legal(one) else None
 
 

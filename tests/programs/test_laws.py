@@ -219,6 +219,13 @@ def test_hybrid_shards() -> None:
     assert [dict(p.layout.options).get("strategy") for p in made] == ["FULL_SHARD", "HYBRID_SHARD"]
 
 
+def test_alone_is_where_torch_alone_would_be() -> None:
+    """What is compared with torch alone, whatever rounds, lies at multiples of 16 bytes, as it does there."""
+    made = LAWS["single"].runs(Program(MODEL, Layout("tp_extension", options=_FLAT), _UNSAVED))
+    assert made is not None
+    assert [dict(p.layout.options)["use_orig_params"] for p in made] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("law", "program"),
     [
