@@ -32,6 +32,11 @@ def claimed_dtypes(dtypes: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
+def offered(stack: str, option: str) -> bool:
+    """Whether the profile in force claims the feature that an option of a stack's layouts is."""
+    return not in_force().claims.lacks_features(stack, [_FEATURES[stack, option]])
+
+
 def unclaimed(program: Program, claims: Claims) -> str:
     """What of a program is not claimed, in words; empty if all is."""
     under = program.layout.under

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from harness.profiles.obeyed import in_force
-from harness.programs.claimed import claimed_dtypes, unclaimed
+from harness.programs.claimed import claimed_dtypes, offered, unclaimed
 from harness.programs.drawing import EITHER, among
 from harness.programs.spec import (
     DTYPES,
@@ -405,16 +405,18 @@ def _ddp_options(draw: DrawFn, named: list[Named], rules: _Rules, steps: Sequenc
     branches = {n.layer.when for n in named if isinstance(n.layer, Branch)}
     # replicate_static_unsynced.py: a static graph takes no accumulation without synchronisation.
     accumulated = any(step.accumulates for step in steps)
-    if not accumulated and branches <= {"never"} and not rules.any_world and draw(among((False, False, False, True))):
+    static = not accumulated and branches <= {"never"} and not rules.any_world and offered("replicate", "static_graph")
+    unused = offered("replicate", "find_unused_parameters")
+    if static and draw(among((False, False, False, True))):
         found["static_graph"] = True
-    elif bool(branches) or draw(among((False, False, True))):
+    elif bool(branches) or (unused and draw(among((False, False, True)))):
         found["find_unused_parameters"] = True
     if draw(EITHER):
         found["gradient_as_bucket_view"] = True
     # Dynamo's DDPOptimizer refuses buckets below 1 MiB (docs/findings.md).
     if not rules.compiled and draw(EITHER):
         found["bucket_cap_mb"] = 0.0001  # about a hundred bytes: a bucket for every other parameter
-    hook = draw(among(("", "", "allreduce_hook", "fp16_compress_hook")))
+    hook = draw(among(("", "", "allreduce_hook", "fp16_compress_hook"))) if offered("replicate", "hook") else ""
     if hook and "static_graph" not in found:  # replicate_static_buckets.py: hooks are told the wrong buckets
         found["hook"] = hook
     # DDP's default is to send rank 0's; PyTorch's replicate() never does (docs/findings.md), and must not be relied on.

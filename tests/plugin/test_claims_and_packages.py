@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = """
     import pytest
     import torch
-    from hypothesis import given, settings
+    from hypothesis import HealthCheck, given, settings
 
     from harness import requirement
     from harness.oracles.collectives import Case
@@ -54,7 +54,7 @@ TESTS = """
     def test_refused_though_claimed(world):
         assert_right(world, [Case("broadcast", dtype=torch.uint64)])
 
-    @settings(max_examples=20, database=None)
+    @settings(max_examples=20, database=None, suppress_health_check=[HealthCheck.filter_too_much])
     @given(program=programs("replicate", (2,)))
     def test_programs(world, program):
         assert program.dtypes <= {"float32", "uint64"}
