@@ -51,7 +51,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     second block starts anew from values.  ``factor`` is the largest whole number that ranks multiply by and divide out
     again (a world size): a power of two takes no bits of the mantissa, but of the range.
     Tensors that enter must be representable in ``dtype``; integers and booleans are not looked at, nor are parameters
-    and data before an operation uses them.
+    and data before an operation uses them (a view does not).
 
     ``stop``: whether to end the computation where it is first seen not to be exact, with :class:`NotExact`.
 
@@ -113,7 +113,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             why = f"could not be repeated on absolute values ({str(error).splitlines()[0]})"
         result = func(*args, **kwargs)
         changed = args[0] if known.in_place else kwargs.get("out", result)
-        outputs = [changed] if isinstance(changed, torch.Tensor) else list(_flat([changed]))
+        outputs = _flat([changed])
         if why:
             plans = []
             if any(x.dtype not in _NOT_LOOKED_AT for x in _tensors((outputs, args, *kwargs.values()))):
@@ -134,7 +134,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if (rule is None and base not in _EXACT) or func.__name__ in _OTHERWISE:
             raise _Unproven("not known to be a sum of products")
         numbers, tensors, floats, exponent = 0, 0, 0, _ENDLESS
-        for x in _leaves(args, kwargs):
+        for x in _flat((*args, *kwargs.values())):
             if isinstance(x, torch.Tensor):
                 tensors += 1
                 if x.dtype not in _NOT_LOOKED_AT:
@@ -200,11 +200,11 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         half, above = math.frexp(top)
         # A power of two needs a bit less; in float64 it may be something larger, rounded.
         bits = above - exponent - (half == 0.5 and self._bits < 53) + self._spare
-        spare = f", {self._spare} of them spare" if self._spare else ""
         if bits > self._bits:
+            spare = f", {self._spare} of them spare" if self._spare else ""
             raise _Unproven(f"partial sums need {bits} bits{spare}, {self._name} has {self._bits}")
-        beyond = f", and 2^{self._beyond} times that on ranks" if self._beyond else ""
         if math.ldexp(top, self._beyond) > self._most:
+            beyond = f", and 2^{self._beyond} times that on ranks" if self._beyond else ""
             raise _Unproven(f"partial sums may reach {top:g}{beyond}, {self._name} {self._most:g}")
         if exponent - self._beyond < self._least:
             raise _Unproven(f"terms are multiples of 2^{exponent}, {self._name} goes down to 2^{self._least}")
@@ -322,27 +322,19 @@ def _exponent(x: float) -> int:
     return (above & -above).bit_length() - below.bit_length()
 
 
-def _flat(x: Sequence[Any]) -> Iterator[Any]:
+def _flat(x: Sequence[Any]) -> list[Any]:
+    """What lists in lists hold, in order."""
+    found: list[Any] = []
     for each in x:
         if isinstance(each, (list, tuple)):
-            yield from _flat(each)
+            found += _flat(each)
         else:
-            yield each
+            found.append(each)
+    return found
 
 
 def _tensors(x: Sequence[Any]) -> list[torch.Tensor]:
     return [each for each in _flat(x) if isinstance(each, torch.Tensor)]
-
-
-def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """What arguments consist of, those in lists one by one."""
-    found: list[Any] = []
-    for x in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(x, (list, tuple)):
-            found += _flat(x)
-        else:
-            found.append(x)
-    return found
 
 
 class _Operation(NamedTuple):

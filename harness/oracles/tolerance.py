@@ -256,8 +256,9 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._bases: dict[int, int] = {}
         """Of each storage, the first slot in it."""
         self._storages: list[int] = []
+        """Of each slot."""
         self._kinds: list[tuple[torch.Size, torch.dtype]] = []
-        """Of each slot, and where it lies."""
+        """Shape and dtype of each slot."""
         self._alive: list[torch.UntypedStorage] = []
         self._constants: dict[int, torch.Tensor] = {}
         self._mutated: set[int] = set()
@@ -447,7 +448,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tiny[1::2] = 0
 
         # Cutting an error out of the noise costs as much as putting it in, unless it was done in an earlier program.
-        cut = [_cut(samples, seed, at, shape) for at, shape in enumerate(self._shapes_of_errors(), 1)]
+        cut = [_cut_before(samples, seed, at, shape) for at, shape in enumerate(self._shapes_of_errors(), 1)]
 
         def once(
             values: Sequence[torch.Tensor], tiny: torch.Tensor, noise: torch.Tensor, cut: Sequence[torch.Tensor]
@@ -512,11 +513,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             at += 1
             if at <= len(cut) and cut[at - 1].shape == shape:
                 return cut[at - 1]
-            count = shape.numel()
-            if count > _NOISE // 2:
-                return noise.repeat(-(-count // _NOISE))[:count].view(shape)
-            start = starts[at % len(starts)]
-            return noise[start : start + count].view(shape)
+            return _cut(noise, starts[at % len(starts)], shape)
 
         def moved(tensor: torch.Tensor, size: float) -> torch.Tensor:
             if not half:
@@ -591,16 +588,20 @@ def _noise(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[in
     return noise, rounded, torch.randint(0, _NOISE // 2, (4093,), generator=generator).tolist()
 
 
-@lru_cache(maxsize=4096)
-def _cut(samples: int, seed: int, at: int, shape: torch.Size) -> torch.Tensor:
-    """The errors of all samples in one place of a run: [1 + samples, *shape], a view of the noise; [1 + samples, 0]
-    where it is too large for that."""
-    noise, _, starts = _noise(samples, seed)
+def _cut(noise: torch.Tensor, start: int, shape: torch.Size) -> torch.Tensor:
+    """Errors of a shape: [..., *shape] out of the noise [..., _NOISE], over and over where it is too short."""
     count = shape.numel()
     if count > _NOISE // 2:
-        return noise[:, :0]
-    start = starts[at % len(starts)]
-    return noise[:, start : start + count].view(samples + 1, *shape)
+        noise, start = noise.repeat(*[1] * (noise.dim() - 1), -(-count // _NOISE)), 0
+    return noise[..., start : start + count].view(*noise.shape[:-1], *shape)
+
+
+@lru_cache(maxsize=4096)
+def _cut_before(samples: int, seed: int, at: int, shape: torch.Size) -> torch.Tensor:
+    """The errors of all samples in one place of a run: [1 + samples, *shape], a view of the noise; [1 + samples, 0]
+    where it is too large to be kept."""
+    noise, _, starts = _noise(samples, seed)
+    return noise[:, :0] if shape.numel() > _NOISE // 2 else _cut(noise, starts[at % len(starts)], shape)
 
 
 @cache

@@ -445,6 +445,7 @@ def _fsdp_options(
     # fsdp_accumulated_dtype.py: what was not used when others accumulated has another dtype.
     mixed = any(n.optional for n in named) and any(step.accumulates for step in steps)
     castable = dtype in ("float64", "float32") and not own_dtypes and not thawed and not mixed
+    castable = castable and offered("replicate_fsdp", "param_dtype")
     if castable and draw(among((False, False, True))):
         # Buffers and ignored layers keep theirs: a product with float32 is no input for a layer of bfloat16.
         if not uncast and not same_data:
