@@ -56,7 +56,7 @@ class Truth:
         return not self.unproven
 
 
-@execute.one_thread()
+@execute.for_small_tensors()
 def truth_of(program: Program, *, bound: bool = True) -> Truth:
     """Train on one device, and find out what can be asked of ranks.
 
@@ -104,7 +104,7 @@ def tame(program: Program, seen: Mapping[str, torch.Tensor]) -> bool:
     return all(bool(t.isfinite().all()) and float(t.abs().max()) <= most for t in floats)
 
 
-@execute.one_thread()
+@execute.for_small_tensors()
 def problems(program: Program, truth: Truth, outcomes: Sequence[Outcome]) -> list[str]:
     """What is wrong with the outcomes of all ranks, a sentence each; [] if nothing."""
     found: list[str] = []

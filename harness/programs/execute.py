@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import linecache
 import math
 import time
@@ -39,7 +40,7 @@ class Outcome:
     left: tuple[str, ...] = ()
     """What the run left behind in the process, a sentence each."""
     seconds: float = 0.0
-    """How long the program took: ``build``, ``distribute`` and ``train``."""
+    """How long the program took: ``build``, ``distribute``, ``train``, and destroying what they made."""
 
     def __getstate__(self) -> dict[str, Any]:
         flat: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -59,15 +60,21 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread: tensors are small, and threads that wait for each other take ten times as
-    long where ranks have the cores."""
-    before = torch.get_num_threads()
+def for_small_tensors() -> Iterator[None]:
+    """Let torch compute with one thread, and nobody look for garbage.
+
+    Threads that wait for each other take ten times as long where ranks have the cores; and what is made of tensors
+    that are many and small, such as a tape, stays until the end, however often it is looked through.
+    """
+    threads, collecting = torch.get_num_threads(), gc.isenabled()
     torch.set_num_threads(1)
+    gc.disable()
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        if collecting:
+            gc.enable()
 
 
 @functools.lru_cache(maxsize=256)
@@ -98,7 +105,7 @@ def alone(program: Program, dtype: torch.dtype = torch.float64) -> Callable[[], 
     return lambda: train(one, model)
 
 
-@one_thread()
+@for_small_tensors()
 def trained_alone(program: Program) -> Tensors:
     """Train on one device, in float64."""
     return alone(program)()
@@ -150,12 +157,12 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
     began = time.perf_counter()
     try:
         seen, remains, left = _trained(program, of_rank, names)
-        took = time.perf_counter() - began
     finally:
         training.clean_up()
     of_rank.model = None
     names.clear()
     left += remains.alive()
+    took = time.perf_counter() - began  # process groups are destroyed where they are freed
     # FSDP1 over tensor parallelism keeps layers, and their groups, in memory (docs/findings/tp_memory.py).  DTensor
     # remembers, of a flattened mesh, the groups of the mesh that it was, until it sees another.
     freed = program.layout.under != "tp_extension" and not _flattened(program)

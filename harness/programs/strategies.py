@@ -211,7 +211,7 @@ def _linear(rules: _Rules, dtype: str) -> SearchStrategy[Layer]:
         Linear,
         out=among(rules.widths),
         bias=among((True, False)),
-        frozen=among((False, False, False, True)),
+        frozen=EITHER,
         dtype=_own_dtype(rules, dtype),
     )
 
@@ -356,7 +356,7 @@ def _layouts(
     mixed = inner == "replicate_fsdp" and any(step.clip for step in steps)
     if mixed or len([n for n in named if _trainable(n)]) < 2:
         ignorable = [n.name for n in named if n.name in ignorable and not n.trains]
-    ignored = draw(among((*((),) * 3, *((name,) for name in ignorable))))
+    ignored = draw(among(((), *((name,) for name in ignorable))))
     if ignored:
         options["ignored"] = ignored
     if inner == "replicate":

@@ -26,7 +26,6 @@ class Comparison:
 
 
 _found = pytest.StashKey[list[Comparison]]()
-_SHARES = ("with a core to spare", "not PyTorch's")
 _said = pytest.StashKey[list[tuple[str, list[str]]]]()
 _fidelity = pytest.StashKey[list[tuple[Any, ...]]]()
 _shares = pytest.StashKey[list[dict[str, Any]]]()
@@ -113,12 +112,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if shares:
         terminalreporter.section("milliseconds a program", sep="-")
         width = max(len(r["what"]) for r in shares)
-        columns = [key for key in shares[0] if key not in ("what", "programs", "a second", *_SHARES)]
-        head = "  ".join([f"{'':<{width}}", "a second", *(f"{c:>{max(7, len(c))}}" for c in columns), *_SHARES])
-        terminalreporter.write_line(head)
+        columns = [f"{c:>7}" for c in shares[0]["seconds"]]
+        terminalreporter.write_line("  ".join([f"{'':<{width}}", "a second", *columns, *shares[0]["shares"]]))
         for r in shares:
-            figures = [f"{r[c] * 1000:>{max(7, len(c))}.1f}" for c in columns]
-            figures += [f"{r[c] * 100:>{len(c) - 2}.0f} %" for c in _SHARES]
+            figures = [f"{s * 1000:>{max(7, len(c))}.1f}" for c, s in r["seconds"].items()]
+            figures += [f"{share * 100:>{len(c) - 2}.0f} %" for c, share in r["shares"].items()]
             terminalreporter.write_line("  ".join([f"{r['what']:<{width}}", f"{r['a second']:8.2f}", *figures]))
     reproducers = config.stash.get(_reproducers, [])
     if reproducers:

@@ -2,14 +2,14 @@
 
 Run with ``pytest tests/bench/test_programs.py --benchmark-enable``; nothing here fails for being slow.
 
-PyTorch's own is what anybody would have to spend who trains on one device and on ranks and compares: the same program
-trained once alone in float64, watched by nothing, and the time that the slowest rank spends in ``build``,
-``distribute`` and ``train``.  The rest is ours: drawing, writing source, the proof and the sampled bounds, transport,
-waiting, cleaning up, comparing, and programs that are given up.
+A program is drawn, sent to ranks, trained there and, at the same time, alone for the truth, cleaned up and compared.
+Two shares are shown, of the same runs:
 
-Where there is no core to spare, finding the truth beside the ranks slows them down.  Each program is run once more with
-nothing beside it, so there are two shares: ``not PyTorch's`` counts what ranks were slowed down as ours, and ``with a
-core to spare`` leaves it out.
+- ``no rank in PyTorch``: of the time by the clock, how much the slowest rank did not spend in ``build``,
+  ``distribute``, ``train`` and destroying what they made, where everything is PyTorch's;
+- ``strictly``: as if cores were never shared.  PyTorch's own is then the same program run once more on ranks with
+  nothing beside it, and trained once alone in float64, watched by nothing; what the search for the truth slows ranks
+  down by where there is no core to spare counts as ours.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from tests.programs.test_shrinking import hangs_in_second_step, killed_where_bia
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-_OURS, _SPARE = "not PyTorch's", "with a core to spare"
 EXAMPLES = {"replicate": 30, "replicate_fsdp": 30, "tp_extension": 30, "dynamo": 6}
 
 
@@ -59,7 +58,7 @@ class Cost:
     ranks: float = 0.0
     """From sending a program to ranks until all have answered; meanwhile, the truth was found."""
     inside: float = 0.0
-    """Of that, what the slowest rank spent in the program."""
+    """Of that, what the slowest rank spent in the program, PyTorch's part."""
     undisturbed: float = 0.0
     """The same when nothing runs beside the ranks."""
     comparing: float = 0.0
@@ -123,7 +122,7 @@ def pool(asked_for: None) -> Iterator[Pool]:
     found.close()
 
 
-@execute.one_thread()
+@execute.for_small_tensors()
 def alone(program: Program) -> float:
     """Seconds that training takes on one device, with nothing of ours around it."""
     execute.functions(program)
@@ -171,11 +170,11 @@ def test_share(
     for cost in clock.costs:
         cost.undisturbed = max(o.seconds for o in plain.run(execute.on_rank, cost.program))
     _OF_A_SUITE.setdefault(size, {})[stack] = whole = of_a_suite(stack, clock.costs)
-    shares.append({"what": f"{stack}, {size} ranks, as its suite draws", **whole})
+    shares.append(shown(f"{stack}, {size} ranks, as its suite draws", whole))
     for kind in ("exact", "rounded"):
         costs = [c for c in clock.costs if c.exact == (kind == "exact")]
         if costs:
-            shares.append({"what": f"{stack}, {size} ranks, {kind}", **row_of(costs)})
+            shares.append(shown(f"{stack}, {size} ranks, {kind}", row_of(costs)))
             benchmark.extra_info[kind] = shares[-1]
     pool.release(plain)
 
@@ -192,7 +191,7 @@ def of_a_suite(stack: str, costs: Sequence[Cost]) -> dict[str, float]:
     rows = {smooth: row_of([c for c in costs if c.smooth == smooth]) for smooth in drawn}
     count = sum(counts.values())
     row = {key: sum(rows[kind][key] * counts[kind] for kind in counts) / count for key in rows[False]}
-    return row | {"programs": float(count), "a second": 1 / row["total"]} | shares_of(row)
+    return row | {"programs": float(count)}
 
 
 @pytest.mark.usefixtures("asked_for")
@@ -204,21 +203,27 @@ def test_share_of_the_suites(benchmark: Any, shares: list[dict[str, Any]]) -> No
             count = sum(row["programs"] for row in stacks.values())
             keys = next(iter(stacks.values()))
             row = {key: sum(r[key] * r["programs"] for r in stacks.values()) / count for key in keys}
-            row |= {"programs": count, "a second": 1 / row["total"]} | shares_of(row)
-            shares.append({"what": f"all suites, {size} ranks", **row})
+            shares.append(shown(f"all suites, {size} ranks", row))
 
 
-def shares_of(row: Mapping[str, float]) -> dict[str, float]:
-    """The shares of the time that are not PyTorch's."""
-    own = row["alone"] + row["undisturbed"]
-    return {_SPARE: 1 - own / (row["total"] - row["on ranks"] + row["undisturbed"]), _OURS: 1 - own / row["total"]}
+def shown(what: str, row: Mapping[str, float]) -> dict[str, Any]:
+    """A row of the table: ``seconds`` of each part, and which ``shares`` of the total are not PyTorch's."""
+    total = row["total"]
+    return {
+        "what": what,
+        "a second": 1 / total,
+        "seconds": {part: seconds for part, seconds in row.items() if part != "programs"},
+        "shares": {
+            "no rank in PyTorch": 1 - row["on ranks"] / total,
+            "strictly": 1 - (row["alone"] + row["undisturbed"]) / total,
+        },
+    }
 
 
 def row_of(costs: Sequence[Cost]) -> dict[str, float]:
-    """Means, in seconds, and the share that is not PyTorch's."""
+    """Means, in seconds."""
     row = {
         "programs": float(len(costs)),
-        "a second": 1 / mean(c.total for c in costs),
         "total": mean(c.total for c in costs),
         "alone": mean(alone(c.program) for c in costs),
         "on ranks": mean(c.inside for c in costs),
@@ -231,7 +236,7 @@ def row_of(costs: Sequence[Cost]) -> dict[str, float]:
     row["oracles"] -= row["alone"]  # the truth is a training run, too
     others = sum(row[k] for k in ("alone", "on ranks", "oracles", "around ranks", "comparing"))
     row["drawing"] = row["total"] + row["at once"] - others
-    return row | shares_of(row)
+    return row
 
 
 def wrong_on_one_rank(rank: Rank) -> None:

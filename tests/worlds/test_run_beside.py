@@ -60,12 +60,12 @@ def test_timeout(world: World) -> None:
     assert time.monotonic() - began < 15
 
 
-def test_one_thread() -> None:
+def test_for_small_tensors() -> None:
     """As many threads as before afterwards, whatever happens in between."""
     before = torch.get_num_threads()
     within = []
 
-    @execute.one_thread()
+    @execute.for_small_tensors()
     def fails() -> None:
         within.append(torch.get_num_threads())
         raise KeyError
