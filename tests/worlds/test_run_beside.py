@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 
@@ -61,19 +62,31 @@ def test_timeout(world: World) -> None:
 
 
 def test_for_small_tensors() -> None:
-    """As many threads as before afterwards, whatever happens in between."""
+    """As many threads as before afterwards, and garbage is looked for again, whatever happens in between."""
     before = torch.get_num_threads()
     within = []
 
     @execute.for_small_tensors()
     def fails() -> None:
-        within.append(torch.get_num_threads())
+        within.append((torch.get_num_threads(), gc.isenabled()))
         raise KeyError
 
     with pytest.raises(KeyError):
         fails()
-    assert within == [1]
+    assert within == [(1, False)]
     assert torch.get_num_threads() == before
+    assert gc.isenabled()
+
+
+def test_for_small_tensors_where_nobody_looks_for_garbage() -> None:
+    """It stays as it was."""
+    gc.disable()
+    try:
+        with execute.for_small_tensors():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("backward", [False, True])
