@@ -18,7 +18,7 @@ import torch
 from harness.bench.collectives import Timed
 from harness.devices import DeviceError, accelerators, inventory
 from harness.oracles import collectives as model
-from harness.oracles.tolerance import UNIT
+from harness.oracles.rounding import UNIT
 from harness.plugin.claims import Needs, _check, name_of, needs
 from harness.profiles import Claims, Condition, Exclusion, Platform, Profile, ProfileError, parse, vocabulary
 from harness.profiles.obeyed import in_force, obeying, of

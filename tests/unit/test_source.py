@@ -33,7 +33,7 @@ PRIVATE_TORCH = {
     "harness/reference/replicate.py": "the registry of composable APIs, and what runs at the end of a backward",
     "harness/reference/replicate_fsdp.py": "the registry, the end of a backward, and the mesh that a dimension is of",
     "harness/reference/tp_extension.py": "sharded tensors, and collectives that have not ended, have no public names",
-    "harness/oracles/tolerance.py": "every operation of a run is recorded below autograd, which no public mode can",
+    "harness/oracles/rounding.py": "every operation of a run is recorded below autograd, which no public mode can",
 }
 """Where private names of torch are needed outside harness/stacks/, and what for."""
 

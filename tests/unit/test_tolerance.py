@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.oracles.tolerance import UNIT, Bounded
+from harness.oracles.rounding import UNIT
+from harness.oracles.tolerance import Bounded
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SCALE_CAUGHT = {torch.float64: 1e-13, torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.06}

@@ -1,0 +1,523 @@
+"""A run that is recorded, and executed again with rounding errors put into every operation: all samples at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch._C import _functorch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+"""Unit roundoff: the largest relative error of one rounding to nearest."""
+
+WIDEN = 3.0
+"""Samples are run with errors this many times as large as a real run's."""
+
+_TRUE = torch.float64
+_HALF_TINY = 2.0**-25  # half the distance of float16's smallest numbers
+_NOISE = 1 << 13
+
+_UNROUNDED = """
+    _to_copy _unsafe_view abs alias argmax argmin broadcast_to cat clamp clamp_max clamp_min clone constant_pad_nd
+    copy detach embedding empty_like expand fill flip full_like gather hardtanh heaviside index index_fill
+    index_select lift lift_fresh masked_fill masked_select max max_pool2d_with_indices max_pool3d_with_indices
+    maximum min minimum nan_to_num neg new_empty new_empty_strided new_full new_ones new_zeros nonzero ones_like
+    relu repeat roll scatter select_backward select_scatter sgn sign slice_backward slice_scatter sort stack take
+    threshold threshold_backward topk tril triu where zero zeros_like
+"""
+"""Operations whose results are numbers that went in, or zero: nothing is rounded."""
+
+_OWN_PRECISION = frozenset(["embedding_dense_backward", "index_add", "index_put", "scatter_add", "scatter_reduce"])
+"""Sums that are kept in the tensor's own dtype, one addition at a time, where others are kept in float32."""
+
+_PRODUCTS = {"mm": 1, "bmm": 1, "addmm": 2, "baddbmm": 2, "convolution": 1, "convolution_backward": 1}
+"""How many of the leading operands get errors; an error in one factor is an error in the product.  Others: three."""
+
+_ABSOLUTE = frozenset(["gelu", "gelu_backward", "silu_backward"])
+"""Functions with a sum inside that cancels: their error is relative to the first operand, not to the result."""
+
+
+class _Slot(NamedTuple):
+    """Stands for a tensor in recorded arguments."""
+
+    number: int
+
+
+class _Operation(NamedTuple):
+    """What has to be known of an operation."""
+
+    kind: str
+    """view, exact, pointwise, reduction, random, made (of nothing), list (one of the _foreach operations), read (gives
+    no tensor) or unknown."""
+    name: str
+    """Without the underscore of those that write to their first argument."""
+    writes: bool
+
+
+class _Errors(NamedTuple):
+    """Sizes of the random errors around an operation, relative to what they are put on."""
+
+    operands: float = 0.0
+    leading: int = 0
+    """How many operands get them: the leading ones."""
+    first: float = 0.0
+    """On the results, relative to the first operand."""
+    results: float = 0.0
+
+
+class _Step(NamedTuple):
+    call: Callable[..., Any]
+    """Without side effects, for operations that write as well."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[int, ...] = ()
+    """Slots; -1 for what is no tensor."""
+    listed: bool = False
+    """Whether it returns a sequence."""
+    view: bool = False
+    """Whether the results lie in a storage that was there before."""
+    written: int = -1
+    """Slot that the result is written to."""
+    errors: _Errors = _Errors()
+
+
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every operation of a run, so that it can be executed again: without autograd, on all samples at once.
+
+    A tensor is known by where it lies: its storage, offset, sizes and strides.
+    """
+
+    def __init__(self, dtype: torch.dtype, world: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dtype = dtype
+        # The truth in float64 has errors of its own, as large as those of the run that is compared with it.
+        self._unit = WIDEN * UNIT[dtype] * (math.sqrt(2) if dtype == _TRUE else 1.0)
+        self._unit_within = min(self._unit, WIDEN * UNIT[torch.float32])
+        self._world = world
+        self._steps: list[_Step] = []
+        self._slots: dict[_Place, int] = {}
+        self._bases: dict[int, int] = {}
+        """Of each storage, the first slot in it."""
+        self._storages: list[int] = []
+        """Of each slot."""
+        self._kinds: list[tuple[torch.Size, torch.dtype]] = []
+        """Shape and dtype of each slot."""
+        self._alive: list[torch.UntypedStorage] = []
+        self._constants: dict[int, torch.Tensor] = {}
+        self._mutated: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operation = _operation(func)
+        kind = operation.kind
+        if kind == "list":
+            with self:
+                return _one_by_one(operation.name, args, kwargs)
+        if kind == "read":
+            return func(*args, **kwargs)
+        if kind == "made" or (kind == "random" and not operation.writes):
+            made = func(*args, **kwargs)
+            for tensor in (made,) if isinstance(made, torch.Tensor) else made:
+                self._slot(tensor)
+            return made
+        if kind == "unknown":
+            raise NotImplementedError(f"the bounded oracle cannot follow {func}")
+        # Before the operation, so that what was not met yet is remembered as it was.
+        taken = tuple([self._mark(a) for a in args])
+        named = {key: self._mark(value) for key, value in kwargs.items()} if kwargs else kwargs
+        result = func(*args, **kwargs)
+        if operation.writes:
+            self._write(func, operation, args, taken, named)
+            return result
+        listed = not isinstance(result, torch.Tensor)
+        results = result if listed else (result,)
+        tensors = [(t, _place(t)) if isinstance(t, torch.Tensor) else None for t in results]
+        view = kind == "view" or any(each[1][0] in self._bases for each in tensors if each)
+        if view and all(each[1] in self._slots for each in tensors if each):
+            return result  # detach(), or a view that was made before
+        errors = _NONE if view else self._errors(operation, args, results)
+        slots = tuple([self._new(*each) if each else -1 for each in tensors])
+        if operation.name == "native_batch_norm" and args[5]:
+            self._batch_norm(args, taken, slots)
+            return result
+        self._steps.append(_Step(func, taken, named, slots, listed, view, errors=errors))
+        return result
+
+    def _batch_norm(self, args: tuple[Any, ...], taken: tuple[Any, ...], slots: tuple[int, ...]) -> None:
+        """Batch normalisation in training: it rounds the mean and the deviation before it uses them, and it writes to
+        its running statistics, which it does not say."""
+        x, momentum, eps = args[0], args[6], args[7]
+        rows = x.numel() // x.shape[1]
+        over = [d for d in range(x.dim()) if d != 1]
+        unit, within = self._unit, self._unit_within
+        sums = self._sum(rows, within)
+
+        def of_channel(values: torch.Tensor | None, otherwise: float) -> torch.Tensor | float:
+            return otherwise if values is None else values.reshape(-1, *[1] * (x.dim() - 2))
+
+        def mean(x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = x.mean(dim=over)
+            return result
+
+        def inverse(x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = ((x - of_channel(mean, 0.0)).square().mean(dim=over) + eps).rsqrt()
+            return result
+
+        def normal(
+            x: torch.Tensor,
+            mean: torch.Tensor,
+            inverse: torch.Tensor,
+            weight: torch.Tensor | None,
+            bias: torch.Tensor | None,
+        ) -> torch.Tensor:
+            scale = of_channel(inverse, 1.0) * of_channel(weight, 1.0)
+            result: torch.Tensor = (x - of_channel(mean, 0.0)) * scale + of_channel(bias, 0.0)
+            return result
+
+        def moved(running: torch.Tensor, of_batch: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = (1 - momentum) * running + momentum * of_batch
+            return result
+
+        def moved_variance(running: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+            return moved(running, inverse.pow(-2).sub(eps).mul(rows / (rows - 1)))
+
+        batch = (_Slot(slots[1]), _Slot(slots[2]))
+        self._steps.append(_Step(mean, taken[:1], {}, slots[1:2], errors=sums))
+        self._steps.append(_Step(inverse, (taken[0], batch[0]), {}, slots[2:], errors=sums))
+        # It may add up x * scale and -mean * scale, which cancel.
+        inner = _Errors(within, 2, 0.0, unit)
+        self._steps.append(_Step(normal, (taken[0], *batch, *taken[1:3]), {}, slots[:1], errors=inner))
+        for number, call, of_batch in ((3, moved, batch[0]), (4, moved_variance, batch[1])):
+            if isinstance(args[number], torch.Tensor):
+                self._mutated.add(_storage(args[number]))
+                slot = taken[number].number
+                given = (_Slot(slot), of_batch)
+                self._steps.append(_Step(call, given, {}, written=slot, errors=_Errors(results=unit)))
+
+    def _write(
+        self, func: Any, operation: _Operation, args: tuple[Any, ...], taken: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        target, slot = args[0], taken[0].number
+        self._mutated.add(_storage(target))
+        if operation.kind == "random":
+            drawn = self._constant(target.detach().clone(), -1)
+            self._steps.append(_Step(torch.clone, (_Slot(drawn),), {}, written=slot))
+            return
+        errors = self._errors(operation, args, (target,))
+        self._steps.append(_Step(_without_writing(func, operation.name), taken, named, written=slot, errors=errors))
+
+    def _errors(self, operation: _Operation, args: tuple[Any, ...], results: Sequence[Any]) -> _Errors:
+        if operation.kind == "exact" or not any(isinstance(t, torch.Tensor) and t.dtype == _TRUE for t in results):
+            return _NONE
+        unit, within = self._unit, self._unit_within
+        if operation.kind == "pointwise":
+            return _Errors(first=within if operation.name in _ABSOLUTE else 0.0, results=unit)
+        if operation.name in _OWN_PRECISION:
+            within = unit
+        length = _length(operation.name, args, results)
+        return self._sum(length, within, _PRODUCTS.get(operation.name, 3))
+
+    def _sum(self, length: int, within: float, leading: int = 1) -> _Errors:
+        """Of a sum of so many terms, added up in a precision of this unit roundoff."""
+        unit = self._unit
+        parts = self._world if self._world > 1 else 0
+        operands = math.sqrt(unit**2 * (1 + parts / 2) * bool(parts) + within**2 * length / 2)
+        out = math.sqrt(unit**2 * (1 + (2 + parts / 3) * bool(parts)) + within**2 * length / 3)
+        # Small beside the rounding of the result: not worth its time.
+        return _Errors(operands if operands > out / 20 else 0.0, leading, 0.0, out)
+
+    def _mark(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return _Slot(self._slot(value))
+        if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
+            return [self._mark(v) for v in value]
+        return value
+
+    def _slot(self, tensor: torch.Tensor) -> int:
+        """The slot of a tensor, whether or not it was met before."""
+        place = _place(tensor)
+        slot = self._slots.get(place)
+        if slot is not None:
+            return slot
+        base = self._bases.get(place[0])
+        if base is None:
+            whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
+            self._constants[self._new(whole, _place(whole))] = whole.clone()
+            return self._slot(tensor)
+        slot = self._new(tensor, place)
+        strided = (_Slot(base), tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        self._steps.append(_Step(torch.as_strided, strided, {}, (slot,), view=True))
+        return slot
+
+    def _new(self, tensor: torch.Tensor, place: _Place) -> int:
+        slot = self._slots[place] = len(self._storages)
+        self._storages.append(place[0])
+        self._kinds.append((tensor.shape, tensor.dtype))
+        if place[0] not in self._bases:
+            self._bases[place[0]] = slot
+            self._alive.append(tensor.untyped_storage())  # or its place could be another's later
+        return slot
+
+    def _constant(self, value: torch.Tensor, storage: int) -> int:
+        slot = len(self._storages)
+        self._storages.append(storage)
+        self._kinds.append((value.shape, value.dtype))
+        self._constants[slot] = value
+        return slot
+
+    def replay(self, wanted: Sequence[torch.Tensor], samples: int, seed: int) -> list[torch.Tensor]:
+        """Execute the run again; [1 + samples, *shape] for each tensor wanted, the first without errors."""
+        outputs = [self._slot(tensor) for tensor in wanted]
+        noise, rounded, starts = _noise(samples, seed)
+        if self._dtype == torch.float16:
+            rounded = rounded.index_fill(0, torch.tensor(0), True)  # underflow, as every run has it
+        env: dict[int, torch.Tensor] = {}
+        varied: dict[int, torch.Tensor] = {}
+        for i, (slot, constant) in enumerate(self._constants.items()):
+            held = self._held(constant)
+            if held is not None:
+                where = rounded[:, i % rounded.shape[1]].reshape(-1, *[1] * constant.dim())
+                varied[slot] = torch.where(where, held, constant)
+            elif self._storages[slot] in self._mutated:
+                varied[slot] = constant.expand(samples + 1, *constant.shape).clone()
+            else:
+                env[slot] = constant
+        self._steps = [self._reshaped(step) for step in self._steps]
+        slots, values = list(varied), list(varied.values())
+        # Half of the samples underflow where every run does; in the others that is random as well.
+        tiny = torch.full((samples + 1,), _HALF_TINY / UNIT[torch.float16], dtype=_TRUE)
+        tiny[1::2] = 0
+
+        # Cutting an error out of the noise costs as much as putting it in, unless it was done in an earlier program.
+        cut = [_cut_before(samples, seed, at, shape) for at, shape in enumerate(self._shapes_of_errors(), 1)]
+
+        def once(
+            values: Sequence[torch.Tensor], tiny: torch.Tensor, noise: torch.Tensor, cut: Sequence[torch.Tensor]
+        ) -> tuple[torch.Tensor, ...]:
+            return self._execute({**env, **dict(zip(slots, values, strict=True))}, tiny, noise, cut, starts, outputs)
+
+        with torch.no_grad():
+            try:
+                _functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+                return list(torch.func.vmap(once)(values, tiny, noise, cut))
+            except (RuntimeError, ValueError):
+                # An operation that cannot be executed on all samples at once: one sample after the other, then.
+                each = [
+                    once([v[k].clone() for v in values], tiny[k], noise[k], [c[k] for c in cut])
+                    for k in range(samples + 1)
+                ]
+                return [torch.stack(tensors) for tensors in zip(*each, strict=True)]
+
+    def _shapes_of_errors(self) -> list[torch.Size]:
+        """Of the errors that :meth:`_execute` will put in, in order."""
+        found: list[torch.Size] = []
+        for step in self._steps:
+            errors = step.errors
+            if errors.operands:
+                given = [self._kinds[mark.number] for mark in step.args[: errors.leading] if type(mark) is _Slot]
+                found += [shape for shape, dtype in given if dtype == _TRUE and shape]
+            if errors.results:
+                slots = (step.written,) if step.written >= 0 else [slot for slot in step.results if slot >= 0]
+                for shape, dtype in (self._kinds[slot] for slot in slots):
+                    found += [shape] * (dtype == _TRUE) * (2 if errors.first else 1)
+        return found
+
+    def _reshaped(self, step: _Step) -> _Step:
+        """A view that may be a copy as well, since nothing is written there: strides can differ when executed again."""
+        if step.call is torch.ops.aten.view.default and self._storages[step.results[0]] not in self._mutated:
+            return step._replace(call=torch.reshape)
+        return step
+
+    def _held(self, constant: torch.Tensor) -> torch.Tensor | None:
+        """A constant, rounded to the dtype; None where that changes nothing."""
+        if constant.dtype != _TRUE or self._dtype == _TRUE:
+            return None
+        held = constant.to(self._dtype).to(_TRUE)
+        return held if bool((held != constant).any()) else None
+
+    def _execute(
+        self,
+        env: dict[int, torch.Tensor],
+        tiny: torch.Tensor,
+        noise: torch.Tensor,
+        cut: Sequence[torch.Tensor],
+        starts: Sequence[int],
+        outputs: Sequence[int],
+    ) -> tuple[torch.Tensor, ...]:
+        mutated, storages = self._mutated, self._storages
+        half = self._dtype == torch.float16
+        zero = 0 * tiny
+        at = 0
+
+        def errors(shape: torch.Size) -> torch.Tensor:
+            nonlocal at
+            at += 1
+            if at <= len(cut) and cut[at - 1].shape == shape:
+                return cut[at - 1]
+            return _cut(noise, starts[at % len(starts)], shape)
+
+        def moved(tensor: torch.Tensor, size: float) -> torch.Tensor:
+            if not half:
+                return torch.addcmul(tensor, tensor, errors(tensor.shape), value=size)
+            # float16 also loses what is below its smallest numbers, and what is above its largest.
+            scale = torch.where(tensor == 0, 0.0, tensor.abs() + tiny)
+            rounded = torch.addcmul(tensor, scale, errors(tensor.shape), value=size).to(torch.float16).to(_TRUE)
+            return torch.where(rounded * tensor < 0, 0.0, rounded)  # rounding changes no sign
+
+        def value(mark: Any) -> Any:
+            if type(mark) is _Slot:
+                return env[mark.number]
+            return [value(m) for m in mark] if type(mark) is list else mark
+
+        for step in self._steps:
+            args = [value(mark) for mark in step.args]
+            kwargs = {key: value(mark) for key, mark in step.kwargs.items()} if step.kwargs else {}
+            sizes = step.errors
+            if sizes.operands:
+                for i, arg in enumerate(args[: sizes.leading]):
+                    if isinstance(arg, torch.Tensor) and arg.dtype == _TRUE and arg.dim():
+                        args[i] = moved(arg, sizes.operands)
+            given = step.call(*args, **kwargs)
+            results = list(given) if step.listed else [given]
+            if sizes.results:
+                for i, result in enumerate(results):
+                    if isinstance(result, torch.Tensor) and result.dtype == _TRUE:
+                        result = moved(result, sizes.results)
+                        if sizes.first:
+                            result = torch.addcmul(result, args[0], errors(result.shape), value=sizes.first)
+                        results[i] = result
+            if step.written >= 0:
+                env[step.written].copy_(results[0])
+                continue
+            for slot, result in zip(step.results, results, strict=True):
+                if slot >= 0:
+                    if not step.view and not sizes.results and storages[slot] in mutated:
+                        result = result + zero.to(result.dtype)  # a tensor that each sample has for itself
+                    env[slot] = result
+        return tuple(env[slot] + zero.to(env[slot].dtype) for slot in outputs)
+
+
+_RANDOM = ("rand", "bernoulli", "normal", "uniform", "exponential", "multinomial", "log_normal", "geometric", "cauchy")
+
+_Place = tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]
+_NONE = _Errors()
+
+
+_EXACT = frozenset(_UNROUNDED.split())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    # Empty ones have no place; one for each dtype will do.
+    return tensor.untyped_storage().data_ptr() or -id(tensor.dtype)
+
+
+def _place(tensor: torch.Tensor) -> _Place:
+    return _storage(tensor), int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype
+
+
+@lru_cache(maxsize=8)
+def _noise(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Errors, uniform from -1 to 1: [1 + samples, _NOISE], none in the first sample, and places in them to start at;
+    between the two, which constants are rounded to the dtype: [1 + samples, 61] of bool, none in the first sample, all
+    in every other one."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.rand(samples + 1, _NOISE, generator=generator, dtype=_TRUE) * 2 - 1
+    noise[0] = 0
+    rounded = torch.rand(samples + 1, 61, generator=generator) < 0.5
+    rounded[0] = False
+    rounded[1::2] = True
+    return noise, rounded, torch.randint(0, _NOISE // 2, (4093,), generator=generator).tolist()
+
+
+def _cut(noise: torch.Tensor, start: int, shape: torch.Size) -> torch.Tensor:
+    """Errors of a shape: [..., *shape] out of the noise [..., _NOISE], over and over where it is too short."""
+    count = shape.numel()
+    if count > _NOISE // 2:
+        noise, start = noise.repeat(*[1] * (noise.dim() - 1), -(-count // _NOISE)), 0
+    return noise[..., start : start + count].view(*noise.shape[:-1], *shape)
+
+
+@lru_cache(maxsize=4096)
+def _cut_before(samples: int, seed: int, at: int, shape: torch.Size) -> torch.Tensor:
+    """The errors of all samples in one place of a run: [1 + samples, *shape], a view of the noise; [1 + samples, 0]
+    where it is too large to be kept."""
+    noise, _, starts = _noise(samples, seed)
+    return noise[:, :0] if shape.numel() > _NOISE // 2 else _cut(noise, starts[at % len(starts)], shape)
+
+
+@cache
+def _operation(func: Any) -> _Operation:
+    schema = func._schema
+    full = schema.name.removeprefix("aten::")
+    name = full.removesuffix("_")
+    writes = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    if full.startswith("_foreach_"):
+        return _Operation("list", name.removeprefix("_foreach_") + full[len(name) :], bool(writes))
+    if not any("Tensor" in str(r.type) for r in schema.returns):
+        return _Operation("unknown" if writes else "read", name, bool(writes))
+    tensors_in = any("Tensor" in str(a.type) for a in schema.arguments)
+    if writes and (writes != [0] or torch.Tag.inplace_view in func.tags or name in ("set", "resize", "resize_as")):
+        kind = "unknown"
+    elif not tensors_in:
+        kind = "made"
+    elif torch.Tag.nondeterministic_seeded in func.tags and name.startswith(_RANDOM):
+        kind = "random"
+    elif not writes and any(r.alias_info is not None for r in schema.returns):
+        kind = "view"
+    elif name in _EXACT:
+        kind = "exact"
+    else:
+        kind = "pointwise" if torch.Tag.pointwise in func.tags else "reduction"
+    return _Operation(kind, name, bool(writes))
+
+
+def _without_writing(func: Any, name: str) -> Callable[..., Any]:
+    """The operation that returns what ``func`` writes to its first argument."""
+    if name == "copy":
+        return lambda target, source, non_blocking=False: source.to(target.dtype).expand(target.shape)
+    if name == "zero":
+        return torch.zeros_like
+    # These have no rule of vmap, which would execute them a sample at a time.
+    if name == "lerp":
+        return lambda start, end, weight: start + weight * (end - start)
+    if name == "addcdiv":
+        return lambda start, a, b, value=1: torch.add(start, a / b, alpha=value)
+    packet = getattr(torch.ops.aten, name)
+    return getattr(packet, func._overloadname)  # type: ignore[no-any-return]
+
+
+def _one_by_one(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One of the _foreach operations, as an operation on each tensor."""
+    call = getattr(torch.ops.aten, "linalg_vector_norm" if name == "norm" else name)
+    count = len(args[0])
+
+    def item(value: Any, i: int) -> Any:
+        return value[i] if isinstance(value, (list, tuple)) and len(value) == count else value
+
+    results = [
+        call(*[item(a, i) for a in args], **{key: item(value, i) for key, value in kwargs.items()})
+        for i in range(count)
+    ]
+    return None if name.endswith("_") else results
+
+
+def _length(name: str, args: tuple[Any, ...], results: Sequence[Any]) -> int:
+    """How many terms a sum has inside an operation, about."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    if name in ("mm", "bmm", "addmm", "baddbmm"):
+        return int(args[-1 if name in ("mm", "bmm") else 2].shape[-2])
+    if name == "convolution":
+        return int(args[1].numel() // max(1, args[1].shape[0]))
+    most = max((t.numel() for t in tensors), default=1)
+    least = min((t.numel() for t in results if isinstance(t, torch.Tensor)), default=1)
+    last = max((t.shape[-1] for t in tensors if t.dim()), default=1)
+    return max(1, last, most // max(1, least))
+
+
+__all__ = ["UNIT", "Tape"]
