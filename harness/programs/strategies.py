@@ -98,16 +98,18 @@ def programs(
     most_steps: int = 3,
     dtypes: Sequence[str] = DTYPES,
     any_world: bool = False,
+    compiled: Sequence[str] = ("replicate", "replicate_fsdp", "tp_extension"),
 ) -> Program:
     """Programs for a stack on worlds of these sizes.
 
     ``smooth``: False for programs whose every result has a good chance to be representable, so that they are compared
     bit for bit; True for those with norms, attention, smooth activations, AdamW and clipping; None for both.
-    ``any_world``: only what means the same on any number of ranks, and in any number of micro-batches, as laws need it.
+    ``any_world``: only what means the same on any number of ranks, and in any number of micro-batches, as laws need it;
+    ``compiled``: the stacks that are compiled, where ``stack`` is dynamo.
     """
     rounded = draw(EITHER) if smooth is None else smooth
     world = draw(among(sorted(worlds)))
-    inner = draw(among(("replicate", "replicate_fsdp", "tp_extension"))) if stack == "dynamo" else stack
+    inner = draw(among(compiled)) if stack == "dynamo" else stack
     rules = _Rules(inner, rounded, stack == "dynamo", any_world)
     claims = in_force().claims
     dtype = draw(among(claimed_dtypes(dtypes)))

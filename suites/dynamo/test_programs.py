@@ -41,3 +41,26 @@ def test_representable(worlds: Callable[[int], World], program: Program) -> None
 def test_rounded(worlds: Callable[[int], World], program: Program) -> None:
     """Norms, attention, smooth activations, AdamW, clipping."""
     assert_same_as_alone(worlds, program)
+
+
+def _divided_twice(program: Program) -> bool:
+    return bool(program.layout.plan) and 1 < program.layout.tensor < program.layout.world
+
+
+@requirement(
+    "DYN-GRAD-05",
+    "Any model whose layers are divided among tensor-parallel ranks and sharded among data-parallel ones, two by two, "
+    "trains compiled as it does uncompiled on one device.",
+    source="torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions; torch.compile",
+)
+@pytest.mark.world(4, timeout=120)
+@given(
+    # float32 alone: in other dtypes hardly any layer may be divided (docs/findings/tp_gradient_dtype.py).
+    program=programs("dynamo", (4,), most_steps=2, dtypes=("float32",), compiled=("tp_extension",)).filter(
+        _divided_twice
+    )
+)
+@examples(4)
+def test_two_dimensional(worlds: Callable[[int], World], program: Program) -> None:
+    """FSDP1 over a plan of tensor parallelism: of programs that are drawn for all stacks, one in three hundred."""
+    assert_same_as_alone(worlds, program)
