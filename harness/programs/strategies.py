@@ -51,7 +51,7 @@ from harness.programs.spec import (
     walk,
     weight_shape,
 )
-from harness.programs.tp_layouts import tp_layouts
+from harness.programs.tp_layouts import tensor_parallel, tp_layouts
 
 WIDTHS = (2, 3, 4, 1, 5, 7, 8)
 """Of layers: divided by few worlds, smaller than some, and one."""
@@ -118,8 +118,11 @@ def programs(
     assume(any(_trainable(n) for n in named))
     batch_norm = any(isinstance(n.layer, Norm) and n.layer.kind == "batch" for n in named)
     least = 2 if batch_norm else 1  # there are no statistics of one
-    # What FSDP1 can't do with a plan of more than one tensor-parallel rank is not drawn half of the time.
-    calm = inner == "tp_extension" and draw(EITHER)
+    tensor = draw(tensor_parallel(world)) if inner == "tp_extension" else 1
+    # What FSDP1 can't do with a plan of more than one tensor-parallel rank is drawn in one of four programs.
+    calm = tensor > 1 and draw(among((True, True, True, False)))
+    if calm:
+        least = max(least, world // tensor)
     thawing = _thawing(named) if inner == "replicate_fsdp" and not any_world else ()
     steps = tuple(draw(_schedules(rules, least, 2 * world + 1, thawing, calm, most_steps)))
     if rules.compiled and inner == "tp_extension":  # compiled_gradients.py: it can't be compiled while it has gradients
@@ -127,7 +130,7 @@ def programs(
     optimizer = draw(_optimizers(rules, calm))
     if inner == "tp_extension":
         able = [n.name for n in named[rules.compiled :] if _wrappable(n) and "." not in n.name]
-        layout = draw(tp_layouts(world, named, able, steps, optimizer, dtype, compiled=rules.compiled))
+        layout = draw(tp_layouts(world, tensor, named, able, steps, optimizer, dtype, compiled=rules.compiled))
     else:
         layout = draw(_layouts(inner, world, named, rules, dtype, steps, same_data=batch_norm))
     if rules.compiled:

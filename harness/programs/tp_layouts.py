@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
+from hypothesis.strategies import DrawFn, SearchStrategy
 
 from harness.programs.drawing import among
 from harness.programs.spec import (
@@ -31,10 +31,17 @@ HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 """Strategies that shard among some ranks, and replicate among others."""
 
 
+def tensor_parallel(world: int) -> SearchStrategy[int]:
+    """How many ranks share a layer; often fewer than there are, so that others share the batch."""
+    divided = [t for t in (2, 3) if world % t == 0 and t < world]
+    return among(sorted([1, *2 * divided, world]))
+
+
 @st.composite
 def tp_layouts(
     draw: DrawFn,
     world: int,
+    tensor: int,
     named: Sequence[Named],
     able: Sequence[str],
     steps: Sequence[Step],
@@ -43,8 +50,7 @@ def tp_layouts(
     *,
     compiled: bool = False,
 ) -> Layout:
-    """``able``: names of the layers that can be wrapped on their own."""
-    tensor = draw(among([t for t in (1, 2, 3, 4) if world % t == 0]))
+    """``tensor``: how many ranks share a layer; ``able``: names of the layers that can be wrapped on their own."""
     data = world // tensor
     strategy = draw(among(("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *HYBRID)))
     chosen = draw(st.sets(among(list(able)))) if able else set()

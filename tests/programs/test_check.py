@@ -11,11 +11,14 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 
+from harness.programs import execute
 from harness.programs.check import Truth, problems, tame, truth_of
 from harness.programs.execute import Outcome
 from harness.programs.spec import (
     Activation,
+    Attention,
     Compile,
+    Embedding,
     Layout,
     Linear,
     Model,
@@ -23,6 +26,8 @@ from harness.programs.spec import (
     Optimizer,
     Program,
     Step,
+    Tied,
+    Twice,
 )
 from harness.programs.strategies import programs
 
@@ -279,6 +284,38 @@ def test_averages_of_averages_by_three() -> None:
     once = Program(EXACT.model, Layout(world=3), (Step(rows=(3, 3)),))
     assert truth(once).exact
     assert not truth(twice).exact
+
+
+CLIPPED = "step 1: parameter attention3.out.weight"
+WILDLY = Program(
+    Model((2,), (Embedding(8), Tied("embedding0"), Twice(Linear(5, bias=False)), Attention(), Attention()), tokens=5),
+    steps=(Step(rows=(1, 1)), Step(rows=(1,), clip=1000.0)),
+    optimizer=Optimizer(rate=0.25),
+    dtype="bfloat16",
+    seed=1,
+    span=0,
+    denominator=1,
+)
+"""Its last gradients explode where softmax is not saturated to the bit, as it is in bfloat16."""
+
+
+def test_after_wild_clipping_nothing_is_known() -> None:
+    """A healthy run was farther from the truth than any sample, in which clipping left nothing of this gradient."""
+    bounded = truth(WILDLY).bounded
+    assert bounded is not None
+    for name, found in execute.alone(WILDLY, torch.bfloat16)().items():
+        assert not bounded.differs(name, found, dtype=found.dtype)
+    assert bounded.tolerance[CLIPPED].isinf().all()
+    assert bounded.tolerance["micro-batch 2: gradient of attention3.out.weight"].isfinite().all()
+
+
+@pytest.mark.parametrize("clip", [0.001, 1e30])
+def test_after_clipping_that_is_known_all_is_known(clip: float) -> None:
+    """Where gradients explode in no sample, and where they do and nothing is clipped."""
+    program = _with(ROUNDED if clip < 1 else WILDLY, steps=(Step(rows=(1, 1)), Step(rows=(1,), clip=clip)))
+    bounded = truth(program).bounded
+    assert bounded is not None
+    assert all(tolerance.isfinite().all() for tolerance in bounded.tolerance.values())
 
 
 def test_wild_numbers_are_given_up() -> None:
