@@ -243,6 +243,11 @@ class Layout(_Data, frozen=True):
         return str(dict(self.options).get("inner", "replicate")) if self.stack == "dynamo" else self.stack
 
     @property
+    def two_dimensional(self) -> bool:
+        """Whether some ranks share layers, and others the batch."""
+        return bool(self.plan) and 1 < self.tensor < self.world
+
+    @property
     def dtypes(self) -> set[str]:
         """Those to which the stack casts parameters, gradients, or what it sends."""
         options = dict(self.options)

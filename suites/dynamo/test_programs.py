@@ -43,10 +43,6 @@ def test_rounded(worlds: Callable[[int], World], program: Program) -> None:
     assert_same_as_alone(worlds, program)
 
 
-def _divided_twice(program: Program) -> bool:
-    return bool(program.layout.plan) and 1 < program.layout.tensor < program.layout.world
-
-
 @requirement(
     "DYN-GRAD-05",
     "Any model whose layers are divided among tensor-parallel ranks and sharded among data-parallel ones, two by two, "
@@ -57,7 +53,7 @@ def _divided_twice(program: Program) -> bool:
 @given(
     # float32 alone: in other dtypes hardly any layer may be divided (docs/findings/tp_gradient_dtype.py).
     program=programs("dynamo", (4,), most_steps=2, dtypes=("float32",), compiled=("tp_extension",)).filter(
-        _divided_twice
+        lambda program: program.layout.two_dimensional
     )
 )
 @examples(4)

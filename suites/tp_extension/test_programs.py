@@ -42,3 +42,17 @@ def test_representable(worlds: Callable[[int], World], program: Program) -> None
 def test_rounded(worlds: Callable[[int], World], program: Program) -> None:
     """Norms, attention, smooth activations, AdamW, clipping."""
     assert_same_as_alone(worlds, program)
+
+
+@requirement(
+    "TP-GRAD-17",
+    "Any model whose layers are divided among tensor-parallel ranks and sharded among data-parallel ones, two by two, "
+    "trains as it does on one device.",
+    source="torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions",
+)
+@pytest.mark.world(4)
+@given(program=programs("tp_extension", (4,)).filter(lambda program: program.layout.two_dimensional))
+@examples(20)
+def test_two_dimensional(worlds: Callable[[int], World], program: Program) -> None:
+    """A plan on a mesh of two dimensions: of programs that are drawn for all sizes, one in thirty."""
+    assert_same_as_alone(worlds, program)

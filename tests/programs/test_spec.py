@@ -19,6 +19,7 @@ from harness.programs.spec import (
     Conv,
     Embedding,
     Layer,
+    Layout,
     Linear,
     Model,
     Norm,
@@ -110,6 +111,20 @@ def test_sparse_weights(model: Model) -> None:
             assert [row.nonzero().tolist() for row in parameter.flatten(1)] == [
                 [[row % columns]] for row in range(len(parameter))
             ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "both"),
+    [
+        (Layout("tp_extension", world=4, tensor=2, plan=(("linear0", "columns"),)), True),
+        (Layout("tp_extension", world=4, tensor=2), False),
+        (Layout("tp_extension", world=4, tensor=4, plan=(("linear0", "columns"),)), False),
+        (Layout("tp_extension", world=4, plan=(("linear0", "columns"),)), False),
+    ],
+)
+def test_two_dimensional(layout: Layout, both: bool) -> None:
+    """Some ranks share a layer, and others the batch."""
+    assert layout.two_dimensional == both
 
 
 def test_names_and_shapes() -> None:
