@@ -58,5 +58,5 @@ def test_rounded(worlds: Callable[[int], World], program: Program) -> None:
 )
 @examples(4)
 def test_two_dimensional(worlds: Callable[[int], World], program: Program) -> None:
-    """FSDP1 over a plan of tensor parallelism: of programs that are drawn for all stacks, one in three hundred."""
+    """FSDP1 over a plan of tensor parallelism, which takes four ranks: those above are fewer."""
     assert_same_as_alone(worlds, program)

@@ -246,7 +246,7 @@ def wrong_on_one_rank(rank: Rank) -> None:
         result = step(self, closure)
         with torch.no_grad():
             for group in self.param_groups if rank.index == 1 else ():
-                group["params"][0].view(-1)[0] += 1
+                group["params"][0].view(-1)[:1] += 1  # of none, where it is empty
         return result
 
     torch.optim.SGD.step, torch.optim.SGD._undamaged = damaged, step  # type: ignore[method-assign,attr-defined]
