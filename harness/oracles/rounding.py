@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._C import _functorch
+from torch._C._functorch import is_batchedtensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -355,6 +356,10 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         zero = 0 * tiny
         at = 0
 
+        def of_each(tensor: torch.Tensor) -> torch.Tensor:
+            """The tensor, or what is the same for all samples as one that each has for itself."""
+            return tensor if is_batchedtensor(tensor) else tensor + zero.to(tensor.dtype)
+
         def errors(shape: torch.Size) -> torch.Tensor:
             nonlocal at
             at += 1
@@ -398,9 +403,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for slot, result in zip(step.results, results, strict=True):
                 if slot >= 0:
                     if not step.view and not sizes.results and storages[slot] in mutated:
-                        result = result + zero.to(result.dtype)  # a tensor that each sample has for itself
+                        result = of_each(result)
                     env[slot] = result
-        return tuple(env[slot] + zero.to(env[slot].dtype) for slot in outputs)
+        return tuple([of_each(env[slot]) for slot in outputs])
 
 
 _RANDOM = ("rand", "bernoulli", "normal", "uniform", "exponential", "multinomial", "log_normal", "geometric", "cauchy")

@@ -225,7 +225,8 @@ class Run:
 
     def note(self, name: str, tensor: torch.Tensor) -> None:
         """Keep a copy of a tensor."""
-        self.seen[name] = tensor.detach().to("cpu", copy=True)
+        with torch.no_grad():
+            self.seen[name] = tensor.to("cpu", copy=True)
 
     def batch(self, rows: int, what: object) -> torch.Tensor:
         """A whole batch: tokens int64 or floats, [rows, *inputs]."""
@@ -237,7 +238,9 @@ class Run:
 
     def part(self, whole: torch.Tensor) -> torch.Tensor:
         """This party's rows, a tensor of its own: a compiler would tell views at other offsets apart."""
-        return whole.tensor_split(self.party.parts)[self.party.part].to(self.party.device, copy=True)
+        if self.party.parts > 1:
+            whole = whole.tensor_split(self.party.parts)[self.party.part]
+        return whole.to(self.party.device, copy=True)
 
     def backward(self, model: Any, rows: int, *, synced: bool, of: tuple[int, int, int] | None = None) -> None:
         """One micro-batch; ``of``: the number, first row and size of the batch that it is a slice of.
@@ -247,13 +250,15 @@ class Run:
         """
         name = f"micro-batch {self.turn}"
         key, first, size = of if of else (self.turn, 0, rows)
-        mine = slice(first, first + rows)
+
+        def mine(batch: torch.Tensor) -> torch.Tensor:
+            return self.part(batch[first : first + rows] if of else batch)
+
         set_sync(self.party, synced)
         before = launched()
-        output = model(self.part(self.batch(size, ("inputs", key))[mine]), self.turn)
+        output = model(mine(self.batch(size, ("inputs", key))), self.turn)
         self.count(f"{name}, forward", before)
-        weights = values((size, *output.shape[1:]), (self.seed, "weights", key), self.span, 1)[mine]
-        weights = self.part(weights).to(output)
+        weights = mine(values((size, *output.shape[1:]), (self.seed, "weights", key), self.span, 1)).to(output)
         before = launched()
         losses = (output * weights).flatten(1).sum(1)
         losses.backward(torch.full_like(losses, self.party.factor))

@@ -306,14 +306,14 @@ def plain(name: str) -> str:
 
 
 def gradients(party: Party, model: Any) -> Tensors:
-    """Whole gradients by the plain model's names; {} where the stack can't show them."""
+    """Whole gradients by the plain model's names, not always copies; {} where the stack can't show them."""
     root = party.root(model)
     if isinstance(root, FullyShardedDataParallel):
         if not root._use_orig_params:
             return {}
         with FullyShardedDataParallel.summon_full_params(root, writeback=False, with_grads=True):
             return {plain(n): whole(p.grad).clone() for n, p in root.named_parameters() if p.grad is not None}
-    return {plain(n): whole(p.grad).clone() for n, p in root.named_parameters() if p.grad is not None}
+    return {plain(n): whole(p.grad) for n, p in root.named_parameters() if p.grad is not None}
 
 
 def optimizer_state(party: Party, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensors]:
