@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from hypothesis import assume
+import torch
+from hypothesis import reject
 
 from harness.programs import execute, reproducer
 from harness.programs.check import Different, Truth, problems, tame, truth_of
@@ -27,7 +28,7 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
     patience = patience_of(worlds)
     patience.begin(program)
     if "float16" in program.dtypes:  # often given up: it costs less to train alone first than to ask ranks in vain
-        assume(tame(program, execute.trained_alone(program)))
+        _require_tame(program, execute.trained_alone(program))
     truths: list[Truth] = []
     world = worlds(program.layout.world)
 
@@ -45,13 +46,14 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
     try:
         outcomes = once_connected(run)
     except RanksFailed as e:
-        assume(not truths or tame(program, truths[0].tensors))
+        if truths:
+            _require_tame(program, truths[0].tensors)
         if e.verdict == "hung":  # one defect: where ranks stand when they are stopped is chance
             e.__cause__ = e.__context__ = None
         _failed(patience, world, program, e, e.summary(), None)
         raise
     truth = truths[-1]
-    assume(tame(program, truth.tensors))
+    _require_tame(program, truth.tensors)
     patience.passed(max(outcome.seconds for outcome in outcomes))
     found = problems(program, truth, outcomes)
     if found:
@@ -60,6 +62,11 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
         error = Different(found)
         _failed(patience, world, program, error, "\n".join(found), truth)
         raise error
+
+
+def _require_tame(program: Program, seen: Mapping[str, torch.Tensor]) -> None:
+    if not tame(program, seen):
+        reject()
 
 
 def _failed(
