@@ -411,7 +411,7 @@ def managed(module: nn.Module) -> Iterator[nn.Module]:
 def mesh_of(mesh: DeviceMesh | None, dimensions: DataParallelMeshDims | None) -> DeviceMesh:
     """The ranks to replicate over.  Errors: ValueError for dimensions that do not fit."""
     if mesh is None:
-        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
         mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("replicate",))
     if dimensions is None:
         if mesh.ndim != 1:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 
 import pytest
+import torch
 from torch.distributed.fsdp import FSDPModule
 
+from harness import Pool, Rank, WorldSpec
 from harness.reference import replicate as ddp
 from harness.reference import replicate_fsdp as fsdp
 from harness.reference import tp_extension as tp
@@ -45,3 +47,23 @@ def test_methods_of_the_tp_extension(method: str) -> None:
     assert len(ours) == len(theirs)
     keywords = ("tensor", "rank", "world_size", "num_devices_per_node", "pg", "device_mesh", "device")
     assert [name for name in ours if name in keywords] == [name for name in theirs if name in keywords]
+
+
+def mesh_without_device(rank: Rank) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            torch.accelerator,
+            "current_accelerator",
+            lambda check_available=False: None if check_available else torch.device("cuda"),
+        )
+        return fsdp.mesh_of(None, None).device_type
+
+
+def test_build_for_accelerators() -> None:
+    """Where PyTorch is built for an accelerator that the machine does not have, FSDP-replicate is on the CPU."""
+    pool = Pool()
+    try:
+        world = pool.acquire(WorldSpec(1))
+        assert world.run(mesh_without_device) == ["cpu"]
+    finally:
+        pool.close()
