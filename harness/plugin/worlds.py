@@ -342,6 +342,7 @@ class Worlds:
             report.user_properties.append(("concord.verdict", "hung"))
         return report
 
+    @pytest.hookimpl(trylast=True)  # pytest itself tears down what an interrupted test has: its worlds
     def pytest_sessionfinish(self) -> None:
         self.close()
 

@@ -90,10 +90,10 @@ def main():
     if world != {world}:
         sys.exit(f"this needs {world} ranks: torchrun --nproc-per-node={world} {{sys.argv[0]}}")
     faulthandler.dump_traceback_later({limit}, exit=True)  # a hang is a defect, too: it exits with 1
+    one = Party()
+    alone = train(one, build(one))  # before there are process groups, or a defect that looks for them would be in it
     dist.init_process_group("{backend}", timeout=datetime.timedelta(seconds={limit} // 2))
     device = torch.device("cpu") if "{device}" == "cpu" else torch.device("{device}", int(os.environ["LOCAL_RANK"]))
-    one = Party()
-    alone = train(one, build(one))
     party = Party(dtype=torch.{dtype}, device=device, index=rank, world=world, part={part}, parts={parts})
     seen = train(party, distribute(party, build(party)))
     problems = judge(party, alone, seen) + agree(party, seen)

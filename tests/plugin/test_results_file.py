@@ -192,6 +192,34 @@ def test_session_that_is_interrupted(make_folder: Callable[[dict[str, str]], Fol
     assert [t.verdict for t in run.tests.values()] == ["passed", "not-run", "not-run"]
 
 
+SEVERAL = """
+    import os
+    import signal
+
+    import pytest
+
+    @pytest.mark.world(1, 2, 3)
+    def test_ends(worlds):
+        controller = os.getpid()
+        worlds(1).run(lambda rank: None)
+        worlds(3).run(lambda rank: None)
+        def body(rank):
+            if rank.index == 1:
+                os.kill(controller, signal.SIGINT)
+            signal.pause()
+        worlds(2).run(body)
+"""
+
+
+def test_session_that_is_interrupted_with_several_worlds(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """Ctrl-C ends worlds that have nothing to do as well, before what their ranks were started from."""
+    session = make_folder({"test_it.py": SEVERAL}).run("--concord-results", "out")
+    assert session.code == pytest.ExitCode.INTERRUPTED
+    assert [t.verdict for t in session.results.tests.values()] == ["not-run"]
+    assert "Error" not in session.out + session.err
+    assert session.orphans == ()
+
+
 DRAWING = """
     import pytest
     from hypothesis import given, strategies as st

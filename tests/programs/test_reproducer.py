@@ -95,6 +95,31 @@ def test_injected(program: Program, tmp_path: Path) -> None:
     assert "observed tensor(" in ended.stdout
 
 
+DOUBLED = """
+import torch, torch.distributed as dist
+step = torch.optim.SGD.step
+def damaged(self, closure=None):
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.mul_(2)
+    return step(self, closure)
+torch.optim.SGD.step = damaged
+"""
+
+
+def test_of_a_world(tmp_path: Path) -> None:
+    """A defect that is there wherever there is a world is not taken for the truth: one device is alone."""
+    file = written(EXACT, tmp_path, "rank 0: step 0: parameter residual1.0.weight: 9 of 9 elements differ")
+    (tmp_path / "defect").mkdir()
+    (tmp_path / "defect" / "sitecustomize.py").write_text(DOUBLED)
+    ended = torchrun(file, 2, PYTHONPATH=str(tmp_path / "defect"))
+    assert ended.returncode != 0
+    assert "rank 0: step 0: parameter residual1.0.weight: " in ended.stdout
+    assert "expected tensor(" in ended.stdout
+
+
 def test_live(tmp_path: Path) -> None:
     """Composable DDP leaves gradients unreduced in the first step when a module is unused (pytorch/pytorch#128949)."""
     model = Model((3,), (Linear(3), Branch(Linear(3), "never")))
