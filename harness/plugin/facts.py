@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from harness.results import LEVELS, ProfileText, Reproducer, RequirementText, Wa
 LONGEST_TEXT = 20_000
 LONGEST_REPRODUCER = 100_000
 
-_REPRODUCER = re.compile(r"^reproducer, which needs only torch: (\S.*?(\S+\.py))$", re.MULTILINE)
+_REPRODUCER = re.compile(r"^reproducer, which needs only torch: (torchrun .+)$", re.MULTILINE)
 _DTYPE = re.compile(r"b?float\d+\w*|u?int\d+|complex\d+|bool|bfloat16")
 _ASKED_FOR = {
     "keyword": "-k",
@@ -111,13 +112,12 @@ def reproducer_in(error: BaseException) -> Reproducer | None:
         match = _REPRODUCER.search(note)
         if match is None:
             continue
+        file = Path(shlex.split(match[1])[-1])
         try:
-            text = Path(match[2]).read_text(errors="replace")
+            text = file.read_text(errors="replace")
         except OSError:
             text = ""
-        return Reproducer(
-            file=Path(match[2]).name, command=match[1], text=text if len(text) <= LONGEST_REPRODUCER else ""
-        )
+        return Reproducer(file=file.name, command=match[1], text=text if len(text) <= LONGEST_REPRODUCER else "")
     return None
 
 

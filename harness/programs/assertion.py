@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from hypothesis import reject
 
+from harness.devices import backend_for
 from harness.programs import execute, reproducer
 from harness.programs.check import Different, Truth, problems, tame, truth_of
 from harness.programs.connecting import once_connected
 from harness.programs.patience import Patience, patience_of
 from harness.programs.spec import Program
+from harness.subjects import TORCH
 from harness.worlds.postmortem import RanksFailed
-from harness.worlds.world import World
+from harness.worlds.world import World, WorldSpec
 
 
 def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> None:
@@ -96,4 +100,14 @@ def write(world: World, program: Program, error: Exception, what: str, truth: Tr
     except OSError as e:  # a full disk must not hide what was found
         error.add_note(f"no reproducer could be written: {e}")
         return
-    error.add_note(f"reproducer, which needs only torch: {command}\nthe program: {file.with_suffix('.json')}")
+    again = _replayed(file.with_suffix(".json"), world.spec)
+    error.add_note(f"reproducer, which needs only torch: {command}\nthe program, with Concord: {again}")
+
+
+def _replayed(stored: Path, spec: WorldSpec) -> str:
+    """The command that runs a stored program again as it was run."""
+    words = ["concord", "replay", str(stored)]
+    words += ["--device", spec.device] * (spec.device != "cpu")
+    words += ["--backend", spec.backend] * (spec.backend != backend_for(spec.device))
+    words += ["--subject", spec.subject] * (spec.subject != TORCH)
+    return shlex.join(words)

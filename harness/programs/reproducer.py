@@ -11,6 +11,7 @@ import functools
 import os
 import platform
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -173,7 +174,7 @@ def write(
     file = folder / f"repro_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')[:100]}.py"
     file.write_text(reproducer(program, what=what, truth=truth, backend=backend, device=device, subject=subject))
     file.with_suffix(".json").write_text(dumps(program))
-    return file, f"torchrun --nproc-per-node={program.layout.world} {file}"
+    return file, shlex.join(["torchrun", f"--nproc-per-node={program.layout.world}", str(file)])
 
 
 def _allowed(truth: Truth | None, what: str) -> dict[str, list[float]] | None:

@@ -8,9 +8,10 @@ step.  It is frozen, it compares by value, and it is JSON: :func:`dumps` and :fu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 VERSION = 1
 """Of the format; goes into the JSON."""
@@ -19,6 +20,19 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 STACKS = ("replicate", "replicate_fsdp", "tp_extension", "dynamo")
 EXACT_ACTIVATIONS = ("relu", "abs")
 SMOOTH_ACTIVATIONS = ("tanh", "silu", "gelu", "softplus")
+
+# What msgspec holds a stored program against.
+_Count: TypeAlias = Annotated[int, Meta(ge=0)]
+_Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+_Size: TypeAlias = Annotated[float, Meta(ge=0)]
+
+
+def _one_of(*words: str) -> Meta:
+    return Meta(pattern=f"^({'|'.join(words)})$")
+
+
+_Own: TypeAlias = Annotated[str, _one_of("", *DTYPES)]
+"""The dtype of a layer's parameters, where it is not the program's."""
 
 
 class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -31,44 +45,43 @@ class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 class Linear(_Data, frozen=True, tag=True):
     """``nn.Linear`` over the last dimension."""
 
-    out: int
+    out: _Count
     bias: bool = True
     frozen: bool = False
-    dtype: str = ""
-    """Of its parameters, where it is not the program's."""
+    dtype: _Own = ""
 
 
 class Conv(_Data, frozen=True, tag=True):
     """``nn.Conv1d`` or ``nn.Conv2d`` over rows of (channels, length) or (channels, height, width)."""
 
-    out: int
-    kernel: int = 1
+    out: _Count
+    kernel: _Positive = 1
     bias: bool = True
 
 
 class Activation(_Data, frozen=True, tag=True):
     """A function of each element."""
 
-    kind: str = "relu"
+    kind: Annotated[str, _one_of(*EXACT_ACTIVATIONS, *SMOOTH_ACTIVATIONS)] = "relu"
 
 
 class Norm(_Data, frozen=True, tag=True):
     """``layer`` and ``rms`` over the last dimension; ``batch`` over channels, with running statistics."""
 
-    kind: str = "layer"
-    dtype: str = ""
+    kind: Annotated[str, _one_of("layer", "rms", "batch")] = "layer"
+    dtype: _Own = ""
 
 
 class Embedding(_Data, frozen=True, tag=True):
     """``nn.Embedding`` of the program's tokens; only as the first layer."""
 
-    width: int
+    width: _Count
 
 
 class Attention(_Data, frozen=True, tag=True):
     """Self-attention over (length, width): one projection in, softmax, one projection out."""
 
-    heads: int = 1
+    heads: _Positive = 1
 
 
 class Scale(_Data, frozen=True, tag=True):
@@ -78,7 +91,7 @@ class Scale(_Data, frozen=True, tag=True):
     of a batch is multiplied by values of its own, which those who train on that part have in the buffer.
     """
 
-    kind: str = "plain"
+    kind: Annotated[str, _one_of("plain", "rebound", "per_rank")] = "plain"
 
 
 class Mask(_Data, frozen=True, tag=True):
@@ -111,7 +124,7 @@ class Branch(_Data, frozen=True, tag=True):
     """A body that is used in some micro-batches: ``never``, ``even``, ``odd``, counted from 0; it keeps the shape."""
 
     body: Layer
-    when: str = "never"
+    when: Annotated[str, _one_of("never", "even", "odd")] = "never"
 
 
 class Hooked(_Data, frozen=True, tag=True):
@@ -122,13 +135,13 @@ class Hooked(_Data, frozen=True, tag=True):
     """
 
     body: Layer
-    kind: str = "forward"
+    kind: Annotated[str, _one_of("forward", "before", "backward")] = "forward"
 
 
 class Container(_Data, frozen=True, tag=True):
     """Layers in an ``nn.Sequential`` (``sequential``), ``nn.ModuleList`` (``list``) or ``nn.ModuleDict`` (``dict``)."""
 
-    kind: str
+    kind: Annotated[str, _one_of("sequential", "list", "dict")]
     body: tuple[Layer, ...]
 
 
@@ -156,9 +169,9 @@ class Model(_Data, frozen=True):
     ``tokens``: the size of a vocabulary, for rows of whole numbers; 0 for rows of floats.
     """
 
-    inputs: tuple[int, ...]
-    layers: tuple[Layer, ...]
-    tokens: int = 0
+    inputs: tuple[_Count, ...]
+    layers: Annotated[tuple[Layer, ...], Meta(min_length=1)]
+    tokens: _Count = 0
 
 
 # schedule
@@ -167,24 +180,24 @@ class Model(_Data, frozen=True):
 class Optimizer(_Data, frozen=True):
     """``sgd`` (with ``momentum`` and ``weight_decay``) or ``adamw``.  Figures are powers of two."""
 
-    kind: str = "sgd"
-    rate: float = 0.0625
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    kind: Annotated[str, _one_of("sgd", "adamw")] = "sgd"
+    rate: _Size = 0.0625
+    momentum: _Size = 0.0
+    weight_decay: _Size = 0.0
 
 
 class Step(_Data, frozen=True):
     """Micro-batches whose gradients add up, and what is done with them."""
 
-    rows: tuple[int, ...] = (4,)
+    rows: Annotated[tuple[_Count, ...], Meta(min_length=1)] = (4,)
     """Of each micro-batch, over all ranks; ranks take as even parts as there are."""
     joint: bool = False
     """The micro-batches are slices of one batch, in order; the same whatever the slices."""
     synced: tuple[bool, ...] = ()
     """Whether ranks average after a micro-batch; () for only after the last.  The last one is always synced."""
-    zero: str = "none"
+    zero: Annotated[str, _one_of("none", "zero", "keep")] = "none"
     """What becomes of the gradients after the step: ``none``, ``zero``, or ``keep``: they add up over steps."""
-    clip: float = 0.0
+    clip: _Size = 0.0
     """Largest norm of all gradients together; 0 for no clipping."""
     evaluate: bool = False
     """A forward in evaluation mode, without gradients, before the first micro-batch."""
@@ -225,13 +238,13 @@ class Compile(_Data, frozen=True):
 class Layout(_Data, frozen=True):
     """How a model lies on ranks."""
 
-    stack: str = "replicate"
-    world: int = 2
-    tensor: int = 1
+    stack: Annotated[str, _one_of(*STACKS)] = "replicate"
+    world: _Positive = 2
+    tensor: _Positive = 1
     """Ranks that share a tensor-parallel group; the others are data parallel."""
     wrapped: tuple[str, ...] = ()
     """Layers that the stack wraps on their own, before the whole model."""
-    plan: tuple[tuple[str, str], ...] = ()
+    plan: tuple[tuple[str, Annotated[str, _one_of("columns", "rows")]], ...] = ()
     """Tensor-parallel style of layers: ``columns`` or ``rows``."""
     options: tuple[tuple[str, Option], ...] = ()
     """Of the stack, by its own names; see :mod:`harness.stacks.training`."""
@@ -261,15 +274,15 @@ class Program(_Data, frozen=True):
 
     model: Model
     layout: Layout = Layout()
-    steps: tuple[Step, ...] = (Step(),)
+    steps: Annotated[tuple[Step, ...], Meta(min_length=1)] = (Step(),)
     optimizer: Optimizer = Optimizer()
-    dtype: str = "float64"
+    dtype: Annotated[str, _one_of(*DTYPES)] = "float64"
     seed: int = 0
     """Of weights and data."""
-    span: int = 2
+    span: _Count = 2
     """Weights and data are whole numbers from -span to span without 0, over ``denominator``; with 0 any numbers from -1
     to 1, over it: sums of such numbers don't cancel by chance, as those of small whole numbers do."""
-    denominator: int = 2
+    denominator: _Positive = 2
     sparse: bool = False
     """One number in each row of a weight is not zero: sums are short, and fit into narrow dtypes."""
     rotated: int = 0
@@ -323,7 +336,21 @@ def loads(text: str | bytes) -> Program:
         raise ValueError(f"this is no program: {e}") from e
     if found.version != VERSION:
         raise ValueError(f"a program of version {found.version}; this Concord reads version {VERSION}")
+    _require_sense(found.program)
     return found.program
+
+
+def _require_sense(program: Program) -> None:
+    """Errors: ValueError for what no single field can be blamed for."""
+    layout, layers = program.layout, {n.name for n in walk(program.model)}
+    if layout.world % layout.tensor:
+        raise ValueError(f"{layout.world} ranks can't be divided into groups of {layout.tensor}")
+    if layout.under not in STACKS or layout.under == "dynamo":
+        raise ValueError(f"there is no stack {layout.under!r} to compile")
+    meant = [*layout.wrapped, *(name for name, _ in layout.plan), *(step.toggle for step in program.steps)]
+    for name in meant:
+        if name and name not in layers:
+            raise ValueError(f"there is no layer {name!r} among {', '.join(sorted(layers))}")
 
 
 # names and shapes

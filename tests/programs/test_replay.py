@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.programs.spec import Branch, Layout, Linear, Model, Program, dumps
+from harness.programs.spec import Branch, Layout, Linear, Model, Optimizer, Program, dumps
 
 HEALTHY = Program(Model((3,), (Linear(4),)))
 LIVE = Program(Model((3,), (Linear(3), Branch(Linear(3), "never"))))
@@ -67,3 +67,36 @@ def test_bad_input(text: str | None, message: str, tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert message in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--timeout", "0"], "--timeout"),
+        (["--device", "nonsense"], "no nonsense device"),
+        (["--backend", "nonsense"], "torch has no backend 'nonsense' here"),
+        (["--subject", "nonsense"], "no such subject; there are torch, reference"),
+    ],
+)
+def test_bad_options(options: list[str], message: str, tmp_path: Path) -> None:
+    """What can't be run as asked says so before any rank starts, with status 2."""
+    ended = concord("replay", stored(HEALTHY, tmp_path), *options)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_overflow(tmp_path: Path) -> None:
+    """Of a program whose numbers overflow nothing is said: it is neither the same nor not."""
+    wild = Program(HEALTHY.model, optimizer=Optimizer(rate=1e308))
+    ended = concord("replay", stored(wild, tmp_path))
+    assert ended.returncode == 2
+    assert "may overflow in float64" in ended.stderr
+
+
+def test_subject(tmp_path: Path) -> None:
+    """It runs on the stacks that it is told: the reference refuses what torch does wrong."""
+    ended = concord("replay", stored(LIVE, tmp_path), "--subject", "reference")
+    assert ended.returncode == 1
+    assert "replicate of reference on 2 ranks (gloo on cpu)" in ended.stdout
+    assert "harness/reference/replicate.py" in ended.stdout

@@ -144,11 +144,11 @@ def test_hang(tmp_path: Path) -> None:
 
 def test_head_and_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head has command, findings and environment, none of it as code; the program is beside it."""
-    monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path / "deep" / "folder"))
+    monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path / "deep" / "a folder"))
     what = 'rank 0: one line\n"""\nimport os; os.abort()\n' + "x" * 1000
     file, command = write(EXACT, "t.py::test[a/../b \n]", what=what, truth=None, backend="gloo", device="cpu")
-    assert file.parent == tmp_path / "deep" / "folder"
-    assert command == f"torchrun --nproc-per-node=2 {file}"
+    assert file.parent == tmp_path / "deep" / "a folder"
+    assert command == f"torchrun --nproc-per-node=2 '{file}'"
     head = file.read_text().split("\n\nimport")[0]
     assert all(line.startswith("#") for line in head.splitlines())
     assert "torch: 2." in head

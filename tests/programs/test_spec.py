@@ -68,6 +68,9 @@ def test_drawn_programs_train_alone(stack: str) -> None:
     check()
 
 
+RELU = {"type": "Activation"}
+
+
 @settings(deadline=None)
 @given(st.binary(max_size=200) | st.text(max_size=200))
 def test_garbage(data: bytes | str) -> None:
@@ -80,8 +83,8 @@ def test_garbage(data: bytes | str) -> None:
     ("change", "message"),
     [
         ({"program": {"model": {"inputs": [3], "layers": [{"type": "Cube"}]}}}, "Invalid value 'Cube' - at "),
-        ({"program": {"model": {"inputs": [3], "layers": []}, "sed": 1}}, "unknown field `sed`"),
-        ({"program": {"model": {"inputs": ["x"], "layers": []}}}, r"\$.program.model.inputs\[0\]"),
+        ({"program": {"model": {"inputs": [3], "layers": [RELU]}, "sed": 1}}, "unknown field `sed`"),
+        ({"program": {"model": {"inputs": ["x"], "layers": [RELU]}}}, r"\$.program.model.inputs\[0\]"),
         ({"version": 99}, "a program of version 99"),
     ],
 )
@@ -89,6 +92,36 @@ def test_mistakes_are_named(change: dict[str, object], message: str) -> None:
     """An error names the place."""
     with pytest.raises(ValueError, match=message):
         loads(json.dumps({**json.loads(dumps(PLAIN)), **change}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model": {"inputs": [3], "layers": []}}, r"length >= 1 - at `\$.program.model.layers`"),
+        ({"model": {"inputs": [-3], "layers": [RELU]}}, r">= 0 - at `\$.program.model.inputs"),
+        ({"model": {"inputs": [3], "layers": [RELU], "tokens": -1}}, r">= 0 - at `\$.program.model.tokens`"),
+        ({"model": {"inputs": [3], "layers": [{"type": "Linear", "out": -1}]}}, ">= 0 - at "),
+        ({"model": {"inputs": [3], "layers": [{**RELU, "kind": "cube"}]}}, "matching regex .*relu"),
+        ({"layout": {"world": 0}}, r">= 1 - at `\$.program.layout.world`"),
+        ({"layout": {"stack": "nonsense"}}, "matching regex .*tp_extension"),
+        ({"layout": {"stack": "dynamo", "options": [["inner", "nonsense"]]}}, "no stack 'nonsense' to compile"),
+        ({"layout": {"tensor": 3}}, "2 ranks can't be divided into groups of 3"),
+        ({"layout": {"wrapped": ["nothing.here"]}}, "no layer 'nothing.here' among linear0"),
+        ({"layout": {"plan": [["linear9", "rows"]]}}, "no layer 'linear9'"),
+        ({"steps": [{"toggle": "linear9"}]}, "no layer 'linear9'"),
+        ({"steps": []}, r"length >= 1 - at `\$.program.steps`"),
+        ({"steps": [{"rows": [-1]}]}, ">= 0 - at "),
+        ({"optimizer": {"kind": "adagrad"}}, "matching regex .*adamw"),
+        ({"dtype": "complex64"}, "matching regex .*bfloat16"),
+        ({"denominator": 0}, r">= 1 - at `\$.program.denominator`"),
+        ({"span": -1}, r">= 0 - at `\$.program.span`"),
+    ],
+)
+def test_senseless_values_are_named(changed: dict[str, object], message: str) -> None:
+    """What could not be built, or would be taken for something else, is no program."""
+    plain = json.loads(dumps(Program(Model((3,), (Linear(4),)))))
+    with pytest.raises(ValueError, match=message):
+        loads(json.dumps({**plain, "program": {**plain["program"], **changed}}))
 
 
 @pytest.mark.parametrize(

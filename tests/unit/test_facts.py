@@ -46,10 +46,11 @@ def noted(*notes: str) -> Exception:
 
 def test_reproducer(tmp_path: Path) -> None:
     """The note of a failure leads to the reproducer's text, also where Hypothesis has made a group of failures."""
-    file = tmp_path / "repro_x.py"
+    file = tmp_path / "in a folder" / "repro_x.py"
+    file.parent.mkdir()
     file.write_text("print(1)")
-    command = f"torchrun --nproc-per-node=2 {file}"
-    note = f"reproducer, which needs only torch: {command}\nthe program: x.json"
+    command = f"torchrun --nproc-per-node=2 '{file}'"
+    note = f"reproducer, which needs only torch: {command}\nthe program, with Concord: concord replay x.json"
     for error in (noted("else", note), ExceptionGroup("two", [noted(), noted(note)])):
         found = reproducer_in(error)
         assert found is not None
