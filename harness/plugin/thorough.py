@@ -1,6 +1,6 @@
 """``CONCORD_EXAMPLES=thorough``: properties that go on for hours, in rounds, and where they were interrupted.
 
-A property that says how many examples it has (``suites.settings.examples``) is run in rounds of :data:`ROUND`
+A property that says how many examples it has (``harness.programs.examples.examples``) is run in rounds of :data:`ROUND`
 examples, each from a seed of its own, until its share of the budget is spent or its examples are done.  What has been
 done is in a journal, and examples that fail in Hypothesis's database beside it.
 """
@@ -277,6 +277,10 @@ class Thorough:
         self._journal.close()
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._repeated is not None:
+            line = f"concord: drawn once more, from seed {self._repeated}; this counts for nothing in the thorough run"
+            terminalreporter.write_line(line)
+            return
         try:
             tally = self._opened().read()
         except JournalError as e:

@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, requirement
 from harness.oracles.exact import assert_same
+from harness.programs.examples import examples
 from harness.stacks.pretended import pretended
 from harness.stacks.tp_extension import chunk_spec, device_count, extensions, group_of, listed_spec, rewrite_spec
-from suites.settings import examples
 
 SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()

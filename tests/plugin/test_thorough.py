@@ -26,7 +26,7 @@ TESTS = """
     import os, time
     from pathlib import Path
     from hypothesis import assume, given, strategies as st
-    from suites.settings import examples
+    from harness.programs.examples import examples
 
     def note(*values):
         with open("drawn.txt", "a") as file:
@@ -194,6 +194,8 @@ def test_failures_come_first(folder: Folder) -> None:
     counted = progress(folder)[SECOND].passed
     session = ran(folder, "-k", "second", f"--hypothesis-seed={seed}")
     assert session.counts == {"failed": 1}
+    assert "this counts for nothing in the thorough run" in session.out
+    assert "not done" not in session.out
     again = drawn(folder, "second")
     first = next(i for i, value in enumerate(again) if value >= 900_000_000)
     assert Counter(again[: first + 1]) <= Counter(sequence)

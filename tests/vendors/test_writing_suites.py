@@ -1,4 +1,4 @@
-"""The example of docs/writing-suites.md is a suite that passes, and that notices a wrong sum."""
+"""The examples of docs/writing-suites.md are suites that pass; the first one notices a wrong sum."""
 
 from __future__ import annotations
 
@@ -19,11 +19,22 @@ def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
+def examples() -> list[str]:
+    return [block.text for block in blocks_of((ROOT / "docs" / "writing-suites.md").read_text())]
+
+
 def test_the_example_passes_and_notices_a_wrong_sum(tmp_path: Path) -> None:
     """As it is on the page; then with MAX in place of the sum, which only three ranks show."""
-    (example,) = [block.text for block in blocks_of((ROOT / "docs" / "writing-suites.md").read_text())]
+    example, _ = examples()
     done = run(tmp_path, example)
     assert "4 passed" in done.stdout, done.stdout + done.stderr
     assert "dist.all_reduce(tensor)" in example
     done = run(tmp_path, example.replace("dist.all_reduce(tensor)", "dist.all_reduce(tensor, dist.ReduceOp.MAX)"))
     assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_example_that_draws(tmp_path: Path) -> None:
+    """Training runs are drawn, and are on ranks what they are on one device."""
+    _, example = examples()
+    done = run(tmp_path, example)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
