@@ -112,7 +112,10 @@ def reproducer_in(error: BaseException) -> Reproducer | None:
         match = _REPRODUCER.search(note)
         if match is None:
             continue
-        file = Path(shlex.split(match[1])[-1])
+        try:
+            file = Path(shlex.split(match[1])[-1])
+        except ValueError:  # the name of its folder has a line break
+            continue
         try:
             text = file.read_text(errors="replace")
         except OSError:

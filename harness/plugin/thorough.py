@@ -277,16 +277,16 @@ class Thorough:
         self._journal.close()
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if self._repeated is not None:
-            line = f"concord: drawn once more, from seed {self._repeated}; this counts for nothing in the thorough run"
-            terminalreporter.write_line(line)
-            return
         try:
             tally = self._opened().read()
         except JournalError as e:
             terminalreporter.write_line(f"concord: {e}")
             return
         if not tally.properties:
+            return
+        if self._repeated is not None:
+            line = f"concord: drawn once more, from seed {self._repeated}; this counts for nothing in the thorough run"
+            terminalreporter.write_line(line)
             return
         terminalreporter.section("thorough", sep="-")
         for line in table(tally.properties.values()):

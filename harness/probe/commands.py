@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.asked import devices_for, profile_asked_for, read_profile, world_asked_for
 from harness.profiles import Profile, ProfileError
-from harness.profiles.shelf import OURS, Shelf
 from harness.profiles.vocabulary import COLLECTIVES, DTYPES, STACKS
 from harness.refusing import bad
 
@@ -40,7 +40,7 @@ def check(files: Annotated[list[Path], typer.Argument(help="Profiles, .toml file
     wrong = 0
     for file in files:
         try:
-            found = read(file)
+            found = read_profile(str(file))
         except ProfileError as e:
             typer.echo(str(e), err=True)
             wrong += len(e.mistakes)
@@ -49,13 +49,6 @@ def check(files: Annotated[list[Path], typer.Argument(help="Profiles, .toml file
             typer.echo(f"{file}: {found.name}, {found.backend} on {found.device}, {len(found.waivers)} waivers{over}")
     if wrong:
         raise bad(f"{wrong} mistake{'s' if wrong > 1 else ''}")
-
-
-def read(file: Path) -> Profile:
-    """The profile of a file, or of a shipped one's name.  Errors: :class:`ProfileError`."""
-    shelf = Shelf(Path.cwd())
-    known = not file.exists() and file.suffix != ".toml" and (OURS / f"{file}.toml").is_file()
-    return shelf.read(OURS / f"{file}.toml" if known else file)
 
 
 def probe(
@@ -79,13 +72,15 @@ def probe(
     """
     from harness.probe.draft import draft
 
-    profile = _profile(against) if against else None
+    profile = profile_asked_for("--against", against) if against else None
     counts, tried = _sizes(sizes), _stacks(stacks)
     if profile is not None:
         backend, device = backend or profile.backend, device or profile.device
         ranks_per_device = max(ranks_per_device, profile.ranks_per_device)
     modules = tuple(imports or ()) or (profile.imports if profile is not None else ())
-    spec, inventory = _world(backend, device, modules, timeout, profile)
+    spec, inventory = world_asked_for(
+        1, backend=backend, device=device, imports=modules, timeout=timeout, profile=profile
+    )
     found = _probed(spec, inventory, counts, tried, limit, ranks_per_device)
     difference = _against(found, profile) if profile is not None else None
     _show(found, difference)
@@ -106,13 +101,6 @@ def probe(
 # input
 
 
-def _profile(against: str) -> Profile:
-    try:
-        return read(Path(against))
-    except ProfileError as e:
-        raise bad(f"--against:\n{e}") from e
-
-
 def _sizes(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 1024 for word in words):
@@ -128,27 +116,6 @@ def _stacks(text: str) -> list[str]:
     return words
 
 
-def _world(
-    backend: str, device: str, imports: tuple[str, ...], timeout: float, profile: Profile | None
-) -> tuple[WorldSpec, Inventory]:
-    """What worlds are made of, and the devices that there are."""
-    from harness import entry_points
-    from harness.devices import DeviceError, backend_for, inventory
-    from harness.worlds.world import WorldSpec
-
-    try:
-        brought = entry_points.modules_for(entry_points.DEVICES, device) if device else ()
-        mask = profile.visible_devices if profile is not None else ""
-        there = inventory(device or None, imports=(*imports, *brought), mask=mask)
-        backend = backend or backend_for(there.kind)
-    except (DeviceError, ValueError, RuntimeError) as e:
-        raise bad(str(e)) from e
-    modules = (*imports, *brought, *entry_points.modules_for(entry_points.BACKENDS, backend))
-    env = profile.env if profile is not None else ()
-    spec = WorldSpec(1, backend, there.kind, timeout=timeout, imports=tuple(dict.fromkeys(modules)), env=env)
-    return spec, there
-
-
 # trying, and showing it
 
 
@@ -158,7 +125,6 @@ def _probed(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from harness.devices import Leases
     from harness.plugin.profiles import here
     from harness.probe import trials
     from harness.probe.run import Prober
@@ -172,8 +138,7 @@ def _probed(
     total += sum(stack in stacks for stack, _ in (*trials.programs(1), *trials.WORK))
     columns = (TextColumn("{task.fields[what]:<45.45}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with ExitStack() as stack:
-        leased = stack.enter_context(Leases(inventory).hold(inventory.demand(max(possible), ranks_per_device)))
-        devices = () if inventory.on_host else [leased[i // ranks_per_device] for i in range(max(possible))]
+        devices = stack.enter_context(devices_for(inventory, max(possible), ranks_per_device))
         console = Console(stderr=True)
         shown = stack.enter_context(Progress(*columns, TimeElapsedColumn(), console=console, transient=True))
         task = shown.add_task("", total=total, what="starting")

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from hypothesis import reject
 
-from harness.devices import backend_for
+from harness.profiles.obeyed import in_force
 from harness.programs import execute, reproducer
 from harness.programs.check import Different, Truth, problems, tame, truth_of
 from harness.programs.connecting import once_connected
@@ -106,8 +106,7 @@ def write(world: World, program: Program, error: Exception, what: str, truth: Tr
 
 def _replayed(stored: Path, spec: WorldSpec) -> str:
     """The command that runs a stored program again as it was run."""
-    words = ["concord", "replay", str(stored)]
-    words += ["--device", spec.device] * (spec.device != "cpu")
-    words += ["--backend", spec.backend] * (spec.backend != backend_for(spec.device))
-    words += ["--subject", spec.subject] * (spec.subject != TORCH)
-    return shlex.join(words)
+    profile = in_force().profile
+    where = ["--profile", profile] if profile else ["--backend", spec.backend, "--device", spec.device]
+    subject = ["--subject", spec.subject] if spec.subject != TORCH else []
+    return shlex.join(["concord", "replay", str(stored), *where, *subject])

@@ -16,6 +16,8 @@ from msgspec import Meta
 VERSION = 1
 """Of the format; goes into the JSON."""
 
+MOST_RANKS = 1024
+"""Of a stored program: who asks for more has made a mistake."""
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 STACKS = ("replicate", "replicate_fsdp", "tp_extension", "dynamo")
 EXACT_ACTIVATIONS = ("relu", "abs")
@@ -28,7 +30,7 @@ _Size: TypeAlias = Annotated[float, Meta(ge=0)]
 
 
 def _one_of(*words: str) -> Meta:
-    return Meta(pattern=f"^({'|'.join(words)})$")
+    return Meta(pattern=rf"^({'|'.join(words)})\Z")
 
 
 _Own: TypeAlias = Annotated[str, _one_of("", *DTYPES)]
@@ -332,7 +334,7 @@ def loads(text: str | bytes) -> Program:
     """
     try:
         found = msgspec.json.decode(text, type=_File)
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, RecursionError) as e:
         raise ValueError(f"this is no program: {e}") from e
     if found.version != VERSION:
         raise ValueError(f"a program of version {found.version}; this Concord reads version {VERSION}")
@@ -343,6 +345,8 @@ def loads(text: str | bytes) -> Program:
 def _require_sense(program: Program) -> None:
     """Errors: ValueError for what no single field can be blamed for."""
     layout, layers = program.layout, {n.name for n in walk(program.model)}
+    if layout.world > MOST_RANKS:
+        raise ValueError(f"{layout.world} ranks; at most {MOST_RANKS} can be asked for")
     if layout.world % layout.tensor:
         raise ValueError(f"{layout.world} ranks can't be divided into groups of {layout.tensor}")
     if layout.under not in STACKS or layout.under == "dynamo":

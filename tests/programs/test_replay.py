@@ -75,6 +75,7 @@ def test_bad_input(text: str | None, message: str, tmp_path: Path) -> None:
         (["--timeout", "0"], "--timeout"),
         (["--device", "nonsense"], "no nonsense device"),
         (["--backend", "nonsense"], "torch has no backend 'nonsense' here"),
+        (["--profile", "nonsense"], "nonsense"),
         (["--subject", "nonsense"], "no such subject; there are torch, reference"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,7 @@ def shrunk(
         worlds.close()
     (file,) = folder.glob("*.json")
     assert any("torchrun --nproc-per-node=" in note for note in caught.value.__notes__)
+    assert any(re.search(r"concord replay \S+\.json --backend gloo --device cpu$", n) for n in caught.value.__notes__)
     assert file.with_suffix(".py").exists()
     return caught.value, loads(file.read_text())
 

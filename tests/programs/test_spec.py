@@ -79,6 +79,13 @@ def test_garbage(data: bytes | str) -> None:
         loads(data)
 
 
+def test_endless_nesting() -> None:
+    """So does what is nested deeper than anybody can read."""
+    layers = '{"type": "Twice", "body": ' * 100_000 + json.dumps(RELU) + "}" * 100_000
+    with pytest.raises(ValueError, match="this is no program"):
+        loads('{"version": 1, "program": {"model": {"inputs": [3], "layers": [' + layers + "]}}}")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -102,6 +109,7 @@ def test_mistakes_are_named(change: dict[str, object], message: str) -> None:
         ({"model": {"inputs": [3], "layers": [RELU], "tokens": -1}}, r">= 0 - at `\$.program.model.tokens`"),
         ({"model": {"inputs": [3], "layers": [{"type": "Linear", "out": -1}]}}, ">= 0 - at "),
         ({"model": {"inputs": [3], "layers": [{**RELU, "kind": "cube"}]}}, "matching regex .*relu"),
+        ({"layout": {"world": 1_000_000}}, "1000000 ranks; at most 1024"),
         ({"layout": {"world": 0}}, r">= 1 - at `\$.program.layout.world`"),
         ({"layout": {"stack": "nonsense"}}, "matching regex .*tp_extension"),
         ({"layout": {"stack": "dynamo", "options": [["inner", "nonsense"]]}}, "no stack 'nonsense' to compile"),
@@ -112,13 +120,14 @@ def test_mistakes_are_named(change: dict[str, object], message: str) -> None:
         ({"steps": []}, r"length >= 1 - at `\$.program.steps`"),
         ({"steps": [{"rows": [-1]}]}, ">= 0 - at "),
         ({"optimizer": {"kind": "adagrad"}}, "matching regex .*adamw"),
+        ({"dtype": "float64\n"}, "matching regex .*bfloat16"),
         ({"dtype": "complex64"}, "matching regex .*bfloat16"),
         ({"denominator": 0}, r">= 1 - at `\$.program.denominator`"),
         ({"span": -1}, r">= 0 - at `\$.program.span`"),
     ],
 )
 def test_senseless_values_are_named(changed: dict[str, object], message: str) -> None:
-    """What could not be built, or would be taken for something else, is no program."""
+    """What is of no kind that there is, or of no size that can be, is no program."""
     plain = json.loads(dumps(Program(Model((3,), (Linear(4),)))))
     with pytest.raises(ValueError, match=message):
         loads(json.dumps({**plain, "program": {**plain["program"], **changed}}))

@@ -60,6 +60,7 @@ def test_reproducer(tmp_path: Path) -> None:
     assert gone is not None
     assert (gone.command, gone.text) == (command, "")
     assert reproducer_in(noted("no reproducer could be written: disk full")) is None
+    assert reproducer_in(noted(f"reproducer, which needs only torch: torchrun 'in a\nfolder/{file.name}'")) is None
 
 
 @pytest.fixture
