@@ -104,8 +104,8 @@ def _world(
 
     with refusing(SubjectError):
         whose = find(subject)
-        if missing := whose.lacks(program.layout.under):
-            raise SubjectError(missing)
+    if missing := whose.lacks(program.layout.under):
+        raise bad(missing)
     if profile is not None:
         backend, device = backend or profile.backend, device or profile.device
     spec, inventory = world_asked_for(
