@@ -3,10 +3,14 @@
 The controller maps the same page, so that it knows what a rank was doing even when the rank is stuck in C, stopped,
 or dead.  It holds the rank's phase and a ring of the collectives that it issued from Python.  (PyTorch's Flight
 Recorder knows more, also about collectives issued from C++, but it dies with its process.)
+
+The sizes of files that a rank shares with the controller are sealed.  A mapped file that is cut short ends whoever
+reads it with SIGBUS; one that grows without end takes the machine's memory.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
@@ -24,6 +28,24 @@ _RING_AT = 128
 _SLOT = 320
 _SLOTS = 128
 SIZE = _RING_AT + _SLOT * _SLOTS
+CRASH_SIZE = 1 << 20
+"""Of a crash file, into which faulthandler writes: what is more than that is not written."""
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def fixed_file(name: str, size: int) -> int:
+    """Make an anonymous file of zeros whose size is sealed; returns its descriptor.
+
+    No file system has a name for it, and it goes with its last user.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 @dataclass(frozen=True)
@@ -44,18 +66,21 @@ class Issued:
 
 
 class BlackBox:
-    """The page, from either side."""
+    """The page, from either side.
+
+    ``fd``: from :meth:`create`.  Errors: ValueError for a file whose size is not sealed.
+    """
 
     def __init__(self, fd: int) -> None:
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != SIZE:
+            raise ValueError("a black box is a page of a fixed size: use BlackBox.create")
         self._map = mmap.mmap(fd, SIZE)
         self._count = 0
 
     @staticmethod
     def create(name: str) -> int:
-        """Make an anonymous file for a page: no file system has a name for it, and it goes with its last user."""
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
-        os.ftruncate(fd, SIZE)
-        return fd
+        """Make the file for a page; returns its descriptor."""
+        return fixed_file(name, SIZE)
 
     def close(self) -> None:
         self._map.close()
@@ -113,12 +138,22 @@ class BlackBox:
             seen, when, length = _ENTRY.unpack_from(self._map, at)
             if seen != number or length > _SLOT - _ENTRY.size:
                 continue
-            try:
-                op, tensors, group, where = json.loads(self._map[at + _ENTRY.size : at + _ENTRY.size + length])
-            except (ValueError, TypeError):
-                continue
-            entries.append(Issued(number, when, str(op), str(tensors), str(group), str(where)))
+            texts = _texts(self._map[at + _ENTRY.size : at + _ENTRY.size + length])
+            if texts is not None and _ENTRY.unpack_from(self._map, at)[0] == number:
+                entries.append(Issued(number, when, *texts))
         return entries
+
+
+def _texts(data: bytes) -> tuple[str, str, str, str] | None:
+    """The four texts of an entry; None for what is not one."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, list) or len(found) != 4 or not all(isinstance(text, str) for text in found):
+        return None
+    op, tensors, group, where = found
+    return op, tensors, group, where
 
 
 def _entry(*texts: str) -> bytes:

@@ -10,11 +10,15 @@ import traceback
 from types import TracebackType
 from typing import Any
 
+from harness.worlds import telling
+from harness.worlds.bounded import TooLongError, within
 from harness.worlds.places import DISTRIBUTED, TORCH
 
 _HERE = os.path.dirname(__file__) + os.sep
 _AUTOGRAD_ENGINE = os.path.join(TORCH, "autograd", "graph.py")
 _MOST_TEXT = 100_000
+_MOST_FRAMES = 300
+_PATIENCE, _PATIENCE_AGAIN = 5.0, 1.0  # seconds for a report; a machine with much to do takes its time
 _SKIPS = {("builtins", "Skipped"), ("_pytest.outcomes", "Skipped"), ("unittest.case", "SkipTest")}
 """pytest gives its own the module ``builtins``, so that users see a short name."""
 
@@ -25,13 +29,15 @@ def describe_exception(
     """An exception as a dict of strings and numbers.
 
     ``type``: its qualified name; ``message``: its first lines; ``text``: the traceback as pytest shows it, without
-    our own frames; ``frames``: (file, line, function) of the user's part, outermost first; ``in_collective``: whether
-    it came out of torch.distributed; ``skip``: whether it is a skip; ``exit_code``: of a SystemExit;
-    ``time_ns``: now, on the monotonic clock.  Works, with less to say, when there is no memory left.
+    our own frames; ``frames``: (file, line, function) of the user's part, outermost first, the middle of a long one
+    left out; ``in_collective``: whether it came out of torch.distributed; ``skip``: whether it is a skip;
+    ``exit_code``: of a SystemExit; ``time_ns``: now, on the monotonic clock.
+
+    Takes a few seconds at most and gives a text of bounded length, whatever the exception is and whatever its
+    ``__str__`` does.  Works, with less to say, when there is no memory left.
     """
     now = time.monotonic_ns()
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = name_of(type(error))
     report: dict[str, Any] = {
         "type": name,
         "message": "",
@@ -39,25 +45,57 @@ def describe_exception(
         "context": context,
         "frames": [],
         "in_collective": False,
-        "skip": (kind.__module__, kind.__qualname__) in _SKIPS,
+        "skip": (type(error).__module__, type(error).__qualname__) in _SKIPS,
         "exit_code": None,
         "time_ns": now,
     }
     try:
-        if isinstance(error, SystemExit):
-            report["exit_code"] = _exit_code(error.code)
         tb = _without_our_frames(error.__traceback__)
-        frames = [(f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_tb(tb)]
-        report["frames"] = frames
+        frames = telling.frames_of(tb)
+        report["frames"] = telling.both_ends(frames, _MOST_FRAMES)
         report["in_collective"] = bool(frames) and is_collective_frame(frames[-1][0])
-        report["message"] = _text_of(error)
-        report["text"] = _formatted(error, tb, style, show_locals)[-_MOST_TEXT:]
+        report |= within(_PATIENCE, functools.partial(_told, error, tb, style, show_locals))
+    except TooLongError as e:  # __str__ and __repr__ are the user's code, which may never come back
+        report["message"], report["text"] = _told_shortly(error, tb, e)
     except MemoryError:
         error.__traceback__ = None  # frees what the frames hold
         report["text"] = report["message"] = "out of memory"
-    except BaseException as e:  # __str__ and __repr__ are the user's code, which may even exit
-        report["text"] = f"{name} (its traceback could not be formatted: {type(e).__name__})"
+    except BaseException as e:  # nor need it end well
+        report["text"] = f"{name} (its traceback could not be formatted: {name_of(type(e))})"
     return report
+
+
+def name_of(kind: type) -> str:
+    """The qualified name of a class, whatever its metaclass says; without the module of one that is built in."""
+    module, name = _MODULE.__get__(kind), _QUALNAME.__get__(kind)
+    return str(name) if module == "builtins" or not isinstance(module, str) else f"{module}.{name}"
+
+
+_MODULE, _QUALNAME = type.__dict__["__module__"], type.__dict__["__qualname__"]
+
+
+def _told(error: BaseException, tb: TracebackType | None, style: str, show_locals: bool) -> dict[str, Any]:
+    """The parts of a report for which the exception's own code is asked."""
+    told: dict[str, Any] = {"exit_code": _exit_code(error.code)} if isinstance(error, SystemExit) else {}
+    told["message"] = telling.text_of(error)
+    try:
+        text = _formatted(error, tb, style, show_locals) if telling.is_short(error) else telling.shortly(error, tb)
+    except MemoryError:
+        raise
+    except BaseException as e:  # a __repr__ may even exit
+        text = f"{telling.shortly(error, tb)}\n({name_of(type(e))} while its traceback was formatted)"
+    told["text"] = text[-_MOST_TEXT:]
+    return told
+
+
+def _told_shortly(error: BaseException, tb: TracebackType | None, late: TooLongError) -> tuple[str, str]:
+    """Message and text of an exception that could not be told in time."""
+    try:
+        return within(_PATIENCE_AGAIN, lambda: (telling.text_of(error), telling.shortly(error, tb)[-_MOST_TEXT:]))
+    except BaseException:
+        file, line, function = late.frames[-1] if late.frames else ("?", 0, "?")
+        unread = f"(its message could not be read: {late}, in {function} at {file}:{line})"
+        return unread, telling.shortly(error, tb, messages=False)[-_MOST_TEXT:]
 
 
 def is_collective_frame(file: str) -> bool:
@@ -71,16 +109,7 @@ def _exit_code(code: object) -> int | str | None:
     try:
         return str(code)[:2000]
     except Exception:
-        return f"a {type(code).__qualname__}"
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)[:2000]
-    except MemoryError:
-        raise
-    except BaseException as e:
-        return f"(its message could not be read: {type(e).__name__})"
+        return f"a {name_of(type(code)).rpartition('.')[2]}"
 
 
 def _without_our_frames(tb: TracebackType | None) -> TracebackType | None:

@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from harness.shown import printable
 from harness.worlds import wire
-from harness.worlds.blackbox import BlackBox
+from harness.worlds.blackbox import CRASH_SIZE, BlackBox, fixed_file
 from harness.worlds.rank import STACK_SIGNAL, RankSetup
 
 PRELOAD = (
@@ -58,6 +59,9 @@ RANK_ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",  # loopback only, and no dependence on how the host's name resolves
 }
 """Defaults; what the caller has set wins."""
+
+
+_MOST_SNAPSHOT = 8 << 20  # bytes of a monitor's answer
 
 
 class LaunchError(RuntimeError):
@@ -146,9 +150,13 @@ class RankProcess:
     exit: Exit | None = None
     output: Output = field(default_factory=Output)
     reader: wire.FrameReader = field(init=False)
+    control_there: int = 0
+    """The rank's descriptor of its end of the control channel; 0 as long as it has not said."""
     _crash_read: int = 0
     _monitor_bytes: bytearray = field(default_factory=bytearray)
     _asked: int = 0
+    monitor_lost: bool = False
+    """Whether something that is no answer came from the monitor: nothing else that comes from it can be read."""
     closed: bool = False
     output_closed: bool = False
 
@@ -185,7 +193,12 @@ class RankProcess:
 
     def ask_snapshot(self) -> None:
         """Ask the monitor thread where the rank is; :meth:`take_snapshot` has the answer once it came."""
-        if self._asked == 0:
+        if self._asked == 0 and not self.monitor_lost:
+            try:
+                # What came without a question would be taken for the answer to this one.
+                self.monitor_lost = bool(self._monitor_bytes or self.monitor.recv(1, socket.MSG_PEEK))
+            except OSError:
+                pass
             try:
                 self.monitor.send(b"s")
                 self._asked = 1
@@ -193,15 +206,20 @@ class RankProcess:
                 pass
 
     def take_snapshot(self) -> dict[str, Any] | None:
-        """The monitor's answer, or None as long as it is not there."""
+        """The monitor's answer, or None as long as it is not there; empty if nothing can be read of it."""
+        if self.monitor_lost:
+            return {}
         try:
-            while data := self.monitor.recv(1 << 16):
+            while len(self._monitor_bytes) <= _MOST_SNAPSHOT and (data := self.monitor.recv(1 << 16)):
                 self._monitor_bytes += data
         except OSError:
             pass
         if len(self._monitor_bytes) < 4:
             return None
         (length,) = struct.unpack_from("!I", self._monitor_bytes)
+        if length > _MOST_SNAPSHOT:
+            self.monitor_lost = True
+            return {}
         if len(self._monitor_bytes) < 4 + length:
             return None
         try:
@@ -210,7 +228,7 @@ class RankProcess:
             answer = None
         del self._monitor_bytes[: 4 + length]
         self._asked = 0
-        return answer if isinstance(answer, dict) else {}  # an answer, of which nothing can be read
+        return answer if isinstance(answer, dict) else {}
 
     def ask_stack(self) -> None:
         """Make the rank dump its Python stacks from a signal handler: works without its interpreter lock."""
@@ -227,7 +245,7 @@ class RankProcess:
 
     def crash_text(self) -> str:
         """What faulthandler has written since the last call."""
-        data = os.pread(self.crash_fd, 1 << 20, self._crash_read)
+        data = os.pread(self.crash_fd, CRASH_SIZE, self._crash_read).split(b"\0", 1)[0]
         self._crash_read += len(data)
         return data.decode(errors="replace")
 
@@ -328,7 +346,7 @@ class LocalLauncher:
 
     def _log(self) -> str:
         size = os.fstat(self._log_fd).st_size
-        return os.pread(self._log_fd, 4000, max(0, size - 4000)).decode(errors="replace")
+        return printable(os.pread(self._log_fd, 4000, max(0, size - 4000)).decode(errors="replace"))
 
     def spawn(self, setups: Sequence[RankSetup]) -> list[RankProcess]:
         self.wait_ready()
@@ -370,7 +388,7 @@ class LocalLauncher:
         output_r, output_w = os.pipe2(os.O_CLOEXEC)
         fcntl.fcntl(output_w, fcntl.F_SETPIPE_SZ, 1 << 18)
         box_fd = BlackBox.create(f"concord-rank-{setup.index}")
-        crash_fd = os.memfd_create(f"concord-crash-{setup.index}", os.MFD_CLOEXEC)
+        crash_fd = fixed_file(f"concord-crash-{setup.index}", CRASH_SIZE)
         process = RankProcess(setup.index, token, control, watch, output_r, BlackBox(box_fd), crash_fd)
         fds = [rank_control.fileno(), rank_watch.fileno(), output_w, box_fd, crash_fd]
         try:

@@ -57,6 +57,8 @@ def standing(process: RankProcess, view: View) -> str:
     state, _, _ = kernel_state(process.pid)
     if state in ("T", "t"):
         return f"stopped by a signal (SIGSTOP), in phase {process.box.phase}"
+    if process.monitor_lost:
+        return f"in phase {process.box.phase}, and something wrote into its monitor channel what is no answer"
     if not view.answered:
         return f"in C code that holds the interpreter lock (kernel state {state or '?'})"
     return ("waiting " if watchdog.in_collective(view) else "running, ") + watchdog.standing(view)
@@ -164,7 +166,7 @@ def _alarms(pid: int, snapshot: Mapping[str, Any]) -> dict[int, bool]:
     number, timeout_at = _FUTEX.get(machine, (-1, 3))
     found = {}
     threads = snapshot.get("threads")
-    for thread in threads if isinstance(threads, list) else ():
+    for thread in threads[: watchdog.MOST_THREADS] if isinstance(threads, list) else ():
         native = thread.get("native") if isinstance(thread, dict) else None
         if not isinstance(native, int):
             continue

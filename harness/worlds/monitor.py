@@ -16,12 +16,12 @@ import threading
 import time
 from typing import Any
 
-from harness.worlds.places import DISTRIBUTED
+from harness.worlds.places import DISTRIBUTED, is_source
+from harness.worlds.watchdog import MOST_GROUPS, MOST_RECORDS, MOST_THREADS
 
 THREAD_NAME = "concord-monitor"
 _LENGTH = struct.Struct("!I")
 _MOST_FRAMES = 80
-_MOST_RECORDS = 400
 
 
 def start(sock: socket.socket) -> threading.Thread:
@@ -54,7 +54,7 @@ def snapshot() -> dict[str, Any]:
     names = {t.ident: t for t in threading.enumerate()}
     main = threading.main_thread().ident
     threads = []
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda each: each[0] != main)[:MOST_THREADS]:
         thread = names.get(ident)
         if thread is not None and thread.name == THREAD_NAME:
             continue
@@ -86,7 +86,8 @@ def _called(frame: Any) -> str:
         line, end_line, column, end_column = positions
         if line is None or column is None:
             return ""
-        text = linecache.getline(frame.f_code.co_filename, line).encode()
+        file = frame.f_code.co_filename
+        text = (linecache.getline(file, line) if is_source(file) else "").encode()
         return text[column : end_column if end_line == line else None].decode(errors="replace").strip()
     except Exception:
         return ""
@@ -113,7 +114,7 @@ def flight_record() -> dict[str, Any]:
     groups: dict[str, list[int]] = {}
     if c10d is not None:
         world = c10d._world
-        for group, ranks in list(world.pg_group_ranks.items()):
+        for group, ranks in list(world.pg_group_ranks.items())[:MOST_GROUPS]:
             groups[str(world.pg_names.get(group, ""))] = sorted(ranks, key=lambda r: ranks[r])
     records: list[dict[str, Any]] | None = None
     since_epoch = time.time_ns() - time.monotonic_ns()
@@ -126,7 +127,7 @@ def flight_record() -> dict[str, Any]:
         except Exception:  # noqa: S112  half an answer is better evidence than none
             continue
         records = records or []
-        for entry in entries[-_MOST_RECORDS:]:
+        for entry in entries[-MOST_RECORDS:]:
             group = entry.get("process_group") or [""]
             records.append(
                 {

@@ -7,7 +7,9 @@ called torch.
 from __future__ import annotations
 
 import importlib.util
+import linecache
 import os
+import stat
 
 
 def _folder_of(package: str) -> str:
@@ -41,6 +43,29 @@ def short_path(file: str) -> str:
         if folder != os.sep and file.startswith(folder):
             return file[len(folder) :]
     return file
+
+
+_LARGEST_SOURCE = 16 << 20  # bytes
+
+
+def is_source(file: str) -> bool:
+    """Whether a file that code says it is from can be read as source, or is not there at all.
+
+    Code may say that it is from a device, a pipe or a file in /proc: reading those may never end.
+    """
+    try:
+        found = os.stat(file)
+    except (OSError, ValueError):
+        return True  # a name that is none, as "<string>"
+    return stat.S_ISREG(found.st_mode) and 0 < found.st_size <= _LARGEST_SOURCE
+
+
+def source_line(file: str, line: int) -> str:
+    """A line of source without its indentation; empty where there is none."""
+    try:
+        return linecache.getline(file, line).strip() if is_source(file) else ""
+    except Exception:  # a file that is no text
+        return ""
 
 
 def in_torch(file: str) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import linecache
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.shown import printable
 from harness.worlds.blackbox import Issued
 from harness.worlds.launch import Exit
-from harness.worlds.places import short_path
+from harness.worlds.places import short_path, source_line
 from harness.worlds.watchdog import Explanation, Record, user_frame
 
 _TRANSPORT = re.compile(
@@ -31,13 +32,13 @@ class End:
     index: int
     kind: str
     """``returned`` · ``raised`` · ``skipped`` · ``exited`` (left by itself without a result) · ``died`` (by a signal) ·
-    ``stopped`` (by us, because it could not or did not finish)."""
+    ``garbled`` (said what is no answer) · ``stopped`` (by us, because it could not or did not finish)."""
     time_ns: int = 0
     report: Mapping[str, Any] | None = None
     """Of a rank that raised; see :func:`harness.worlds.evidence.describe_exception`."""
     exit: Exit | None = None
     standing: str = ""
-    """What a rank that we stopped was doing."""
+    """What a rank that we stopped was doing, or what is wrong with what it said."""
     stack: str = ""
     """Its Python stacks at that moment, or when it crashed."""
     frames: tuple[tuple[str, int, str], ...] = ()
@@ -53,18 +54,20 @@ class End:
             if self.report.get("exit_code") is not None or self.report["type"] == "SystemExit":
                 return f"{context}called sys.exit({self.report.get('exit_code')!r})"
             message = str(self.report["message"]).strip().split("\n")[0]
-            return f"{context}{self.report['type']}: {message}" if message else f"{context}{self.report['type']}"
+            return context + ": ".join(part for part in (self.report["type"], message) if part)
         if self.kind == "skipped" and self.report is not None:
             return f"skipped by itself ({self.report['message']}); decide about a skip before any rank starts"
         if self.kind in ("died", "exited"):
             return f"{self.exit}" + ("" if self.kind == "died" else " before it had a result")
+        if self.kind == "garbled":
+            return self.standing
         if self.kind == "stopped":
             return f"stopped by the harness while {self.standing}"
         return self.kind
 
     @property
     def failed(self) -> bool:
-        return self.kind in ("raised", "skipped", "exited", "died")
+        return self.kind in ("raised", "skipped", "exited", "died", "garbled")
 
     @property
     def by_transport(self) -> bool:
@@ -75,6 +78,22 @@ class End:
         # A wait for asynchronous work has no frame in torch.distributed.
         inside = self.report.get("in_collective") or _GROUP_ERROR.search(f"{self.report.get('type')}: {message}")
         return bool(inside and _TRANSPORT.search(message))
+
+
+def _shown(end: End) -> End:
+    """The same with all texts fit to be shown: what a rank said drives no terminal.  Files keep their names."""
+    report = end.report
+    if report is not None:
+        texts = ("type", "message", "text", "context")
+        report = {key: printable(v) if key in texts and isinstance(v, str) else v for key, v in report.items()}
+    return dataclasses.replace(
+        end,
+        report=report,
+        standing=printable(end.standing),
+        stack=printable(end.stack),
+        collectives=tuple(map(printable, end.collectives)),
+        output=printable(end.output),
+    )
 
 
 def first_to_fail(ends: Sequence[End]) -> End | None:
@@ -116,11 +135,13 @@ class RanksFailed(Exception):
     def __init__(
         self, world: str, function: str, ends: Sequence[End], explanation: Explanation | None = None, reason: str = ""
     ) -> None:
-        self.world = world
-        self.function = function
-        self.ends = tuple(ends)
+        self.world = printable(world)
+        self.function = printable(function)
+        self.ends = ends = tuple(map(_shown, ends))
+        if explanation is not None:
+            explanation = dataclasses.replace(explanation, headline=printable(explanation.headline))
         self.explanation = explanation
-        self.reason = reason
+        self.reason = printable(reason)
         self.first = first_to_fail(ends)
         self.verdict = verdict_of(ends)
         super().__init__(self.headline)
@@ -226,19 +247,12 @@ def stack_text(frames: Sequence[tuple[str, int, str]], called: str = "") -> str:
     lines = []
     for file, line, function in shown:
         lines.append(f"{file}:{line}: in {function}")
-        source = _source(file, line)
+        source = source_line(file, line)
         if source:
             lines.append(f"    {source}")
     if called and shown and called not in lines[-1]:
         lines.append(f"    -> {called}")
     return "\n".join(lines)
-
-
-def _source(file: str, line: int) -> str:
-    try:
-        return linecache.getline(file, line).strip()
-    except Exception:  # a name that is none, a file that is no text
-        return ""
 
 
 _DUMPED_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from harness.worlds import evidence, monitor, residue, wire
+from harness.worlds import answers, evidence, monitor, residue, unpickling, wire
 from harness.worlds.blackbox import BlackBox
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class RankSetup:
     traceback_style: str = "short"
     show_locals: bool = False
     verbosity: int = 0
+    reads: bool = False
+    """Whether this is no rank, but a process that reads results of ranks first (:mod:`harness.worlds.unpickling`)."""
     debug_rank: int | None = None
     """The rank where a failure or a breakpoint opens a debugger; None if no rank is being debugged."""
 
@@ -129,13 +131,18 @@ def main(fds: dict[str, int], listener: int | None) -> None:
     control = socket.socket(fileno=fds["control"])
     box = BlackBox(fds["box"])
     box.enter("starting")
-    crash = os.fdopen(fds["crash"], "ab", buffering=0)
+    crash = os.fdopen(fds["crash"], "wb", buffering=0)  # what is in it stays; it can't be longer than it is
     faulthandler.enable(crash, all_threads=True)
     faulthandler.register(STACK_SIGNAL, crash, all_threads=True, chain=False)
     watch = socket.socket(fileno=fds["monitor"])
     reader = wire.FrameReader(control)
     setup: RankSetup = wire.receive(control, reader)
-    _RankProcess(setup, control, reader, box).live(watch, listener)
+    process = _RankProcess(setup, control, reader, box)
+    if setup.reads:
+        process.adopt_environment()
+        unpickling.serve(control, reader)
+        os._exit(0)
+    process.live(watch, listener)
 
 
 class _RankProcess:
@@ -156,11 +163,11 @@ class _RankProcess:
             self.rank = self.join(listener)
             self.begin()
         except BaseException as e:
-            self.answer(("raised", 0, self.describe(e)))
+            self.send(answers.raised(0, self.describe(e)))
             signal.pause()  # the controller kills us once it has looked
         sys.breakpointhook = self.breakpoint
         baseline = residue.take()
-        self.answer(("ready", 0, None))
+        self.answer(answers.Ready(0, self.control.fileno()))
         while True:
             self.box.enter("idle")
             try:
@@ -172,13 +179,15 @@ class _RankProcess:
                 if kind == "run" and isinstance(payload[0], bytes):  # a function whose pickle was at hand
                     payload = (self.function(payload[0]), *payload[1:])
             except BaseException as e:
-                self.answer(("raised", -1, self.describe(e, "the function or its arguments can't be read on the rank")))
+                self.send(
+                    answers.raised(-1, self.describe(e, "the function or its arguments can't be read on the rank"))
+                )
                 continue
             if kind == "run":
                 self.box.enter("running", self.job)
                 self.run(*payload)
             elif kind == "check":
-                self.answer(("checked", self.job, residue.compare(baseline, restore=True)))
+                self.send(answers.checked(self.job, residue.compare(baseline, restore=True)))
             elif kind == "close":
                 self.close()
 
@@ -256,15 +265,16 @@ class _RankProcess:
             report = self.describe(e)
             e.__traceback__ = None
             self.flush()
-            self.answer(("raised", self.job, report))
+            self.send(answers.raised(self.job, report))
             return
         self.flush()
         try:
-            answer = ("returned", self.job, value)
-            frame = wire.plain(answer) if value is None else wire.dumps(answer)
+            pickled = wire.pickled(value) if value is not None else (b"", [])
+            frame = answers.returned(self.job, *pickled)
         except BaseException as e:
-            report = self.describe(e, f"its result, a {type(value).__qualname__}, can't be sent to the controller")
-            self.answer(("raised", self.job, report))
+            what = evidence.name_of(type(value)).rpartition(".")[2]
+            report = self.describe(e, f"its result, a {what}, can't be sent to the controller")
+            self.send(answers.raised(self.job, report))
             return
         self.send(frame)
 
@@ -289,8 +299,8 @@ class _RankProcess:
             error, context=context, style=setup.traceback_style, show_locals=setup.show_locals
         )
 
-    def answer(self, message: Any) -> None:
-        self.send(wire.dumps(message))
+    def answer(self, answer: answers.Answer) -> None:
+        self.send(answers.frame(answer))
 
     def send(self, frame: list[bytes]) -> None:
         try:
@@ -332,16 +342,16 @@ class _RankProcess:
         finally:
             stdin.close()
             stdout.close()
-            self.answer(("debugged", self.job, None))
+            self.answer(answers.Debugged(self.job))
 
     def borrow_terminal(self) -> tuple[Any, Any]:
         self.box.enter("debugging", self.job)
-        self.answer(("debug", self.job, None))
+        self.answer(answers.Debug(self.job))
         pid, stdin, stdout = wire.receive(self.control, self.reader)
         try:
             return _open_terminal(pid, stdin, os.O_RDONLY), _open_terminal(pid, stdout, os.O_WRONLY)
         except OSError as e:
-            self.answer(("debugged", self.job, None))
+            self.answer(answers.Debugged(self.job))
             raise RuntimeError(f"no terminal to debug on: {e}") from e
 
     def breakpoint(self, *_args: Any, **_kwargs: Any) -> None:
@@ -359,7 +369,7 @@ class _RankProcess:
             stdin.close()
             stdout.close()
             self.box.enter("running", self.job)
-            self.answer(("debugged", self.job, None))
+            self.answer(answers.Debugged(self.job))
 
         _debugger(self.rank.index, stdin, stdout, leave).set_trace(sys._getframe(1))
 

@@ -13,25 +13,39 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.worlds import looking, postmortem, watchdog, wire
+import msgspec
+
+from harness.worlds import answers, looking, postmortem, unpickling, watchdog, wire
+from harness.worlds.bounded import TooLongError, within
+from harness.worlds.evidence import describe_exception
 from harness.worlds.launch import Launcher, Output, RankProcess
+from harness.worlds.places import is_source
 from harness.worlds.postmortem import End, RanksFailed
 from harness.worlds.watchdog import FIRST_LOOK, Explanation, View
 
 if TYPE_CHECKING:
+    from harness.worlds.rank import RankSetup
     from harness.worlds.terminal import Terminal
 
 _BUSY_GRACE = 5.0  # how long ranks that still compute may go on after another has failed
 _DUMP_WAIT = 5.0  # at most, for stacks that a signal handler writes; a machine with much to do takes its time
+_LEAST_READING = 2.0  # seconds that the reading of a result has in any case
 EXIT = "exit"
 """The answer of a rank that was told to close: it ends with code 0."""
 
 
 class Ranks:
-    """The processes of one world, and what listens to them."""
+    """The processes of one world, and what listens to them.
 
-    def __init__(self, processes: Sequence[RankProcess], launcher: Launcher, terminal: Terminal | None) -> None:
+    ``setup``: of any of them, for a process of the same kind that reads their results first.
+    """
+
+    def __init__(
+        self, processes: Sequence[RankProcess], launcher: Launcher, terminal: Terminal | None, setup: RankSetup
+    ) -> None:
         self.processes = list(processes)
+        self._setup = setup
+        self._trial: RankProcess | None = None
         self.launcher = launcher
         self.terminal = terminal
         # A poll object and a dict, and no selector: this is on the way of every run, and a selector costs 0.1 ms there.
@@ -91,20 +105,80 @@ class Ranks:
                     self.terminal.finished(process.index, process.output)
                 process.output = Output()
 
+    def try_out(self, pickled: list[bytes], until: float) -> str:
+        """Have a pickle read in a process of its own; returns what became of that process, empty if it lives on.
+
+        ``pickled``: the parts of a frame; ``until``: when to give up, on the monotonic clock.
+        """
+        process = self._trial
+        if process is None or process.exit is not None:
+            self._end_trial()
+            setup = dataclasses.replace(self._setup, index=0, size=1, device="cpu", imports=(), first=(), reads=True)
+            (process,) = self.launcher.spawn([setup])
+            self._trial = process
+        began = time.monotonic()
+        poll = select.poll()
+        for fd in (self.launcher.fileno(), process.control.fileno(), process.output_fd):
+            poll.register(fd, select.POLLIN)
+        with contextlib.suppress(wire.WireError):  # how it ended comes from the launcher
+            process.send(pickled, timeout=max(0.1, until - began))
+        while process.exit is None and (left := until - time.monotonic()) > 0:
+            for fd, _ in poll.poll(math.ceil(left * 1000)):
+                if fd == process.output_fd:
+                    process.drain_output()
+                    if process.output_closed:
+                        poll.unregister(fd)
+                elif fd == process.control.fileno():
+                    try:
+                        if process.reader.read() is not None:
+                            return ""
+                    except wire.WireError:
+                        poll.unregister(fd)
+                else:
+                    self.launcher.poll()
+        ended = process.exit
+        stack = self._stack_of(process)
+        self._end_trial()
+        if ended is None:
+            return f"not done after {time.monotonic() - began:.3g} s{stack}"
+        return f"reading it {'was ' if ended.signal is not None else ''}{ended}{stack}"
+
+    def _stack_of(self, process: RankProcess) -> str:
+        if process.exit is None:
+            process.ask_stack()
+            until = time.monotonic() + 1
+            while time.monotonic() < until and not process.stack_is_there():
+                time.sleep(0.005)
+        crash = process.crash_text()
+        return f"\n{postmortem.crash_stack(crash)}" if crash else ""
+
+    def _end_trial(self) -> None:
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            self._gone([trial], 5.0)
+            trial.close()
+
     def discard(self, within: float = 5.0) -> None:
         """Kill what is left of the ranks, wait for their ends, give back their descriptors."""
+        every = [*self.processes, *([self._trial] if self._trial is not None else [])]
+        self._trial = None
+        self._gone(every, within)
+        for process in every:
+            process.close()
         for process in self.processes:
+            if self.terminal is not None:
+                self.terminal.gone(process.index)
+
+    def _gone(self, processes: Sequence[RankProcess], within: float) -> None:
+        """Kill processes and wait for their ends."""
+        for process in processes:
             self.launcher.kill(process)
         deadline = time.monotonic() + within
         with selectors.DefaultSelector() as selector:
             selector.register(self.launcher.fileno(), selectors.EVENT_READ)
-            while any(p.exit is None for p in self.processes) and time.monotonic() < deadline:
+            while any(p.exit is None for p in processes) and time.monotonic() < deadline:
                 selector.select(0.1)
                 self.launcher.poll()
-        for process in self.processes:
-            process.close()
-            if self.terminal is not None:
-                self.terminal.gone(process.index)
 
 
 class Waiting:
@@ -138,6 +212,8 @@ class Waiting:
         self._results: dict[int, Any] = {}
         self._ends: dict[int, End] = {}
         self._failed = False
+        self._exits_unseen = False
+        """Whether the launcher was listened to while it was another process's end that was waited for."""
 
     def results(self, frame: list[bytes] | None = None, beside: Callable[[], object] | None = None) -> list[Any]:
         """Send every rank ``frame``, if there is one, and wait; returns the answers in rank order.
@@ -179,6 +255,9 @@ class Waiting:
                 self._fail(None, "")
             for source in ranks.ready(max(0.0, min(self._deadline, self._next_look, grace_ends) - now)):
                 self._event(source)
+            if self._exits_unseen:
+                self._exits_unseen = False
+                self._exits()
             if time.monotonic() >= self._next_look:
                 self._exits()  # another thread, with a world of its own, may have had the news
                 explanation = self._watch.look(time.monotonic(), self._ended_how())
@@ -237,41 +316,88 @@ class Waiting:
     def _last_words(self, process: RankProcess) -> None:
         """Read what a rank had sent before it ended."""
         try:
-            while (frame := process.reader.read()) is not None:
-                self._note(process, wire.loads(frame))
-        except Exception:
-            return
+            while process.index not in self._ends and (frame := process.reader.read()) is not None:
+                self._note(process, *answers.read(frame))
+        except (wire.WireError, answers.NotAnAnswer):
+            return  # that it ended says more
 
     def _message(self, process: RankProcess) -> None:
         try:
             while (frame := process.reader.read()) is not None:
-                self._heard(process, frame)
+                answer, buffers = answers.read(frame)
+                if isinstance(answer, answers.Debug):
+                    self._lend_terminal(process)
+                else:
+                    self._note(process, answer, buffers)
                 if not process.reader.ahead:
                     return
+        except (wire.NotAFrame, answers.NotAnAnswer) as e:
+            self._garbled(process, str(e))
         except wire.WireError:
             self._ranks.ignore(process.control.fileno())  # its exit comes from the launcher
 
-    def _heard(self, process: RankProcess, frame: tuple[bytes | bytearray, list[bytearray]]) -> None:
-        try:
-            message = wire.loads(frame)
-        except Exception as e:
-            report = {"type": type(e).__name__, "message": str(e), "text": str(e)}
-            report["context"] = "its result can't be read here"
-            self._end(End(process.index, "raised", time.monotonic_ns(), report=report))
+    def _garbled(self, process: RankProcess, why: str) -> None:
+        """A rank has said what is no answer: its code wrote into a descriptor that is not its own, mostly."""
+        self._ranks.ignore(process.control.fileno())
+        if process.index in self._ends and self._ends[process.index].failed:
             return
-        if message[0] == "debug":
-            self._lend_terminal(process)
-        else:
-            self._note(process, message)
+        descriptor = f" (descriptor {process.control_there})" if process.control_there else ""
+        what = f"wrote what is no answer to its control channel{descriptor}: {why}"
+        self._end(End(process.index, "garbled", time.monotonic_ns(), standing=what))
 
-    def _note(self, process: RankProcess, message: tuple[str, int, Any]) -> None:
-        kind, job, payload = message
-        if kind == "raised" and job in (self._job, -1):
-            ending = "skipped" if payload["skip"] else "raised"
-            self._end(End(process.index, ending, payload["time_ns"], report=payload))
-        elif kind == self._answer and job == self._job:
-            self._results[process.index] = payload
-            self._ends[process.index] = _returned(process.index)
+    def _note(self, process: RankProcess, answer: answers.Answer, buffers: Sequence[bytearray] = ()) -> None:
+        """Take an answer of a rank.  Errors: :class:`~answers.NotAnAnswer` for one that nobody waits for."""
+        if isinstance(answer, answers.Raised) and answer.job in (self._job, -1):
+            report = msgspec.structs.asdict(answer.report)
+            self._raised(process, report, "skipped" if answer.report.skip else "raised")
+            return
+        if process.index in self._ends or answers.kind(answer) != self._answer or answer.job != self._job:
+            raise answers.NotAnAnswer(f"{answers.kind(answer)!r} for job {answer.job}, which nobody waits for")
+        if isinstance(answer, answers.Returned):
+            found = self._read(process, answer, list(buffers))
+            if not found:
+                return
+            self._results[process.index] = found[0]
+        elif isinstance(answer, answers.Checked):
+            self._results[process.index] = answer.left
+        elif isinstance(answer, answers.Ready):
+            process.control_there = answer.descriptor
+        self._ends[process.index] = _returned(process.index)
+
+    def _raised(self, process: RankProcess, report: dict[str, Any], kind: str = "raised") -> None:
+        now = time.monotonic_ns()
+        self._end(End(process.index, kind, min(report["time_ns"], now), report=report))
+
+    def _read(self, process: RankProcess, answer: answers.Returned, buffers: list[bytearray]) -> list[Any]:
+        """The result of a rank, alone in a list; [] where it can't be read, and then the rank has failed."""
+        if not answer.pickled and not buffers:
+            return [None]
+        pickled = answer.pickled or buffers.pop(0)
+        try:
+            return [unpickling.plain(pickled, buffers)]
+        except unpickling.NotPlain:
+            pass
+        except Exception as e:
+            self._raised(process, describe_exception(e, context=_UNREAD))
+            return []
+        until = max(self._deadline, time.monotonic() + _LEAST_READING)
+        became = self._ranks.try_out(wire.parts_of(bytes(pickled), [bytes(b) for b in buffers]), until)
+        self._exits_unseen = True
+        if not became:
+            try:
+                left = max(_LEAST_READING, until - time.monotonic())
+                found, report = within(left, functools.partial(_read_here, pickled, buffers))
+            except TooLongError as e:
+                became = f"{e}\n{postmortem.stack_text(e.frames)}"
+            else:
+                if report is None:
+                    return [found]
+                self._raised(process, report)
+                return []
+        told = describe_exception(Exception(), context=_UNREAD)
+        message, _, stack = became.partition("\n")
+        self._raised(process, {**told, "type": "", "message": message, "text": stack or message})
+        return []
 
     def _lend_terminal(self, process: RankProcess) -> None:
         """Give our terminal to a rank's debugger until it says that it has done with it; the clock stands still."""
@@ -284,8 +410,10 @@ class Waiting:
             process.send(wire.dumps((os.getpid(), stdin, stdout)))
             process.control.setblocking(True)
             try:
-                while (message := wire.receive(process.control, process.reader))[0] != "debugged":
-                    self._note(process, message)
+                while not isinstance((answer := self._receive(process))[0], answers.Debugged):
+                    self._note(process, *answer)
+            except (wire.NotAFrame, answers.NotAnAnswer) as e:
+                self._garbled(process, str(e))
             except wire.WireError:
                 pass  # it died in the debugger: its exit comes from the launcher
             finally:
@@ -294,6 +422,9 @@ class Waiting:
         self._started += time.monotonic() - began
         if "_watch" in self.__dict__:
             self._watch.next_look += time.monotonic() - began
+
+    def _receive(self, process: RankProcess) -> tuple[answers.Answer, list[bytearray]]:
+        return answers.read(wire.receive_frame(process.control, process.reader))
 
     # failing
 
@@ -333,7 +464,8 @@ class Waiting:
 
     def _ended_how(self) -> dict[int, str]:
         """How ranks have ended, as :class:`View` has it, by rank."""
-        return {i: "died" if e.kind == "exited" else e.kind for i, e in self._ends.items()}
+        as_in_views = {"exited": "died", "garbled": "raised"}
+        return {i: as_in_views.get(e.kind, e.kind) for i, e in self._ends.items()}
 
     def _collect(self, views: list[View]) -> list[End]:
         """How each rank has ended, or where it stands, with all that is known of it."""
@@ -355,10 +487,12 @@ class Waiting:
             stack = doing = ""
             if crash and (process.exit is not None or process in silent):
                 stack = postmortem.crash_stack(crash)
+            if view.frames and (end is None or end.kind == "garbled"):
+                stack = postmortem.stack_text(view.frames, view.called)
             if end is None:
-                if view.frames:
-                    stack = postmortem.stack_text(view.frames, view.called)
                 doing = looking.standing(process, view)
+                if process.reader.begun:
+                    doing += f"; it has sent {process.reader.begun}"
                 end = End(process.index, "stopped", time.monotonic_ns())
             ends.append(
                 End(
@@ -367,7 +501,7 @@ class Waiting:
                     end.time_ns,
                     report=end.report,
                     exit=process.exit,
-                    standing=doing,
+                    standing=doing or end.standing,
                     stack=stack,
                     frames=view.frames,
                     collectives=postmortem.describe_collectives(view.records, process.box.recent(64)),
@@ -386,6 +520,17 @@ class Waiting:
             return  # the interruption itself matters more than its evidence
 
 
+_UNREAD = "its result can't be read here"
+
+
+def _read_here(pickled: bytes | bytearray, buffers: list[bytearray]) -> tuple[Any, dict[str, Any] | None]:
+    """A result, or the report of what its reading raised: both are somebody's code, which may take any time."""
+    try:
+        return wire.loads((pickled, buffers)), None
+    except BaseException as e:
+        return None, describe_exception(e, context=_UNREAD)
+
+
 @functools.cache
 def _returned(index: int) -> End:
     """The end of a rank that did what it was asked; one for each, since every run needs it and it says no more."""
@@ -397,7 +542,7 @@ def cause_of(error: RanksFailed) -> BaseException:
     (Hypothesis, when it shrinks) tell one defect from another."""
     what = error.first.what if error.first is not None else error.headline.split(":")[0]
     file, line = error.place or ("", 0)
-    if not file or not 0 < line < 1_000_000:
+    if not file or not 0 < line < 1_000_000 or not is_source(file):
         return RankError(what)
     try:  # a file name may be anything
         exec(compile("\n" * (line - 1) + "raise error", file, "exec"), {"error": RankError(what)})

@@ -34,6 +34,10 @@ SETTLE_AFTER_FAILURE = 0.2
 STOPPED_FOR = 1.5
 """Seconds after which a rank that someone has stopped (SIGSTOP) counts as one that will not come back."""
 
+MOST_THREADS, MOST_RECORDS, MOST_GROUPS = 1000, 400, 2000
+"""How much a rank's monitor tells at most (records: of each of two recorders).  Whoever tells more is none, and to
+compare it would take for ever."""
+
 _WAITING_PATHS = (DISTRIBUTED, os.path.join(TORCH, "nn", "parallel", "distributed.py"))
 _ENGINE = os.path.join(TORCH, "autograd", "graph.py")
 _TRANSPARENT = {
@@ -335,6 +339,9 @@ def view_of(
 def _read_snapshot(snapshot: Mapping[str, Any], alarm_of: Mapping[int, bool]) -> View:
     frames: tuple[tuple[str, int, str], ...] = ()
     called, timeout, alarm = "", None, ""
+    told = (snapshot["threads"], snapshot.get("records") or (), snapshot.get("groups") or ())
+    if any(len(each) > most for each, most in zip(told, (MOST_THREADS, 2 * MOST_RECORDS, MOST_GROUPS), strict=True)):
+        raise ValueError("more than a monitor tells")
     for thread in snapshot["threads"]:
         own = tuple((str(file), int(line), str(function)) for file, line, function in thread["frames"])
         if thread["main"]:

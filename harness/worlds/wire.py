@@ -1,12 +1,12 @@
 """Messages between a controller and its ranks: framing and pickling.
 
-A frame is a header, one pickle and any number of raw buffers.  Tensor storages travel as raw buffers beside the
+A frame is a header, a body and any number of raw buffers.  What goes to ranks has a pickle for its body; what comes
+from them is typed data, see :mod:`harness.worlds.answers`.  Tensor storages travel as raw buffers beside the
 pickle (protocol 5, out of band), so that a tensor costs one copy and never a file, and tensors that share a
 storage share it again on the other side.  Functions and classes that the other side cannot import are pickled by
 value (cloudpickle).
 
-A frame is only ever read from a socket pair that was inherited, or from a peer that has authenticated itself:
-reading one unpickles it.
+A pickle is only ever read from a socket pair that was inherited: reading one executes what it says.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, overload
 
@@ -29,9 +29,10 @@ _MAGIC = b"cncd"
 _HEADER = struct.Struct("!4sIQ")
 _LENGTH = struct.Struct("!Q")
 _AT_ONCE = 65536
-_MOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # nobody sends more than the machine can hold
+_MOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4  # the sender has it, too, and others send as well
 _MOST_BUFFERS = 1 << 20
 _MOST_AHEAD = 64 << 20  # bytes of memory for what is announced and has not come
+_MOST_A_TURN = 64 << 20  # bytes read before others get their turn
 
 
 def _remember_submodules() -> None:
@@ -61,6 +62,10 @@ if hasattr(cloudpickle.cloudpickle, "_find_imported_submodules"):
 
 class WireError(ConnectionError):
     """The peer has gone, or sent something that is not a frame."""
+
+
+class NotAFrame(WireError):
+    """The peer sent something that is not a frame; nothing that follows can be read."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -128,14 +133,23 @@ def dumps(obj: Any) -> list[bytes]:
 
     Errors: whatever pickling raises, unchanged; the caller knows what it tried to send.
     """
+    return parts_of(*pickled(obj))
+
+
+def pickled(obj: Any) -> tuple[bytes, list[bytes]]:
+    """Pickle ``obj``; returns the pickle, and the bytes of storages beside it.  Errors: as of :func:`dumps`."""
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     _Pickler(file, buffers.append).dump(obj)
-    body = file.getvalue()
     # Copies, on purpose: a view of a view that ends up in a reference cycle, as the locals of a frame that an exception
     # holds do, crashes CPython 3.11's garbage collector.
     raw = [bytes(b.raw()) for b in buffers]
     buffers.clear()
+    return file.getvalue(), raw
+
+
+def parts_of(body: bytes, raw: Sequence[bytes] = ()) -> list[bytes]:
+    """The parts of a frame of these, ready for :func:`send_parts`."""
     head = _HEADER.pack(_MAGIC, len(raw), len(body)) + b"".join(_LENGTH.pack(len(b)) for b in raw)
     return [head, body, *raw]
 
@@ -175,6 +189,8 @@ class FrameReader:
         self._want: memoryview = next(self._feed)
         self._got = 0
         self._fresh = True  # between two frames
+        self._announced = 0
+        self._arrived = 0
         self._frame: tuple[bytearray, list[bytearray]] | None = None
         self.ahead: bytes | None = b""
         """What was read beyond the last frame."""
@@ -186,25 +202,34 @@ class FrameReader:
             yield memoryview(head)
             magic, count, size = _HEADER.unpack(head)
             if magic != _MAGIC:
-                raise WireError(f"not a frame: it begins with {bytes(head[:4])!r}")
+                raise NotAFrame(f"it begins with {bytes(head)!r}")
             if not size:
-                raise WireError("not a frame: there is no pickle in it")
+                raise NotAFrame("there is nothing in it")
             if size > _MOST or count > _MOST_BUFFERS:
-                raise WireError(f"not a frame: it announces {size} bytes and {count} buffers")
+                raise NotAFrame(f"it announces {size:,} bytes and {count:,} buffers")
             lengths = bytearray(_LENGTH.size * count)
             if count:
                 yield memoryview(lengths)
             total = size + sum(n for (n,) in _LENGTH.iter_unpack(lengths))
             if total > _MOST:
-                raise WireError(f"not a frame: it announces {total} bytes, more than this machine's memory")
+                raise NotAFrame(f"it announces {total:,} bytes, more than a quarter of this machine's memory")
+            self._announced = total
             try:
                 body = yield from _filled(size)
                 buffers = []
                 for (n,) in _LENGTH.iter_unpack(lengths):
                     buffers.append((yield from _filled(n)))
             except MemoryError:
-                raise WireError(f"no memory for a frame of {total} bytes") from None
+                raise NotAFrame(f"there is no memory for its {total:,} bytes") from None
             self._frame = body, buffers
+
+    @property
+    def begun(self) -> str:
+        """How much of a frame has come, in words; empty between two frames."""
+        if self._fresh:
+            return f"{len(self.ahead):,} bytes of an answer" if self.ahead else ""
+        whole = f" of {self._announced:,} bytes" if self._announced else ""
+        return f"{self._arrived:,} bytes of an answer{whole}"
 
     def read(self) -> tuple[bytes | bytearray, list[bytearray]] | None:
         """Take what the socket has; return a whole frame, or None if more must arrive first.
@@ -223,10 +248,13 @@ class FrameReader:
             if magic == _MAGIC and count == 0 and len(self.ahead) >= end:
                 body, self.ahead = self.ahead[_HEADER.size : end], self.ahead[end:]
                 return body, []
+        turn = self._arrived = 0 if self._fresh else self._arrived
         while self._frame is None:
+            if self._arrived - turn > _MOST_A_TURN:
+                return None
             self._fresh = False
             if not self._want:
-                raise WireError("what followed something that is not a frame can't be read")
+                raise NotAFrame("it follows something that is none")
             want = self._want[self._got :]
             if self.ahead:
                 n = min(len(want), len(self.ahead))
@@ -238,13 +266,14 @@ class FrameReader:
                     return None
                 n = got
             self._got += n
+            self._arrived += n
             if self._got == len(self._want):
                 want.release()
                 self._want.release()  # what it is a part of may have to grow
                 self._want, self._got = memoryview(b""), 0
                 self._want = next(self._feed)
         frame, self._frame = self._frame, None
-        self._fresh = True
+        self._fresh, self._announced = True, 0
         return frame
 
     @overload

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.devices import backend_for
+from harness.shown import printable
 from harness.worlds import wire
 from harness.worlds.launch import Launcher, RankProcess, environment_of, import_path, working_directory
 from harness.worlds.postmortem import RanksFailed
@@ -242,7 +243,7 @@ class World:
             )
             for i in range(spec.size)
         ]
-        self._ranks = Ranks(launcher.spawn(setups), launcher, self._terminal)
+        self._ranks = Ranks(launcher.spawn(setups), launcher, self._terminal, setups[0])
         self._joined = False
         self.started += 1
 
@@ -259,7 +260,7 @@ class World:
             found = self._ask(frame, "looking for what the test left", "checked", _CHECK_WAIT)
         except RanksFailed as e:
             return [e.headline]
-        return [f"rank {i} has {item}" for i, items in enumerate(found) for item in items]
+        return [printable(f"rank {i} has {item}") for i, items in enumerate(found) for item in items]
 
     def close(self) -> None:
         """End the world: every rank leaves its group, runs its exit handlers and exits.

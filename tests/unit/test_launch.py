@@ -315,10 +315,17 @@ class TestRankProcess:
         assert [rank.process.take_snapshot() for _ in range(2)] == [{}, {"a": 1}]
 
     def test_absurd_length(self, rank: Rank) -> None:
-        """An answer that announces four gigabytes is not there yet."""
+        """After an answer that announces four gigabytes nothing can be read."""
         os.close(rank.output)
         rank.monitor.sendall(b"\xff" * 10)
-        assert rank.process.take_snapshot() is None
+        assert (rank.process.take_snapshot(), rank.process.monitor_lost) == ({}, True)
+
+    def test_answer_without_a_question(self, rank: Rank) -> None:
+        """What was there before anybody asked is not taken for the answer."""
+        os.close(rank.output)
+        rank.answer(b'{"a":1}')
+        rank.process.ask_snapshot()
+        assert (rank.process.take_snapshot(), rank.process.monitor_lost) == ({}, True)
 
     def test_monitor_has_gone(self, rank: Rank) -> None:
         """A monitor that has gone does not answer."""
