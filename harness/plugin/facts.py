@@ -16,7 +16,7 @@ from harness.plugin import waivers
 from harness.plugin.claims import with_case
 from harness.plugin.profiles import Profiles
 from harness.plugin.seeds import MARKER
-from harness.plugin.worlds import request_of
+from harness.plugin.worlds import plugin_of, request_of
 from harness.results import LEVELS, ProfileText, Reproducer, RequirementText, WaiverEntry, stack_of
 
 LONGEST_TEXT = 20_000
@@ -78,7 +78,9 @@ class Facts:
     def environment(self) -> dict[str, str]:
         """What this process has found out by running tests (:func:`harness.provenance.devices_and_libraries`)."""
         profile = self._profiles.settled
-        return provenance.devices_and_libraries(profile.imports if profile is not None else ())
+        found = provenance.devices_and_libraries(profile.imports if profile is not None else ())
+        networks = plugin_of(self._config).networks
+        return {**found, "rank network": networks} if networks else found
 
 
 def requirements_of(item: pytest.Item) -> list[RequirementText]:

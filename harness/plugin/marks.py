@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from harness.worlds.network import NETWORKS
+
 DEFAULT_SIZES = (2,)
 MEASURED = "measured"
 _NONE = type(None)
@@ -19,6 +21,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "warm": (bool, _NONE),
     "exclusive": (bool, str),
     "record": (bool,),
+    "network": (str, _NONE),
 }
 
 
@@ -36,6 +39,8 @@ class WorldMark:
     """Whether nothing else may run meanwhile; :data:`MEASURED`: where benchmarks are measured."""
     imports: tuple[str, ...] = ()
     record: bool = True
+    network: str | None = None
+    """``private`` or ``host``, whatever the run says; see :class:`harness.worlds.world.WorldSpec`."""
 
     def __post_init__(self) -> None:
         bad = [size for size in self.sizes if not isinstance(size, int) or isinstance(size, bool) or size < 1]
@@ -47,6 +52,8 @@ class WorldMark:
             raise ValueError(f"a world size is given twice: {self.sizes}")
         if isinstance(self.exclusive, str) and self.exclusive != MEASURED:
             raise ValueError(f"exclusive={self.exclusive!r}: True, False or {MEASURED!r}")
+        if self.network is not None and self.network not in NETWORKS:
+            raise ValueError(f"network={self.network!r}: {', '.join(NETWORKS[:-1])} or {NETWORKS[-1]}")
         if self.timeout is not None and not (isinstance(self.timeout, int | float) and self.timeout > 0):
             raise ValueError(f"timeout={self.timeout!r}: a number of seconds above 0")
         for key, kinds in _KINDS.items():
@@ -86,7 +93,7 @@ def read_marks(marks: Iterable[pytest.Mark], where: str) -> WorldMark:
             sizes = mark.args
         for key, value in mark.kwargs.items():
             options.setdefault(key, value)
-    known = {"backend", "device", "warm", "timeout", "env", "exclusive", "imports", "record"}
+    known = {"backend", "device", "warm", "timeout", "env", "exclusive", "imports", "record", "network"}
     unknown = sorted(set(options) - known)
     if unknown:
         raise pytest.UsageError(

@@ -7,6 +7,7 @@ import pytest
 from harness.plugin import perf
 from harness.results import DEFAULT_SEED
 from harness.subjects import Subject, SubjectError, find
+from harness.worlds.network import AUTO, NETWORKS
 
 
 def add(parser: pytest.Parser) -> None:
@@ -34,6 +35,14 @@ def add(parser: pytest.Parser) -> None:
         type=int,
         metavar="N",
         help="How many ranks share an accelerator. Default: what the profile says, or 1.",
+    )
+    group.addoption(
+        "--rank-network",
+        choices=NETWORKS,
+        default=AUTO,
+        help="Network of ranks. private: one of their own, which no other process can reach; host: the machine's; "
+        "auto: private where the kernel allows it, unless ranks are on accelerators or a variable chooses among the "
+        "machine's interfaces (GLOO_SOCKET_IFNAME and the like). Default: auto.",
     )
     group.addoption(
         "--profile",

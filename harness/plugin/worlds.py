@@ -35,6 +35,10 @@ class ResidueWarning(pytest.PytestWarning):
     """A test left something in a rank that another test could have noticed."""
 
 
+class ServerWarning(pytest.PytestWarning):
+    """What ranks are forked from was lost, and there is another one now."""
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test of each world size, or one test of all of them."""
     if FIXTURE in metafunc.fixturenames or SEVERAL in metafunc.fixturenames:
@@ -166,6 +170,7 @@ class Worlds:
             subject=self.subject.name,
             first=(*self.subject.first, *self.first),
             record=mark.record,
+            network=mark.network or option("rank_network"),
             exclusive=mark.exclusive is True or (mark.exclusive == MEASURED and perf.asked_for(self.config)),
             debug_rank=option("rank_pdb"),
             traceback_style="short" if style in ("auto", "line", "no") else style,
@@ -250,6 +255,7 @@ class Worlds:
         """The world of one test."""
         with self.leased(item, asked) as (spec, devices):
             found = self.pool.acquire(spec, devices)
+            self._tell_replaced(item)
             try:
                 yield found
             except BaseException:
@@ -258,6 +264,17 @@ class Worlds:
             left = self.pool.release(found, devices)
         for sentence in left:
             item.warn(ResidueWarning(f"{sentence}; this world is not used again"))
+
+    def _tell_replaced(self, item: pytest.Item) -> None:
+        """Warn of servers that were lost before or in this test's set-up."""
+        for what in self.pool.replaced:
+            item.warn(ServerWarning(f"{what}; later ranks are forked from a new one"))
+        self.pool.replaced.clear()
+
+    @property
+    def networks(self) -> str:
+        """Which networks ranks were on, in words; empty if there were no ranks."""
+        return "; ".join(sorted(self._pool.networks)) if self._pool is not None else ""
 
     @contextlib.contextmanager
     def worlds_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[SeveralWorlds]:
@@ -306,7 +323,7 @@ class Worlds:
             items[:] = [items[i] for i in largest_first(sizes)]
         running_here = not self.config.getoption("numprocesses", None) and not self.config.option.collectonly
         if running_here:
-            self.pool.prepare()
+            self.pool.prepare(self.config.getoption("rank_network"))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Refuse to debug a rank that no world has."""

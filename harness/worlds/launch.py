@@ -1,71 +1,30 @@
-"""Starting ranks: the launcher's interface, and the local launcher, which forks them from a warm server."""
+"""The controller's end of a rank, and what every launcher of ranks does."""
 
 from __future__ import annotations
 
-import dataclasses
-import fcntl
 import json
 import os
-import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from harness.shown import printable
 from harness.worlds import wire
-from harness.worlds.blackbox import CRASH_SIZE, BlackBox, fixed_file
+from harness.worlds.blackbox import CRASH_SIZE, BlackBox
 from harness.worlds.rank import STACK_SIGNAL, RankSetup
-
-PRELOAD = (
-    "torch",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.tensor.parallel.fsdp",
-    "torch.distributed._composable.replicate",
-    "torch.distributed._composable.replicate_with_fsdp",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.nn.parallel.distributed",
-    "torch._dynamo",
-    "torch._dynamo.convert_frame",
-    "torch._dynamo.backends.registry",
-    "torch._dynamo.testing",
-    "torch._functorch.aot_autograd",
-    "torch._functorch.compilers",
-    "torch._inductor.compile_fx",
-    "functorch.compile",
-    "torch.fx.experimental.symbolic_shapes",
-    "torch.profiler._cupti_monitor",
-    "sympy",
-    "cloudpickle",
-    "_pytest.assertion",
-    "_pytest._code",
-    "harness.worlds.rank",
-    "harness.worlds.recorder",
-    "harness.oracles.exact",
-)
-"""Imported once in the server, so that no rank pays for it; what a PyTorch does not have is passed over."""
-
-RANK_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",  # as torchrun does: many ranks share the cores
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    "TORCH_FR_BUFFER_SIZE": "2000",
-    "GLOO_SOCKET_IFNAME": "lo",  # loopback only, and no dependence on how the host's name resolves
-}
-"""Defaults; what the caller has set wins."""
-
 
 _MOST_SNAPSHOT = 8 << 20  # bytes of a monitor's answer
 
 
 class LaunchError(RuntimeError):
     """The machinery that starts ranks does not work; says what it printed."""
+
+
+class ServerLost(LaunchError):
+    """What ranks are started from has ended after it had worked; another one may be made."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +38,8 @@ class Exit:
     maxrss_kib: int = 0
     left: tuple[str, ...] = ()
     """What it left running, now killed."""
+    server: str = ""
+    """Where it is no deed of the rank: what became of the server that the rank was forked from, and took it along."""
 
     @property
     def signal(self) -> signal.Signals | int | None:
@@ -279,188 +240,16 @@ class Launcher(Protocol):
         """Note which ranks have ended: sets :attr:`RankProcess.exit`."""
         ...
 
+    def check(self) -> bool:
+        """See to it that silence is no fault of the launcher's own: called again and again while ranks are waited for.
+
+        Returns whether :meth:`poll` would have had something to note.
+        """
+        ...
+
     def close(self) -> None:
         """Kill all ranks and stop."""
         ...
-
-
-class LocalLauncher:
-    """Forks ranks on this machine from a server that has torch imported.
-
-    The server starts at construction; the first :meth:`spawn` waits for its imports.
-    """
-
-    def __init__(self, preload: Sequence[str] = PRELOAD, start_timeout: float = 120.0) -> None:
-        self._processes: dict[int, RankProcess] = {}
-        self._next_token = 1
-        self._start_timeout = start_timeout
-        self._ready: dict[str, Any] | None = None
-        self.environment = {**RANK_ENVIRONMENT, **os.environ}
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._log_fd = os.memfd_create("concord-server-log", os.MFD_CLOEXEC)
-        code = (
-            "import json, sys\n"
-            "path, fd, parent, modules = json.loads(sys.argv[1])\n"
-            "sys.path[:] = path\n"
-            "from harness.worlds.server import main\n"
-            "main(fd, parent, modules)\n"
-        )
-        argument = json.dumps([import_path(), theirs.fileno(), os.getpid(), list(preload)])
-        # Imports of numpy and torch start helper threads in BLAS unless told not to, and a process with threads
-        # must not be forked.
-        environment = {**self.environment, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self._server = subprocess.Popen(
-            [sys.executable, "-c", code, argument],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log_fd,
-            stderr=self._log_fd,
-            start_new_session=True,
-            env=environment,
-        )
-        theirs.close()
-
-    @property
-    def server_pid(self) -> int:
-        return self._server.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._server.poll() is None
-
-    def fileno(self) -> int:
-        return self._sock.fileno()
-
-    def wait_ready(self) -> dict[str, Any]:
-        """Wait until the server has imported what it preloads; returns what it said of itself."""
-        deadline = time.monotonic() + self._start_timeout
-        while self._ready is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise LaunchError(f"the server was not ready after {self._start_timeout:.0f} s\n{self._log()}")
-            if select.select([self._sock], [], [], min(left, 1.0))[0]:
-                self.poll()
-            if self._ready is None and not self.alive:
-                raise LaunchError(f"the server that ranks are forked from did not start\n{self._log()}")
-        return self._ready
-
-    def _log(self) -> str:
-        size = os.fstat(self._log_fd).st_size
-        return printable(os.pread(self._log_fd, 4000, max(0, size - 4000)).decode(errors="replace"))
-
-    def spawn(self, setups: Sequence[RankSetup]) -> list[RankProcess]:
-        self.wait_ready()
-        listener = socket.create_server(("127.0.0.1", 0), backlog=max(64, 2 * len(setups)))
-        address = listener.getsockname()[:2]
-        wanted = {**RANK_ENVIRONMENT, **os.environ}
-        changed = {k: v for k, v in wanted.items() if self.environment.get(k) != v}
-        unset = tuple(k for k in self.environment if k not in wanted)
-        processes: list[RankProcess] = []
-        try:
-            for setup in setups:
-                env = {
-                    **changed,
-                    "RANK": str(setup.index),
-                    "LOCAL_RANK": str(setup.index),
-                    "WORLD_SIZE": str(setup.size),
-                    "LOCAL_WORLD_SIZE": str(setup.size),
-                    "MASTER_ADDR": address[0],
-                    "MASTER_PORT": str(address[1]),
-                    # Rank 0 has the store already: nobody may bind its port again.
-                    "TORCHELASTIC_USE_AGENT_STORE": "True",
-                    **setup.env,
-                }
-                setup = dataclasses.replace(setup, env=env, unset=unset, store=address)
-                processes.append(self._spawn_one(setup, listener.fileno() if setup.index == 0 else None))
-        except BaseException:
-            for process in processes:
-                self.kill(process)
-                process.close()
-            raise
-        finally:
-            listener.close()
-        return processes
-
-    def _spawn_one(self, setup: RankSetup, listener: int | None) -> RankProcess:
-        token, self._next_token = self._next_token, self._next_token + 1
-        control, rank_control = socket.socketpair()
-        watch, rank_watch = socket.socketpair()
-        output_r, output_w = os.pipe2(os.O_CLOEXEC)
-        fcntl.fcntl(output_w, fcntl.F_SETPIPE_SZ, 1 << 18)
-        box_fd = BlackBox.create(f"concord-rank-{setup.index}")
-        crash_fd = fixed_file(f"concord-crash-{setup.index}", CRASH_SIZE)
-        process = RankProcess(setup.index, token, control, watch, output_r, BlackBox(box_fd), crash_fd)
-        fds = [rank_control.fileno(), rank_watch.fileno(), output_w, box_fd, crash_fd]
-        try:
-            self._tell({"spawn": token}, fds if listener is None else [*fds, listener])
-            self._processes[token] = process
-            process.send(wire.dumps(setup))
-        except BaseException:
-            process.close()
-            raise
-        finally:
-            rank_control.close()
-            rank_watch.close()
-            os.close(output_w)
-            os.close(box_fd)
-        return process
-
-    def _tell(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        try:
-            socket.send_fds(self._sock, [json.dumps(message).encode()], list(fds))
-        except OSError as e:
-            raise LaunchError(f"the server that ranks are forked from has gone ({e})\n{self._log()}") from e
-
-    def kill(self, process: RankProcess) -> None:
-        if process.exit is None:
-            try:
-                self._tell({"kill": process.token})
-            except LaunchError:
-                pass  # the kernel has killed its ranks with it
-
-    def poll(self) -> None:
-        while True:
-            try:
-                data = self._sock.recv(65536, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._gone()
-                return
-            self._note(json.loads(data))
-
-    def _note(self, message: Mapping[str, Any]) -> None:
-        if "ready" in message:
-            self._ready = dict(message)
-        elif "spawned" in message:
-            process = self._processes.get(message["spawned"])
-            if process is not None:
-                process.pid = message["pid"]
-        elif "exited" in message:
-            process = self._processes.pop(message["exited"], None)
-            if process is not None:
-                left = tuple(message["left"])
-                process.exit = Exit(message["status"], message["time_ns"], message["maxrss_kib"], left)
-
-    def _gone(self) -> None:
-        """The server died, and by the kernel's hand all of its ranks with it."""
-        for process in self._processes.values():
-            process.exit = Exit(int(signal.SIGKILL), time.monotonic_ns())
-        self._processes.clear()
-
-    def close(self) -> None:
-        for process in self._processes.values():
-            process.close()
-        self._processes.clear()
-        self._sock.close()  # the server kills what is left and ends
-        try:
-            self._server.wait(5)
-        except subprocess.TimeoutExpired:
-            self._server.kill()
-            self._server.wait()
-        os.close(self._log_fd)
 
 
 def import_path() -> list[str]:

@@ -6,7 +6,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from harness.worlds.launch import Launcher, LocalLauncher, working_directory
+from harness.worlds import network
+from harness.worlds.launch import Launcher, LaunchError, working_directory
+from harness.worlds.local import LocalLauncher
 from harness.worlds.terminal import Terminal
 from harness.worlds.world import World, WorldSpec
 
@@ -21,31 +23,52 @@ class Pool:
     def __init__(
         self,
         *,
-        launcher: Callable[[], Launcher] = LocalLauncher,
+        launcher: Callable[..., Launcher] = LocalLauncher,
         terminal: Terminal | None = None,
         most_warm: int = 4,
     ) -> None:
         self._make_launcher = launcher
         self._terminal = terminal
         self._most_warm = most_warm
-        self._launcher: Launcher | None = None
+        self._launchers: dict[bool, Launcher] = {}
         self._warm: dict[tuple[WorldSpec, tuple[str, ...]], World] = {}
         self._begun: dict[tuple[WorldSpec, tuple[str, ...]], tuple[World, object]] = {}
         self.retired: list[tuple[WorldSpec, tuple[str, ...]]] = []
         """Warm worlds that were not kept, and why."""
+        self.replaced: list[str] = []
+        """What became of servers in whose place there is another one now."""
 
-    def prepare(self) -> None:
-        """Start what ranks are forked from, without waiting for it."""
-        self.launcher()
+    def prepare(self, asked: str = network.AUTO) -> None:
+        """Start what ranks on the host are forked from, without waiting for it.  ``asked``: their network."""
+        self.launcher(private=not network.needs_host(asked, "cpu", os.environ))
 
-    def launcher(self) -> Launcher:
-        """The launcher; made anew if the one there was has died."""
-        if self._launcher is not None and not getattr(self._launcher, "alive", True):
-            self._launcher.close()
-            self._launcher = None
-        if self._launcher is None:
-            self._launcher = self._make_launcher()
-        return self._launcher
+    def launcher(self, *, private: bool = True) -> Launcher:
+        """The launcher of ranks on a network of their own, or on the host's; made anew if there was one and is lost."""
+        found = self._launchers.get(private)
+        if found is not None and not getattr(found, "alive", True):
+            self.replaced.append(getattr(found, "lost", ""))
+            del self._launchers[private]
+            found.close()
+            found = None
+        if found is None:
+            found = self._launchers[private] = self._make_launcher(private=private)
+        return found
+
+    def _launcher_of(self, spec: WorldSpec) -> Launcher:
+        """The launcher of a world's ranks.  Errors: LaunchError where there is no network as it was asked for."""
+        variables = {**os.environ, **dict(spec.env)}
+        found = self.launcher(private=not network.needs_host(spec.network, spec.device, variables))
+        if spec.network == network.PRIVATE and (refusal := getattr(found, "refusal", None)):
+            raise LaunchError(f"ranks can't have a network of their own: {refusal.why}; {refusal.remedy}")
+        return found
+
+    @property
+    def networks(self) -> list[str]:
+        """Which networks ranks are on, in words, and why on the host's."""
+        return [text for one in self._launchers.values() if (text := getattr(one, "network", ""))]
+
+    def _world(self, spec: WorldSpec, devices: Sequence[str]) -> World:
+        return World(spec, lambda: self._launcher_of(spec), devices=devices, terminal=self._terminal)
 
     def acquire(self, spec: WorldSpec, devices: Sequence[str] = ()) -> World:
         """A world of this kind whose ranks are there: a warm one if there is one, else a fresh one.
@@ -53,9 +76,14 @@ class Pool:
         Errors: :class:`~harness.worlds.postmortem.RanksFailed` if its ranks do not come up.
         """
         key = spec, tuple(devices)
+        for launcher in self._launchers.values():
+            launcher.poll()  # what has ended since the last test is no test's doing
         world = self._warm.pop(key, None) or self._take_begun(key)
+        if world is not None and not world.live:
+            world.kill()
+            world = None
         if world is None:
-            world = World(spec, self.launcher, devices=devices, terminal=self._terminal)
+            world = self._world(spec, devices)
         world.runs = 0
         try:
             world.start()
@@ -68,7 +96,7 @@ class Pool:
         """Start a fresh world ahead of its use: the next :meth:`acquire` of an equal one takes it."""
         key = spec, tuple(devices)
         if not spec.warm and key not in self._begun:
-            world = World(spec, self.launcher, devices=devices, terminal=self._terminal)
+            world = self._world(spec, devices)
             world.begin()
             self._begun[key] = world, _surroundings()
 
@@ -111,9 +139,8 @@ class Pool:
         for world in self._warm.values():
             world.kill()
         self._warm.clear()
-        if self._launcher is not None:
-            self._launcher.close()
-            self._launcher = None
+        while self._launchers:
+            self._launchers.popitem()[1].close()
 
 
 def _surroundings() -> object:

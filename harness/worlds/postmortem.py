@@ -32,7 +32,8 @@ class End:
     index: int
     kind: str
     """``returned`` · ``raised`` · ``skipped`` · ``exited`` (left by itself without a result) · ``died`` (by a signal) ·
-    ``garbled`` (said what is no answer) · ``stopped`` (by us, because it could not or did not finish)."""
+    ``garbled`` (said what is no answer) · ``lost`` (with the server that it was forked from) · ``stopped`` (by us,
+    because it could not or did not finish)."""
     time_ns: int = 0
     report: Mapping[str, Any] | None = None
     """Of a rank that raised; see :func:`harness.worlds.evidence.describe_exception`."""
@@ -61,13 +62,15 @@ class End:
             return f"{self.exit}" + ("" if self.kind == "died" else " before it had a result")
         if self.kind == "garbled":
             return self.standing
+        if self.kind == "lost":
+            return "ended with the server that it was forked from"
         if self.kind == "stopped":
             return f"stopped by the harness while {self.standing}"
         return self.kind
 
     @property
     def failed(self) -> bool:
-        return self.kind in ("raised", "skipped", "exited", "died", "garbled")
+        return self.kind in ("raised", "skipped", "exited", "died", "garbled", "lost")
 
     @property
     def by_transport(self) -> bool:
@@ -100,18 +103,24 @@ def first_to_fail(ends: Sequence[End]) -> End | None:
     """The rank that the others' failures follow from, or None if none failed by itself.
 
     A rank whose collective broke because a peer was gone comes after every rank that failed for a reason of its own,
-    whatever the clock says: a dying process closes its connections before anyone can note that it died.
+    whatever the clock says: a dying process closes its connections before anyone can note that it died.  Where the
+    server was lost, no rank is to blame for that.
     """
-    failed = [e for e in ends if e.failed]
+    failed = [e for e in ends if e.failed and e.kind != "lost"]
     own = [e for e in failed if not e.by_transport]
-    return min(own or failed, key=lambda e: (e.time_ns, e.index), default=None)
+    return min(own or ([] if server_lost(ends) else failed), key=lambda e: (e.time_ns, e.index), default=None)
+
+
+def server_lost(ends: Sequence[End]) -> str:
+    """What became of the server that took ranks along; empty if none did."""
+    return next((e.exit.server for e in ends if e.kind == "lost" and e.exit is not None), "")
 
 
 def verdict_of(ends: Sequence[End]) -> str:
     """``failed``, ``crashed`` or ``hung``, after the first to fail."""
     first = first_to_fail(ends)
     if first is None:
-        return "hung"
+        return "crashed" if server_lost(ends) else "hung"
     return "crashed" if first.kind in ("died", "exited") else "failed"
 
 
@@ -152,6 +161,8 @@ class RanksFailed(Exception):
             others = [e.index for e in self.ends if e.failed and e is not self.first]
             more = f" (also failed: {', '.join(map(str, others))})" if others else ""
             return f"rank {self.first.index} of {len(self.ends)} failed first: {self.first.what}{more}{self._because}"
+        if server := server_lost(self.ends):
+            return f"no rank is to blame: {server}"
         if self.reason:
             return self.reason
         return f"deadlock: {self.explanation.headline}" if self.explanation else "no rank can go on"
@@ -167,7 +178,7 @@ class RanksFailed(Exception):
         """The ranks to look at first."""
         if self.first is not None:
             return (self.first.index,)
-        return self.explanation.culprits if self.explanation else ()
+        return self.explanation.culprits if self.explanation and not server_lost(self.ends) else ()
 
     @property
     def place(self) -> tuple[str, int] | None:

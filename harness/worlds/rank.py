@@ -347,9 +347,9 @@ class _RankProcess:
     def borrow_terminal(self) -> tuple[Any, Any]:
         self.box.enter("debugging", self.job)
         self.answer(answers.Debug(self.job))
-        pid, stdin, stdout = wire.receive(self.control, self.reader)
+        stdin, stdout = wire.receive(self.control, self.reader)
         try:
-            return _open_terminal(pid, stdin, os.O_RDONLY), _open_terminal(pid, stdout, os.O_WRONLY)
+            return _open_terminal(stdin, os.O_RDONLY), _open_terminal(stdout, os.O_WRONLY)
         except OSError as e:
             self.answer(answers.Debugged(self.job))
             raise RuntimeError(f"no terminal to debug on: {e}") from e
@@ -374,9 +374,17 @@ class _RankProcess:
         _debugger(self.rank.index, stdin, stdout, leave).set_trace(sys._getframe(1))
 
 
-def _open_terminal(pid: int, fd: int, flags: int) -> Any:
-    """A stream on the controller's terminal, which must not become ours: it would be hung up when we end."""
-    return os.fdopen(os.open(f"/proc/{pid}/fd/{fd}", flags | os.O_NOCTTY), "r" if flags == os.O_RDONLY else "w")
+def _open_terminal(ways: Sequence[str], flags: int) -> Any:
+    """A stream on the controller's terminal, by the first path that leads there.
+
+    The terminal must not become ours: it would be hung up when we end.
+    """
+    for path in ways:
+        try:
+            return os.fdopen(os.open(path, flags | os.O_NOCTTY), "r" if flags == os.O_RDONLY else "w")
+        except OSError as e:
+            error = e
+    raise error
 
 
 def _debugger(index: int, stdin: Any, stdout: Any, leave: Any = None) -> Any:

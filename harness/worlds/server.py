@@ -3,18 +3,21 @@
 It is started fresh by the controller (never forked from it), imports torch and its lazy parts once, touches no
 accelerator, and stays single-threaded, so that a fork of it is a clean and quick beginning for a rank.  It forks on
 request, reaps, tells the controller how each rank ended, and sees to it that nothing stays behind: ranks die with
-it, it dies with the controller, and what a rank forked and left is killed once that rank has gone.
+it, it ends with its guardian (``guardian.py``), which ends with the controller, and what a rank forked and left is
+killed once that rank has gone.
 
 The protocol on the control socket (a SOCK_SEQPACKET pair, so one message is one packet) is JSON:
 
-- controller to server: ``{"spawn": token}`` with the rank's five file descriptors; ``{"kill": token}``
-- server to controller: ``{"ready": pid, "threads": n}``, ``{"spawned": token, "pid": pid}``,
+- controller to server: ``{"listen": backlog}``; ``{"spawn": token}`` with the rank's five file descriptors;
+  ``{"kill": token}``; ``{"ping": n}``
+- server to controller: ``{"ready": pid, "threads": n, "missing": [...], "network": [why it is the host's, remedy]}``,
+  ``{"listening": port}`` with the listening socket, made here because sockets belong to the network of their maker,
+  ``{"spawned": token, "pid": pid}``, ``{"pong": n}``,
   ``{"exited": token, "status": wait status, "time_ns": monotonic, "maxrss_kib": n, "left": [what a rank left behind]}``
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -25,24 +28,27 @@ import socket
 import sys
 import time
 import traceback
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from harness.worlds import network
+from harness.worlds.network import Refusal
+from harness.worlds.processes import (
+    ORPHANED,
+    adopt_orphans,
+    children,
+    command_line,
+    die_with_parent,
+    end_children,
+    kill,
+    kill_group,
+    parent_and_session,
+)
 
 RANK_FDS = ("control", "monitor", "output", "box", "crash")
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _MOST_PACKET = 65536
 _MOST_LEFT = 20  # left-overs that are named
-_ORPHANED = signal.SIGUSR2
-"""What the kernel sends when the thread that started the server ends, which need not be the controller's last."""
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
-    """Ask the kernel to signal this process when its parent ends; ends at once if the parent has gone already."""
-    _libc.prctl(_PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+_ENDING = 2.0  # seconds for what is below the server to end before it does
 
 
 def _preload(modules: list[str]) -> list[str]:
@@ -56,34 +62,6 @@ def _preload(modules: list[str]) -> list[str]:
     return missing
 
 
-def _children() -> list[int]:
-    """This process's children, ended ones included."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as f:
-            return [int(pid) for pid in f.read().split()]
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        mine = os.getpid()
-        return [int(p) for p in os.listdir("/proc") if p.isdigit() and _stat(int(p))[0] == mine]
-
-
-def _stat(pid: int) -> tuple[int, int]:
-    """A process's parent and session, or zeros if it has gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as f:
-            fields = f.read().rsplit(b")", 1)[1].split()
-        return int(fields[1]), int(fields[3])
-    except (OSError, IndexError):
-        return 0, 0
-
-
-def _command_line(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as f:
-            return f.read().replace(b"\0", b" ").decode(errors="replace").strip()[:120]
-    except OSError:
-        return "?"
-
-
 class _Server:
     def __init__(self, sock: socket.socket, parent: int) -> None:
         self.sock = sock
@@ -92,8 +70,9 @@ class _Server:
         self.pids: dict[int, int] = {}  # pid -> token
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def serve(self) -> None:
-        for sig in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, _ORPHANED):
+    def serve(self) -> int:
+        """Do what the controller asks for until it goes, or the guardian; returns the signal that ended it, or 0."""
+        for sig in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, ORPHANED):
             signal.signal(sig, lambda *_: None)  # seen through the wake-up pipe, as SIGCHLD is
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
@@ -105,10 +84,11 @@ class _Server:
                 if fd == self.wake_r:
                     signals = os.read(self.wake_r, 4096)
                     self.reap()
-                    if signal.SIGTERM in signals or signal.SIGHUP in signals or os.getppid() != self.parent:
-                        return
+                    told = [sig for sig in (signal.SIGTERM, signal.SIGHUP) if sig in signals]
+                    if told or os.getppid() != self.parent:
+                        return told[0] if told else 0
                 elif not self.request():
-                    return
+                    return 0
 
     def request(self) -> bool:
         """Serve one message; False once the controller has gone."""
@@ -124,8 +104,17 @@ class _Server:
         elif "kill" in message:
             for pid, token in self.pids.items():
                 if token == message["kill"]:
-                    _kill_group(pid)
+                    kill_group(pid)
+        elif "listen" in message:
+            self.listen(message["listen"])
+        elif "ping" in message:
+            self.tell({"pong": message["ping"]})
         return True
+
+    def listen(self, backlog: int) -> None:
+        """Make the listening socket of a rendezvous: the port is the kernel's choice."""
+        with socket.create_server(("127.0.0.1", 0), backlog=backlog) as listener:
+            self.tell({"listening": listener.getsockname()[1]}, [listener.fileno()])
 
     def spawn(self, token: int, fds: list[int]) -> None:
         pid = os.fork()
@@ -144,7 +133,7 @@ class _Server:
     def become_rank(self, fds: list[int]) -> None:
         die_with_parent(self.pid)
         signal.set_wakeup_fd(-1)
-        for sig in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, _ORPHANED):
+        for sig in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, ORPHANED):
             signal.signal(sig, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.sock.close()
@@ -184,63 +173,55 @@ class _Server:
     def sweep(self, dead: int) -> list[str]:
         """Kill what a dead rank left: its process group, and orphans, which the kernel has handed to us."""
         left = []
-        for pid in _children():
-            if pid not in self.pids and _stat(pid)[1] not in self.pids:
-                left.append(f"process {pid} ({_command_line(pid)})")
-                _kill(pid)
+        for pid in children():
+            if pid not in self.pids and parent_and_session(pid)[1] not in self.pids:
+                left.append(f"process {pid} ({command_line(pid)})")
+                kill(pid)
         if dead:
-            _kill_group(dead)
+            kill_group(dead)
         return left if len(left) <= _MOST_LEFT else [*left[:_MOST_LEFT], f"{len(left) - _MOST_LEFT} more processes"]
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:
-            self.sock.send(json.dumps(message).encode())
+            socket.send_fds(self.sock, [json.dumps(message).encode()], list(fds))
         except OSError:
             pass  # the controller has gone: the next read says so
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Leave nothing behind.  Nobody is told how ranks ended: what ends them is the end of the server."""
         for pid in list(self.pids):
-            _kill_group(pid)
-        deadline = time.monotonic() + 2
-        while self.pids and time.monotonic() < deadline:
-            self.reap()
-            time.sleep(0.005)
-        for pid in _children():
-            _kill(pid)
+            kill_group(pid)
+        end_children(time.monotonic() + _ENDING)
 
 
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except OSError:
-        pass
+def main(fd: int, parent: int, modules: list[str], private: bool) -> NoReturn:
+    """Run the server on a socket until the controller goes.  Called once, in a process with one thread.
 
-
-def _kill_group(pid: int) -> None:
-    _kill(pid)
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except OSError:
-        pass
-
-
-def main(fd: int, parent: int, modules: list[str]) -> None:
-    """Run the server on an inherited socket until the controller goes."""
-    signal.signal(_ORPHANED, lambda *_: None if os.getppid() == parent else os._exit(0))
-    die_with_parent(parent, _ORPHANED)
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ``parent``: the guardian; ``private``: whether ranks get a network of their own, where the kernel allows it.
+    """
+    signal.signal(ORPHANED, lambda *_: None if os.getppid() == parent else os._exit(0))
+    refusal = network.refusal() if private else Refusal("asked for")
+    if not refusal:
+        network.enter()
+    die_with_parent(parent, ORPHANED)  # after a change of credentials, which makes the kernel forget it
+    adopt_orphans()
     missing = _preload(modules)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    os.set_inheritable(fd, False)
     server = _Server(socket.socket(fileno=fd), parent)
     # What has been imported is never garbage: keep it out of every rank's collections, and its pages shared.
     gc.collect()
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))
-    server.tell({"ready": server.pid, "threads": threads, "missing": missing})
+    told = [refusal.why, refusal.remedy]
+    server.tell({"ready": server.pid, "threads": threads, "missing": missing, "network": told})
+    ended_by, code = 0, 0
     try:
-        server.serve()
-    finally:
-        server.end()
-        os._exit(0)
+        ended_by = server.serve()
+    except BaseException:  # its last line is what the controller says of the server's end
+        traceback.print_exc()
+        code = 1
+    server.end()
+    if ended_by:  # so that the guardian can say what ended it
+        signal.signal(ended_by, signal.SIG_DFL)
+        os.kill(server.pid, ended_by)
+    os._exit(code)

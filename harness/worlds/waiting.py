@@ -8,7 +8,6 @@ import functools
 import math
 import os
 import select
-import selectors
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 _BUSY_GRACE = 5.0  # how long ranks that still compute may go on after another has failed
 _DUMP_WAIT = 5.0  # at most, for stacks that a signal handler writes; a machine with much to do takes its time
 _LEAST_READING = 2.0  # seconds that the reading of a result has in any case
+_LONGEST_SILENCE = 1.0  # seconds after which the launcher is asked whether it is still there
 EXIT = "exit"
 """The answer of a rank that was told to close: it ends with code 0."""
 
@@ -66,8 +66,13 @@ class Ranks:
             self._poll.unregister(fd)
 
     def ready(self, seconds: float) -> list[Any]:
-        """What can be read, after at most so many seconds: the launcher, a process, or (process, ``output``)."""
-        return [self._sources[fd] for fd, _ in self._poll.poll(math.ceil(seconds * 1000)) if fd in self._sources]
+        """What can be read, after at most so many seconds: the launcher, a process, or (process, ``output``).
+
+        It may come back sooner, with nothing.
+        """
+        found = self._poll.poll(math.ceil(min(seconds, _LONGEST_SILENCE) * 1000))
+        given_up = [self.launcher] if self.launcher.check() else []
+        return given_up + [self._sources[fd] for fd, _ in found if fd in self._sources]
 
     def send(self, frame: list[bytes]) -> None:
         """Write a frame to every rank.  One that has gone, or does not read, is seen by the wait."""
@@ -174,11 +179,12 @@ class Ranks:
         for process in processes:
             self.launcher.kill(process)
         deadline = time.monotonic() + within
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.launcher.fileno(), selectors.EVENT_READ)
-            while any(p.exit is None for p in processes) and time.monotonic() < deadline:
-                selector.select(0.1)
-                self.launcher.poll()
+        poll = select.poll()
+        while any(p.exit is None for p in processes) and time.monotonic() < deadline:
+            poll.register(self.launcher.fileno(), select.POLLIN)  # not before: one that was lost has none
+            poll.poll(100)
+            self.launcher.check()
+            self.launcher.poll()
 
 
 class Waiting:
@@ -311,7 +317,8 @@ class Waiting:
         assert ended is not None
         if self._answer == EXIT and ended.clean:
             return End(process.index, "returned", ended.time_ns)
-        return End(process.index, "died" if ended.signal is not None else "exited", ended.time_ns, exit=ended)
+        kind = "lost" if ended.server else "died" if ended.signal is not None else "exited"
+        return End(process.index, kind, ended.time_ns, exit=ended)
 
     def _last_words(self, process: RankProcess) -> None:
         """Read what a rank had sent before it ended."""
@@ -407,7 +414,7 @@ class Waiting:
             self._fail(None, f"rank {process.index} asks for a debugger, but there is no terminal to lend")
             return
         with terminal.lent() as (stdin, stdout):
-            process.send(wire.dumps((os.getpid(), stdin, stdout)))
+            process.send(wire.dumps((_ways_to(stdin), _ways_to(stdout))))
             process.control.setblocking(True)
             try:
                 while not isinstance((answer := self._receive(process))[0], answers.Debugged):
@@ -464,7 +471,7 @@ class Waiting:
 
     def _ended_how(self) -> dict[int, str]:
         """How ranks have ended, as :class:`View` has it, by rank."""
-        as_in_views = {"exited": "died", "garbled": "raised"}
+        as_in_views = {"exited": "died", "lost": "died", "garbled": "raised"}
         return {i: as_in_views.get(e.kind, e.kind) for i, e in self._ends.items()}
 
     def _collect(self, views: list[View]) -> list[End]:
@@ -529,6 +536,14 @@ def _read_here(pickled: bytes | bytearray, buffers: list[bytearray]) -> tuple[An
         return wire.loads((pickled, buffers)), None
     except BaseException as e:
         return None, describe_exception(e, context=_UNREAD)
+
+
+def _ways_to(fd: int) -> list[str]:
+    """Paths by which a rank may open what a descriptor of ours is open on.
+
+    A terminal has a name; everything else can be reached through us, but not by ranks in a user namespace of their own.
+    """
+    return [*([os.ttyname(fd)] if os.isatty(fd) else []), f"/proc/{os.getpid()}/fd/{fd}"]
 
 
 @functools.cache

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from harness.devices import backend_for
 from harness.shown import printable
 from harness.worlds import wire
-from harness.worlds.launch import Launcher, RankProcess, environment_of, import_path, working_directory
+from harness.worlds.launch import Launcher, RankProcess, ServerLost, environment_of, import_path, working_directory
+from harness.worlds.network import AUTO, NETWORKS
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import RankSetup
 from harness.worlds.shipping import frame_of
@@ -48,6 +49,9 @@ class WorldSpec:
     """Whether ranks keep our own record of collectives."""
     exclusive: bool = False
     """Whether nothing else may run on the machine's devices meanwhile."""
+    network: str = AUTO
+    """``private``: ranks are on a network of their own, which nobody else can reach; ``host``: on the machine's;
+    ``auto``: on one of their own where the kernel allows it and nothing shows that they need the machine's."""
     debug_rank: int | None = None
     """The rank that opens a debugger when it fails."""
     traceback_style: str = "short"
@@ -59,6 +63,8 @@ class WorldSpec:
             raise ValueError(f"a world has at least 1 rank, not {self.size!r}")
         if not self.timeout > 0:
             raise ValueError(f"timeout of a world: a number of seconds above 0, not {self.timeout!r}")
+        if self.network not in NETWORKS:
+            raise ValueError(f"network of a world: {', '.join(NETWORKS[:-1])} or {NETWORKS[-1]}, not {self.network!r}")
         environment_of(dict(self.env))
         if not self.backend:
             object.__setattr__(self, "backend", backend_for(self.device))
@@ -220,7 +226,6 @@ class World:
     def begin(self) -> None:
         """Start the ranks without waiting for them: :meth:`start` does that."""
         self.kill()
-        launcher = self._launcher_of()
         spec = self.spec
         setups = [
             RankSetup(
@@ -243,7 +248,13 @@ class World:
             )
             for i in range(spec.size)
         ]
-        self._ranks = Ranks(launcher.spawn(setups), launcher, self._terminal, setups[0])
+        launcher = self._launcher_of()
+        try:
+            processes = launcher.spawn(setups)
+        except ServerLost:  # between two tests: no rank of ours was hit
+            launcher = self._launcher_of()
+            processes = launcher.spawn(setups)
+        self._ranks = Ranks(processes, launcher, self._terminal, setups[0])
         self._joined = False
         self.started += 1
 

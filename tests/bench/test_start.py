@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from harness import Pool, Rank, World, WorldSpec
-from harness.worlds.launch import PRELOAD, RANK_ENVIRONMENT
+from harness.worlds.local import PRELOAD, RANK_ENVIRONMENT
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow

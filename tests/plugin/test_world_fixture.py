@@ -99,7 +99,7 @@ TESTS = """
 """
 
 NOTES_WHAT_IS_STARTED = """
-    from harness.worlds.launch import LocalLauncher
+    from harness.worlds.local import LocalLauncher
 
     spawn = LocalLauncher.spawn
 

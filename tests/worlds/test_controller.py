@@ -17,7 +17,7 @@ from tests.worlds.conftest import all_gone
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
-import json, pathlib, sys, time
+import json, pathlib, subprocess, sys, time
 from harness import Pool, WorldSpec
 
 folder = pathlib.Path(sys.argv[2])
@@ -31,11 +31,18 @@ def loop(rank):
     while True:
         pass
 
+def spawn(rank):
+    started = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    (folder / "partly").mkdir(exist_ok=True)
+    (folder / "partly" / str(rank.index)).write_text(str(started.pid))
+    (folder / "partly" / str(rank.index)).rename(folder / str(rank.index))
+    time.sleep(1000)
+
 pool = Pool()
 world = pool.acquire(WorldSpec(2))
 print(json.dumps([pool.launcher().server_pid, *world.pids]), flush=True)
 try:
-    world.run({"sleep": sleep, "loop": loop}[sys.argv[1]])
+    world.run({"sleep": sleep, "loop": loop, "spawn": spawn}[sys.argv[1]])
 except KeyboardInterrupt as e:
     print("".join(e.__notes__), flush=True)
     pool.close()
@@ -59,7 +66,7 @@ def start(how: str, folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
     )
     assert process.stdout is not None
     pids = json.loads(process.stdout.readline())
-    while {path.name for path in folder.iterdir()} != {"0", "1"}:  # pytest-timeout ends a wait for nothing
+    while not {"0", "1"} <= {path.name for path in folder.iterdir()}:  # pytest-timeout ends a wait for nothing
         assert process.poll() is None
         time.sleep(0.01)
     return process, pids

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import Pool, Rank, RanksFailed, World, WorldSpec, spmd
-from harness.worlds.launch import LocalLauncher
+from harness.worlds.local import LocalLauncher
 from tests.worlds.conftest import add_up
 
 
@@ -234,7 +234,7 @@ def test_variables_that_the_caller_has_no_more(monkeypatch: pytest.MonkeyPatch) 
     """What has gone from the controller's environment since the server started is not in ranks either."""
     monkeypatch.setenv("GONE_FROM_THE_CALLER", "here")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    own = Pool(launcher=lambda: LocalLauncher(["torch"]))
+    own = Pool(launcher=lambda **how: LocalLauncher(["torch"], **how))
     try:
         own.launcher()
         monkeypatch.delenv("GONE_FROM_THE_CALLER")
@@ -257,7 +257,7 @@ def test_debug_level_of_torch(pool: Pool) -> None:
 
 def test_world_outlives_the_thread_that_made_it() -> None:
     """The kernel's signal for a parent's death comes when its thread ends; the server knows the difference."""
-    own = Pool(launcher=lambda: LocalLauncher(["torch"]))
+    own = Pool(launcher=lambda **how: LocalLauncher(["torch"], **how))
     made: list[World] = []
     try:
         thread = threading.Thread(target=lambda: made.append(own.acquire(WorldSpec(2))))
@@ -272,7 +272,7 @@ def test_world_outlives_the_thread_that_made_it() -> None:
 def test_import_path_with_what_is_no_string(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A path object in sys.path, which Python passes over, is no obstacle."""
     monkeypatch.setattr(sys, "path", [*sys.path, Path("/somewhere")])
-    own = Pool(launcher=lambda: LocalLauncher(["torch"]))
+    own = Pool(launcher=lambda **how: LocalLauncher(["torch"], **how))
     try:
         world = own.acquire(WorldSpec(1))
         assert world.run(lambda rank: "/somewhere" in map(str, sys.path)) == [False]

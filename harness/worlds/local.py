@@ -1,0 +1,407 @@
+"""The local launcher: forks ranks from a warm server, watches that server, and says what became of it."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.shown import printable
+from harness.worlds import processes, wire
+from harness.worlds.blackbox import CRASH_SIZE, BlackBox, fixed_file
+from harness.worlds.launch import Exit, LaunchError, RankProcess, ServerLost, import_path
+from harness.worlds.network import Refusal
+from harness.worlds.rank import RankSetup
+
+PRELOAD = (
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.tensor.parallel.fsdp",
+    "torch.distributed._composable.replicate",
+    "torch.distributed._composable.replicate_with_fsdp",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.nn.parallel.distributed",
+    "torch._dynamo",
+    "torch._dynamo.convert_frame",
+    "torch._dynamo.backends.registry",
+    "torch._dynamo.testing",
+    "torch._functorch.aot_autograd",
+    "torch._functorch.compilers",
+    "torch._inductor.compile_fx",
+    "functorch.compile",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.profiler._cupti_monitor",
+    "sympy",
+    "cloudpickle",
+    "_pytest.assertion",
+    "_pytest._code",
+    "harness.worlds.rank",
+    "harness.worlds.recorder",
+    "harness.oracles.exact",
+)
+"""Imported once in the server, so that no rank pays for it; what a PyTorch does not have is passed over."""
+
+RANK_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # as torchrun does: many ranks share the cores
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "GLOO_SOCKET_IFNAME": "lo",  # loopback only, and no dependence on how the host's name resolves
+}
+"""Defaults; what the caller has set wins."""
+
+
+_SERVER = "the server that ranks are forked from"
+_MARK = "CONCORD_SERVER"
+"""Environment variable of everything below the guardian: what is found by it when nobody is above it any more."""
+_ENDING = 3.0  # seconds for the guardian to end everything below it
+_MOST_PACKET = 65536
+
+
+class LocalLauncher:
+    """Forks ranks on this machine from a server that has torch imported.
+
+    The server starts at construction, below a guardian that ends with it everything that it started; the first
+    :meth:`spawn` waits for its imports.
+
+    ``private``: whether ranks get a network of their own, where the kernel allows it; ``patience``: how many seconds
+    the server may leave questions unanswered.
+    """
+
+    def __init__(
+        self,
+        preload: Sequence[str] = PRELOAD,
+        start_timeout: float = 120.0,
+        *,
+        private: bool = True,
+        patience: int = 10,
+    ) -> None:
+        self._processes: dict[int, RankProcess] = {}
+        self._next_token = 1
+        self._start_timeout = start_timeout
+        self._patience = patience
+        self._unanswered = 0
+        self._next_question = 0.0
+        self._ready: dict[str, Any] | None = None
+        self._listeners: list[socket.socket] = []
+        self._server_pid = 0
+        self._server_fd = -1
+        self.lost = ""
+        """What became of the server, once it is no more of use."""
+        self.environment = {**RANK_ENVIRONMENT, **os.environ}
+        self._mark = uuid.uuid4().hex
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log_fd = os.memfd_create("concord-server-log", os.MFD_CLOEXEC)
+        code = (
+            "import json, sys\n"
+            "path, *arguments = json.loads(sys.argv[1])\n"
+            "sys.path[:] = path\n"
+            "from harness.worlds.guardian import main\n"
+            "main(*arguments)\n"
+        )
+        argument = json.dumps([import_path(), theirs.fileno(), os.getpid(), list(preload), private])
+        # Imports of numpy and torch start helper threads in BLAS unless told not to, and a process with threads
+        # must not be forked.
+        environment = {**self.environment, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", _MARK: self._mark}
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-c", code, argument],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log_fd,
+            stderr=self._log_fd,
+            start_new_session=True,
+            env=environment,
+        )
+        theirs.close()
+
+    @property
+    def server_pid(self) -> int:
+        """The server's process; 0 until it is known, which it is once the server is ready."""
+        return self._server_pid
+
+    @property
+    def guardian_pid(self) -> int:
+        """The process above the server."""
+        return self._guardian.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether ranks can be forked, as far as that has been heard of."""
+        self.poll()
+        return not self.lost
+
+    @property
+    def refusal(self) -> Refusal:
+        """Why ranks are on the host's network; false if they have one of their own.  Waits until that is known."""
+        return Refusal(*self.wait_ready()["network"])
+
+    @property
+    def network(self) -> str:
+        """Which network ranks are on, in words; empty as long as that is not known."""
+        if self._ready is None:
+            return ""
+        refusal = self.refusal
+        return f"host: {refusal.why}" if refusal else "private"
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def wait_ready(self) -> dict[str, Any]:
+        """Wait until the server has imported what it preloads; returns what it said of itself."""
+        deadline = time.monotonic() + self._start_timeout
+        while self._ready is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise LaunchError(f"{_SERVER} was not ready after {self._start_timeout:.0f} s\n{self._log()}")
+            if select.select([self._sock], [], [], min(left, 1.0))[0]:
+                self.poll()
+            if self._ready is None and self.lost:
+                raise LaunchError(f"{self.lost}, before it was ready\n{self._log()}")
+        return self._ready
+
+    def _log(self) -> str:
+        size = os.fstat(self._log_fd).st_size
+        return printable(os.pread(self._log_fd, 4000, max(0, size - 4000)).decode(errors="replace"))
+
+    def spawn(self, setups: Sequence[RankSetup]) -> list[RankProcess]:
+        """Start a rank for each set-up.  Returns at once; the ranks report for themselves.
+
+        Errors: :class:`LaunchError` if no server comes up; :class:`ServerLost` if the one that did is gone.
+        """
+        self.wait_ready()
+        listener = self._listen(max(64, 2 * len(setups)))
+        address = listener.getsockname()[:2]
+        wanted = {**RANK_ENVIRONMENT, **os.environ}
+        changed = {k: v for k, v in wanted.items() if self.environment.get(k) != v}
+        unset = tuple(k for k in self.environment if k not in wanted)
+        processes: list[RankProcess] = []
+        try:
+            for setup in setups:
+                env = {
+                    **changed,
+                    "RANK": str(setup.index),
+                    "LOCAL_RANK": str(setup.index),
+                    "WORLD_SIZE": str(setup.size),
+                    "LOCAL_WORLD_SIZE": str(setup.size),
+                    "MASTER_ADDR": address[0],
+                    "MASTER_PORT": str(address[1]),
+                    # Rank 0 has the store already: nobody may bind its port again.
+                    "TORCHELASTIC_USE_AGENT_STORE": "True",
+                    **setup.env,
+                }
+                setup = dataclasses.replace(setup, env=env, unset=unset, store=address)
+                processes.append(self._spawn_one(setup, listener.fileno() if setup.index == 0 else None))
+        except BaseException:
+            for process in processes:
+                self.kill(process)
+                process.close()
+            raise
+        finally:
+            listener.close()
+        return processes
+
+    def _spawn_one(self, setup: RankSetup, listener: int | None) -> RankProcess:
+        token, self._next_token = self._next_token, self._next_token + 1
+        control, rank_control = socket.socketpair()
+        watch, rank_watch = socket.socketpair()
+        output_r, output_w = os.pipe2(os.O_CLOEXEC)
+        fcntl.fcntl(output_w, fcntl.F_SETPIPE_SZ, 1 << 18)
+        box_fd = BlackBox.create(f"concord-rank-{setup.index}")
+        crash_fd = fixed_file(f"concord-crash-{setup.index}", CRASH_SIZE)
+        process = RankProcess(setup.index, token, control, watch, output_r, BlackBox(box_fd), crash_fd)
+        fds = [rank_control.fileno(), rank_watch.fileno(), output_w, box_fd, crash_fd]
+        try:
+            self._tell({"spawn": token}, fds if listener is None else [*fds, listener])
+            self._processes[token] = process
+            process.send(wire.dumps(setup))
+        except BaseException:
+            process.close()
+            raise
+        finally:
+            rank_control.close()
+            rank_watch.close()
+            os.close(output_w)
+            os.close(box_fd)
+        return process
+
+    def _listen(self, backlog: int) -> socket.socket:
+        """A listening socket on the network of the ranks."""
+        self._tell({"listen": backlog})
+        while not self._listeners:
+            if self.lost:
+                raise ServerLost(f"{self.lost}\n{self._log()}")
+            if select.select([self._sock], [], [], 1.0)[0]:
+                self.poll()
+            else:
+                self.check()
+        return self._listeners.pop()
+
+    def _tell(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(self._sock, [json.dumps(message).encode()], list(fds))
+        except OSError as e:
+            self.poll()  # there may be a word of what has happened
+            if not self.lost:
+                self._lose(self._guardian_gone())
+            raise ServerLost(f"{self.lost} ({e})\n{self._log()}") from e
+
+    def kill(self, process: RankProcess) -> None:
+        if process.exit is None:
+            try:
+                self._tell({"kill": process.token})
+            except LaunchError:
+                pass  # its ranks have ended with it
+
+    def poll(self) -> None:
+        while not self.lost:
+            try:
+                data, fds = _received(self._sock)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                continue  # questions of ours were never read; what had been said before that is still there
+            except OSError:
+                data, fds = b"", []
+            self._listeners += [socket.socket(fileno=fd) for fd in fds]
+            if not data:
+                self._lose(self._guardian_gone())
+                return
+            self._unanswered = 0
+            self._note(json.loads(data))
+
+    def check(self) -> bool:
+        """Ask the server now and then whether it is there, and give it up if it does not answer for too long.
+
+        Each question waits for a second of ours, and not of the clock, so that a process that was suspended does not
+        take its own sleep for the server's.  Returns whether the server was given up.
+        """
+        now = time.monotonic()
+        if now < self._next_question or self.lost or self._ready is None:
+            return False
+        self._next_question = now + 1.0
+        if not self.alive:
+            return True
+        if self._unanswered >= self._patience:
+            self._lose(f"{_SERVER} did not answer for {self._patience} s{self._state()}")
+            return True
+        try:
+            self._sock.send(json.dumps({"ping": self._unanswered}).encode(), socket.MSG_DONTWAIT)
+        except OSError:
+            pass  # full, of questions that nobody reads; or gone, which the next look says
+        self._unanswered += 1
+        return False
+
+    def _state(self) -> str:
+        stopped = [
+            name
+            for name, pid in (("it", self._server_pid), ("its guardian", self._guardian.pid))
+            if processes.is_stopped(pid)
+        ]
+        return f" ({' and '.join(stopped)} had been stopped by a signal)" if stopped else ""
+
+    def _note(self, message: Mapping[str, Any]) -> None:
+        if "ready" in message:
+            self._ready = dict(message)
+        elif "server" in message:
+            self._server_pid = message["server"]
+            try:
+                self._server_fd = os.pidfd_open(self._server_pid)
+            except OSError:
+                pass  # it has gone, and its guardian will say so
+        elif "spawned" in message:
+            process = self._processes.get(message["spawned"])
+            if process is not None:
+                process.pid = message["pid"]
+        elif "exited" in message:
+            process = self._processes.pop(message["exited"], None)
+            if process is not None:
+                left = tuple(message["left"])
+                process.exit = Exit(message["status"], message["time_ns"], message["maxrss_kib"], left)
+        elif "ended" in message:
+            self._lose(self._server_gone(message["ended"], message["stopped"]))
+
+    def _server_gone(self, status: int | None, stopped_by: int) -> str:
+        if stopped_by:
+            return f"{_SERVER} was stopped by {signal.Signals(stopped_by).name}, and given up"
+        if status is None:
+            return f"{_SERVER} was ended by its guardian"
+        ended = Exit(status, 0)
+        last = "" if ended.signal is not None else self._log().strip().split("\n")[-1]
+        return f"{_SERVER} {'was ' if ended.signal is not None else ''}{ended}{f': {last}' if last else ''}"
+
+    def _guardian_gone(self) -> str:
+        """What became of the guardian, which is gone without a word of the server."""
+        try:
+            code = self._guardian.wait(1)
+        except subprocess.TimeoutExpired:
+            return f"{_SERVER} has closed its connection"
+        ended = Exit(-code if code < 0 else code << 8, 0)
+        return f"the guardian of {_SERVER} {'was ' if ended.signal is not None else ''}{ended}"
+
+    def _lose(self, why: str) -> None:
+        """Give the server up: end it with all that it started, and note that its ranks are gone."""
+        if self.lost:
+            return
+        self.lost = why
+        self._kill_server()
+        self._end_guardian()
+        processes.kill_marked(_MARK, self._mark)  # if somebody has killed both, or each had stood still
+        for process in self._processes.values():
+            process.exit = Exit(int(signal.SIGKILL), time.monotonic_ns(), server=why)
+        self._processes.clear()
+
+    def _kill_server(self) -> None:
+        if self._server_fd >= 0:
+            try:
+                signal.pidfd_send_signal(self._server_fd, signal.SIGKILL)
+            except OSError:
+                pass  # it has ended
+
+    def _end_guardian(self) -> None:
+        """Wait for the guardian, which ends once all below it has; where it can't, do its work."""
+        try:
+            self._guardian.wait(0 if processes.is_stopped(self._guardian.pid) else _ENDING)
+        except subprocess.TimeoutExpired:
+            self._kill_server()
+            self._guardian.kill()
+            self._guardian.wait()
+            processes.kill_marked(_MARK, self._mark)
+
+    def close(self) -> None:
+        """Kill all ranks and stop."""
+        for process in self._processes.values():
+            process.close()
+        self._processes.clear()
+        self._sock.close()  # the guardian ends the server and all that is left, and itself
+        self._end_guardian()
+        for listener in self._listeners:
+            listener.close()
+        if self._server_fd >= 0:
+            os.close(self._server_fd)
+        os.close(self._log_fd)
+
+
+def _received(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """One packet and the descriptors with it, without waiting; :func:`socket.recv_fds` passes over its flags.
+
+    Errors: BlockingIOError if there is none.
+    """
+    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    fds = array.array("i")
+    data, ancillary, _, _ = sock.recvmsg(_MOST_PACKET, socket.CMSG_LEN(fds.itemsize), flags)
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return data, list(fds)

@@ -1,0 +1,129 @@
+"""Processes as the kernel shows and ends them: what the server and its guardian share.
+
+Nothing here imports torch, or anything else that takes time: the guardian has to be there at once, and to stay small.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+ORPHANED = signal.SIGUSR2
+"""What the kernel sends when the thread that started a process ends, which need not be its parent's last."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
+    """Ask the kernel to signal this process when its parent ends; ends at once if the parent has gone already."""
+    libc.prctl(_PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Ask the kernel to hand this process whatever below it loses its parent."""
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> list[int]:
+    """This process's children, ended ones included."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as f:
+            return [int(pid) for pid in f.read().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        mine = os.getpid()
+        return [int(p) for p in os.listdir("/proc") if p.isdigit() and parent_and_session(int(p))[0] == mine]
+
+
+def _stat(pid: int) -> list[bytes]:
+    """What the kernel says of a process, from its state on; [] if it has gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            return f.read().rsplit(b")", 1)[1].split()
+    except (OSError, IndexError):
+        return []
+
+
+def parent_and_session(pid: int) -> tuple[int, int]:
+    """A process's parent and session, or zeros if it has gone."""
+    fields = _stat(pid)
+    return (int(fields[1]), int(fields[3])) if len(fields) > 3 else (0, 0)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process.  One that a debugger holds is not."""
+    return _stat(pid)[:1] == [b"T"]
+
+
+def command_line(pid: int) -> str:
+    """The first 120 characters of what a process was started with."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            return f.read().replace(b"\0", b" ").decode(errors="replace").strip()[:120]
+    except OSError:
+        return "?"
+
+
+def kill(pid: int) -> None:
+    """Kill a process, if it is there."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process and the group that it leads."""
+    kill(pid)
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except OSError:
+        pass
+
+
+def end_children(until: float, ended: Callable[[int, int], None] = lambda pid, status: None) -> bool:
+    """Kill everything below this process, a sub-reaper, to which descendants are handed as their parents end.
+
+    ``until``: when to give up, on the monotonic clock; ``ended``: called with the pid and wait status of each child.
+    Returns whether nothing is left.
+    """
+    while True:
+        for pid in children():
+            kill(pid)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid == 0:
+                break
+            ended(pid, status)
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.002)
+
+
+def kill_marked(name: str, value: str) -> int:
+    """Kill this user's processes that were started with an environment variable of that value; returns how many.
+
+    For those that nobody is above any more who could find them otherwise.
+    """
+    mark, found = f"{name}={value}".encode(), 0
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and int(entry) != os.getpid():
+                with open(f"/proc/{entry}/environ", "rb") as f:
+                    marked = mark in f.read().split(b"\0")
+                if marked:
+                    kill(int(entry))
+                    found += 1
+        except OSError:
+            continue  # it has gone, or is another user's
+    return found
