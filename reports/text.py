@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import re
 
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]|[\ud800-\udfff]"
-)
-"""Control characters but tab and newline, what turns or hides text, and halves of surrogate pairs."""
+from harness.shown import printable
 
-
-def visible(text: str) -> str:
-    """Text in which every character is seen, or written as its escape: ``\\u202e``."""
-    return _INVISIBLE.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
+visible = printable
+"""As this package calls it."""
 
 
 def shortened(text: str, longest: int) -> str:
