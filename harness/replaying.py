@@ -36,7 +36,7 @@ def replay(
     can't be run as asked.
     """
     from harness.programs.source import source as written
-    from harness.programs.spec import loads
+    from harness.programs.stored import loads
 
     try:
         program = loads(file.read_bytes())

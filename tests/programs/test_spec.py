@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.programs.execute import alone, functions
+from harness.programs.shapes import walk
 from harness.programs.source import source
 from harness.programs.spec import (
     STACKS,
@@ -26,10 +27,8 @@ from harness.programs.spec import (
     Program,
     Residual,
     Tied,
-    dumps,
-    loads,
-    walk,
 )
+from harness.programs.stored import dumps, loads
 from harness.programs.strategies import programs
 from harness.stacks.training import Party
 
