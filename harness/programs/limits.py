@@ -1,7 +1,8 @@
 """How large a program may be: every bound that a stored program is held against, in one place.
 
-What is drawn is far below all of them: some ten layers of up to eight features, three steps, a few dozen rows.  They
-keep a file that somebody sent from taking all memory, or hours, on the machine of who looks at it.
+What is drawn is below all of them: some ten layers of up to eight features, three steps, a few rows for each rank.
+They keep a file that somebody sent from taking all memory, or hours, on the machine of who looks at it: the largest
+program that they let through takes about a minute and 2 GiB before ranks start.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ WORD = 100
 NAMES = 256
 """In one list of layers, or of options."""
 
-CALLS = 20_000
+CALLS = 1 << 13
 """Of layers in all forwards together: each is an operation or several, which oracles record."""
-ELEMENTS = 1 << 24
-"""Numbers that one device computes and keeps for comparison in the whole run: 128 MiB as float64."""
-PRODUCTS = 1 << 31
+ELEMENTS = 1 << 20
+"""Numbers that one device computes and keeps for comparison in the whole run; an oracle makes 64 samples of each."""
+PRODUCTS = 1 << 26
 """Multiplications of the whole run, forward and backward."""

@@ -8,8 +8,7 @@ import re
 from typing import Any
 
 _WORD = re.compile(r"[A-Za-z0-9_.]{0,100}", re.ASCII)
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*", re.ASCII)
+_NAME = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
 _DEEPEST = 4
 
 
@@ -43,11 +42,10 @@ def call(function: str, /, *arguments: object, **keywords: object) -> Code:
     ``function``: a name, or names with dots between.
     Errors: ValueError for what can't be written.
     """
-    if not _PATH.fullmatch(function):
-        raise ValueError(f"no name of a function: {function[:100]!r}")
+    path = ".".join(map(name, function.split(".")))
     words: list[str] = [written(value) for value in arguments]
     words += [f"{name(key)}={written(value)}" for key, value in keywords.items()]
-    return Code(f"{function}({', '.join(words)})")
+    return Code(f"{path}({', '.join(words)})")
 
 
 def written(value: object) -> Code:

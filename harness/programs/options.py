@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from harness.programs import limits
-from harness.programs.spec import DTYPES, Data, Layout, Word, one_of
+from harness.programs.spec import DTYPES, Data, LayerName, Layout, one_of
 
 HOOKS = ("allreduce_hook", "bf16_compress_hook", "fp16_compress_hook")
 """Of ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks``."""
@@ -22,7 +22,7 @@ UNDER_COMPILED = ("replicate", "replicate_fsdp", "tp_extension")
 """Stacks that are compiled on the stack ``dynamo``, by its option ``inner``."""
 
 _Dtype: TypeAlias = Annotated[str, one_of("", *DTYPES)]
-_Layers: TypeAlias = Annotated[tuple[Word, ...], Meta(max_length=limits.NAMES)]
+_Layers: TypeAlias = Annotated[tuple[LayerName, ...], Meta(max_length=limits.NAMES)]
 _Mesh: TypeAlias = Annotated[str, Meta(pattern=r"^([1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){0,7})?\Z")]
 """Such as ``2x1x2``; empty for none."""
 

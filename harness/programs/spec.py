@@ -30,7 +30,9 @@ PositiveExtent: TypeAlias = Annotated[int, Meta(ge=1, le=limits.EXTENT)]
 Ranks: TypeAlias = Annotated[int, Meta(ge=1, le=limits.RANKS)]
 Figure: TypeAlias = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Word: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.]*\Z", max_length=limits.WORD)]
-"""A name of something: of a layer, for example.  Whether there is such a thing is another question."""
+"""A word of a stack's: the name of an option, or of what it is set to."""
+LayerName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z0-9.]*\Z", max_length=limits.WORD)]
+"""As ``get_submodule`` takes it.  Whether there is such a layer is another question."""
 
 
 def one_of(*words: str) -> Meta:
@@ -111,7 +113,7 @@ class Tied(Data, frozen=True, tag=True):
     ``alias``: the earlier layer's parameter is registered here once more under a name of its own, and used through it.
     """
 
-    of: Word
+    of: LayerName
     alias: bool = False
 
 
@@ -232,7 +234,7 @@ class Step(Data, frozen=True):
     """Largest norm of all gradients together; 0 for no clipping."""
     evaluate: bool = False
     """A forward in evaluation mode, without gradients, before the first micro-batch."""
-    toggle: Word = ""
+    toggle: LayerName = ""
     """A layer whose parameters stop, or begin again, to require gradients before the step."""
     reload: bool = False
     """After the step, model and optimizer save their state dicts, are disturbed, and load them."""
@@ -276,11 +278,9 @@ class Layout(Data, frozen=True):
     world: Ranks = 2
     tensor: Ranks = 1
     """Ranks that share a tensor-parallel group; the others are data parallel."""
-    wrapped: Annotated[tuple[Word, ...], Meta(max_length=limits.NAMES)] = ()
+    wrapped: Annotated[tuple[LayerName, ...], Meta(max_length=limits.NAMES)] = ()
     """Layers that the stack wraps on their own, before the whole model."""
-    plan: Annotated[
-        tuple[tuple[Word, Annotated[str, one_of("columns", "rows")]], ...], Meta(max_length=limits.NAMES)
-    ] = ()
+    plan: Annotated[tuple[tuple[LayerName, Style], ...], Meta(max_length=limits.NAMES)] = ()
     """Tensor-parallel style of layers: ``columns`` or ``rows``."""
     options: Annotated[tuple[tuple[Word, Option], ...], Meta(max_length=limits.NAMES)] = ()
     """Of the stack, by its own names; see :mod:`harness.programs.options`."""
