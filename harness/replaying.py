@@ -36,17 +36,10 @@ def replay(
     can't be run as asked.
     """
     from harness.programs.source import source as written
-    from harness.programs.spec import loads
 
-    try:
-        program = loads(file.read_bytes())
-        text = written(program)
-    except OSError as e:
-        raise bad(f"{file}: {e.strerror}") from e
-    except ValueError as e:
-        raise bad(f"{file}: {e}") from e
+    program = _program(file)
     if source:
-        typer.echo(text, nl=False)
+        typer.echo(written(program), nl=False)
         return
 
     from harness.programs import execute
@@ -56,6 +49,7 @@ def replay(
 
     claimed = profile_asked_for("--profile", profile) if profile else None
     spec, inventory = _world(program, backend, device, subject, timeout, claimed)
+    _require_trainable(file, program)
     with _obeyed(claimed):
         truth = truth_of(program)
     if not tame(program, truth.tensors):
@@ -84,6 +78,31 @@ def replay(
             for problem in found or [f"the same: {len(truth.tensors)} tensors on every rank"]:
                 typer.echo(f"{label}{problem}")
     raise typer.Exit(1 if failed else 0)
+
+
+def _program(file: Path) -> Program:
+    """The program of a file, of which nothing is believed.  Errors: typer.Exit, once it has been said why not."""
+    from harness.files import FileError, contents
+    from harness.programs import limits
+    from harness.programs.stored import loads
+
+    with refusing(FileError):
+        data = contents(file, limits.FILE)
+    try:
+        return loads(data)
+    except ValueError as e:
+        raise bad(f"{file}: {e}") from e
+
+
+def _require_trainable(file: Path, program: Program) -> None:
+    """Require that one device can train it.  Errors: typer.Exit, once it has been said why not."""
+    from harness.programs import execute
+
+    try:
+        execute.trained_alone(program)
+    except Exception as e:  # whatever torch has against a model that nobody has drawn
+        first = (str(e).splitlines() or [""])[0]
+        raise bad(f"{file}: one device can't train it: {type(e).__name__}: {first[:300]}") from e
 
 
 def _obeyed(profile: Profile | None) -> contextlib.AbstractContextManager[None]:

@@ -27,7 +27,8 @@ from harness.oracles.tolerance import Bounded
 from harness.profiles.obeyed import in_force
 from harness.programs import execute
 from harness.programs.execute import Outcome, Tensors
-from harness.programs.spec import Model, Program, walk
+from harness.programs.shapes import walk
+from harness.programs.spec import Model, Program
 
 _MOST_SHOWN = 6
 

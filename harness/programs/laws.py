@@ -20,7 +20,8 @@ from harness.programs import assertion, execute, resumption
 from harness.programs.check import Different, tame, truth_of
 from harness.programs.connecting import once_connected
 from harness.programs.execute import Tensors
-from harness.programs.spec import Branch, Program, Scale, Tied, walk
+from harness.programs.shapes import walk
+from harness.programs.spec import Branch, Program, Scale, Tied
 from harness.programs.tp_layouts import HYBRID, takes
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import Rank

@@ -22,7 +22,8 @@ from harness.devices import backend_for
 from harness.programs import prelude
 from harness.programs.check import Truth
 from harness.programs.source import source
-from harness.programs.spec import Program, dumps
+from harness.programs.spec import Program
+from harness.programs.stored import dumps
 from harness.stacks import training
 from harness.subjects import TORCH
 

@@ -2,10 +2,16 @@
 
 The same text is executed alone, on ranks, and in a reproducer, so a reproducer does what was seen to fail.  It stands
 on the definitions of :mod:`harness.programs.prelude` and :mod:`harness.stacks.training`, and on nothing else.
+
+A program may have come from anybody: its types are checked before anything is written, and what it holds gets into the
+text through :mod:`harness.programs.literals` alone.
 """
 
 from __future__ import annotations
 
+from harness.programs import literals
+from harness.programs.literals import Code, call, literal
+from harness.programs.shapes import Named, walk, word
 from harness.programs.spec import (
     Activation,
     Attention,
@@ -18,7 +24,6 @@ from harness.programs.spec import (
     Linear,
     Mask,
     Model,
-    Named,
     Norm,
     Program,
     Residual,
@@ -26,18 +31,20 @@ from harness.programs.spec import (
     Step,
     Tied,
     Twice,
-    walk,
-    word,
 )
+from harness.programs.validity import check_types
 
 _EPS = 0.0625
+_MODEL = (Code("party"), Code("model"))
+_TRAINED = (Code("model"), Code("optimizer"))
 
 
 def source(program: Program) -> str:
     """The program's source: ``Model``, ``build(party)``, ``distribute(party, model)``, ``train(party, model)``.
 
-    Errors: ValueError where a layer can't stand where it is.
+    Errors: ValueError where a layer can't stand where it is, and for what is not of its field's type.
     """
+    check_types(program)
     named = list(walk(program.model))
     blocks = [_model(program.model, named), _build(program, named), _distribute(program), _train(program)]
     return "\n\n\n".join("\n".join(block) for block in blocks) + "\n"
@@ -52,68 +59,70 @@ def _model(model: Model, named: list[Named]) -> list[str]:
     forward = ["    def forward(self, x, turn):"]
     shape = model.inputs
     for number, layer in enumerate(model.layers):
-        name = f"{word(layer)}{number}"
+        name = literals.name(f"{word(layer)}{number}")
         lines += [f"        {line}" for line in _made(name, layer, model, by_name)]
         forward += [f"        {line}" for line in _used(name, layer)]
         shape = by_name[name].after
-    return [*lines, "", *forward, f"        return x  # rows of {shape}"]
+    return [*lines, "", *forward, f"        return x  # rows of {literal(shape)}"]
 
 
-def _made(name: str, layer: Layer, model: Model, by_name: dict[str, Named]) -> list[str]:
+def _made(name: Code, layer: Layer, model: Model, by_name: dict[str, Named]) -> list[str]:
     if isinstance(layer, Tied):
-        shared = f"self.get_submodule({layer.of!r}).weight"
+        shared = f"{call('self.get_submodule', layer.of)}.weight"
         if layer.alias:
             return [f"self.{name} = {shared}"]
         rows, columns = by_name[name].after[-1], by_name[name].before[-1]
-        return [f"self.{name} = nn.Linear({columns}, {rows}, bias=False)", f"self.{name}.weight = {shared}"]
+        return [f"self.{name} = {call('nn.Linear', columns, rows, bias=False)}", f"self.{name}.weight = {shared}"]
     return [f"self.{name} = {_expression(name, layer, model, by_name)}"]
 
 
-def _expression(name: str, layer: Layer, model: Model, by_name: dict[str, Named]) -> str:
+def _expression(name: str, layer: Layer, model: Model, by_name: dict[str, Named]) -> Code:
     shape = by_name[name].before
     match layer:
         case Linear(out=out, bias=bias):
-            return _cast(f"nn.Linear({shape[-1]}, {out}{'' if bias else ', bias=False'})", layer.dtype)
+            return _cast(call("nn.Linear", shape[-1], out, **({} if bias else {"bias": False})), layer.dtype)
         case Conv(out=out, kernel=kernel, bias=bias):
-            return f"nn.Conv{len(shape) - 1}d({shape[0]}, {out}, {kernel}{'' if bias else ', bias=False'})"
+            kind = f"nn.Conv{literal(len(shape) - 1)}d"
+            return call(kind, shape[0], out, kernel, **({} if bias else {"bias": False}))
         case Activation(kind=kind):
-            return f"Function({kind!r})"
+            return call("Function", kind)
         case Norm(kind="batch"):
-            return f"nn.BatchNorm1d({shape[0]}, eps={_EPS})"
+            return call("nn.BatchNorm1d", shape[0], eps=_EPS)
         case Norm(kind=kind):
             # Dividing by next to nothing would make noise of rounding; the default of RMSNorm depends on the dtype.
-            return _cast(f"nn.{'LayerNorm' if kind == 'layer' else 'RMSNorm'}({shape[-1]}, eps={_EPS})", layer.dtype)
+            return _cast(call("nn.LayerNorm" if kind == "layer" else "nn.RMSNorm", shape[-1], eps=_EPS), layer.dtype)
         case Embedding(width=width):
-            return f"nn.Embedding({model.tokens}, {width})"
+            return call("nn.Embedding", model.tokens, width)
         case Attention(heads=heads):
-            return f"Attention({shape[-1]}, {heads})"
+            return call("Attention", shape[-1], heads)
         case Scale(kind=kind):
-            return f"Scale({shape[-1]}{', rebound=True' if kind == 'rebound' else ''})"
+            return call("Scale", shape[-1], **({"rebound": True} if kind == "rebound" else {}))
         case Mask():
-            return f"Mask({shape[-1]})"
+            return call("Mask", shape[-1])
         case Residual(body=body) | Container(body=body):
             parts = [_expression(f"{name}.{i}", inner, model, by_name) for i, inner in enumerate(body)]
             if isinstance(layer, Residual):
-                return f"Residual({', '.join(parts)})"
+                return call("Residual", *parts)
             if layer.kind == "sequential":
-                return f"nn.Sequential({', '.join(parts)})"
+                return call("nn.Sequential", *parts)
             if layer.kind == "list":
-                return f"nn.ModuleList([{', '.join(parts)}])"
-            return "nn.ModuleDict({" + ", ".join(f'"{i}": {part}' for i, part in enumerate(parts)) + "})"
+                return call("nn.ModuleList", Code(f"[{', '.join(parts)}]"))
+            entries = ", ".join(f'"{literal(i)}": {part}' for i, part in enumerate(parts))
+            return call("nn.ModuleDict", Code("{" + entries + "}"))
         case Twice(body=body):
-            return f"Twice({_expression(f'{name}.0', body, model, by_name)})"
+            return call("Twice", _expression(f"{name}.0", body, model, by_name))
         case Hooked(body=body, kind=kind):
-            return f"Hooked({_expression(f'{name}.0', body, model, by_name)}, {kind!r})"
+            return call("Hooked", _expression(f"{name}.0", body, model, by_name), kind)
         case Branch(body=body):
-            return f"nn.Sequential({_expression(f'{name}.0', body, model, by_name)})"
+            return call("nn.Sequential", _expression(f"{name}.0", body, model, by_name))
     raise TypeError(f"no layer: {layer!r}")
 
 
-def _cast(expression: str, dtype: str) -> str:
-    return f"Cast({expression})" if dtype else expression
+def _cast(expression: Code, dtype: str) -> Code:
+    return call("Cast", expression) if dtype else expression
 
 
-def _used(name: str, layer: Layer) -> list[str]:
+def _used(name: Code, layer: Layer) -> list[str]:
     match layer:
         case Tied(alias=True):
             return [f"x = nn.functional.linear(x, self.{name})"]
@@ -129,20 +138,23 @@ def _used(name: str, layer: Layer) -> list[str]:
 
 
 def _build(program: Program, named: list[Named]) -> list[str]:
-    sparse = ", sparse=True" if program.sparse else ""
+    sparse = {"sparse": True} if program.sparse else {}
+    filled = call("fill", Code("Model()"), program.seed, program.span, program.denominator, **sparse)
     lines = [
         "def build(party):",
         "    with party.device:  # moved later, what is tied might not be any more",
-        f"        model = fill(Model(), {program.seed}, {program.span}, {program.denominator}{sparse})",
+        f"        model = {filled}",
         "    model.to(dtype=party.dtype)",
     ]
     for n in named:
+        module = call("model.get_submodule", n.name)
         if n.dtype:
-            lines.append(f"    model.get_submodule({n.name!r}).to(narrower(party.dtype, torch.{n.dtype}))")
+            narrowed = call("narrower", Code("party.dtype"), Code(f"torch.{literals.name(n.dtype)}"))
+            lines.append(f"    {module}.to({narrowed})")
         if isinstance(n.layer, Linear) and n.layer.frozen:
-            lines.append(f"    model.get_submodule({n.name!r}).requires_grad_(False)")
+            lines.append(f"    {module}.requires_grad_(False)")
         if isinstance(n.layer, Scale) and n.layer.kind == "per_rank":
-            lines.append(f"    per_part(party, model.get_submodule({n.name!r}), {program.parts})")
+            lines.append(f"    {call('per_part', Code('party'), module, program.parts)}")
     return [*lines, "    return model"]
 
 
@@ -151,21 +163,18 @@ def _build(program: Program, named: list[Named]) -> list[str]:
 
 def _distribute(program: Program) -> list[str]:
     layout = program.layout
-    options = dict(layout.options)
-    stack = layout.under
+    options: dict[str, object] = dict(layout.options)
     options.pop("inner", "")
     wrapped = list(layout.wrapped)
-    arguments = [f"{key}={value!r}" for key, value in options.items()]
-    if stack == "tp_extension":
-        arguments[:0] = [f"tensor={layout.tensor}", f"plan={dict(layout.plan)!r}"]
-    elif stack == "replicate_fsdp" or not wrapped:
+    if layout.under == "tp_extension":
+        options = {"tensor": layout.tensor, "plan": dict(layout.plan), **options}
+    elif layout.under == "replicate_fsdp" or not wrapped:
         wrapped.append("")
-    steps = [f"model = on_{stack}({', '.join(['party', 'model', repr(wrapped), *arguments])})"]
+    steps = [f"model = {call(f'on_{literals.name(layout.under)}', *_MODEL, wrapped, **options)}"]
     if layout.compiled is not None:
         how = layout.compiled
-        words = [f"{key}=True" for key in ("fullgraph", "dynamic", "in_place") if getattr(how, key)]
-        compiling = f"model = compiled({', '.join(['party', 'model', repr(how.backend), *words])})"
-        steps.insert(0 if how.first else 1, compiling)
+        words = {key: True for key in ("fullgraph", "dynamic", "in_place") if getattr(how, key)}
+        steps.insert(0 if how.first else 1, f"model = {call('compiled', *_MODEL, how.backend, **words)}")
     return ["def distribute(party, model):", *(f"    {line}" for line in steps), "    return model"]
 
 
@@ -174,9 +183,9 @@ def _distribute(program: Program) -> list[str]:
 
 def _train(program: Program) -> list[str]:
     p = program
-    figures = f"seed={p.seed}, span={p.span}, denominator={p.denominator}"
-    data = f"inputs={p.model.inputs}, tokens={p.model.tokens}"
-    lines = ["def train(party, model):", f"    run = Run(party, {figures}, {data})", f"    {_optimizer(p)}"]
+    figures = {"seed": p.seed, "span": p.span, "denominator": p.denominator}
+    run = call("Run", Code("party"), **figures, inputs=p.model.inputs, tokens=p.model.tokens)
+    lines = ["def train(party, model):", f"    run = {run}", f"    {_optimizer(p)}"]
     for number, step in enumerate(p.steps):
         lines += [f"    {line}" for line in _step(number, step)]
     return [*lines, "    return run.seen"]
@@ -184,30 +193,30 @@ def _train(program: Program) -> list[str]:
 
 def _optimizer(program: Program) -> str:
     o = program.optimizer
-    words = [f"lr={o.rate!r}"]
+    words: dict[str, object] = {"lr": o.rate}
     if o.kind == "sgd" and o.momentum:
-        words.append(f"momentum={o.momentum!r}")
+        words["momentum"] = o.momentum
     if o.weight_decay or o.kind == "adamw":
-        words.append(f"weight_decay={o.weight_decay!r}")
+        words["weight_decay"] = o.weight_decay
     if o.kind == "adamw":
-        words.append(f"eps={_EPS}")
-    kind = "SGD" if o.kind == "sgd" else "AdamW"
-    return f"optimizer = torch.optim.{kind}(model.parameters(), {', '.join(words)}, foreach=False)"
+        words["eps"] = _EPS
+    kind = "torch.optim.SGD" if o.kind == "sgd" else "torch.optim.AdamW"
+    return f"optimizer = {call(kind, Code('model.parameters()'), **words, foreach=False)}"
 
 
-def _step(number: int, step: Step) -> list[str]:
+def _step(number: int, step: Step) -> list[Code]:
     lines = []
     if step.toggle:
-        lines.append(f"toggle(model, {step.toggle!r})")
+        lines.append(call("toggle", _MODEL[1], step.toggle))
     if step.evaluate:
-        lines.append(f"run.evaluate(model, {step.rows[0]})")
+        lines.append(call("run.evaluate", _MODEL[1], step.rows[0]))
     for i, (rows, synced) in enumerate(zip(step.rows, step.averages, strict=True)):
-        joint = f", of=({number}, {sum(step.rows[:i])}, {sum(step.rows)})" if step.joint else ""
-        lines.append(f"run.backward(model, {rows}, synced={synced}{joint})")
-    clip = f", clip={step.clip!r}" if step.clip else ""
-    lines.append(f"run.step({number}, model, optimizer{clip})")
+        joint = {"of": (number, sum(step.rows[:i]), sum(step.rows))} if step.joint else {}
+        lines.append(call("run.backward", _MODEL[1], rows, synced=synced, **joint))
+    clip = {"clip": step.clip} if step.clip else {}
+    lines.append(call("run.step", number, *_TRAINED, **clip))
     if step.reload:
-        lines.append(f"run.reload({number}, model, optimizer)")
+        lines.append(call("run.reload", number, *_TRAINED))
     if step.zero != "keep":
-        lines.append(f"optimizer.zero_grad({'set_to_none=False' if step.zero == 'zero' else ''})")
+        lines.append(call("optimizer.zero_grad", **({"set_to_none": False} if step.zero == "zero" else {})))
     return lines

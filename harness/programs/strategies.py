@@ -18,6 +18,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from harness.profiles.obeyed import in_force
 from harness.programs.claimed import claimed_dtypes, offered, unclaimed
 from harness.programs.drawing import EITHER, among
+from harness.programs.shapes import Named, Shape, shape_after, walk, weight_shape
 from harness.programs.spec import (
     DTYPES,
     EXACT_ACTIVATIONS,
@@ -35,21 +36,16 @@ from harness.programs.spec import (
     Linear,
     Mask,
     Model,
-    Named,
     Norm,
     Optimizer,
     Option,
     Program,
     Residual,
     Scale,
-    Shape,
     Step,
     Tied,
     Twice,
     children,
-    shape_after,
-    walk,
-    weight_shape,
 )
 from harness.programs.tp_layouts import tensor_parallel, tp_layouts
 

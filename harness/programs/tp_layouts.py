@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from harness.programs.drawing import among
+from harness.programs.shapes import Named
 from harness.programs.spec import (
     Branch,
     Conv,
@@ -18,7 +19,6 @@ from harness.programs.spec import (
     Hooked,
     Layout,
     Linear,
-    Named,
     Norm,
     Optimizer,
     Option,

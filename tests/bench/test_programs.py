@@ -33,7 +33,8 @@ from harness.programs import assertion, execute, prelude
 from harness.programs.check import Truth
 from harness.programs.execute import Outcome
 from harness.programs.patience import Patience
-from harness.programs.spec import Program, walk
+from harness.programs.shapes import walk
+from harness.programs.spec import Program
 from harness.programs.strategies import programs
 from tests.programs.damaged import unreduced
 from tests.programs.test_patience import computes_for_ever

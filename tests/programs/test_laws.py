@@ -15,20 +15,9 @@ from harness import Rank
 from harness.programs import execute, reproducer
 from harness.programs.check import Different
 from harness.programs.laws import LAWS, holds
-from harness.programs.spec import (
-    Activation,
-    Branch,
-    Compile,
-    Layout,
-    Linear,
-    Model,
-    Norm,
-    Optimizer,
-    Program,
-    Step,
-    loads,
-    walk,
-)
+from harness.programs.shapes import walk
+from harness.programs.spec import Activation, Branch, Compile, Layout, Linear, Model, Norm, Optimizer, Program, Step
+from harness.programs.stored import loads
 from harness.programs.strategies import programs
 from harness.programs.tp_layouts import takes
 from tests.programs.damaged import Damaged, unreduced

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.programs.spec import Branch, Layout, Linear, Model, Optimizer, Program, dumps
+from harness.programs.spec import Branch, Layout, Linear, Model, Optimizer, Program
+from harness.programs.stored import dumps
 
 HEALTHY = Program(Model((3,), (Linear(4),)))
 LIVE = Program(Model((3,), (Linear(3), Branch(Linear(3), "never"))))

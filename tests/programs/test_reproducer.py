@@ -12,19 +12,8 @@ import pytest
 
 from harness.programs.check import truth_of
 from harness.programs.reproducer import definitions, reproducer, write
-from harness.programs.spec import (
-    Branch,
-    Compile,
-    Embedding,
-    Layout,
-    Linear,
-    Model,
-    Norm,
-    Program,
-    Residual,
-    Step,
-    loads,
-)
+from harness.programs.spec import Branch, Compile, Embedding, Layout, Linear, Model, Norm, Program, Residual, Step
+from harness.programs.stored import loads
 from harness.stacks import training
 
 REPLICATE = "import importlib\nr = importlib.import_module('torch.distributed._composable.replicate')\n"

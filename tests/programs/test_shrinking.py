@@ -18,7 +18,9 @@ from harness import Rank, RanksFailed
 from harness.programs import patience
 from harness.programs.assertion import assert_same_as_alone
 from harness.programs.check import Different
-from harness.programs.spec import Linear, Program, children, loads, walk
+from harness.programs.shapes import walk
+from harness.programs.spec import Linear, Program, children
+from harness.programs.stored import loads
 from harness.programs.strategies import programs
 from tests.programs.damaged import Damaged, unreduced
 

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.programs.execute import alone, functions
+from harness.programs.shapes import walk
 from harness.programs.source import source
 from harness.programs.spec import (
     STACKS,
@@ -26,10 +27,8 @@ from harness.programs.spec import (
     Program,
     Residual,
     Tied,
-    dumps,
-    loads,
-    walk,
 )
+from harness.programs.stored import dumps, loads
 from harness.programs.strategies import programs
 from harness.stacks.training import Party
 
@@ -109,7 +108,7 @@ def test_mistakes_are_named(change: dict[str, object], message: str) -> None:
         ({"model": {"inputs": [3], "layers": [RELU], "tokens": -1}}, r">= 0 - at `\$.program.model.tokens`"),
         ({"model": {"inputs": [3], "layers": [{"type": "Linear", "out": -1}]}}, ">= 0 - at "),
         ({"model": {"inputs": [3], "layers": [{**RELU, "kind": "cube"}]}}, "matching regex .*relu"),
-        ({"layout": {"world": 1_000_000}}, "1000000 ranks; at most 1024"),
+        ({"layout": {"world": 1_000_000}}, r"<= 64 - at `\$.program.layout.world`"),
         ({"layout": {"world": 0}}, r">= 1 - at `\$.program.layout.world`"),
         ({"layout": {"stack": "nonsense"}}, "matching regex .*tp_extension"),
         ({"layout": {"stack": "dynamo", "options": [["inner", "nonsense"]]}}, "no stack 'nonsense' to compile"),

@@ -1,0 +1,45 @@
+"""Files that anybody may have written, read whole and within a bound."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class FileError(ValueError):
+    """A file that is not read; says which and why."""
+
+
+def contents(path: Path, most: int) -> bytes:
+    """Read a regular file of at most so many bytes; links are followed.
+
+    What is no regular file is not opened: a pipe would block, and a device may do anything.
+    Errors: FileError.
+    """
+    try:
+        _require_regular(path, os.stat(path))
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        with open(descriptor, "rb") as file:
+            _require_regular(path, os.fstat(descriptor))  # it may be another one by now
+            data = file.read(most + 1)
+    except OSError as e:
+        raise FileError(f"{path}: {e.strerror or e}") from e
+    except ValueError as e:  # a name with a NUL in it
+        raise e if isinstance(e, FileError) else FileError(f"{str(path)!r}: {e}") from e
+    if len(data) > most:
+        raise FileError(f"{path}: more than {most:,} bytes")
+    return data
+
+
+def _require_regular(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise FileError(f"{path}: {_KINDS.get(stat.S_IFMT(found.st_mode), 'no regular file')}, not a file")

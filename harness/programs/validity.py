@@ -1,0 +1,87 @@
+"""Whether a program is one: what its fields hold, whether they fit together, and whether it is small enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from harness.programs import limits
+from harness.programs.cost import Cost, cost
+from harness.programs.options import Options, Replicate, ReplicateFsdp, TpExtension, options_of
+from harness.programs.shapes import walk
+from harness.programs.spec import Layout, Program, every
+
+
+def check_types(program: Program) -> Options:
+    """Require that every field holds what its type says, and every option what its stack takes.
+
+    Python does not hold the fields of a program to their types; what is decoded from JSON has been.  Returns the
+    options, typed.
+    Errors: ValueError.
+    """
+    if sum(1 for _ in zip(every(program.model.layers), range(limits.LAYERS + 1), strict=False)) > limits.LAYERS:
+        raise ValueError(f"more than {limits.LAYERS} layers")
+    try:
+        msgspec.convert(msgspec.to_builtins(program), Program)
+    except (msgspec.ValidationError, TypeError, OverflowError, RecursionError) as e:
+        raise ValueError(str(e)) from e
+    return options_of(program.layout)
+
+
+def check(program: Program) -> None:
+    """Require what is required of a stored program, beyond the types of its fields.
+
+    Errors: ValueError.
+    """
+    options = check_types(program)
+    layers = {n.name for n in walk(program.model)}
+    for what, names in _meant(program, options):
+        _require_names(what, names, layers)
+    _check_world(program.layout, options)
+    _require_small(cost(program))
+
+
+def _meant(program: Program, options: Options) -> Iterable[tuple[str, tuple[str, ...]]]:
+    """Lists of layers by their names."""
+    layout = program.layout
+    yield "layout.wrapped", layout.wrapped
+    yield "layout.plan", tuple(name for name, _ in layout.plan)
+    if isinstance(options, (Replicate, ReplicateFsdp)):
+        yield "layout.options: ignored", options.ignored
+    for number, step in enumerate(program.steps):
+        yield f"steps[{number}].toggle", (step.toggle,) if step.toggle else ()
+
+
+def _require_names(what: str, names: tuple[str, ...], layers: set[str]) -> None:
+    for name in names:
+        if name not in layers:
+            shown = ", ".join(sorted(layers)[:10]) + (", …" if len(layers) > 10 else "")
+            raise ValueError(f"{what}: there is no layer {name!r} among {shown}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{what}: a layer is named twice")
+
+
+def _check_world(layout: Layout, options: Options) -> None:
+    world, tensor = layout.world, layout.tensor
+    if world % tensor:
+        raise ValueError(f"{world} ranks can't be divided into groups of {tensor}")
+    if layout.under != "tp_extension" and (tensor > 1 or layout.plan):
+        raise ValueError(f"{layout.under} has no tensor parallelism: layout.tensor is 1, and layout.plan empty")
+    if isinstance(options, TpExtension):
+        if options.replicas and world // tensor % options.replicas:
+            raise ValueError(f"{world // tensor} data-parallel ranks can't be divided into {options.replicas} replicas")
+    elif options.mesh and math.prod(map(int, options.mesh.split("x"))) != world:
+        raise ValueError(f"a mesh of {options.mesh} has not {world} ranks")
+
+
+def _require_small(found: Cost) -> None:
+    bounds = (
+        (found.calls, limits.CALLS, "calls of layers"),
+        (found.elements, limits.ELEMENTS, "numbers to compute and keep"),
+        (found.products, limits.PRODUCTS, "multiplications"),
+    )
+    for count, most, what in bounds:
+        if count > most:
+            raise ValueError(f"it is too large: about {count:,} {what}; at most {most:,}")
