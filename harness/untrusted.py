@@ -31,8 +31,10 @@ TOML_PARTS = 8
 TOML_WORD = 128
 """Characters of a number, a date or a key without quotes."""
 
-Moment = Annotated[float, msgspec.Meta(ge=0, le=7_258_118_400)]
-"""Seconds since the epoch, up to the year 2200."""
+LATEST = 7_258_118_400
+"""Seconds from the epoch to the year 2200."""
+Moment = Annotated[float, msgspec.Meta(ge=0, le=LATEST)]
+"""Seconds since the epoch."""
 Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 """A duration: up to 31 years; that it is not negative is for whoever judges it."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
@@ -190,7 +192,7 @@ def file_content(path: Path, most: int) -> bytes:
     finally:
         os.close(fd)
     if len(data) > most:
-        raise Refused(f"larger than {most >> 20} MiB")
+        raise Refused(f"larger than {f'{most >> 20} MiB' if most >> 20 else f'{most >> 10} KiB'}")
     return data
 
 
