@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,16 +16,18 @@ import msgspec
 import typer
 
 import harness
+from harness.ceiling import Exceeded, ceiling
 from harness.provenance import suite_hash
 from harness.refusing import bad
 from harness.results import LEVELS
+from harness.untrusted import Refused, file_content
 from reports import badge as badges
 from reports import bundle as bundles
 from reports import compare as comparing
 from reports import junit as junits
 from reports import markdown as markdowns
 from reports import model, relay
-from reports.build import build, load
+from reports.build import FILE, LARGEST, build, load
 from reports.model import Report, ReportError
 from reports.page import answer, page
 from reports.text import visible
@@ -33,6 +36,8 @@ from reports.verify import Checkout, verify
 _NAMESPACE = "concord"
 """Of signatures, so that one of something else is none of a bundle."""
 _LONGEST_COLLECTION = 600.0
+_MEMORY, _SECONDS = 1 << 30, 120.0
+"""What checking a bundle may take, at most: three times what the largest honest one takes, and then some."""
 
 Runs = Annotated[list[Path] | None, typer.Argument(help="Results of runs: results.jsonl, or the folder that has it.")]
 
@@ -56,12 +61,18 @@ def report(
     Without an output, report.html, report.json and report.md are written beside the last run.  A level needs a run with
     the default seed, and one with a random seed of what draws from it, so give both.
     """
-    if schema:
-        typer.echo(model.json_schema().decode(), nl=False)
-        return
     with _said():
+        outputs_given = [html, json, markdown, junit, badge, badge.with_suffix(".json") if badge else None, relay_to]
+        if schema:
+            if runs or any(outputs_given) or require or artifact_url:
+                raise ReportError("--schema prints the JSON Schema and reads no run: give it alone")
+            typer.echo(model.json_schema().decode(), nl=False)
+            return
         if not runs:
             raise ReportError("no run was given: concord report reports/out/*/")
+        if artifact_url and relay_to is None:
+            raise ReportError("--artifact-url is for --relay FILE, which is not given")
+        _check_outputs([path for path in outputs_given if path is not None], runs)
         if require and require not in LEVELS:
             raise ReportError(f"--require {require}: one of {', '.join(LEVELS)}")
         made = build([load(path) for path in runs])
@@ -98,6 +109,8 @@ def compare(
     Exits with 1 if AFTER is worse: a test fails that did not, is no longer run or no longer there, or a level is lost.
     """
     with _said():
+        if markdown and json:
+            raise ReportError("--markdown and --json: one of them")
         found = comparing.compare(_report_of(before), _report_of(after))
         if json:
             typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
@@ -114,6 +127,7 @@ def bundle(
 ) -> None:
     """Put runs into one file that others can check with `concord verify`."""
     with _said():
+        _check_outputs([output], runs)
         made, digest = bundles.write([load(path) for path in runs], output, harness.__version__)
         typer.echo(f"{output}: {answer(made)}, {len(made.runs)} runs, {len(made.tests):,} tests")
         typer.echo(f"manifest {digest}")
@@ -135,15 +149,18 @@ def verify_bundle(
     Run it in a checkout of the suite.  Exits with 1 if anything is not as it should be, 2 if FILE is no bundle.
     """
     with _said():
+        _check_signing(signature, signers, signer)
         root = Path.cwd()
         here = Checkout(suite_hash(root)) if suite else None
-        checked = verify(file, harness.__version__, here, time.time())
+        with ceiling(_MEMORY, _SECONDS):
+            checked = verify(file, harness.__version__, here, time.time())
         of = checked.report.suite_hash if checked.report is not None else ""
         if here is not None and of and of == here.suite_hash:
             here = Checkout(here.suite_hash, collected(root))
-            checked = verify(file, harness.__version__, here, time.time())
+            with ceiling(_MEMORY, _SECONDS):
+                checked = verify(file, harness.__version__, here, time.time())
         problems = list(checked.problems)
-        if signature is not None:
+        if signature is not None and signers is not None:
             problems += _signature(file, signature, signers, signer)
         for problem in problems:
             typer.echo(f"WRONG {visible(problem)}")
@@ -174,9 +191,18 @@ def collected(root: Path) -> frozenset[str]:
     return names
 
 
-def _signature(file: Path, signature: Path, signers: Path | None, signer: str) -> list[str]:
-    if signers is None or not signer:
-        raise ReportError("--signature needs --signers FILE and --signer NAME: whose signature is it to be?")
+def _check_signing(signature: Path | None, signers: Path | None, signer: str) -> None:
+    """Errors: :class:`ReportError` unless a signature, its signer and who may sign are all given, or none of them."""
+    given = {"--signature FILE": signature, "--signers FILE": signers, "--signer NAME": signer or None}
+    missing = [option for option, value in given.items() if value is None]
+    if 0 < len(missing) < len(given):
+        raise ReportError(f"{' and '.join(missing)}: not given; a signature is checked with all of {', '.join(given)}")
+    for option, value in given.items():
+        if isinstance(value, Path) and not value.is_file():
+            raise ReportError(f"{option.split()[0]} {value}: no such file")
+
+
+def _signature(file: Path, signature: Path, signers: Path, signer: str) -> list[str]:
     program = shutil.which("ssh-keygen")
     if program is None:
         raise ReportError("--signature needs ssh-keygen (OpenSSH 8.2 or later)")
@@ -196,9 +222,11 @@ def _report_of(path: Path) -> Report:
         return model.decode(bundles.unpacked(path).get("report.json", b""), f"{path}: report.json")
     if path.suffix == ".json":
         try:
-            return model.decode(path.read_bytes(), str(path))
+            return model.decode(file_content(path, LARGEST), str(path))
         except OSError as e:
             raise ReportError(f"{path}: {e.strerror}") from None
+        except Refused as e:
+            raise ReportError(f"{path}: {e}") from None
     return build([load(path)])
 
 
@@ -214,6 +242,16 @@ def _show(made: Report) -> None:
             )
             for why in level.why_not[len(made.problems) :]:
                 typer.echo(f"    {visible(why)}")
+
+
+def _check_outputs(outputs: Sequence[Path], runs: Sequence[Path]) -> None:
+    """Errors: :class:`ReportError` for a file that is to be written twice, or over a run that is read."""
+    seen = {os.path.realpath(path / FILE if path.is_dir() else path): "a run that is read" for path in runs}
+    for path in outputs:
+        name = os.path.realpath(path)
+        if name in seen:
+            raise ReportError(f"{path}: to be written, and it is {seen[name]}; give it another name")
+        seen[name] = "written already"
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -238,5 +276,5 @@ def _said() -> Iterator[None]:
     """Say what is wrong with the input in a line, and exit with 2."""
     try:
         yield
-    except ReportError as e:
+    except (ReportError, Exceeded) as e:
         raise bad(visible(str(e))) from None

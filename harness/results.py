@@ -16,11 +16,13 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from harness.provenance import environment
+from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status
+from harness.untrusted import Version as VersionNumber
 
 SCHEMA = "concord.results"
 VERSION = 3
@@ -55,8 +57,8 @@ class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
     """The first line: what ran, where, on what."""
 
     schema: str = SCHEMA
-    version: int = VERSION
-    started: float
+    version: VersionNumber = VERSION
+    started: Moment
     """Seconds since the epoch."""
     arguments: list[str] = []
     environment: dict[str, str] = {}
@@ -74,7 +76,7 @@ class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
     """What properties draw from: :data:`DEFAULT_SEED`, a number, :data:`FREE_SEED`; empty: nobody has said."""
     seed_drawn: bool = False
     """Whether that number was drawn for this run, and not chosen by anyone."""
-    effort: float = 1.0
+    effort: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 1.0
     """How many examples properties have, as a share of what suites say (``CONCORD_EXAMPLES``)."""
     faults: list[str] = []
     """Defects that were put into ranks on purpose."""
@@ -132,7 +134,7 @@ class RequirementText(msgspec.Struct, tag="requirement", tag_field="record", kw_
 class RankEvidence(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one rank of a failed world said."""
 
-    rank: int
+    rank: Ranks
     kind: str
     what: str = ""
     first: bool = False
@@ -161,11 +163,11 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
     stack: str = ""
     requirements: list[str] = []
     world: str = ""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     reason: str = ""
     headline: str = ""
     ranks: list[RankEvidence] = []
-    size: int = 0
+    size: Ranks = 0
     """How many ranks its world has, at most; 0: it has none."""
     dtype: str = ""
     """The dtype that it is about, if it is one."""
@@ -175,7 +177,7 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
     """The place of the waiver that was used."""
     property_based: bool = False
     """Whether it draws its examples from the run's seed; nobody has said so before version 3."""
-    finished: float = 0.0
+    finished: Moment = 0.0
     """Seconds since the epoch."""
     text: str = ""
     """What pytest showed of a failure that is not one of ranks."""
@@ -190,8 +192,8 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
 class RunEnd(msgspec.Struct, tag="end", tag_field="record"):
     """The last line of a run that came to its end."""
 
-    finished: float
-    exit_status: int
+    finished: Moment
+    exit_status: Status
     profile: str = ""
     """As in :class:`RunHeader`, where it is only known now which one fits; a reader puts it there."""
     profile_hash: str = ""
@@ -201,7 +203,7 @@ class RunEnd(msgspec.Struct, tag="end", tag_field="record"):
     """Stacks of which every test was collected."""
     partial: list[str] = []
     """Why others were not: a sentence each."""
-    counts: dict[str, int] = {}
+    counts: dict[str, Count] = {}
     """How many tests came to each verdict."""
     digest: str = ""
     """SHA-256 of the file up to here."""
@@ -283,8 +285,16 @@ def read(path: Path) -> Run:
     return parse(data, str(path))
 
 
-def parse(data: bytes, name: str) -> Run:
-    """As :func:`read`, of what is in the file; ``name``: what messages call it."""
+def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
+    """As :func:`read`, of what is in the file.
+
+    ``name``: what messages call it; ``allowance``: what may be read of it, for a file that comes from others.
+    """
+    allowance = allowance or Allowance()
+    try:
+        allowance.take_lines(data)
+    except Refused as e:
+        raise ResultsError(f"{name}: {e}") from None
     lines = data.split(b"\n")
     decoder = msgspec.json.Decoder(Record)
     header: RunHeader | None = None
@@ -296,8 +306,10 @@ def parse(data: bytes, name: str) -> Run:
         if not line.strip():
             continue
         try:
+            allowance.take_json(line)
             record = decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+            allowance.take_tests(len(record.tests) if isinstance(record, Collected) else isinstance(record, TestResult))
+        except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
             if number == len(lines) and header is not None:  # no newline after it: the writer was cut off here
                 torn = True
                 continue

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness import results
 from harness.results import ProfileText, ResultsError, Run, TestResult
+from harness.untrusted import Allowance, Refused, file_content
 from reports import levels
 from reports.model import (
     ORDER,
@@ -24,6 +26,8 @@ from reports.model import (
 )
 
 FILE = "results.jsonl"
+LARGEST = 1 << 30
+"""Bytes of a results file that is read; tests that all fail with everything that ranks can say come to a tenth."""
 MAY_DIFFER = ("variable CONCORD_", "memory")
 """What of the environment decides nothing."""
 
@@ -32,9 +36,21 @@ def load(path: Path) -> tuple[str, bytes]:
     """Name and content of a run: a results file, or the folder that has one.  Errors: :class:`ReportError`."""
     file = path / FILE if path.is_dir() else path
     try:
-        return (file.parent.name if file.name == FILE else file.stem) or file.name, file.read_bytes()
+        return (file.parent.name if file.name == FILE else file.stem) or file.name, file_content(file, LARGEST)
+    except Refused as e:
+        raise ReportError(f"{file}: {e}; a run is a {FILE}, or the folder that has it") from None
     except OSError as e:
         raise ReportError(f"{file}: {e.strerror}; a run is a {FILE}, or the folder that has it") from None
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A run that was read."""
+
+    name: str
+    digest: str
+    """SHA-256 of its results file."""
+    run: Run
 
 
 def build(files: Sequence[tuple[str, bytes]]) -> Report:
@@ -43,23 +59,29 @@ def build(files: Sequence[tuple[str, bytes]]) -> Report:
     They are put in the order in which they were begun.  Errors: :class:`ReportError` if there is none, one is given
     twice, or one can't be read.
     """
-    if not files:
-        raise ReportError("no run was given")
-    read = sorted((_parsed(name, data) for name, data in files), key=lambda each: (each[1].header.started, each[2]))
-    digests = [digest for _, _, digest in read]
-    if len(set(digests)) < len(digests):
-        raise ReportError("the same run was given twice")
-    return _report([(name, digest) for name, _, digest in read], [run for _, run, _ in read])
+    return made_of(ordered([parsed(name, data) for name, data in files]))
 
 
-def _parsed(name: str, data: bytes) -> tuple[str, Run, str]:
+def parsed(name: str, data: bytes, allowance: Allowance | None = None) -> Parsed:
+    """Read a run; ``allowance``: what may be read of it.  Errors: :class:`ReportError`."""
     try:
-        return name, results.parse(data, name), hashlib.sha256(data).hexdigest()
+        return Parsed(name, hashlib.sha256(data).hexdigest(), results.parse(data, name, allowance))
     except ResultsError as e:
         raise ReportError(str(e)) from None
 
 
-def _report(names: Sequence[tuple[str, str]], runs: Sequence[Run]) -> Report:
+def ordered(read: Sequence[Parsed]) -> list[Parsed]:
+    """Runs in the order in which they were begun.  Errors: :class:`ReportError` for none, or for one that is twice."""
+    if not read:
+        raise ReportError("no run was given")
+    if len({each.digest for each in read}) < len(read):
+        raise ReportError("the same run was given twice")
+    return sorted(read, key=lambda each: (each.run.header.started, each.digest))
+
+
+def made_of(read: Sequence[Parsed]) -> Report:
+    """The report of runs, in their order."""
+    names, runs = [(each.name, each.digest) for each in read], [each.run for each in read]
     tests = _tests(runs)
     requirements = _requirements(runs, tests)
     first = runs[0].header

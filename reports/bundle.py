@@ -7,29 +7,54 @@ Only ``runs/`` is raw.  Whatever else is in it is made of the runs, so that chec
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
-import stat
-import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from harness import results
-from reports.build import build
+from harness.results import Run, TestResult
+from harness.untrusted import TOML_SIZE, Allowance
+from reports.archive import LARGEST, packed, unpacked
+from reports.build import made_of, ordered, parsed
 from reports.model import Report, ReportError, encode
 from reports.page import page
 
 SCHEMA = "concord.bundle"
 VERSION = 1
 MANIFEST = "manifest.json"
-MOST_FILES = 1000
-LARGEST = 512 << 20
-"""Bytes of everything in a bundle, unpacked."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*(/[A-Za-z0-9][A-Za-z0-9_.+-]*)*")
-_EPOCH = (1980, 1, 1, 0, 0, 0)
+LARGEST_RUNS = 16 << 20
+"""Bytes of all runs in a bundle: 9 times two runs of all 2,341 tests, all of them passed."""
+MOST_RUNS = 20
+_MOST_TESTS = 20_000
+"""Of all runs together; two whole ones have 4,682."""
+_MOST_VALUES = 1_000_000
+_LONGEST_NAMES = 4 << 20
+"""Characters of tests' names, each counted once more for every requirement that it proves: a report and its page have
+it as often."""
+_MOST_PIECES = 60_000
+"""Tests, each once more for every requirement that it proves, and each of their ranks: pieces of a page."""
+_LONGEST_HEADERS = 1 << 20
+"""Bytes of what runs say of themselves, which a report has up to eight times."""
+_LONGEST_GLOBS = 256 << 10
+"""Characters of all globs of waivers; the largest profile in this repository has 32,639 characters."""
+_MOST_MATCHING = 100_000_000
+"""Characters of a test's name times those of globs, over all waived tests."""
+
+__all__ = [
+    "LARGEST",
+    "MANIFEST",
+    "Contents",
+    "Manifest",
+    "contents",
+    "made",
+    "manifest_of",
+    "packed",
+    "unpacked",
+    "write",
+]
 
 
 class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -43,15 +68,93 @@ class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Name to SHA-256."""
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What a bundle of some runs has, and what it is made of."""
+
+    files: dict[str, bytes]
+    """By name, without the manifest."""
+    report: Report
+    runs: tuple[Run, ...]
+    """In the order of their names."""
+
+
 def contents(files: Sequence[tuple[str, bytes]], concord: str) -> dict[str, bytes]:
     """What a bundle of some runs has, by name, without its manifest.  Errors: :class:`ReportError`."""
-    report = build(files)
+    return made(files).files
+
+
+def made(files: Sequence[tuple[str, bytes]]) -> Contents:
+    """Make everything that follows from some runs, each a name and the content of its results file.
+
+    Errors: :class:`ReportError` for runs of which no report can be made, and for more than a bundle may have.
+    """
+    _check_sizes(files)
+    allowance = bundle_allowance()
+    runs = ordered([parsed(name, data, allowance) for name, data in files])
+    _check_amounts([each.run for each in runs])
     by_digest = {hashlib.sha256(data).hexdigest(): data for _, data in files}
-    raw = [by_digest[run.sha256] for run in report.runs]
-    names = [f"runs/{number}.jsonl" for number in range(1, len(raw) + 1)]
-    report = build(list(zip(names, raw, strict=True)))
-    found = dict(zip(names, raw, strict=True))
-    runs = [results.parse(data, name) for name, data in found.items()]
+    names = [f"runs/{number}.jsonl" for number in range(1, len(runs) + 1)]
+    runs = [replace(each, name=name) for each, name in zip(runs, names, strict=True)]
+    report = made_of(runs)
+    found = {each.name: by_digest[each.digest] for each in runs}
+    return Contents(_all_files(found, report, [each.run for each in runs]), report, tuple(each.run for each in runs))
+
+
+def bundle_allowance() -> Allowance:
+    """What may be read of a bundle."""
+    return Allowance(values=_MOST_VALUES, lines=100_000, line=LARGEST_RUNS, tests=_MOST_TESTS)
+
+
+def _check_sizes(files: Sequence[tuple[str, bytes]]) -> None:
+    """Errors: :class:`ReportError` for more runs, or longer ones, than a bundle may have."""
+    if len(files) > MOST_RUNS:
+        raise ReportError(f"{len(files)} runs, and a bundle has at most {MOST_RUNS}")
+    total = sum(len(data) for _, data in files)
+    if total > LARGEST_RUNS:
+        raise ReportError(
+            f"the runs have {total >> 20} MiB, and in a bundle at most {LARGEST_RUNS >> 20}: bundle fewer of them, "
+            "or run what fails with less output"
+        )
+
+
+def _check_amounts(runs: Sequence[Run]) -> None:
+    """Errors: :class:`ReportError` for what would become much more in a report than it is in the runs."""
+    names = sum(len(t.nodeid) * (1 + len(t.requirements)) for run in runs for t in run.tests.values())
+    if names > _LONGEST_NAMES:
+        raise ReportError(f"names of tests, under each requirement, of more than {_LONGEST_NAMES >> 20} MiB")
+    if sum(_pieces(test) for run in runs for test in run.tests.values()) > _MOST_PIECES:
+        raise ReportError(f"more tests of requirements, and ranks of tests that failed, than {_MOST_PIECES:,}")
+    headers = sum(len(_encoded(run.header)) + len(_encoded(run.end)) for run in runs)
+    if headers > _LONGEST_HEADERS:
+        raise ReportError(f"arguments and environments of more than {_LONGEST_HEADERS >> 20} MiB")
+    texts = {text for run in runs if run.profile is not None for text in run.profile.texts.values()}
+    if sum(map(len, texts)) > TOML_SIZE or any(len(run.profile.texts) > MOST_RUNS for run in runs if run.profile):
+        raise ReportError(f"profiles of more than {TOML_SIZE >> 10} KiB, or of more than {MOST_RUNS} files")
+    globs = {glob for run in runs if run.profile is not None for waiver in run.profile.waivers for glob in waiver.tests}
+    if sum(map(len, globs)) > _LONGEST_GLOBS or sum(map(_matching, runs)) > _MOST_MATCHING:
+        raise ReportError("waivers with more globs than can be held against tests")
+
+
+def _pieces(test: TestResult) -> int:
+    collectives = sum(len(rank.collectives) for rank in test.ranks)
+    return (1 + len(test.requirements)) * (1 + len(test.ranks) + collectives // 20)
+
+
+def _matching(run: Run) -> int:
+    """Steps that it takes, at most, to hold each waived test against the globs of its waiver."""
+    waivers = run.profile.waivers if run.profile is not None else []
+    longest = {waiver.place: sum(map(len, waiver.tests)) for waiver in waivers}
+    return sum(len(t.nodeid) * longest.get(t.waiver, 0) for t in run.tests.values() if t.waiver)
+
+
+def _encoded(value: object) -> bytes:
+    return msgspec.json.encode(value) if value is not None else b""
+
+
+def _all_files(found: dict[str, bytes], report: Report, runs: Sequence[Run]) -> dict[str, bytes]:
+    """Runs, and everything that follows from them; ``found``: the raw results by name."""
+    names = list(found)
     found["report.json"] = encode(report)
     found["report.html"] = page(report).encode(errors="replace")
     found["environment.json"] = _json({n: run.header.environment for n, run in zip(names, runs, strict=True)})
@@ -76,81 +179,24 @@ def contents(files: Sequence[tuple[str, bytes]], concord: str) -> dict[str, byte
 
 def write(files: Sequence[tuple[str, bytes]], path: Path, concord: str) -> tuple[Report, str]:
     """Write a bundle; returns its report, and the SHA-256 of its manifest.  Errors: :class:`ReportError`."""
-    found = contents(files, concord)
+    everything = made(files)
+    found = everything.files
+    total = sum(map(len, found.values()))
+    if total > LARGEST:
+        raise ReportError(f"{total >> 20} MiB, and a bundle has at most {LARGEST >> 20}: bundle fewer runs")
     manifest = manifest_of(found, concord)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(packed({**found, MANIFEST: manifest}))
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}") from None
-    return msgspec.json.decode(found["report.json"], type=Report), hashlib.sha256(manifest).hexdigest()
+    return everything.report, hashlib.sha256(manifest).hexdigest()
 
 
 def manifest_of(found: Mapping[str, bytes], concord: str) -> bytes:
     """The manifest of some files."""
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(found.items())}
     return msgspec.json.format(msgspec.json.encode(Manifest(concord=concord, files=digests)), indent=1) + b"\n"
-
-
-def packed(found: Mapping[str, bytes]) -> bytes:
-    """Files as a zip, in the order of names, with nothing in it that depends on time or user."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, data in sorted(found.items()):
-            info = zipfile.ZipInfo(name, _EPOCH)
-            info.external_attr = (stat.S_IFREG | 0o644) << 16
-            info.create_system = 3
-            archive.writestr(info, data, zipfile.ZIP_DEFLATED, 9)
-    return stream.getvalue()
-
-
-def unpacked(path: Path) -> dict[str, bytes]:
-    """What is in a bundle, in memory; nothing is written anywhere.
-
-    Errors: :class:`ReportError` for what is no zip file, or one that no bundle can be: names that lead elsewhere or are
-    there twice, links, encryption, more than :data:`LARGEST` bytes.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-            _refuse(path, archive, entries)
-            return {entry.filename: _content(path, archive, entry) for entry in entries}
-    except OSError as e:
-        raise ReportError(f"{path}: {e.strerror or e}") from None
-    except ReportError:
-        raise
-    except Exception as e:  # zipfile raises a dozen kinds for damaged files
-        raise ReportError(f"{path}: not a zip file that can be read: {e}") from None
-
-
-def _refuse(path: Path, archive: zipfile.ZipFile, entries: Sequence[zipfile.ZipInfo]) -> None:
-    seen: set[str] = set()
-    if len(entries) > MOST_FILES:
-        raise ReportError(f"{path}: {len(entries)} files, and a bundle has at most {MOST_FILES}")
-    if archive.comment or (entries and min(entry.header_offset for entry in entries)):
-        raise ReportError(f"{path}: something is before or behind the zip file in it")
-    for entry in entries:
-        name = ascii(entry.filename)[1:-1]
-        if not _NAME.fullmatch(entry.filename) or ".." in entry.filename:
-            raise ReportError(f"{path}: a bundle has no file of the name {name[:200]!r}")
-        if entry.filename.lower() in seen:
-            raise ReportError(f"{path}: {name} is in it twice")
-        seen.add(entry.filename.lower())
-        if entry.is_dir() or stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
-            raise ReportError(f"{path}: {name} is no plain file")
-        if entry.flag_bits & 1 or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ReportError(f"{path}: {name} is encrypted, or packed in a way that a bundle is not")
-    total = sum(entry.file_size for entry in entries)
-    if total > LARGEST:
-        raise ReportError(f"{path}: {total >> 20} MiB unpacked, and a bundle has at most {LARGEST >> 20}")
-
-
-def _content(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    with archive.open(entry) as stream:
-        data = stream.read(entry.file_size + 1)
-    if len(data) != entry.file_size:
-        raise ReportError(f"{path}: {entry.filename} is not as long as the zip file says")
-    return data
 
 
 def _json(value: object) -> bytes:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from harness.results import VERDICTS, RankEvidence, Reproducer
+from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status, json_checked
+from harness.untrusted import Version as VersionNumber
 
 SCHEMA = "concord.report"
 VERSION = 1
@@ -32,21 +36,21 @@ class RunReport(msgspec.Struct, kw_only=True):
     name: str
     sha256: str
     """Of its results file."""
-    started: float
+    started: Moment
     """Seconds since the epoch."""
-    finished: float
+    finished: Moment
     """0 if it was cut off."""
     complete: bool
     seed: str
     seed_drawn: bool
-    exit_status: int | None
+    exit_status: Status | None
     arguments: list[str]
-    effort: float
+    effort: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
     faults: list[str]
     whole: list[str]
     """Stacks of which every test was collected."""
     partial: list[str]
-    counts: dict[str, int]
+    counts: dict[str, Count]
 
 
 class WaiverReport(msgspec.Struct, kw_only=True):
@@ -72,15 +76,15 @@ class TestReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     stack: str = ""
     requirements: list[str] = []
     world: str = ""
-    size: int = 0
+    size: Ranks = 0
     dtype: str = ""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """In the run that says the worst."""
     reason: str = ""
     headline: str = ""
     waiver: str = ""
     bare: str = ""
-    run: int = 0
+    run: Count = 0
     """From 0: the run that says the worst, and whose evidence this is."""
     ranks: list[RankEvidence] = []
     text: str = ""
@@ -96,7 +100,7 @@ class RequirementReport(msgspec.Struct, kw_only=True):
     level: str
     mandatory: bool
     verdict: str
-    counts: dict[str, int]
+    counts: dict[str, Count]
     """Of its tests, by verdict."""
     tests: list[str]
 
@@ -108,9 +112,9 @@ class LevelReport(msgspec.Struct, kw_only=True):
     stack: str
     conformant: bool
     why_not: list[str]
-    requirements: dict[str, int]
+    requirements: dict[str, Count]
     """How many of its requirements came to each verdict."""
-    tests: dict[str, int]
+    tests: dict[str, Count]
     """How many tests of its stack came to each verdict."""
 
 
@@ -120,18 +124,18 @@ class Cell(msgspec.Struct, kw_only=True):
     stack: str
     dtype: str
     """Empty: tests that are about several, or about none."""
-    size: int
+    size: Ranks
     """0: tests without a world."""
-    counts: dict[str, int]
+    counts: dict[str, Count]
 
 
 class Report(msgspec.Struct, kw_only=True):
     """A report, made of one or several runs on one backend."""
 
     schema: str = SCHEMA
-    version: int = VERSION
+    version: VersionNumber = VERSION
     concord: str
-    made: float
+    made: Moment
     """When the last of its runs ended: the same runs always make the same report."""
     profile: str
     profile_hash: str
@@ -147,7 +151,7 @@ class Report(msgspec.Struct, kw_only=True):
     problems: list[str]
     """What is wrong with the runs as a whole; no level is conformant then."""
     levels: list[LevelReport]
-    counts: dict[str, int]
+    counts: dict[str, Count]
     runs: list[RunReport]
     waivers: list[WaiverReport]
     requirements: list[RequirementReport]
@@ -170,22 +174,25 @@ def encode(report: Report) -> bytes:
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
-def decode(data: bytes, name: str) -> Report:
-    """Read a report; ``name``: what messages call it.  Errors: :class:`ReportError`."""
+def decode(data: bytes, name: str, allowance: Allowance | None = None) -> Report:
+    """Read a report.
+
+    ``name``: what messages call it; ``allowance``: what may be read of it.  Errors: :class:`ReportError`.
+    """
     try:
-        head = msgspec.json.decode(data, type=_Head)
+        head = msgspec.json.decode(json_checked(data, allowance), type=_Head)
         if head.schema != SCHEMA:
             raise ReportError(f"{name}: not a report of Concord")
         if head.version > VERSION:
             raise ReportError(f"{name}: version {head.version}, and this Concord reads up to {VERSION}; update it")
         return msgspec.json.decode(data, type=Report)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+    except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise ReportError(f"{name}: not a report of Concord: {e}") from None
 
 
 class _Head(msgspec.Struct):
     schema: str
-    version: int
+    version: VersionNumber
 
 
 def json_schema() -> bytes:

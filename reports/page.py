@@ -10,24 +10,58 @@ from urllib.parse import urlsplit
 import jinja2
 
 from harness.results import LEVELS
-from reports.model import ORDER, Cell, Report, RequirementReport, TestReport
+from reports.model import ORDER, Cell, Report, ReportError, RequirementReport, TestReport
 from reports.text import duration, moment, plural, shortened, visible
 
 LONGEST = 20_000
 """Characters of one rank's output, or of one stack, that the page has."""
+_SHORTER = 500
+"""How many it has where there is too much evidence for a page."""
+_LONGEST_REPRODUCER = 100_000
+_ESCAPED = "&<>\"'\x7f"
+"""Characters that a page has as up to five."""
+MOST = 32 << 20
+"""Characters of a page; one of two runs of all 2,341 tests, all of them passed, has 0.8 million."""
 EVERY_DTYPE = "several or none"
 _TEMPLATES = Path(__file__).parent / "templates"
 _SLOWEST = 12
 
 
 def page(report: Report) -> str:
-    """The page of a report.  Whatever is in it stays text."""
+    """The page of a report.  Whatever is in it stays text.
+
+    Where everything that ranks said would be more than :data:`MOST` characters, each of their texts is cut shorter.
+    Errors: :class:`ReportError` if that is not enough.
+    """
+    lengths = (LONGEST, _SHORTER) if evidence_length(report) <= MOST // 2 else (_SHORTER,)
+    for longest in lengths:
+        found = _rendered(report, longest)
+        if found is not None:
+            return found
+    raise ReportError(f"a page of this report would have more than {MOST >> 20} MiB")
+
+
+def evidence_length(report: Report) -> int:
+    """How many characters the texts of all tests come to on a page, about."""
+    return sum(max(1, len(test.requirements)) * _length(test) for test in report.tests)
+
+
+def _length(test: TestReport) -> int:
+    of_ranks = (text for k in test.ranks for text in (k.what, k.text, k.stack, k.output, *k.collectives))
+    of_file = (test.reproducer.text, test.reproducer.command) if test.reproducer is not None else ()
+    texts = (test.headline, test.reason, test.text, *of_file, *of_ranks)
+    shown = [text[-LONGEST:] for text in texts if text]
+    return sum(len(text) + 4 * sum(map(text.count, _ESCAPED)) for text in shown)
+
+
+def _rendered(report: Report, longest: int) -> str | None:
+    """The page, with texts cut to a length; None if it is too large."""
     tests = {test.nodeid: test for test in report.tests}
     slowest = sorted(report.tests, key=lambda test: (-test.seconds, test.nodeid))[:_SLOWEST]
-    return (
-        _environment()
+    pieces = (
+        _environment(longest)
         .get_template("report.html")
-        .render(
+        .generate(
             r=report,
             answer=answer(report),
             groups=groups(report, tests),
@@ -39,22 +73,32 @@ def page(report: Report) -> str:
             undeclared=report.counts.get("undeclared", 0),
         )
     )
+    found, length = [], 0
+    for piece in pieces:
+        found.append(piece)
+        length += len(piece)
+        if length > MOST:
+            return None
+    return "".join(found)
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _environment(longest: int) -> jinja2.Environment:
+    """How pages are written; ``longest``: characters of a text of ranks."""
+    most = _LONGEST_REPRODUCER + 1000 if longest == LONGEST else 10 * longest  # of anything that is written
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: visible(value) if type(value) is str else value,
+        finalize=lambda value: visible(shortened(value, most)) if type(value) is str else value,
     )
     environment.filters.update(
         moment=moment,
         duration=duration,
-        cut=lambda text, longest=LONGEST: shortened(text, longest),
+        cut=lambda text: shortened(text, longest),
+        cut_file=lambda text: shortened(text, _LONGEST_REPRODUCER),
         plural=plural,
         web=web,
         visible=visible,

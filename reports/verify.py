@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import datetime
 import fnmatch
+import functools
 import hashlib
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from harness import results
-from harness.results import BAD, UNSUPPORTED, VERDICTS, ResultsError, Run, TestResult, WaiverEntry
+from harness.results import BAD, UNSUPPORTED, VERDICTS, Run, TestResult, WaiverEntry
+from harness.untrusted import Refused, json_checked, toml
 from reports import bundle
 from reports.build import differences
 from reports.bundle import MANIFEST, Manifest
@@ -62,34 +63,33 @@ def verify(path: Path, concord: str, checkout: Checkout | None, now: float) -> C
     manifest = _manifest(path, found)
     digest = hashlib.sha256(found.pop(MANIFEST)).hexdigest()
     problems = list(_checksums(manifest, found))
-    raw = [(name, data) for name, data in found.items() if re.fullmatch(r"runs/[1-9]\d*\.jsonl", name)]
+    raw = [(name, data) for name, data in found.items() if re.fullmatch(r"runs/[1-9]\d{0,3}\.jsonl", name)]
     raw.sort(key=lambda pair: int(pair[0][5:-6]))
     if not raw:
         return Checked(None, (*problems, "runs/: there is no run in it"), manifest=digest)
     try:
-        again = bundle.contents(raw, manifest.concord)
-        runs = [results.parse(data, name) for name, data in raw]
-    except (ReportError, ResultsError) as e:
+        made = bundle.made(raw)
+    except ReportError as e:
         return Checked(None, (*problems, str(e)), manifest=digest)
+    again, runs = made.files, made.runs
     notes: list[str] = []
     problems += _derived(found, again, notes if manifest.concord != concord else None)
-    for (name, _), run in zip(raw, runs, strict=True):
+    for name, run in zip(again, runs, strict=False):  # the runs come first in what is made of them
         problems += (f"{name}: {problem}" for problem in run_problems(run, now))
     for what, values in differences(runs).items():
         problems.append(f"the runs differ in {what}: {' and '.join(value or 'none' for value in values)}")
     if len({tuple(sorted(run.tests)) for run in runs}) > 1 and all(run.end for run in runs):
         problems += _uneven(runs)
     problems += _suite(runs, checkout, notes)
-    report = decode(again["report.json"], "report.json")
-    return Checked(report, tuple(dict.fromkeys(problems)), tuple(notes), digest, tuple(runs))
+    return Checked(made.report, tuple(dict.fromkeys(problems)), tuple(notes), digest, runs)
 
 
 def _manifest(path: Path, found: Mapping[str, bytes]) -> Manifest:
     if MANIFEST not in found:
         raise ReportError(f"{path}: not a bundle of Concord: it has no {MANIFEST}")
     try:
-        manifest = msgspec.json.decode(found[MANIFEST], type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        manifest = msgspec.json.decode(json_checked(found[MANIFEST], bundle.bundle_allowance()), type=Manifest)
+    except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise ReportError(f"{path}: {MANIFEST}: {e}") from None
     if manifest.schema != bundle.SCHEMA:
         raise ReportError(f"{path}: not a bundle of Concord")
@@ -133,8 +133,11 @@ def _derived(found: Mapping[str, bytes], again: Mapping[str, bytes], notes: list
 
 
 def _report(claimed: bytes, again: bytes) -> Iterator[str]:
+    if len(claimed) > 2 * len(again):
+        yield f"report.json: has {len(claimed):,} bytes, and the runs make {len(again):,}"
+        return
     try:
-        old, new = decode(claimed, "report.json"), decode(again, "report.json")
+        old, new = (decode(data, "report.json", bundle.bundle_allowance()) for data in (claimed, again))
     except ReportError as e:
         yield str(e)
         return
@@ -265,8 +268,8 @@ def _profile(run: Run) -> Iterator[str]:
         yield f"it went by the profile {header.profile!r}, and the text is that of {profile.name!r}"
     try:
         written = {_key(table, kind) for kind, table in _waivers_in(profile.texts.values())}
-    except (tomllib.TOMLDecodeError, RecursionError, TypeError, AttributeError) as e:
-        yield f"its profile is not TOML: {e}"
+    except Refused as e:
+        yield f"its profile, line {e.line}: {e}"
         return
     entries = {entry.place: entry for entry in profile.waivers}
     for entry in profile.waivers:
@@ -281,16 +284,22 @@ def _profile(run: Run) -> Iterator[str]:
 
 def _waivers_in(texts: Iterable[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for text in texts:
-        document = tomllib.loads(text.replace("\r\n", "\n"))
-        for kind in ("waiver", "intermittent"):
-            yield from ((kind, table) for table in document.get(kind, []))
+        yield from _tables(text)
+
+
+@functools.lru_cache(bundle.MOST_RUNS)
+def _tables(text: str) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    """The waivers of a profile's text, which all runs of a bundle have.  Errors: :class:`Refused`."""
+    document = toml(text.replace("\r\n", "\n"))
+    lists = ((kind, document.get(kind, [])) for kind in ("waiver", "intermittent"))
+    return tuple((kind, t) for kind, tables in lists if isinstance(tables, list) for t in tables if isinstance(t, dict))
 
 
 def _key(table: Mapping[str, Any], kind: str) -> tuple[bool, tuple[str, ...], str, str, str]:
-    tests = tuple(map(str, table.get("tests", ())))
+    tests = table.get("tests", ())
     return (
         kind == "intermittent",
-        tests,
+        tuple(map(str, tests)) if isinstance(tests, list) else (str(tests),),
         str(table.get("reason")),
         str(table.get("link")),
         str(table.get("expires")),
@@ -300,8 +309,7 @@ def _key(table: Mapping[str, Any], kind: str) -> tuple[bool, tuple[str, ...], st
 def _uncovered(test: TestResult, entry: WaiverEntry | None, day: str) -> str:
     if entry is None:
         return f"waived by {test.waiver}, and the profile has no such waiver"
-    globs = (re.compile(fnmatch.translate(glob.replace("[", "[[]"))) for glob in entry.tests)
-    if not any(glob.match(test.nodeid) for glob in globs):
+    if not _about(entry, test.nodeid):
         return f"waived by {entry.place}, which is not about it"
     if test.bare not in entry.verdicts:
         return f"waived by {entry.place}, which does not cover {test.bare}"
@@ -310,6 +318,15 @@ def _uncovered(test: TestResult, entry: WaiverEntry | None, day: str) -> str:
     if day > entry.expires:
         return f"waived by {entry.place}, which had expired on {entry.expires}"
     return ""
+
+
+def _about(entry: WaiverEntry, nodeid: str) -> bool:
+    return any(_glob(glob).match(nodeid) for glob in entry.tests)
+
+
+@functools.lru_cache(100_000)
+def _glob(glob: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(glob.replace("[", "[[]")))
 
 
 def _uneven(runs: Sequence[Run]) -> Iterator[str]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tomllib
 from pathlib import Path
 
 import msgspec
 
 from harness.results import append
+from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, file_content, json_checked, toml
+from harness.untrusted import Version as VersionNumber
 
 VERSION = 1
+
+LARGEST = 256 << 20
+"""Bytes of what ``--save`` writes; an audit of all suites comes to 2 MiB."""
 
 KILLED, SURVIVED, TIMED_OUT, NOT_REACHED, FAILED = "killed", "survived", "timed out", "not reached", "not injected"
 """What can become of a defect.  ``not reached``: no test executes the lines; ``not injected``: it can't be put in."""
@@ -35,7 +39,7 @@ class Healthy(msgspec.Struct, tag="healthy", tag_field="record", kw_only=True, o
 
     test: str
     verdict: str
-    seconds: float
+    seconds: Seconds
     headline: str = ""
     about: str = ""
     """What the test requires and does, in words."""
@@ -48,15 +52,15 @@ class Result(msgspec.Struct, tag="result", tag_field="record", kw_only=True, omi
 
     defect: Defect
     state: str
-    seconds: float
-    tests: int = 0
+    seconds: Seconds
+    tests: Count = 0
     """How many were run."""
     test: str = ""
     """That noticed."""
     verdict: str = ""
     headline: str = ""
     requirements: list[str] = []
-    ranks: list[int] = []
+    ranks: list[Ranks] = []
     equivalent: str = ""
     """Why nobody could notice it, where the list of equivalent mutants says so."""
 
@@ -64,8 +68,8 @@ class Result(msgspec.Struct, tag="result", tag_field="record", kw_only=True, omi
 class Begun(msgspec.Struct, tag="audit", tag_field="record", kw_only=True):
     """The first line of a journal."""
 
-    version: int = VERSION
-    started: float
+    version: VersionNumber = VERSION
+    started: Moment
     digest: str
     environment: dict[str, str]
 
@@ -77,9 +81,9 @@ class Summary(msgspec.Struct, kw_only=True):
     """A whole audit: what ``--save`` writes and ``--compare`` reads."""
 
     schema: str = "concord.audit"
-    version: int = VERSION
-    started: float
-    seconds: float
+    version: VersionNumber = VERSION
+    started: Moment
+    seconds: Seconds
     arguments: list[str]
     environment: dict[str, str]
     digest: str
@@ -110,10 +114,12 @@ class Journal:
             os.ftruncate(self._fd, len(whole))
         decoder = msgspec.json.Decoder(Record)
         records: list[Record] = []
+        allowance = Allowance(values=100_000_000)  # steps of all tests, from line to line
         for number, line in enumerate(whole.split(b"\n")[:-1], 1):
             try:
+                allowance.take_json(line)
                 records.append(decoder.decode(line))
-            except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+            except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
                 raise AuditError(f"{self.path}, line {number}: {e}; move the file away to begin anew") from e
         return records
 
@@ -127,10 +133,10 @@ class Journal:
 def load(path: Path) -> Summary:
     """Read what ``--save`` wrote.  Errors: AuditError."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Summary)
+        found = msgspec.json.decode(json_checked(file_content(path, LARGEST)), type=Summary)
     except OSError as e:
         raise AuditError(f"{path}: {e.strerror}") from e
-    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+    except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise AuditError(f"{path}: not a file of `concord audit --save`: {e}") from e
     if found.version > VERSION:
         raise AuditError(f"{path}: version {found.version}, and this Concord reads up to {VERSION}; update it")
@@ -154,10 +160,12 @@ def shortened(summary: Summary) -> Summary:
 def equivalents(path: Path) -> dict[str, str]:
     """Mutants that nobody could notice, and why.  Errors: AuditError."""
     try:
-        rows = tomllib.loads(path.read_text()).get("equivalent", [])
+        rows = toml(path.read_text()).get("equivalent", [])
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except Refused as e:
+        raise AuditError(f"{path}:{e.line}: {e}") from e
+    except UnicodeDecodeError as e:
         raise AuditError(f"{path}: {e}") from e
     found: dict[str, str] = {}
     for number, row in enumerate(rows, 1):

@@ -11,6 +11,13 @@ from typing import Any
 import msgspec
 
 from harness.bench.records import SCHEMA, VERSION, Fingerprint, Measurement, Night, Series
+from harness.untrusted import LATEST, Allowance, Refused, file_content, json_checked
+
+LARGEST = 256 << 20
+"""Bytes of a file; a night of all benchmarks comes to some megabytes."""
+MOST_VALUES = 20_000_000
+_LARGEST_FIGURE = 1e18
+_MOST_RANKS = 1_000_000
 
 
 class BadNight(ValueError):
@@ -81,9 +88,11 @@ def dumps(night: Night) -> bytes:
 def load(file: Path) -> Night:
     """The night in a file of Concord's or of pytest-benchmark's.  Errors: BadNight."""
     try:
-        data = file.read_bytes()
+        data = file_content(file, LARGEST)
     except OSError as e:
         raise BadNight(f"{file}: {e.strerror or e}") from e
+    except Refused as e:
+        raise BadNight(f"{file}: {e}") from None
     return loads(data, str(file))
 
 
@@ -97,18 +106,21 @@ def loads(data: bytes, where: str) -> Night:
         check(night)
     except BadNight as e:
         raise e if str(e).startswith(where) else BadNight(f"{where}: {e}") from e
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+    except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise BadNight(f"{where}: damaged, or no night: {e}") from e
     return night
 
 
 def _own(data: bytes, where: str) -> Night:
+    allowance = Allowance(values=MOST_VALUES)
+    allowance.take_lines(data)
     lines = [(number, text) for number, text in enumerate(data.split(b"\n"), 1) if text.strip()]
     night: Night | None = None
     for number, text in lines:
         try:
+            allowance.take_json(text)
             record = _LINE.decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
             if number == lines[-1][0] and night is not None and not data.endswith(b"\n"):  # the writer was cut off here
                 break
             raise BadNight(f"{where}, line {number}: damaged: {e}") from e
@@ -131,7 +143,7 @@ def _own(data: bytes, where: str) -> Night:
 
 
 def _of_others(data: bytes, where: str) -> Night:
-    if not bytes(msgspec.json.decode(data, type=_Header).benchmarks):
+    if not bytes(msgspec.json.decode(json_checked(data, Allowance(values=MOST_VALUES)), type=_Header).benchmarks):
         raise BadNight(
             f"{where}: neither a night of Concord's nor JSON of pytest-benchmark's (no benchmarks): give a perf.jsonl, "
             "or what --benchmark-json wrote"
@@ -143,7 +155,7 @@ def check(night: Night) -> None:
     """Errors: BadNight if a night contradicts itself: no name, no time, a series twice, figures that cannot be."""
     if not night.id:
         raise BadNight("the night has no id")
-    if not (math.isfinite(night.started) and night.started > 0):
+    if not 0 < night.started <= LATEST:
         raise BadNight(f"the night started at {night.started}, which is no time")
     seen = set()
     for one in night.measurements:
@@ -156,8 +168,12 @@ def check(night: Night) -> None:
         if not one.refused and not one.iterations():
             raise BadNight(f"{name}: no samples, and not refused")
         least = 0.0 if one.series.metric not in ("collectives", "bytes") else -math.inf
-        if not all(math.isfinite(figure) and figure >= least for figure in one.iterations()):
+        if not all(least <= figure <= _LARGEST_FIGURE for figure in one.iterations()):
             raise BadNight(f"{name}: a figure that is negative, or not finite")
+        if not (0 <= one.series.bytes <= _LARGEST_FIGURE and 0 <= one.series.world <= _MOST_RANKS):
+            raise BadNight(f"{name}: a size of message or world that there is not")
+        if not (0 <= one.started <= LATEST and 0 <= one.first <= _LARGEST_FIGURE):
+            raise BadNight(f"{name}: a time that is none")
 
 
 def of_pytest_benchmark(report: _Report) -> Night:
@@ -176,7 +192,7 @@ def of_pytest_benchmark(report: _Report) -> Night:
         measurements.append(Measurement(series=series, samples=[[[figure] for figure in one.stats.data]]))
     try:
         started = datetime.fromisoformat(report.datetime).timestamp()
-    except ValueError as e:
+    except (ValueError, OverflowError) as e:
         raise BadNight(f"datetime: {e}") from e
     machine, cpu = report.machine_info, report.machine_info.get("cpu")
     cpu = cpu if isinstance(cpu, dict) else {}

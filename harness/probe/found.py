@@ -9,6 +9,7 @@ import msgspec
 
 from harness.profiles import Claims, Platform, Profile
 from harness.profiles.vocabulary import FEATURES
+from harness.untrusted import Refused, json_checked
 
 FORMAT = "concord.probe/1"
 
@@ -120,8 +121,9 @@ def encoded(found: Found, difference: Difference | None) -> str:
 def decoded(text: str | bytes) -> Found:
     """What :func:`encoded` has written.  Errors: ValueError that says what is wrong where."""
     try:
-        found = msgspec.json.decode(text, type=Found)
-    except msgspec.DecodeError as e:
+        data = text.encode() if isinstance(text, str) else text
+        found = msgspec.json.decode(json_checked(data), type=Found)
+    except (Refused, msgspec.MsgspecError, UnicodeError, RecursionError) as e:
         raise ValueError(f"this is no probe's outcome: {e}") from e
     if found.format != FORMAT:
         raise ValueError(f"the format {found.format!r}; this Concord reads {FORMAT!r}")

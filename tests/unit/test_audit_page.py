@@ -159,7 +159,7 @@ def test_journal(tmp_path: Path) -> None:
     [
         ("[[equivalent]]\nmutants = ['a']\nwhy = ''\n", "entry 1"),
         ("[[equivalent]]\nmutant = 'a'\nwhy = 'it is'\n", "entry 1"),
-        ("[[equivalent", "equivalent.toml: Expected"),
+        ("[[equivalent", "equivalent.toml:1: not TOML: Expected"),
     ],
 )
 def test_bad_equivalents(tmp_path: Path, text: str, says: str) -> None:
