@@ -78,7 +78,11 @@ class Facts:
     def environment(self) -> dict[str, str]:
         """What this process has found out by running tests (:func:`harness.provenance.devices_and_libraries`)."""
         profile = self._profiles.settled
-        return provenance.devices_and_libraries(profile.imports if profile is not None else ())
+        found = provenance.devices_and_libraries(profile.imports if profile is not None else ())
+        slots: Any = self._config.pluginmanager.get_plugin("concord-slots")
+        if slots.troubles:  # sessions of this user that don't meet could lease a device twice
+            found["leases not kept in"] = "; ".join(slots.troubles)
+        return found
 
 
 def requirements_of(item: pytest.Item) -> list[RequirementText]:
