@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from harness.leases.records import Holder, Waiter
 
 SUMMED_UP = 5.0
-"""Seconds of waiting in a session, from which on the summary says so."""
+"""Seconds of waiting in a session, from which on the summary says so; it always does if it was shown before."""
 _LOOK = 0.5  # seconds between two looks at who waits
 _HAS_WORLD = re.compile(r"[\[-](\d+ranks?|worlds)[\]-]")  # in the name of every test that has one
 
+_INPUT = "concord_session"
 _WAITED = pytest.StashKey[tuple[float, list[str]]]()
 
 
@@ -38,11 +39,12 @@ class Slots:
         self.config = config
         worker: dict[str, Any] | None = getattr(config, "workerinput", None)
         self._is_worker = worker is not None
-        self._session = str(worker["testrunuid"]) if worker is not None else uuid.uuid4().hex
+        self._session = str(worker[_INPUT]) if worker is not None else uuid.uuid4().hex
         self._timer = _Timer(config)
         config.pluginmanager.register(self._timer, "concord-timer")
         self._live = None if self._is_worker else Live(config, self._news, _LOOK, "concord-slots")
-        self._told = float("-inf")
+        self._told = 0.0
+        """When the wait of a test was last shown (monotonic seconds); 0: not yet."""
         self._returns = False
         self._waited = 0.0
         self._waited_for: dict[str, None] = {}
@@ -64,6 +66,10 @@ class Slots:
                 survey()
             except DeviceError as e:
                 raise pytest.UsageError(str(e)) from None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[_INPUT] = self._session
 
     # leases
 
@@ -163,7 +169,7 @@ class Slots:
         """The line about tests of this session that wait for devices that others hold; "" if there is nothing new."""
         from harness.leases.telling import AGAIN, SOON, sentence
 
-        if time.monotonic() - self._told < AGAIN:
+        if self._told and time.monotonic() - self._told < AGAIN:
             return ""
         now = time.time()
         ours, holders = self._waits(now - SOON)
@@ -196,7 +202,7 @@ class Slots:
         if not self._said_in_header:
             for trouble in self.troubles:
                 terminalreporter.write_line(f"concord: leases on devices are not kept in {trouble}")
-        if self._waited >= SUMMED_UP:
+        if self._waited >= SUMMED_UP or (self._waited and self._told > 0):
             holders = ", ".join(self._waited_for) or "others"
             terminalreporter.write_line(f"concord: waited {self._waited:.0f} s for devices held by {holders}")
 

@@ -74,7 +74,7 @@ TESTS = """
 
 
 def let_go(session: Running, folder: Folder) -> Session:
-    """Let a session wait until it has said so, twice in a row, then let it go on."""
+    """Let a session wait until it has said so, then let it go on, and wait no more."""
     session.until("waiting for")
     session.until("\n")
     (folder.path / "go-on").touch()
@@ -115,13 +115,10 @@ def test_wait_is_not_the_test_s_time(waited: tuple[str, Session]) -> None:
 def test_wait_is_shown(waited: tuple[str, Session]) -> None:
     """One line says for what a test waits, and who holds it: program, folder, process, test, since when."""
     method, session = waited
-    session.lines.fnmatch_lines(
-        [
-            f"concord: waiting for {CORES} of {CORES} slots, [23456789] s so far "
-            "(test_it.py::test_waits_for_longer_than_its_timeout[[]1rank]); "
-            f"held by lease_holder.py in {session.folder} (pid *: {CORES} for * s, a test)"
-        ]
-    )
+    test = "test_it.py::test_waits_for_longer_than_its_timeout[[]1rank]"
+    waits = f"waiting for {CORES} of {CORES} slots, ? s so far ({test})"
+    holds = f"lease_holder.py in {session.folder} (pid *: {CORES} for * s, a test)"
+    session.lines.fnmatch_lines([f"concord: {waits}; held by {holds}"])
     assert session.out.count("concord: waiting for") == 1
     if method == "signal":
         session.lines.fnmatch_lines(["concord: waited * s for devices held by lease_holder.py in *"])
@@ -145,13 +142,15 @@ def test_workers(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        session = folder.start("-n", "2", "--concord-results", "out", terminal=True)
-        session = let_go(session, folder)
+        try:
+            session = let_go(folder.start("-n", "2", "--concord-results", "out", terminal=True), folder)
+        finally:
+            holder.kill()
     assert session.counts == {"passed": 4}
     assert session.out.count("concord: waiting for") == 1
     assert "held by lease_holder.py in " in session.out
     session.lines.fnmatch_lines(["concord: waited * s for devices held by lease_holder.py in *"])
-    assert sum(test.waited >= 2 for test in session.results.tests.values()) == 2
+    assert max(test.waited for test in session.results.tests.values()) >= 2
 
 
 PLACES = """
