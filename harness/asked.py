@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from harness import entry_points
 from harness.profiles import Mistake, Profile, ProfileError
 from harness.profiles.shelf import OURS, Shelf
@@ -76,11 +78,16 @@ def devices_for(inventory: Inventory, ranks: int, ranks_per_device: int = 1) -> 
 
     Errors: typer.Exit if there are not as many.
     """
-    from harness.devices import DeviceError, Leases, dealt
+    from harness.devices import DeviceError, dealt
+    from harness.leases import Leases
+    from harness.leases.telling import Teller
 
     try:
-        lease = Leases(inventory).hold(inventory.demand(ranks, ranks_per_device))
-        with lease as leased:
+        leases = Leases(inventory)
+        for place in leases.refused:
+            typer.echo(f"leases on devices are not kept in {place}", err=True)
+        tell = Teller(lambda line: typer.echo(line, err=True))
+        with leases.hold(inventory.demand(ranks, ranks_per_device), waiting=tell) as leased:
             yield () if inventory.on_host else dealt(leased, ranks, ranks_per_device, whole=False)
     except DeviceError as e:
         raise bad(str(e)) from e

@@ -1,29 +1,13 @@
-"""What accelerators there are, and leases on them across processes.
-
-pytest-xdist hands tests to workers without knowing what a test needs, so workers take the devices of a test from a
-place that they all share: one lock file per device, in a directory of this user's.  A lease is all of a test's
-devices or none (nobody holds some and waits for more), whoever waits stands in one queue (so a large world is not
-overtaken for ever by small ones), and the kernel drops a lease with the process that held it.
-"""
+"""What accelerators there are, and which of them a world takes; :mod:`harness.leases` keeps others off them."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
-import stat
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import quote
-
-from filelock import FileLock, Timeout
 
 from harness.entry_points import said
-
-_POLL = 0.01
 
 
 class DeviceError(RuntimeError):
@@ -134,24 +118,6 @@ def backend_for(kind: str) -> str:
     return dist.Backend.default_device_backend_map.get(kind) or dist.get_default_backend_for_device(kind)
 
 
-def lease_directory() -> Path:
-    """Where this user's leases are; made, with access for nobody else, if it is not there.
-
-    Errors: :class:`DeviceError` if something is there that is not ours.
-    """
-    path = Path(tempfile.gettempdir()) / f"concord-leases-{os.getuid()}"
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-    except FileExistsError:
-        pass  # something that is no directory: refused below
-    except OSError as e:
-        raise DeviceError(f"{path}, where leases on devices are kept, can't be made: {e.strerror}") from e
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise DeviceError(f"{path} must be a directory of this user's that nobody else can write to; remove it")
-    return path
-
-
 def dealt(leased: Sequence[str], ranks: int, ranks_per_device: int, *, whole: bool) -> tuple[str, ...]:
     """The device of each rank, out of those that were leased.
 
@@ -159,85 +125,6 @@ def dealt(leased: Sequence[str], ranks: int, ranks_per_device: int, *, whole: bo
     them; elsewhere ranks that share a device are neighbours, so that as few devices as possible are taken.
     """
     return tuple(leased[i % len(leased) if whole else i // ranks_per_device] for i in range(ranks))
-
-
-class Leases:
-    """Leases on the devices of an inventory, shared by all processes of this user on this machine."""
-
-    def __init__(self, of: Inventory, directory: Path | None = None) -> None:
-        self.inventory = of
-        self._directory = directory or lease_directory()
-
-    @contextlib.contextmanager
-    def hold(
-        self, count: int, timeout: float | None = None, waiting: Callable[[], None] = lambda: None
-    ) -> Iterator[tuple[str, ...]]:
-        """Hold ``count`` devices; yields their names in this process's numbering.
-
-        Waits for as long as others hold them, at most ``timeout`` seconds; ``waiting`` is called once if it has to.
-        Errors: :class:`DeviceError` if there are not as many, or the time is over.
-        """
-        if not 1 <= count <= len(self.inventory.devices):
-            have = len(self.inventory.devices)
-            raise DeviceError(f"{count} devices of kind {self.inventory.kind} asked for; there are {have}")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        held = self._take(count, deadline, waiting)
-        try:
-            yield tuple(self.inventory.devices[i] for i, _ in held)
-        finally:
-            for _, lock in held:
-                lock.release()
-
-    def _take(self, count: int, deadline: float | None, waiting: Callable[[], None]) -> list[tuple[int, FileLock]]:
-        turnstile = FileLock(self._directory / f"{self.inventory.kind}.queue")
-        left = -1 if deadline is None else max(0.0, deadline - time.monotonic())
-        try:
-            turnstile.acquire(timeout=0)
-        except Timeout:
-            waiting()
-            waiting = _nothing
-            try:
-                turnstile.acquire(timeout=left, poll_interval=_POLL)
-            except Timeout:
-                raise DeviceError(self._too_late(count)) from None
-        try:
-            while True:
-                held = self._free(count)
-                if len(held) == count:
-                    return held
-                for _, lock in held:
-                    lock.release()
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise DeviceError(self._too_late(count))
-                waiting()
-                waiting = _nothing
-                time.sleep(_POLL)
-        finally:
-            turnstile.release()
-
-    def _too_late(self, count: int) -> str:
-        return f"{count} devices of kind {self.inventory.kind} did not become free in time; others hold them"
-
-    def _free(self, most: int) -> list[tuple[int, FileLock]]:
-        held: list[tuple[int, FileLock]] = []
-        for i, key in enumerate(self.inventory.keys):
-            if len(held) == most:
-                break
-            lock = FileLock(self._directory / f"{_file_name(key)}.lock")
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                continue
-            held.append((i, lock))
-        return held
-
-
-def _nothing() -> None:
-    return None
-
-
-def _file_name(key: str) -> str:
-    return quote(key, safe="")
 
 
 def largest_first(sizes: Sequence[int]) -> list[int]:

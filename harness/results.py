@@ -164,6 +164,9 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
     requirements: list[str] = []
     world: str = ""
     seconds: Seconds = 0.0
+    """How long it took, without what it waited for devices."""
+    waited: Seconds = 0.0
+    """Seconds for which it waited for devices that other tests and sessions held."""
     reason: str = ""
     headline: str = ""
     ranks: list[RankEvidence] = []

@@ -16,6 +16,7 @@ from harness.plugin import (
     perf,
     profiles,
     seeds,
+    slots,
     summary,
     thorough,
     waivers,
@@ -56,7 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
     brought.add_suites(config)
     found = profiles.Profiles(config)
     config.pluginmanager.register(found, "concord-profiles")
-    config.pluginmanager.register(worlds.Worlds(config, found), "concord-worlds")
+    leasing = slots.Slots(config)
+    config.pluginmanager.register(leasing, "concord-slots")
+    config.pluginmanager.register(worlds.Worlds(config, found, leasing), "concord-worlds")
     config.pluginmanager.register(waivers.Waivers(config, found), "concord-waivers")
     config.pluginmanager.register(perf.Nights(config, found), "concord-nights")
     thorough.register(config)

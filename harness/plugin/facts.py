@@ -80,7 +80,12 @@ class Facts:
         profile = self._profiles.settled
         found = provenance.devices_and_libraries(profile.imports if profile is not None else ())
         networks = plugin_of(self._config).networks
-        return {**found, "rank network": networks} if networks else found
+        if networks:
+            found["rank network"] = networks
+        slots: Any = self._config.pluginmanager.get_plugin("concord-slots")
+        if slots.troubles:  # sessions of this user that don't meet could lease a device twice
+            found["leases not kept in"] = "; ".join(slots.troubles)
+        return found
 
 
 def requirements_of(item: pytest.Item) -> list[RequirementText]:

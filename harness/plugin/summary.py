@@ -75,6 +75,8 @@ class Told:
     properties: dict[str, str] = field(default_factory=dict)
     """What the plug-in noted."""
     seconds: float = 0.0
+    waited: float = 0.0
+    """Seconds for which it waited for devices, which are none of ``seconds``."""
     reason: str = ""
     """Why it was skipped, or is expected to fail."""
     message: str = ""
@@ -92,6 +94,7 @@ class Told:
         """Listen to the report of one more phase."""
         self.outcomes[str(report.when)] = report.outcome
         self.seconds += getattr(report, "duration", 0.0)
+        self.waited += getattr(report, "concord_waited", 0.0)
         self.ranks = getattr(report, "concord_ranks", self.ranks)
         self.facts = getattr(report, "concord_facts", self.facts)
         self.reproducer = getattr(report, "concord_reproducer", self.reproducer)
@@ -206,6 +209,7 @@ class Summary:
             requirements=[r for r in properties.get("requirements", "").split(",") if r],
             world=properties.get("world", ""),
             seconds=round(told.seconds, 4),
+            waited=round(told.waited, 4),
             reason=told.reason,
             headline=told.headline.split("\n")[0] if failed else "",
             ranks=[RankEvidence(**r) for r in told.ranks] if failed else [],

@@ -12,8 +12,6 @@ import hashlib
 import importlib.metadata
 import os
 import secrets
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +22,7 @@ import pytest
 
 from harness.effort import EXAMPLES, STATE, Effort, EffortError, effort, shown
 from harness.journal import Anew, Begun, Done, Example, Journal, JournalError, Plan, Progress, Round, Session, key_of
+from harness.plugin.live import Live
 
 ROUND = 100
 """Examples from one seed."""
@@ -391,59 +390,25 @@ class _Ticker:
     """Shows every so often how far properties are, whatever else the process does: it reads the journal."""
 
     def __init__(self, kept: Journal, asked: Effort, config: pytest.Config) -> None:
-        self._journal, self._asked, self._config = kept, asked, config
-        self._column = 0
-        # The tests' output is captured at its descriptor; pytest's own goes here.
-        self._out = os.dup(sys.stdout.fileno()) if _has_descriptor() else -1
-        self._every = min(60.0, max(1.0, asked.budget / 60)) if asked.budget else 30.0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._show, name="concord-progress", daemon=True)
+        self._journal, self._asked = kept, asked
+        self._seen: dict[str, tuple[int, int]] = {}
+        every = min(60.0, max(1.0, asked.budget / 60)) if asked.budget else 30.0
+        live = Live(config, self._news, every, "concord-progress")
+        self.start, self.stop = live.start, live.stop
 
-    def start(self) -> None:
-        """Begin."""
-        if self._out >= 0:
-            self._thread.start()
-
-    def stop(self) -> None:
-        """End."""
-        if self._out >= 0:
-            self._ended.set()
-            if self._thread.is_alive():
-                self._thread.join()
-            os.close(self._out)
-            self._out = -1
-
-    def _show(self) -> None:
-        seen: dict[str, tuple[int, int]] = {}
-        while not self._ended.wait(self._every):
-            try:
-                tally = self._journal.read()
-                lines = []
-                for key, p in tally.properties.items():
-                    counts = p.passed, p.given_up
-                    if p.outcome or counts == seen.get(key, (0, 0)):
-                        continue
-                    seen[key] = counts
-                    lines.append(f"concord: {line_of(p, timed=bool(self._asked.budget))}")
-                if lines:
-                    done = f"; {tally.done} of {len(tally.properties)} properties done\n"
-                    os.write(self._out, (self._break() + "\n".join(lines) + done).encode(errors="replace"))
-            except (JournalError, OSError):
-                continue  # whoever runs tests meets it, too, and says so
-
-    def _break(self) -> str:
-        """A line's end where pytest has written something since the last time."""
-        reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
-        writer = getattr(reporter, "_tw", None)
-        before, self._column = self._column, getattr(writer, "width_of_current_line", 0)
-        return "\n" if self._column and self._column != before else ""
-
-
-def _has_descriptor() -> bool:
-    try:
-        return sys.stdout.fileno() >= 0
-    except (AttributeError, OSError, ValueError):
-        return False
+    def _news(self) -> str:
+        try:
+            tally = self._journal.read()
+        except JournalError:
+            return ""  # whoever runs tests meets it, too, and says so
+        lines = []
+        for key, p in tally.properties.items():
+            counts = p.passed, p.given_up
+            if p.outcome or counts == self._seen.get(key, (0, 0)):
+                continue
+            self._seen[key] = counts
+            lines.append(f"concord: {line_of(p, timed=bool(self._asked.budget))}")
+        return "\n".join(lines) + f"; {tally.done} of {len(tally.properties)} properties done\n" if lines else ""
 
 
 def count_of(item: pytest.Item) -> int:

@@ -16,6 +16,7 @@ from harness.plugin import numprocesses, options, perf, thorough
 from harness.plugin.claims import needs_of
 from harness.plugin.marks import MEASURED, WorldRequest, read_marks
 from harness.plugin.profiles import Profiles
+from harness.plugin.slots import Slots
 from harness.profiles.obeyed import Obeyed, obeying
 from harness.profiles.obeyed import of as obeyed_of
 from harness.results import stack_of
@@ -102,9 +103,10 @@ def plugin_of(config: pytest.Config) -> Worlds:
 class Worlds:
     """What the plug-in knows of worlds in one pytest process."""
 
-    def __init__(self, config: pytest.Config, profiles: Profiles) -> None:
+    def __init__(self, config: pytest.Config, profiles: Profiles, slots: Slots) -> None:
         self.config = config
         self.profiles = profiles
+        self.slots = slots
         self._pool: Pool | None = None
         self._inventories: dict[str | None, Inventory] = {}
         self.first: tuple[tuple[str, str], ...] = tuple(
@@ -233,7 +235,7 @@ class Worlds:
     @contextlib.contextmanager
     def leased(self, item: pytest.Item, asked: WorldRequest) -> Iterator[tuple[WorldSpec, tuple[str, ...]]]:
         """What world a test means, and its devices, leased for as long."""
-        from harness.devices import DeviceError, Leases, dealt
+        from harness.devices import DeviceError, dealt
 
         try:
             spec, inventory = self.spec_of(asked)
@@ -247,7 +249,7 @@ class Worlds:
             pytest.skip(f"unsupported: {why}")
         per_device = self.ranks_per_device(spec)
         count = len(inventory.devices) if spec.exclusive else inventory.demand(spec.size, per_device)
-        with Leases(inventory).hold(count) as leased, obeying(obeyed):
+        with self.slots.leased(item, inventory, count) as leased, obeying(obeyed):
             yield spec, () if inventory.on_host else dealt(leased, spec.size, per_device, whole=spec.exclusive)
 
     @contextlib.contextmanager

@@ -96,10 +96,12 @@ class Running:
         self._deadline = time.monotonic() + _LONGEST
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_OF_THE_OUTER_SESSION)}
         key, _, value = self._mark.partition("=")
-        # Leases on devices lie there: a session that shared them would wait for whatever else runs on the machine.
-        temporary = folder / ".tmp"
+        # A session that shared its leases would wait for whatever else runs on the machine.
+        temporary, leases = folder / ".tmp", folder / ".leases"
         temporary.mkdir(exist_ok=True)
-        environment = {**inherited, "COLUMNS": "160", "TMPDIR": str(temporary), **env, key: value}
+        leases.mkdir(mode=0o700, exist_ok=True)
+        apart = {"TMPDIR": str(temporary), "CONCORD_LEASES": str(leases)}
+        environment = {**inherited, "COLUMNS": "160", **apart, **env, key: value}
         self._terminal, slave = pty.openpty() if terminal else (-1, -1)
         self._seen = ""
         self._out, self._err = (folder / f"{name}-{value}.txt" for name in ("stdout", "stderr"))

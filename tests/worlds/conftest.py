@@ -20,7 +20,7 @@ def _files() -> set[str]:
     names = os.listdir(tempfile.gettempdir())
     others = ("concord-leases", "concord-audit")  # an audit may run beside, in another worker
     ours = {n for n in names if n.startswith("concord") and not n.startswith(others)}
-    return {*os.listdir("/dev/shm"), *ours}
+    return {*(n for n in os.listdir("/dev/shm") if not n.startswith(others)), *ours}
 
 
 def _no_more_than(files: set[str], within: float = 10.0) -> bool:

@@ -1,0 +1,262 @@
+"""Leases on devices: all of what a test needs or nothing, one queue, and locks that the kernel drops."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.devices import DeviceError, Inventory
+from harness.leases import records
+from harness.leases.locks import lock, unlock
+from harness.leases.places import Places, survey
+from harness.leases.records import Holder, Waiter
+from harness.leases.turns import may_take
+
+_POLL, _LONGEST_POLL = 0.01, 0.2  # seconds
+_SHARE_OF_TIME = 0.05  # that looking takes of a waiting process's time, at most
+_TELL = 0.25  # seconds between two calls of who wants to know about a wait
+_RETURN = 0.5  # seconds for which devices are kept for the next test of the process that gave them back
+_MUTEX_TRIES, _MUTEX_POLL = 50, 0.001
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A wait that goes on."""
+
+    seconds: float
+    """How long already."""
+    waiter: Waiter
+    folder: Path
+
+    def holders(self) -> list[Holder | None]:
+        """Who holds the devices that are waited for, in the order of devices; None: unknown."""
+        return records.holders(self.folder, self.waiter.keys)
+
+
+@dataclass
+class _Taken:
+    """Devices that are locked: index in the inventory, and the lock in each place."""
+
+    locks: dict[int, list[int]] = field(default_factory=dict)
+
+    def give_back(self, only: Sequence[int] | None = None) -> None:
+        for i in list(self.locks if only is None else only):
+            fds = self.locks.pop(i)
+            for fd in fds:
+                records.unsign(fd)
+            for fd in fds:
+                unlock(fd)
+
+
+class Leases:
+    """Leases on the devices of an inventory, shared by all processes of this user on this machine.
+
+    directory: the one folder where they are kept; by default the places of :func:`harness.leases.places.survey`.
+    Errors: :class:`DeviceError` if there is no place to keep them.
+    """
+
+    def __init__(self, of: Inventory, directory: Path | None = None) -> None:
+        self.inventory = of
+        self._directory = directory
+        self._broken: dict[Path, str] = {}
+        self.refused = self._places().refused
+        """The places that other sessions may use and this one can't: a sentence each."""
+
+    def _places(self) -> Places:
+        """Where they are kept now: folders that were deleted meanwhile are made again."""
+        return Places((self._directory,)) if self._directory else survey(make=True)
+
+    @contextlib.contextmanager
+    def hold(
+        self,
+        count: int,
+        timeout: float | None = None,
+        *,
+        what: str = "",
+        waiting: Callable[[Wait], None] = lambda wait: None,
+        returns: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[str, ...]]:
+        """Hold ``count`` devices; yields their names in this process's numbering.
+
+        Waits for as long as others hold them, at most ``timeout`` seconds.
+        what: the test that they are for, told to whoever waits for them.
+        waiting: called when a wait begins, and several times a second while it goes on.
+        returns: asked at the end, whether this process will want as many again at once.
+        Errors: :class:`DeviceError` if there are not as many, the time is over, or locks can't be kept.
+        """
+        if not 1 <= count <= len(self.inventory.devices):
+            have = len(self.inventory.devices)
+            raise DeviceError(f"{count} devices of kind {self.inventory.kind} asked for; there are {have}")
+        me = Waiter(
+            holder=records.myself(what),
+            kind=self.inventory.kind,
+            keys=self.inventory.keys,
+            count=count,
+            number=time.time_ns(),
+        )
+        taken = self._take(me, None if timeout is None else time.monotonic() + timeout, waiting)
+        try:
+            yield tuple(self.inventory.devices[i] for i in taken.locks)
+        finally:
+            try:
+                if returns():
+                    self._claim(me)
+            finally:
+                taken.give_back()
+
+    def _take(self, me: Waiter, deadline: float | None, waiting: Callable[[Wait], None]) -> _Taken:
+        folders = self._places().folders
+        for folder in folders:
+            records.withdraw(folder)
+        taken = self._attempt(folders, me)
+        if taken is not None:
+            return taken
+        began = told = time.monotonic()
+        waiting(Wait(0.0, me, folders[0]))
+        with contextlib.closing(_InQueue(me)) as queue:
+            while True:
+                looked = time.monotonic()
+                folders = self._places().folders
+                taken = self._attempt(folders, me, queue.ticket_in(folders[0]))
+                now = time.monotonic()
+                if taken is not None:
+                    return taken
+                if deadline is not None and now >= deadline:
+                    raise DeviceError(self._too_late(me.count))
+                if now - told >= _TELL:
+                    told = now
+                    waiting(Wait(now - began, me, folders[0]))
+                time.sleep(min(max(_POLL, (now - looked) / _SHARE_OF_TIME), _LONGEST_POLL))
+
+    def _too_late(self, count: int) -> str:
+        return f"{count} devices of kind {self.inventory.kind} did not become free in time; others hold them"
+
+    def _attempt(self, folders: Sequence[Path], me: Waiter, ticket: Path | None = None) -> _Taken | None:
+        """Take the devices if they are free and nobody else comes first.  Errors: :class:`DeviceError`."""
+        with self._alone(folders[0]) as alone:
+            if not alone:
+                return None
+            others = [w for w in records.waiters(folders[0], other_than=ticket) if _compete(w, me)]
+            taken, held = _Taken(), Counter[str]()
+            try:
+                for i, key in enumerate(self.inventory.keys):
+                    if not others and len(taken.locks) == me.count:
+                        break
+                    fds = self._lock(folders, key)
+                    if fds:
+                        taken.locks[i] = fds
+                    elif others:
+                        held[self._session_that_holds(folders, key)] += 1
+                if not may_take(me.place, [w.place for w in others], held, len(taken.locks)):
+                    taken.give_back()
+                    return None
+                taken.give_back(list(taken.locks)[me.count :])
+                holder = records.starting_now(me.holder)
+                for fds in taken.locks.values():
+                    for fd in fds:
+                        records.sign(fd, holder)
+            except BaseException:
+                taken.give_back()
+                raise
+            return taken
+
+    @contextlib.contextmanager
+    def _alone(self, folder: Path) -> Iterator[bool]:
+        """Keep others from looking at the same time; yields False if someone does all the time."""
+        path = folder / f"{self.inventory.kind}.mutex"
+        fd = None
+        try:
+            for _ in range(_MUTEX_TRIES):
+                if (fd := lock(path)) is not None:
+                    break
+                time.sleep(_MUTEX_POLL)
+        except OSError as e:
+            self._broken[folder] = f"{path}: {e.strerror}"
+            yield True  # devices are locked one by one, and in other places as well: only the order may suffer
+            return
+        try:
+            yield fd is not None
+        finally:
+            if fd is not None:
+                unlock(fd)
+
+    def _lock(self, folders: Sequence[Path], key: str) -> list[int]:
+        """Lock a device in every place; [] if somebody has it.  Errors: :class:`DeviceError` if no place can lock."""
+        fds: list[int] = []
+        try:
+            for folder in folders:
+                path = records.lock_file(folder, key)
+                try:
+                    fd = lock(path)
+                except OSError as e:
+                    self._broken[folder] = f"{path}: {e.strerror}"
+                    continue
+                if fd is None:
+                    for locked in fds:
+                        unlock(locked)
+                    return []
+                fds.append(fd)
+        except BaseException:
+            for locked in fds:
+                unlock(locked)
+            raise
+        if not fds:
+            raise DeviceError(f"leases on devices can't be kept: {'; '.join(self._broken.values())}")
+        return fds
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Files that could not be locked in places that otherwise can be used: a sentence each."""
+        return tuple(self._broken.values())
+
+    def _session_that_holds(self, folders: Sequence[Path], key: str) -> str:
+        for folder in folders:
+            holder = records.signed(folder, key)
+            if holder is not None:
+                return holder.session
+        return ""
+
+    def _claim(self, me: Waiter) -> None:
+        """Ask others to leave what is given back now for this process's next test, if there are others."""
+        folder = self._places().folders[0]
+        if any(_compete(w, me) for w in records.waiters(folder)):
+            records.claim(folder, records.back_within(me, _RETURN))
+
+
+class _InQueue:
+    """The ticket of a process that waits."""
+
+    def __init__(self, waiter: Waiter) -> None:
+        self._waiter = waiter
+        self._path: Path | None = None
+        self._fd: int | None = None
+
+    def ticket_in(self, folder: Path) -> Path | None:
+        """The ticket, in a folder; made again if somebody has removed it.  None where none can be made."""
+        if self._path is None or self._path.parent != folder or not self._path.exists():
+            self.close()
+            try:
+                self._path, self._fd = records.ticket(folder, self._waiter)
+            except OSError:
+                return None  # a full disk: without a ticket one only may be overtaken
+        return self._path
+
+    def close(self) -> None:
+        """Leave the queue."""
+        try:
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)
+        except OSError:
+            pass  # nobody minds a ticket that is not locked
+        finally:
+            if self._fd is not None:
+                unlock(self._fd)
+            self._path = self._fd = None
+
+
+def _compete(waiter: Waiter, me: Waiter) -> bool:
+    return waiter.kind == me.kind and not set(waiter.keys).isdisjoint(me.keys)

@@ -1,0 +1,71 @@
+"""Locks on files that the kernel drops with the process that holds them.
+
+Not filelock's: the holder is written into the file while it is locked, and a child that was forked must not keep it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+_held: set[int] = set()
+"""Descriptors of locks that this process holds."""
+
+
+def lock(path: Path) -> int | None:
+    """Lock a file, made if it is missing; returns its descriptor, or None if somebody else has locked it.
+
+    Errors: OSError if it can't be opened or locked; a symbolic link is not followed.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    fd = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_nlink:  # else it was removed in between, and this lock would keep nobody out
+            _held.add(fd)
+            return fd
+    except BlockingIOError:
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def unlock(fd: int) -> None:
+    """Give a lock back."""
+    _held.discard(fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a copy of the descriptor may be in a child
+    finally:
+        os.close(fd)
+
+
+def held_by_others(path: Path) -> bool:
+    """Whether somebody has locked a file; this process counts as well."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _forget() -> None:
+    """In a forked child: the locks are the parent's, and end with it."""
+    for fd in _held:
+        try:
+            os.close(fd)
+        except OSError:
+            pass  # the child's copy is closed already
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,91 @@
+"""What a user is told of a wait: who waits for how many devices, and who holds them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from harness.leases.holding import Wait
+from harness.leases.records import Holder, Waiter
+
+SOON = 2.0
+"""Seconds of waiting after which it is told who holds the devices."""
+AGAIN = 30.0
+"""Seconds after which a wait is told again, at the earliest."""
+
+_MOST_SESSIONS = 3
+_OTHERS_OF_OURS = "this session's other tests"
+_UNKNOWN = "a process that does not say who it is"
+
+
+class Teller:
+    """Tells a user of a wait when it has gone on for :data:`SOON`, and again from time to time.
+
+    show: what shows a line.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._next = SOON
+
+    def __call__(self, wait: Wait) -> None:
+        if wait.seconds >= self._next:
+            self._next = wait.seconds + AGAIN
+            self._show(sentence([wait.waiter], wait.holders(), time.time()))
+
+
+def sentence(waiters: Sequence[Waiter], holders: Sequence[Holder | None], now: float) -> str:
+    """Say who waits and for what, on one line.
+
+    waiters: those of one session, at least one.  holders: who holds devices of that kind.  now: seconds since the
+    epoch.
+    """
+    first = min(waiters, key=lambda waiter: waiter.holder.since)
+    what = first.holder.what or first.holder.program
+    more = f" and {len(waiters) - 1} more" if len(waiters) > 1 else ""
+    waited = max(0.0, now - first.holder.since)
+    return printable(
+        f"concord: waiting for {_amount(first)}, {waited:.0f} s so far ({what}{more}); "
+        f"held by {'; '.join(_by_session(holders, first.holder.session, now)) or 'nobody for long'}"
+    )
+
+
+def names(holders: Iterable[Holder | None], ours: str) -> list[str]:
+    """Name the sessions that hold devices, each once, others before one's own.  ours: the session that is told."""
+    holders = list(holders)
+    others = [f"{h.program} in {h.folder}" for h in holders if h is not None and h.session != ours]
+    unknown = [_UNKNOWN] if None in holders else []
+    own = [_OTHERS_OF_OURS] if any(h is not None and h.session == ours for h in holders) else []
+    return [printable(name) for name in dict.fromkeys([*others, *unknown, *own])]
+
+
+def printable(text: str) -> str:
+    """A text on one line of a terminal: names of tests and folders may have anything in them."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _amount(waiter: Waiter) -> str:
+    what = "slots" if waiter.kind == "cpu" else f"{waiter.kind} devices"
+    return f"{waiter.count} of {len(waiter.keys)} {what}"
+
+
+def _by_session(holders: Sequence[Holder | None], ours: str, now: float) -> list[str]:
+    sessions: dict[str, list[Holder]] = {}
+    for holder in holders:
+        if holder is not None:
+            sessions.setdefault(holder.session, []).append(holder)
+    told = []
+    for session, theirs in sorted(sessions.items(), key=lambda item: (item[0] == ours, -len(item[1]))):
+        oldest = min(theirs, key=lambda holder: holder.since)
+        what = f", {oldest.what}" if oldest.what else ""
+        held = f"{len(theirs)} for {max(0.0, now - oldest.since):.0f} s"
+        if session == ours:
+            told.append(f"{_OTHERS_OF_OURS} ({held}{what})")
+        else:
+            told.append(f"{oldest.program} in {oldest.folder} (pid {oldest.process.pid}: {held}{what})")
+    unknown = len(holders) - sum(map(len, sessions.values()))
+    if unknown:
+        told.append(f"{_UNKNOWN} ({unknown})")
+    if len(told) > _MOST_SESSIONS:
+        told[_MOST_SESSIONS:] = [f"{len(told) - _MOST_SESSIONS} more sessions"]
+    return told
