@@ -182,4 +182,4 @@ class TestSummary:
 
 def test_every_verdict_has_a_meaning() -> None:
     """No verdict comes out that is not in the list."""
-    assert {"passed", "failed", "crashed", "hung", "unsupported", "waived", "not-run"} == set(VERDICTS)
+    assert {"passed", "failed", "crashed", "hung", "flaky", "unsupported", "waived", "not-run"} == set(VERDICTS)
