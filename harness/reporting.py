@@ -18,6 +18,7 @@ import harness
 from harness.provenance import suite_hash
 from harness.refusing import bad
 from harness.results import LEVELS
+from harness.writing import append_or_nothing, write_whole
 from reports import badge as badges
 from reports import bundle as bundles
 from reports import compare as comparing
@@ -218,8 +219,7 @@ def _show(made: Report) -> None:
 
 def _write(path: Path, data: bytes) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        write_whole(path, data)
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}") from None
     typer.echo(f"wrote {path}")
@@ -227,8 +227,8 @@ def _write(path: Path, data: bytes) -> None:
 
 def _append(path: Path, data: bytes) -> None:
     try:
-        with path.open("ab") as stream:
-            stream.write(data)
+        with path.open("ab", buffering=0) as stream:
+            append_or_nothing(stream.fileno(), data)
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}") from None
 

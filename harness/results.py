@@ -12,6 +12,7 @@ again can't make it a passed one.  Readers merge them (:func:`merged`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -24,6 +25,7 @@ from typing import Any
 import msgspec
 
 from harness.provenance import environment
+from harness.writing import append_or_nothing, open_new
 
 SCHEMA = "concord.results"
 VERSION = 4
@@ -255,39 +257,50 @@ class Run(msgspec.Struct):
 
 
 class Writer:
-    """Appends records to a results file; each is on its way to the disk before :meth:`write` returns."""
+    """Writes records to a new results file; each is on its way to the disk before :meth:`write` returns.
+
+    Errors: OSError, where anything is there, a link as well.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = open_new(path)
         self._encoder = msgspec.json.Encoder()
-        self._digest: hashlib._Hash | None = hashlib.sha256() if os.fstat(self._fd).st_size == 0 else None
+        self._digest = hashlib.sha256()
 
     def write(self, record: Record) -> None:
+        """Append a record, or nothing.  Errors: OSError."""
         try:
             line = self._encoder.encode(record)
         except UnicodeEncodeError:  # half a surrogate pair, as in the name of a file that is not UTF-8
             text = json.dumps(msgspec.to_builtins(record), ensure_ascii=False)
             line = text.encode(errors="replace")
-        append(self._fd, line + b"\n")
-        if self._digest is not None:
-            self._digest.update(line + b"\n")
+        append_or_nothing(self._fd, line + b"\n")
+        self._digest.update(line + b"\n")
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the file so far; empty where others have written to it before."""
-        return self._digest.hexdigest() if self._digest is not None else ""
+        """SHA-256 of the file so far."""
+        return self._digest.hexdigest()
 
     def close(self) -> None:
-        os.close(self._fd)
+        """See to it that the file outlives the machine.  Errors: OSError."""
+        try:
+            os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
+            self._fd = -1
 
-
-def append(fd: int, data: bytes) -> None:
-    """Write all of it.  Errors: OSError."""
-    rest = memoryview(data)
-    while rest:  # a nearly full disk takes a part, and says so only the next time
-        rest = rest[os.write(fd, rest) :]
+    def abandon(self) -> None:
+        """Leave the file as it is, and none where it is empty."""
+        with contextlib.suppress(OSError):  # why it is abandoned has been said
+            if not self.path.lstat().st_size:
+                self.path.unlink()
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
 
 
 def read(path: Path) -> Run:

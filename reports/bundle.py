@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from harness import results
+from harness.writing import write_whole
 from reports.build import build
 from reports.model import Report, ReportError, encode
 from reports.page import page
@@ -79,8 +80,7 @@ def write(files: Sequence[tuple[str, bytes]], path: Path, concord: str) -> tuple
     found = contents(files, concord)
     manifest = manifest_of(found, concord)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(packed({**found, MANIFEST: manifest}))
+        write_whole(path, packed({**found, MANIFEST: manifest}))
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}") from None
     return msgspec.json.decode(found["report.json"], type=Report), hashlib.sha256(manifest).hexdigest()

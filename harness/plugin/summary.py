@@ -15,7 +15,7 @@ import harness
 from harness import results
 from harness.plugin import facts
 from harness.plugin.attempts import ended_badly
-from harness.plugin.folder import folder_of
+from harness.plugin.folder import LOST, folder_of, lose
 from harness.plugin.profiles import Profiles
 from harness.plugin.seeds import Seeds
 from harness.provenance import suite_hash
@@ -132,6 +132,8 @@ class Summary:
         self.profiles = profiles
         self.seeds = seeds
         self.writer: results.Writer | None = None
+        self.lost = False
+        """Whether the file could not be written."""
         self.results: dict[str, TestResult] = {}
         self.attempts: dict[str, list[TestResult]] = {}
         self._open: dict[tuple[str, str], Told] = {}
@@ -161,25 +163,39 @@ class Summary:
         self._write(Collected(new))
 
     def _write(self, record: results.Record) -> None:
-        if self.writer is None:
-            folder = folder_of(self.config)
-            if folder is None:
-                return
-            self.writer = results.Writer(folder / "results.jsonl")
-            arguments, subject = self.config.invocation_params.args, self.config.getoption("subject")
-            header = results.header(
-                arguments,
-                *self.profiles.described(),
-                subject=subject,
-                concord=harness.__version__,
-                suite_hash=suite_hash(self.config.rootpath),
-                seed=self.seeds.seed,
-                seed_drawn=self.seeds.drawn,
-                effort=facts.share_of_examples(),
-                faults=list(self.config.getoption("fault")),
-            )
-            self.writer.write(header)
-        self.writer.write(record)
+        """Write a record down; where that fails, the run goes on without."""
+        if self.lost:
+            return
+        try:
+            if self.writer is None:
+                folder = folder_of(self.config)
+                if folder is None:
+                    return
+                self.writer = results.Writer(folder / "results.jsonl")
+                self.writer.write(self._header())
+            self.writer.write(record)
+        except OSError as e:
+            self._lost(e)
+
+    def _lost(self, error: OSError) -> None:
+        """Go on without the file: what is in it stays, and without its last line no level stands on it."""
+        self.lost = True
+        lose(self.config, str(self.writer.path if self.writer is not None else "results.jsonl"), error)
+        if self.writer is not None:
+            self.writer.abandon()
+
+    def _header(self) -> results.RunHeader:
+        return results.header(
+            self.config.invocation_params.args,
+            *self.profiles.described(),
+            subject=self.config.getoption("subject"),
+            concord=harness.__version__,
+            suite_hash=suite_hash(self.config.rootpath),
+            seed=self.seeds.seed,
+            seed_drawn=self.seeds.drawn,
+            effort=facts.share_of_examples(),
+            faults=list(self.config.getoption("fault")),
+        )
 
     def _tell_profile(self) -> None:
         """Write the profile down as soon as it is known which one it is."""
@@ -257,16 +273,23 @@ class Summary:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self._environment.update(getattr(node, "workeroutput", {}).get("concord_environment", {}))
+        output: dict[str, Any] = getattr(node, "workeroutput", {})
+        self._environment.update(output.get("concord_environment", {}))
+        self.config.stash.setdefault(LOST, []).extend(output.get("concord_lost", ()))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.writer is None:
-            return
+        if self.writer is not None and not self.lost:
+            self._end(session)
+        if self.config.stash.get(LOST, None) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _end(self, session: pytest.Session) -> None:
+        assert self.writer is not None
         for (nodeid, _), told in [*self._open.items()]:  # its plug-in has run it again, and not reported the end
             if told.verdict in BAD:
                 self._finished(nodeid, told)
         flaky = any(test.verdict == "flaky" for test in self.results.values())
-        if flaky and session.exitstatus == pytest.ExitCode.OK:
+        if (flaky or self.config.stash.get(LOST, None)) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         self._tell_profile()
         about: Any = self.config.pluginmanager.get_plugin("concord-facts")
@@ -274,7 +297,7 @@ class Summary:
         whole, partial = facts.selection(self.config, self.results, left_out=waivers.left_out)
         name, digest = self.profiles.described()
         verdicts = [test.verdict for test in self.results.values()]
-        self.writer.write(
+        self._write(
             RunEnd(
                 time.time(),
                 int(session.exitstatus),
@@ -287,9 +310,14 @@ class Summary:
                 digest=self.writer.digest,
             )
         )
-        self.writer.close()
+        try:
+            self.writer.close()
+        except OSError as e:
+            self._lost(e)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for lost in self.config.stash.get(LOST, ()):
+            terminalreporter.write_line(f"not kept whole: {lost}", red=True)
         counts = counts_by_stack(self.results.values(), others=self._used_worlds)
         if not counts or self.config.option.collectonly:
             return
@@ -304,7 +332,7 @@ class Summary:
                 came_to = f" ({', '.join(attempts)})" if len(attempts) > 1 else ""
                 line = f"{result.verdict.upper()} {result.nodeid}{came_to}: {result.headline}"
                 terminalreporter.write_line(line)
-        if self.writer is not None:
+        if self.writer is not None and not self.lost:
             terminalreporter.write_line(f"results: {_shown(self.writer.path, self.config.rootpath)}")
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,11 +114,14 @@ def test_makes_its_folder(path: Path) -> None:
     assert path.is_file()
 
 
-def test_appends(path: Path) -> None:
-    """A second writer goes on where the first one stopped."""
+@pytest.mark.parametrize("there", ["file", "link"])
+def test_never_appends(path: Path, there: str) -> None:
+    """A run writes to a new file; what is there already, behind a link as well, stays as it is."""
     write(path, HEADER)
-    write(path, TestResult(nodeid="a", verdict="passed"))
-    assert list(read(path).tests) == ["a"]
+    (path.parent / "link").symlink_to(path.name)
+    with pytest.raises(FileExistsError):
+        Writer(path if there == "file" else path.parent / "link")
+    assert list(read(path).tests) == []
 
 
 def test_each_record_is_there_at_once(path: Path) -> None:
@@ -238,8 +242,7 @@ def test_torn_anywhere(path: Path) -> None:
     """A file cut off at any byte of its last line is read up to there, and says that it is torn."""
     write(path, HEADER, TestResult(nodeid="a", verdict="passed"))
     whole = path.read_bytes()
-    write(path, TestResult(nodeid="b \N{SNOWMAN}", verdict="failed", headline="x"))
-    line = path.read_bytes()[len(whole) :]
+    line = msgspec.json.encode(TestResult(nodeid="b \N{SNOWMAN}", verdict="failed", headline="x")) + b"\n"
     for length in range(1, len(line) - 1):
         path.write_bytes(whole + line[:length])
         run = read(path)
