@@ -6,12 +6,15 @@ several processes follow one another in any order.  A last line without its newl
 
 from __future__ import annotations
 
+import fcntl
 import os
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+
+from harness.writing import append_or_nothing, write_whole
 
 VERSION = 1
 
@@ -155,7 +158,7 @@ class Journal:
         try:
             if self.path.exists():
                 os.replace(self.path, self.path.with_name(f"{self.path.stem}-before{self.path.suffix}"))
-            self.path.write_bytes(self._encoder.encode(begun) + b"\n")
+            write_whole(self.path, self._encoder.encode(begun) + b"\n", follow=False)
         except OSError as e:
             raise JournalError(f"{self.shown}: {e.strerror}") from e
         self.close()
@@ -167,7 +170,11 @@ class Journal:
         try:
             text = self.path.read_bytes()
             if text and not text.endswith(b"\n"):
-                os.truncate(self.path, text.rfind(b"\n") + 1)
+                fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    os.ftruncate(fd, text.rfind(b"\n") + 1)
+                finally:
+                    os.close(fd)
         except OSError as e:
             raise JournalError(f"{self.shown}: {e.strerror}") from e
 
@@ -175,10 +182,13 @@ class Journal:
         """Append records.  Errors: JournalError."""
         try:
             if self._fd < 0:
-                self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+                self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
             text = b"".join(self._encoder.encode(r) + b"\n" for r in records)
-            if os.write(self._fd, text) < len(text):  # in one piece, so that lines of processes don't mix
-                raise JournalError(f"{self.shown}: the disk is full")
+            fcntl.flock(self._fd, fcntl.LOCK_EX)  # a part of a line, on a full disk, is taken back before others append
+            try:
+                append_or_nothing(self._fd, text)
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
         except OSError as e:
             raise JournalError(f"{self.shown}: {e.strerror}") from e
 

@@ -17,8 +17,9 @@ from typing import Annotated
 
 import typer
 
-from harness.refusing import bad
+from harness.refusing import bad, refusing
 from harness.subjects import find
+from harness.writing import append_or_nothing, open_new, own_folder, write_whole
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 """Environment variable: where GitHub takes the Markdown of a job from."""
@@ -136,7 +137,7 @@ def run(part: Part, out: Path, write: Callable[[str], object]) -> Outcome:
     first, *rest = part.command
     lines: list[str] = []
     with (
-        (out / f"{part.name}.log").open("w") as log,
+        _Log(out / f"{part.name}.log", write) as log,
         subprocess.Popen(
             [sys.executable, *modules[first], *rest],
             stdout=subprocess.PIPE,
@@ -149,10 +150,42 @@ def run(part: Part, out: Path, write: Callable[[str], object]) -> Outcome:
         assert process.stdout is not None
         for text in process.stdout:
             lines.append(text.rstrip("\n"))
-            log.write(text)
-            log.flush()
             write(text)
+            log.write(text)
     return Outcome(part, process.returncode, time.monotonic() - began, part.said(lines))
+
+
+class _Log:
+    """What a part prints, in a file; where that can't be written, it says so once, and the part goes on."""
+
+    def __init__(self, path: Path, say: Callable[[str], object]) -> None:
+        self._path, self._say = path, say
+        self._fd = -1
+
+    def __enter__(self) -> _Log:
+        try:
+            self._path.unlink(missing_ok=True)
+            self._fd = open_new(self._path)
+        except OSError as e:
+            self._lost(e)
+        return self
+
+    def write(self, text: str) -> None:
+        """Append to it."""
+        if self._fd >= 0:
+            try:
+                append_or_nothing(self._fd, text.encode(errors="replace"))
+            except OSError as e:
+                self._lost(e)
+
+    def _lost(self, error: OSError) -> None:
+        self._say(f"concord: {self._path}: {error.strerror}; the log ends here\n")
+        self.__exit__()
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def one_line(outcomes: Sequence[Outcome]) -> str:
@@ -197,15 +230,25 @@ def nightly(
         chosen = parts(out, budget=budget, sample=sample, history=history, only=only or ())
     except ValueError as e:
         raise bad(str(e)) from e
-    out.mkdir(parents=True, exist_ok=True)
+    with refusing(OSError):
+        own_folder(out)
+    lost = ""
     outcomes: list[Outcome] = []
     for number, part in enumerate(chosen, 1):
         typer.echo(f"--- {number} of {len(chosen)}: {part.name}: {part.by_hand}")
         outcomes.append(run(part, out, lambda text: typer.echo(text, nl=False)))
-        (out / "summary.md").write_text(markdown(outcomes))
+        try:
+            write_whole(out / "summary.md", markdown(outcomes))
+        except OSError as e:
+            lost = f"{e.filename}: {e.strerror}"
     summary = os.environ.get(SUMMARY)
     if summary:
-        with open(summary, "a") as file:
-            file.write(markdown(outcomes))
+        try:
+            with open(summary, "ab", buffering=0) as file:
+                append_or_nothing(file.fileno(), markdown(outcomes).encode(errors="replace"))
+        except OSError as e:
+            lost = f"{summary}: {e.strerror}"
+    if lost:
+        typer.echo(f"concord: {lost}", err=True)
     typer.echo(one_line(outcomes))
-    raise typer.Exit(0 if all(o.good for o in outcomes) else 1)
+    raise typer.Exit(0 if all(o.good for o in outcomes) and not lost else 1)

@@ -24,4 +24,11 @@ def refusing(*errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except errors as e:
-        raise bad(str(e)) from e
+        raise bad(said(e)) from e
+
+
+def said(error: Exception) -> str:
+    """An error in a line: one of the system with its file and its reason."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

@@ -21,6 +21,7 @@ from harness.provenance import suite_hash
 from harness.refusing import bad
 from harness.results import LEVELS
 from harness.untrusted import Refused, file_content
+from harness.writing import append_or_nothing, write_whole
 from reports import badge as badges
 from reports import bundle as bundles
 from reports import compare as comparing
@@ -256,8 +257,7 @@ def _check_outputs(outputs: Sequence[Path], runs: Sequence[Path]) -> None:
 
 def _write(path: Path, data: bytes) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        write_whole(path, data)
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}") from None
     typer.echo(f"wrote {path}")
@@ -265,8 +265,8 @@ def _write(path: Path, data: bytes) -> None:
 
 def _append(path: Path, data: bytes) -> None:
     try:
-        with path.open("ab") as stream:
-            stream.write(data)
+        with path.open("ab", buffering=0) as stream:
+            append_or_nothing(stream.fileno(), data)
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}") from None
 

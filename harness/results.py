@@ -5,16 +5,20 @@ without that last line is a run that was cut off.  :data:`VERSION` counts up whe
 
 Version 2 has what a report needs: requirements, the profile's text and waivers, seed, suite hash, what was left out,
 and a digest of the file in its last line.  Files of version 1 are read; they have none of it.
+
+From version 4 on each attempt of a test is a record (:attr:`TestResult.attempt`): a plug-in that runs a failed test
+again can't make it a passed one.  Readers merge them (:func:`merged`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,14 +27,21 @@ import msgspec
 from harness.provenance import environment
 from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status
 from harness.untrusted import Version as VersionNumber
+from harness.writing import append_or_nothing, open_new
 
 SCHEMA = "concord.results"
-VERSION = 3
+VERSION = 4
 
-VERDICTS = ("passed", "failed", "crashed", "hung", "unsupported", "waived", "not-run")
-"""What a test can come to.  ``unsupported``: the profile does not claim it; ``not-run``: nobody looked."""
+VERDICTS = ("passed", "failed", "crashed", "hung", "flaky", "unsupported", "waived", "not-run")
+"""What a test can come to.  ``unsupported``: the profile does not claim it; ``not-run``: nobody looked; ``flaky``: an
+attempt of it ended badly, and the last one did not, so no single attempt comes to it."""
 
-BAD = ("failed", "crashed", "hung")
+ENDED_BADLY = ("failed", "crashed", "hung")
+"""Bad verdicts of an attempt: what a waiver can cover."""
+BAD = (*ENDED_BADLY, "flaky")
+"""Bad verdicts of a test; none of them is a pass."""
+_SAYS_NOTHING = ("not-run", "unsupported")
+"""Verdicts of an attempt that tell nothing beside those of others."""
 
 UNSUPPORTED = "unsupported: "
 """How the reason of a skip begins that is one of the backend, the profile or the machine."""
@@ -160,6 +171,8 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
 
     nodeid: str
     verdict: str
+    attempt: int = 1
+    """Which run of the test this is, from 1: other plug-ins may run one that failed again."""
     stack: str = ""
     requirements: list[str] = []
     world: str = ""
@@ -224,6 +237,7 @@ class Run(msgspec.Struct):
 
     header: RunHeader
     tests: dict[str, TestResult]
+    """What each test came to, by node id: its attempts, :func:`merged`."""
     complete: bool
     exit_status: int | None = None
     torn: bool = False
@@ -234,6 +248,13 @@ class Run(msgspec.Struct):
     collected: frozenset[str] = frozenset()
     damaged: str = ""
     """Why the file is not as the run left it; empty where it is, or nobody can know."""
+    attempts: dict[str, list[TestResult]] = {}
+    """Every attempt of the tests that have more than one, in order."""
+
+    def records(self) -> Iterator[TestResult]:
+        """Each attempt of each test, as it is in the file; of tests without a result, that they were not run."""
+        for nodeid, test in self.tests.items():
+            yield from self.attempts.get(nodeid, (test,))
 
     def counts(self) -> dict[str, int]:
         """How many tests came to each verdict."""
@@ -241,45 +262,58 @@ class Run(msgspec.Struct):
 
 
 class Writer:
-    """Appends records to a results file; each is on its way to the disk before :meth:`write` returns."""
+    """Writes records to a new results file; each is on its way to the disk before :meth:`write` returns.
+
+    Errors: OSError, where anything is there, a link as well.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = open_new(path)
         self._encoder = msgspec.json.Encoder()
-        self._digest: hashlib._Hash | None = hashlib.sha256() if os.fstat(self._fd).st_size == 0 else None
+        self._digest = hashlib.sha256()
 
     def write(self, record: Record) -> None:
+        """Append a record, or nothing.  Errors: OSError."""
         try:
             line = self._encoder.encode(record)
         except UnicodeEncodeError:  # half a surrogate pair, as in the name of a file that is not UTF-8
             text = json.dumps(msgspec.to_builtins(record), ensure_ascii=False)
             line = text.encode(errors="replace")
-        append(self._fd, line + b"\n")
-        if self._digest is not None:
-            self._digest.update(line + b"\n")
+        append_or_nothing(self._fd, line + b"\n")
+        self._digest.update(line + b"\n")
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the file so far; empty where others have written to it before."""
-        return self._digest.hexdigest() if self._digest is not None else ""
+        """SHA-256 of the file so far."""
+        return self._digest.hexdigest()
 
     def close(self) -> None:
-        os.close(self._fd)
+        """See to it that the file outlives the machine.  Errors: OSError."""
+        try:
+            os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
+            self._fd = -1
 
-
-def append(fd: int, data: bytes) -> None:
-    """Write all of it.  Errors: OSError."""
-    rest = memoryview(data)
-    while rest:  # a nearly full disk takes a part, and says so only the next time
-        rest = rest[os.write(fd, rest) :]
+    def abandon(self) -> None:
+        """Leave the file as it is, and none where it is empty."""
+        with contextlib.suppress(OSError):  # why it is abandoned has been said
+            if not self.path.lstat().st_size:
+                self.path.unlink()
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
 
 
 def read(path: Path) -> Run:
     """Read a results file, a cut-off one as well: tests that were collected and have no result are ``not-run``.
 
-    Errors: :class:`ResultsError` for a file that is not one of ours, of a newer version, or damaged before its end.
+    Errors: :class:`ResultsError` for a file that is not one of ours, of a newer version, damaged before its end, or
+    with records that no run writes: a second header, profile or end, anything after the end, two results for one
+    attempt.
     """
     try:
         data = path.read_bytes()
@@ -301,7 +335,7 @@ def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
     lines = data.split(b"\n")
     decoder = msgspec.json.Decoder(Record)
     header: RunHeader | None = None
-    records: list[Record] = []
+    records: list[tuple[int, Record]] = []
     torn = False
     damaged = ""
     digest = hashlib.sha256()
@@ -318,7 +352,7 @@ def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
                 continue
             raise ResultsError(f"{name}, line {number}: {e}") from e
         if header is not None:
-            records.append(record)
+            records.append((number, record))
         elif not isinstance(record, RunHeader) or record.schema != SCHEMA:
             break
         elif record.version > VERSION:  # said before anything that this version may not know is read
@@ -330,30 +364,75 @@ def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
         digest.update(line + b"\n")
     if header is None:
         raise ResultsError(f"{name}: not a results file of Concord (its first line must describe the run)")
-    return _run(header, records, torn=torn, damaged=damaged)
+    return _run(header, records, name, torn=torn, damaged=damaged)
 
 
-def _run(header: RunHeader, records: Iterable[Record], *, torn: bool, damaged: str) -> Run:
+def _run(header: RunHeader, records: Iterable[tuple[int, Record]], name: str, *, torn: bool, damaged: str) -> Run:
+    """Put records together, each with the number of its line.  Errors: :class:`ResultsError` for one that no run
+    writes there."""
     run = Run(header, {}, complete=False, torn=torn, damaged=damaged)
     collected: set[str] = set()
-    for record in records:
+    attempts: dict[str, list[TestResult]] = {}
+    for line, record in records:
+        if run.end is not None:
+            raise ResultsError(f"{name}, line {line}: a record after the one that ends the run")
         if isinstance(record, Collected):
             collected.update(record.tests)
             for nodeid in record.tests:
                 run.tests.setdefault(nodeid, TestResult(nodeid=nodeid, verdict="not-run", stack=stack_of(nodeid)))
         elif isinstance(record, TestResult):
+            before = attempts.setdefault(record.nodeid, [])
+            if record.attempt != len(before) + 1:
+                raise ResultsError(f"{name}, line {line}: {_out_of_order(record, len(before))}")
+            before.append(record)
             run.tests[record.nodeid] = record
         elif isinstance(record, RequirementText):
-            run.requirements.setdefault(record.id, record)
+            if record.id in run.requirements:
+                raise ResultsError(f"{name}, line {line}: the requirement {record.id} for the second time")
+            run.requirements[record.id] = record
         elif isinstance(record, ProfileText):
+            if run.profile is not None:
+                raise ResultsError(f"{name}, line {line}: a second profile; a run goes by one")
             run.profile = record
-        elif isinstance(record, RunEnd):
+        elif isinstance(record, RunHeader):
+            raise ResultsError(f"{name}, line {line}: a second run begins here; a file has one")
+        else:
             run.complete, run.exit_status, run.end = True, record.exit_status, record
             header.environment = {**header.environment, **record.environment}
             if not header.profile:
                 header.profile, header.profile_hash = record.profile, record.profile_hash
     run.collected = frozenset(collected)
+    run.attempts = {nodeid: several for nodeid, several in attempts.items() if len(several) > 1}
+    run.tests.update((nodeid, merged(several)) for nodeid, several in run.attempts.items())
     return run
+
+
+def _out_of_order(record: TestResult, before: int) -> str:
+    if 1 <= record.attempt <= before:
+        return f"a second result for attempt {record.attempt} of {record.nodeid}; a run has one for each"
+    return f"attempt {record.attempt} of {record.nodeid}, of which there are {before} before it"
+
+
+def merged(attempts: Sequence[TestResult]) -> TestResult:
+    """What a test comes to by its attempts, in order: the worst of them, evidence included.
+
+    Where the last attempt was right and an earlier one was not, the test is ``flaky``.
+    """
+    saying = [each for each in attempts if each.verdict not in _SAYS_NOTHING] or list(attempts)
+    worst = min(saying, key=lambda each: _WORST_FIRST.index(each.verdict) if each.verdict in VERDICTS else -1)
+    flaky = worst.verdict in ENDED_BADLY and saying[-1].verdict not in BAD
+    return msgspec.structs.replace(
+        worst,
+        verdict="flaky" if flaky else worst.verdict,
+        requirements=next((each.requirements for each in attempts if each.requirements), []),  # a crash tells none
+        property_based=any(each.property_based for each in attempts),
+        world=worst.world or attempts[-1].world,
+        size=worst.size or attempts[-1].size,
+        dtype=worst.dtype or attempts[-1].dtype,
+    )
+
+
+_WORST_FIRST = ("crashed", "hung", "failed", "flaky", "waived", "passed", "not-run", "unsupported")
 
 
 def stack_of(nodeid: str) -> str:

@@ -14,6 +14,7 @@ from reports import levels
 from reports.model import (
     ORDER,
     UNDECLARED,
+    AttemptReport,
     Cell,
     Report,
     ReportError,
@@ -158,9 +159,22 @@ def _tests(runs: Sequence[Run]) -> list[TestReport]:
                 ranks=test.ranks,
                 text=test.text,
                 reproducer=test.reproducer,
+                attempts=[_attempt(each) for each in runs[number].attempts.get(nodeid, ())],
             )
         )
     return found
+
+
+def _attempt(test: TestResult) -> AttemptReport:
+    return AttemptReport(
+        verdict=shown_verdict(test),
+        seconds=test.seconds,
+        reason=test.reason,
+        headline=test.headline,
+        ranks=test.ranks,
+        text=test.text,
+        reproducer=test.reproducer,
+    )
 
 
 def _requirements(runs: Sequence[Run], tests: Sequence[TestReport]) -> list[RequirementReport]:

@@ -17,6 +17,7 @@ import msgspec
 
 from harness.results import Run, TestResult
 from harness.untrusted import TOML_SIZE, Allowance
+from harness.writing import write_whole
 from reports.archive import LARGEST, packed, unpacked
 from reports.build import made_of, ordered, parsed
 from reports.model import Report, ReportError, encode
@@ -186,8 +187,7 @@ def write(files: Sequence[tuple[str, bytes]], path: Path, concord: str) -> tuple
         raise ReportError(f"{total >> 20} MiB, and a bundle has at most {LARGEST >> 20}: bundle fewer runs")
     manifest = manifest_of(found, concord)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(packed({**found, MANIFEST: manifest}))
+        write_whole(path, packed({**found, MANIFEST: manifest}))
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}") from None
     return everything.report, hashlib.sha256(manifest).hexdigest()

@@ -113,7 +113,7 @@ def _sentence(requirement: RequirementReport, verdicts: Mapping[str, str]) -> st
         return f"{requirement.id} was not run: the profile claims nothing that it is about."
     if not requirement.tests:
         return f"{requirement.id}: no test of it was run."
-    says = {"crashed": "crashed", "hung": "hung", "failed": "failed", "not-run": "not run"}
+    says = {"crashed": "crashed", "hung": "hung", "failed": "failed", "flaky": "flaky", "not-run": "not run"}
     parts = [f"{counts[v]} {says[v]}" for v in ORDER if v in says and v in counts]
     first = min(requirement.tests, key=lambda nodeid: ORDER.index(verdicts[nodeid]))
     return f"{requirement.id}: {' and '.join(parts)} of {total} test{'s' if total != 1 else ''}; first {first}."

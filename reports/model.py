@@ -17,7 +17,7 @@ UNDECLARED = "undeclared"
 """Verdict of a test that was not run because the profile does not claim what it is about; results call it
 ``unsupported``, with a reason that says so."""
 
-ORDER = ("crashed", "hung", "failed", "not-run", "waived", "passed", UNDECLARED, "unsupported")
+ORDER = ("crashed", "hung", "failed", "flaky", "not-run", "waived", "passed", UNDECLARED, "unsupported")
 """Every verdict of a report, worst first.  What was not asked for is last: it says nothing beside what was run."""
 
 FINE = ("waived", "passed", "unsupported")
@@ -64,6 +64,18 @@ class WaiverReport(msgspec.Struct, kw_only=True):
     tests: list[str]
 
 
+class AttemptReport(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One of several attempts at a test, with its evidence."""
+
+    verdict: str
+    seconds: float = 0.0
+    reason: str = ""
+    headline: str = ""
+    ranks: list[RankEvidence] = []
+    text: str = ""
+    reproducer: Reproducer | None = None
+
+
 class TestReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A test: the worst that any run says of it."""
 
@@ -89,6 +101,8 @@ class TestReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     ranks: list[RankEvidence] = []
     text: str = ""
     reproducer: Reproducer | None = None
+    attempts: list[AttemptReport] = []
+    """Every attempt in that run, in order, if there were several."""
 
 
 class RequirementReport(msgspec.Struct, kw_only=True):

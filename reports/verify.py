@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from harness import results
-from harness.results import BAD, UNSUPPORTED, VERDICTS, Run, TestResult, WaiverEntry
+from harness.results import BAD, ENDED_BADLY, UNSUPPORTED, VERDICTS, Run, TestResult, WaiverEntry
 from harness.untrusted import Refused, json_checked, toml
 from reports import bundle
 from reports.build import differences
@@ -201,7 +201,7 @@ def _tests(run: Run) -> Iterator[str]:
     stray = [nodeid for nodeid in run.tests if nodeid not in run.collected]
     if stray:
         yield _listed("with a result, and never collected", stray)
-    for test in run.tests.values():
+    for test in run.records():
         why = _contradiction(test)
         if why:
             yield f"{test.nodeid}: {why}"
@@ -218,15 +218,15 @@ def _tests(run: Run) -> Iterator[str]:
 
 
 def _contradiction(test: TestResult) -> str:
-    if test.verdict not in VERDICTS:
-        return f"{test.verdict!r} is no verdict"
+    if test.verdict not in VERDICTS or test.verdict == "flaky":  # several attempts come to that, and none of them
+        return f"{test.verdict!r} is no verdict of an attempt"
     if test.stack != results.stack_of(test.nodeid):
         return f"its stack is {test.stack!r}, and its name says another"
     if test.verdict in ("passed", "unsupported", "not-run") and (test.headline or test.ranks or test.waiver):
         return f"says {test.verdict}, and carries the evidence of a failure"
     if test.verdict == "unsupported" and not test.reason.startswith(UNSUPPORTED):
         return "says unsupported, and not why"
-    if test.verdict == "waived" and not (test.waiver and test.bare in BAD):
+    if test.verdict == "waived" and not (test.waiver and test.bare in ENDED_BADLY):
         return "says waived, and not by which waiver and what it came to"
     return ""
 
@@ -240,18 +240,18 @@ def _times(run: Run, now: float) -> Iterator[str]:
         yield "it ended before it began"
     outside = [
         test.nodeid
-        for test in run.tests.values()
+        for test in run.records()
         if test.finished and not started - _SLACK <= test.finished - test.seconds <= test.finished <= ended + _SLACK
     ]
     if outside:
         yield _listed("run at a time at which the run was not", outside)
-    if any(test.seconds < 0 for test in run.tests.values()):
+    if any(test.seconds < 0 for test in run.records()):
         yield "a test took less than no time"
 
 
 def _profile(run: Run) -> Iterator[str]:
     profile, header = run.profile, run.header
-    waived = [test for test in run.tests.values() if test.verdict == "waived"]
+    waived = [test for test in run.records() if test.verdict == "waived"]
     if profile is None:
         if header.profile or waived:
             yield f"the text of its profile {header.profile!r} is not there"

@@ -16,6 +16,7 @@ from rich.text import Text
 from harness.faults import CLASSES, COMPONENTS, catalogue
 from harness.refusing import refusing
 from harness.subjects import STACKS
+from harness.writing import write_whole
 
 Components = Annotated[list[str] | None, typer.Argument(help="Of these components; all by default.")]
 Processes = Annotated[int, typer.Option(help="Pytest processes; 0: as many as cores, at most 8.", min=0)]
@@ -90,11 +91,13 @@ def audit(
     show(found, console)
     if save:
         kept = shortened(found) if brief else found
-        save.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
+        with refusing(OSError):
+            write_whole(save, msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
     if html:
         from reports.audit import page
 
-        html.write_text(page(msgspec.to_builtins(found), rows(found), COLUMNS))
+        with refusing(OSError):
+            write_whole(html, page(msgspec.to_builtins(found), rows(found), COLUMNS))
     worse = show_lost(before, found, console) if before else False
     raise typer.Exit(1 if worse or found.red else 0)
 

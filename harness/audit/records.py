@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from harness.results import append
 from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, file_content, json_checked, toml
 from harness.untrusted import Version as VersionNumber
+from harness.writing import append_or_nothing
 
 VERSION = 1
 
@@ -103,8 +103,12 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fd = os.open(path, flags, 0o644)
+        except OSError as e:
+            raise AuditError(f"{path}: {e.strerror}") from e
 
     def read(self) -> list[Record]:
         """What is there; a line that was cut off does not count, and is taken away."""
@@ -124,7 +128,11 @@ class Journal:
         return records
 
     def write(self, record: Record) -> None:
-        append(self._fd, msgspec.json.encode(record) + b"\n")
+        """Append a record.  Errors: AuditError."""
+        try:
+            append_or_nothing(self._fd, msgspec.json.encode(record) + b"\n")
+        except OSError as e:
+            raise AuditError(f"{self.path}: {e.strerror}; once it can be written to, the audit goes on there") from e
 
     def close(self) -> None:
         os.close(self._fd)

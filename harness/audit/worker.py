@@ -145,6 +145,7 @@ class _Worker:
         item._initrequest()
         item.user_properties.clear()
         item._report_sections.clear()
+        self.config.pluginmanager.get_plugin("concord-attempts").forget(item.nodeid)  # type: ignore[union-attr]
         started = time.monotonic()
         try:
             reports = runtestprotocol(item, log=False, nextitem=following if following is not item else item.parent)

@@ -26,6 +26,7 @@ from harness.bench.nights import load
 from harness.bench.records import Series, day_of
 from harness.bench.tails import RATE, Array
 from harness.refusing import BAD_INPUT, bad, refusing
+from harness.writing import write_whole
 
 if TYPE_CHECKING:  # databases and statistics take their time to import: not for other commands
     from harness.bench.calibrate import Calibration
@@ -112,7 +113,7 @@ def page(
 
     with refusing(ValueError, OSError):
         line = _line(history, night)
-        out.write_text(written(view(line, _decided(line, rate))))
+        write_whole(out, written(view(line, _decided(line, rate))))
         _print(f"page: {out}")
 
 
@@ -364,7 +365,8 @@ def _decided(line: Line, rate: float) -> Decision:
 
 def _written(file: Path | None, found: msgspec.Struct) -> None:
     if file:
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+        with refusing(OSError):
+            write_whole(file, msgspec.json.format(msgspec.json.encode(found), indent=1))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from harness.plugin import (
+    attempts,
     brought,
     facts,
     numprocesses,
@@ -66,6 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     seed = seeds.Seeds(config)
     config.pluginmanager.register(seed, "concord-seeds")
     config.pluginmanager.register(facts.Facts(config, found), "concord-facts")
+    config.pluginmanager.register(attempts.Attempts(), "concord-attempts")
     config.pluginmanager.register(brought.Brought(config), "concord-brought")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(summary.Summary(config, found, seed), "concord-summary")

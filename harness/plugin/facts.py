@@ -113,6 +113,17 @@ def dtype_of(parameters: Mapping[str, Any]) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+def text_of(report: Any) -> str:
+    """What pytest shows of a failure: the end of it, if that is long."""
+    return str(getattr(report, "longreprtext", ""))[-LONGEST_TEXT:]
+
+
+def message_of(report: Any) -> str:
+    """The message of a failure's exception."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(getattr(crash, "message", report.longrepr or "")).strip()
+
+
 def reproducer_in(error: BaseException) -> Reproducer | None:
     """The reproducer that a failure's notes name, with its text."""
     for note in _notes(error):

@@ -8,15 +8,30 @@ from pathlib import Path
 
 import pytest
 
+from harness.writing import new_folder
+
 _FOLDER = pytest.StashKey[Path]()
 
 
 def folder_of(config: pytest.Config) -> Path | None:
-    """The run's own folder for results and figures; None if it is to write nothing."""
+    """The run's own folder for results and figures, made when it is first asked for; None if it is to write nothing.
+
+    Errors: OSError if it can't be made.
+    """
     above = config.getoption("concord_results") or config.getini("concord_results")
     if not above:
         return None
     if _FOLDER not in config.stash:
         name = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
-        config.stash[_FOLDER] = config.rootpath / above / name
+        config.stash[_FOLDER] = new_folder(config.rootpath / above / name)
     return config.stash[_FOLDER]
+
+
+LOST = pytest.StashKey[list[str]]()
+"""Files of this run that could not be kept whole, each with the reason: they are said at the end, and fail the run."""
+
+
+def lose(config: pytest.Config, what: str, error: OSError) -> None:
+    """Note that a file can't be written any more; the run goes on without it."""
+    file = error.filename or what
+    config.stash.setdefault(LOST, []).append(f"{file}: {error.strerror or error}")

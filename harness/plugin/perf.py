@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.plugin.folder import folder_of
+from harness.plugin.folder import LOST, folder_of, lose
 from harness.plugin.profiles import Profiles
+from harness.writing import append_or_nothing, open_new
 
 if TYPE_CHECKING:
     from harness.bench.records import Measurement
@@ -188,6 +189,7 @@ class Nights:
         self._profiles = profiles
         self.clock = RanksClock()
         self._fd: int | None = None
+        self._lost = False
         self.path: Path | None = None
         self.measurements: list[Measurement] = []
 
@@ -206,18 +208,27 @@ class Nights:
     def add(self, measurement: Measurement) -> None:
         """Write one down."""
         from harness.bench import nights
-        from harness.results import append
 
         self.measurements.append(measurement)
-        if self._fd is None:
-            folder = folder_of(self._config)
-            if folder is None:
-                return
-            folder.mkdir(parents=True, exist_ok=True)
-            self.path = folder / "perf.jsonl"
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            append(self._fd, nights.first_line(self._night(measurement.series.device)))
-        append(self._fd, nights.line(measurement))
+        if self._fd is None and self.path is None:
+            self._keep(lambda: nights.first_line(self._night(measurement.series.device)))
+        self._keep(lambda: nights.line(measurement))
+
+    def _keep(self, line: Callable[[], bytes]) -> None:
+        """Append to the file; where that fails, the run goes on without."""
+        if self._lost:
+            return
+        try:
+            if self._fd is None:
+                folder = folder_of(self._config)
+                if folder is None:
+                    return
+                self.path = folder / "perf.jsonl"
+                self._fd = open_new(self.path)
+            append_or_nothing(self._fd, line())
+        except OSError as e:
+            self._lost = True
+            lose(self._config, str(self.path or "perf.jsonl"), e)
 
     def _night(self, kind: str) -> Any:
         import torch
@@ -244,14 +255,16 @@ class Nights:
             if "perf" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.benchmark(timer=self.clock))
 
+    @pytest.hookimpl(tryfirst=True)  # the results say how the session ended, and files that were lost fail it
     def pytest_sessionfinish(self) -> None:
         if self._fd is not None:
             from harness.bench import nights
-            from harness.results import append
 
-            append(self._fd, nights.last_line(time.time()))
+            self._keep(lambda: nights.last_line(time.time()))
             os.close(self._fd)
             self._fd = None
+        if hasattr(self._config, "workeroutput"):
+            self._config.workeroutput["concord_lost"] = self._config.stash.get(LOST, [])
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.measurements:
@@ -261,7 +274,7 @@ class Nights:
             width = terminalreporter._tw.fullwidth
             for text in shown(self.measurements, width, colour=terminalreporter.hasmarkup):
                 terminalreporter.write_line(text)
-            if self.path is not None:
+            if self.path is not None and not self._lost:
                 terminalreporter.write_line(f"figures: {os.path.relpath(self.path, self._config.rootpath)}")
 
 

@@ -14,7 +14,8 @@ import pytest
 import harness
 from harness import results
 from harness.plugin import facts
-from harness.plugin.folder import folder_of
+from harness.plugin.attempts import ended_badly
+from harness.plugin.folder import LOST, folder_of, lose
 from harness.plugin.profiles import Profiles
 from harness.plugin.seeds import Seeds
 from harness.provenance import suite_hash
@@ -38,6 +39,7 @@ _COLUMN = {
     "failed": "red",
     "crashed": "red",
     "hung": "red",
+    "flaky": "red",
     "passed": "green",
     "unsupported": "yellow",
     "waived": "yellow",
@@ -61,17 +63,14 @@ def verdict_of(outcomes: Mapping[str, str], properties: Mapping[str, str], reaso
     return "passed" if outcomes.get("call") == "passed" else "not-run"
 
 
-def merged(old: TestResult | None, new: TestResult) -> TestResult:
-    """What stays of two results of one test (a rerun): the later one."""
-    return new if old is None or new.verdict != "not-run" else old
-
-
 @dataclass
 class Told:
-    """What the reports of one test have said so far."""
+    """What the reports of one attempt at a test have said so far."""
 
+    attempt: int = 1
+    """As the process that runs it counts (:mod:`harness.plugin.attempts`)."""
     outcomes: dict[str, str] = field(default_factory=dict)
-    """Of each phase (setup, call, teardown)."""
+    """Of each phase (setup, call, teardown), as pytest calls them."""
     properties: dict[str, str] = field(default_factory=dict)
     """What the plug-in noted."""
     seconds: float = 0.0
@@ -92,7 +91,7 @@ class Told:
 
     def add(self, report: pytest.TestReport) -> None:
         """Listen to the report of one more phase."""
-        self.outcomes[str(report.when)] = report.outcome
+        self.outcomes[str(report.when)] = "failed" if ended_badly(report) else report.outcome
         self.seconds += getattr(report, "duration", 0.0)
         self.waited += getattr(report, "concord_waited", 0.0)
         self.ranks = getattr(report, "concord_ranks", self.ranks)
@@ -107,10 +106,15 @@ class Told:
             self.properties["waived"] = "xfail"
             self.reason = str(report.wasxfail)
         self.lost = report.when not in ("setup", "call", "teardown")
-        if (report.failed or hasattr(report, "wasxfail")) and not self.message:
-            self.text = str(getattr(report, "longreprtext", ""))[-facts.LONGEST_TEXT :]
-            crash = getattr(report.longrepr, "reprcrash", None)
-            self.message = str(getattr(crash, "message", report.longrepr or "")).strip()
+        if (ended_badly(report) or hasattr(report, "wasxfail")) and not self.message:
+            self.text, self.message = facts.text_of(report), facts.message_of(report)
+
+    def learn(self, bad: Mapping[str, Any]) -> None:
+        """Hear of a phase that ended badly, which no report says (:mod:`harness.plugin.attempts`)."""
+        self.outcomes[bad["when"]] = "failed"
+        self.properties.update(verdict=bad["verdict"], headline=bad["headline"])
+        self.text, self.message = bad["text"], bad["headline"]
+        self.ranks, self.reproducer = bad["ranks"], bad["reproducer"]
 
     @property
     def headline(self) -> str:
@@ -131,8 +135,13 @@ class Summary:
         self.profiles = profiles
         self.seeds = seeds
         self.writer: results.Writer | None = None
+        self.lost = False
+        """Whether the file could not be written."""
         self.results: dict[str, TestResult] = {}
-        self._open: dict[str, Told] = {}
+        self.attempts: dict[str, list[TestResult]] = {}
+        self._open: dict[tuple[str, str], Told] = {}
+        """By node id, and by the worker that runs it."""
+        self._facts: dict[str, dict[str, Any]] = {}
         self._used_worlds = False
         self._requirements: set[str] = set()
         self._environment: dict[str, str] = {}
@@ -157,25 +166,39 @@ class Summary:
         self._write(Collected(new))
 
     def _write(self, record: results.Record) -> None:
-        if self.writer is None:
-            folder = folder_of(self.config)
-            if folder is None:
-                return
-            self.writer = results.Writer(folder / "results.jsonl")
-            arguments, subject = self.config.invocation_params.args, self.config.getoption("subject")
-            header = results.header(
-                arguments,
-                *self.profiles.described(),
-                subject=subject,
-                concord=harness.__version__,
-                suite_hash=suite_hash(self.config.rootpath),
-                seed=self.seeds.seed,
-                seed_drawn=self.seeds.drawn,
-                effort=facts.share_of_examples(),
-                faults=list(self.config.getoption("fault")),
-            )
-            self.writer.write(header)
-        self.writer.write(record)
+        """Write a record down; where that fails, the run goes on without."""
+        if self.lost:
+            return
+        try:
+            if self.writer is None:
+                folder = folder_of(self.config)
+                if folder is None:
+                    return
+                self.writer = results.Writer(folder / "results.jsonl")
+                self.writer.write(self._header())
+            self.writer.write(record)
+        except OSError as e:
+            self._lost(e)
+
+    def _lost(self, error: OSError) -> None:
+        """Go on without the file: what is in it stays, and without its last line no level stands on it."""
+        self.lost = True
+        lose(self.config, str(self.writer.path if self.writer is not None else "results.jsonl"), error)
+        if self.writer is not None:
+            self.writer.abandon()
+
+    def _header(self) -> results.RunHeader:
+        return results.header(
+            self.config.invocation_params.args,
+            *self.profiles.described(),
+            subject=self.config.getoption("subject"),
+            concord=harness.__version__,
+            suite_hash=suite_hash(self.config.rootpath),
+            seed=self.seeds.seed,
+            seed_drawn=self.seeds.drawn,
+            effort=facts.share_of_examples(),
+            faults=list(self.config.getoption("fault")),
+        )
 
     def _tell_profile(self) -> None:
         """Write the profile down as soon as it is known which one it is."""
@@ -187,17 +210,40 @@ class Summary:
     # results
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        told = self._open.setdefault(report.nodeid, Told())
+        key = report.nodeid, _worker_of(report)
+        unsaid: list[dict[str, Any]] = getattr(report, "concord_unsaid", [])
+        number = getattr(report, "concord_attempt", self._attempt_by_phase(key, str(report.when)))
+        for bad in unsaid:
+            if bad["attempt"] != number:
+                self._attempt(key, bad["attempt"]).learn(bad)
+        told = self._attempt(key, number)
         told.add(report)
+        for bad in reversed(unsaid):  # what was first is said
+            if bad["attempt"] == number:
+                told.learn(bad)
         if report.when == "teardown" or told.lost:
-            self._finished(report.nodeid, self._open.pop(report.nodeid))
+            self._finished(report.nodeid, self._open.pop(key))
+
+    def _attempt_by_phase(self, key: tuple[str, str], when: str) -> int:
+        """Which attempt the report of a phase is about, if it does not say so."""
+        told = self._open.get(key, Told())
+        return told.attempt + (when in told.outcomes or (when == "setup" and bool(told.outcomes)))
+
+    def _attempt(self, key: tuple[str, str], number: int) -> Told:
+        """What is known of an attempt; the one before has ended, though nobody said so."""
+        if key in self._open and self._open[key].attempt != number:
+            self._finished(key[0], self._open.pop(key))
+        return self._open.setdefault(key, Told(attempt=number))
 
     def _finished(self, nodeid: str, told: Told) -> None:
         properties = told.properties
         self._used_worlds |= "world" in properties
         verdict = told.verdict
         failed = verdict in BAD or verdict == "waived"
-        for told_of in told.facts.get("requirements", ()):
+        about = told.facts or self._facts.get(nodeid, {})
+        self._facts[nodeid] = about
+        before = self.attempts.setdefault(nodeid, [])
+        for told_of in about.get("requirements", ()):
             if told_of["id"] not in self._requirements:
                 self._requirements.add(told_of["id"])
                 self._write(msgspec.convert(told_of, RequirementText))
@@ -205,6 +251,7 @@ class Summary:
         result = TestResult(
             nodeid=nodeid,
             verdict=verdict,
+            attempt=len(before) + 1,
             stack=stack_of(nodeid),
             requirements=[r for r in properties.get("requirements", "").split(",") if r],
             world=properties.get("world", ""),
@@ -213,34 +260,48 @@ class Summary:
             reason=told.reason,
             headline=told.headline.split("\n")[0] if failed else "",
             ranks=[RankEvidence(**r) for r in told.ranks] if failed else [],
-            size=told.facts.get("size", 0),
-            dtype=told.facts.get("dtype", ""),
-            property_based=told.facts.get("property_based", False),
+            size=about.get("size", 0),
+            dtype=about.get("dtype", ""),
+            property_based=about.get("property_based", False),
             bare=properties.get("verdict", "failed") if verdict == "waived" else "",
             waiver=properties.get("waived", "") if verdict == "waived" else "",
             finished=round(time.time(), 3),
             text=told.text if failed and not told.ranks else "",
             reproducer=msgspec.convert(told.reproducer, Reproducer) if failed and told.reproducer else None,
         )
-        self.results[nodeid] = merged(self.results.get(nodeid), result)
+        before.append(result)
+        self.results[nodeid] = results.merged(before)
         self._write(result)
 
     # the end
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self._environment.update(getattr(node, "workeroutput", {}).get("concord_environment", {}))
+        output: dict[str, Any] = getattr(node, "workeroutput", {})
+        self._environment.update(output.get("concord_environment", {}))
+        self.config.stash.setdefault(LOST, []).extend(output.get("concord_lost", ()))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.writer is None:
-            return
+        if self.writer is not None and not self.lost:
+            self._end(session)
+        if self.config.stash.get(LOST, None) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _end(self, session: pytest.Session) -> None:
+        assert self.writer is not None
+        for (nodeid, _), told in [*self._open.items()]:  # its plug-in has run it again, and not reported the end
+            if told.verdict in BAD:
+                self._finished(nodeid, told)
+        flaky = any(test.verdict == "flaky" for test in self.results.values())
+        if (flaky or self.config.stash.get(LOST, None)) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         self._tell_profile()
         about: Any = self.config.pluginmanager.get_plugin("concord-facts")
         waivers: Any = self.config.pluginmanager.get_plugin("concord-waivers")
         whole, partial = facts.selection(self.config, self.results, left_out=waivers.left_out)
         name, digest = self.profiles.described()
         verdicts = [test.verdict for test in self.results.values()]
-        self.writer.write(
+        self._write(
             RunEnd(
                 time.time(),
                 int(session.exitstatus),
@@ -253,9 +314,14 @@ class Summary:
                 digest=self.writer.digest,
             )
         )
-        self.writer.close()
+        try:
+            self.writer.close()
+        except OSError as e:
+            self._lost(e)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for lost in self.config.stash.get(LOST, ()):
+            terminalreporter.write_line(f"not kept whole: {lost}", red=True)
         counts = counts_by_stack(self.results.values(), others=self._used_worlds)
         if not counts or self.config.option.collectonly:
             return
@@ -265,10 +331,18 @@ class Summary:
         else:
             _write_table(terminalreporter, counts, self.config.getoption("subject"))
         for result in self.results.values():
-            if result.verdict in ("crashed", "hung") and result.headline:
-                terminalreporter.write_line(f"{result.verdict.upper()} {result.nodeid}: {result.headline}")
-        if self.writer is not None:
+            if result.verdict in ("crashed", "hung", "flaky") and result.headline:
+                attempts = [each.verdict for each in self.attempts[result.nodeid]]
+                came_to = f" ({', '.join(attempts)})" if len(attempts) > 1 else ""
+                line = f"{result.verdict.upper()} {result.nodeid}{came_to}: {result.headline}"
+                terminalreporter.write_line(line)
+        if self.writer is not None and not self.lost:
             terminalreporter.write_line(f"results: {_shown(self.writer.path, self.config.rootpath)}")
+
+
+def _worker_of(report: Any) -> str:
+    """The worker of pytest-xdist that ran what a report is about; empty without one."""
+    return str(getattr(getattr(getattr(report, "node", None), "gateway", None), "id", ""))
 
 
 def _write_table(terminalreporter: Any, counts: Mapping[str, Mapping[str, int]], subject: str) -> None:

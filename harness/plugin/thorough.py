@@ -23,6 +23,7 @@ import pytest
 from harness.effort import EXAMPLES, STATE, Effort, EffortError, effort, shown
 from harness.journal import Anew, Begun, Done, Example, Journal, JournalError, Plan, Progress, Round, Session, key_of
 from harness.plugin.live import Live
+from harness.writing import own_folder
 
 ROUND = 100
 """Examples from one seed."""
@@ -69,6 +70,8 @@ class Thorough:
         self.share = 0.0
         """Seconds that each property has; 0 without a budget."""
         self._keys: dict[str, str] = {}
+        self._failed: set[str] = set()
+        """Properties that failed in this session: run again, they are still no pass."""
         self._repeated = config.getoption("hypothesis_seed", None)
         self._lock: Any = None
         self._news = ""
@@ -98,7 +101,7 @@ class Thorough:
         from filelock import FileLock, Timeout
 
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            own_folder(self._folder)
             self._lock = FileLock(self._folder / "lock")
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -227,6 +230,7 @@ class Thorough:
                 raise
             except Exception as e:
                 if watch.failed:
+                    self._failed.add(watch.key)
                     self._journal.write(Done(watch.key, "failed"))
                     e.add_note(watch.where)
                 raise
@@ -251,7 +255,7 @@ class Thorough:
                     break  # there are no others
         except _Stop:
             watch.raise_broken()
-        self._journal.write(Done(watch.key, "passed"))
+        self._journal.write(Done(watch.key, "failed" if watch.key in self._failed else "passed"))
         self._journal.sync()
         return None
 

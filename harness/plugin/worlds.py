@@ -356,7 +356,7 @@ class Worlds:
             if call.excinfo.value is error:
                 report.longrepr = shown(error, call.excinfo, item.config)
             _attach(item, report, error)
-        elif call.excinfo is not None and request_of(item) is not None and _timed_out(call.excinfo.value):
+        elif call.excinfo is not None and request_of(item) is not None and timed_out(call.excinfo.value):
             note(item, "verdict", "hung")
             report.user_properties.append(("concord.verdict", "hung"))
         return report
@@ -560,7 +560,7 @@ def _attach(item: pytest.Item, report: Any, error: RanksFailed) -> None:
     report.concord_ranks = evidence_of(error)
 
 
-def _timed_out(error: BaseException) -> bool:
+def timed_out(error: BaseException) -> bool:
     """Whether pytest-timeout ended a test, by its signal."""
     return type(error).__name__ == "Failed" and str(error).startswith("Timeout (")
 

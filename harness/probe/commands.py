@@ -14,6 +14,7 @@ from harness.asked import devices_for, profile_asked_for, read_profile, world_as
 from harness.profiles import Profile, ProfileError
 from harness.profiles.vocabulary import COLLECTIVES, DTYPES, STACKS
 from harness.refusing import bad
+from harness.writing import write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -167,7 +168,7 @@ def _encoded(found: Found, difference: Difference | None) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text)
+        write_whole(path, text)
     except OSError as e:
         raise bad(f"{path}: {e.strerror or e}") from e
 

@@ -14,7 +14,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from harness.profiles.model import UNREPORTED
 from harness.profiles.vocabulary import BOUNDED, COLLECTIVES, DTYPES, FEATURES, OPS, STACKS
-from harness.results import BAD
+from harness.results import ENDED_BADLY
 
 _MOST_SECONDS = 86_400
 _MOST_RANKS = 100_000
@@ -179,11 +179,11 @@ def _date(value: Any) -> datetime.date:
 
 
 def _now_and_then(value: Any) -> tuple[str, ...]:
-    verdicts: tuple[str, ...] = _list_of(_one_of(("passed", *BAD), "a verdict that it can cover"))(value)
+    verdicts: tuple[str, ...] = _list_of(_one_of(("passed", *ENDED_BADLY), "a verdict that it can cover"))(value)
     if "passed" not in verdicts:
         raise ValueError("without passed: a test that never passes has a [[waiver]]")
     if len(verdicts) == 1:
-        raise ValueError(f"passed alone: name what it comes to now and then ({', '.join(BAD)})")
+        raise ValueError(f"passed alone: name what it comes to now and then ({', '.join(ENDED_BADLY)})")
     return verdicts
 
 
@@ -325,7 +325,7 @@ WAIVER: Mapping[str, Key] = {
         {"type": "string", "format": "date"},
         required=True,
     ),
-    "verdicts": _words(BAD, "a verdict that it can cover", '["failed"]', "Bad verdicts that it covers."),
+    "verdicts": _words(ENDED_BADLY, "a verdict that it can cover", '["failed"]', "Bad verdicts that it covers."),
     "subjects": Key(
         _list_of(_word), '["torch", "reference"]', "Whose implementations of the stacks it is about.", _items(_WORD)
     ),
@@ -337,7 +337,7 @@ INTERMITTENT: Mapping[str, Key] = {
         _now_and_then,
         '["passed", "failed"]',
         "Verdicts that it may come to, passed among them.",
-        _items({"enum": ["passed", *BAD]}),
+        _items({"enum": ["passed", *ENDED_BADLY]}),
         required=True,
     ),
 }

@@ -15,7 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from harness.profiles.vocabulary import COLLECTIVES, DTYPES, OPS, REDUCING, STACKS
-from harness.results import BAD
+from harness.results import ENDED_BADLY
 
 UNREPORTED = "unreported"
 """The link of a defect that has been reported nowhere."""
@@ -105,7 +105,7 @@ class Waiver:
     """URL of the report, or :data:`UNREPORTED`."""
     expires: datetime.date
     """The last day on which it counts."""
-    verdicts: tuple[str, ...] = BAD
+    verdicts: tuple[str, ...] = ENDED_BADLY
     """The verdicts that it covers; an intermittent one names ``passed`` as well."""
     when: Condition = ALWAYS
     """Where it counts."""

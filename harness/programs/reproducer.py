@@ -26,6 +26,7 @@ from harness.programs.spec import Program
 from harness.programs.stored import dumps
 from harness.stacks import training
 from harness.subjects import TORCH
+from harness.writing import own_folder, write_whole
 
 FOLDER = "CONCORD_REPRODUCERS"
 """Environment variable that names the folder; reports/out/reproducers is the default."""
@@ -171,10 +172,10 @@ def write(
 ) -> tuple[Path, str]:
     """Write ``repro_<name>.py`` and the program beside it, as JSON; returns the file, and the command that runs it."""
     folder = Path(os.environ.get(FOLDER) or Path("reports") / "out" / "reproducers")
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"repro_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')[:100]}.py"
-    file.write_text(reproducer(program, what=what, truth=truth, backend=backend, device=device, subject=subject))
-    file.with_suffix(".json").write_text(dumps(program))
+    file = own_folder(folder) / f"repro_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')[:100]}.py"
+    text = reproducer(program, what=what, truth=truth, backend=backend, device=device, subject=subject)
+    write_whole(file, text, follow=False)
+    write_whole(file.with_suffix(".json"), dumps(program), follow=False)
     return file, shlex.join(["torchrun", f"--nproc-per-node={program.layout.world}", str(file)])
 
 

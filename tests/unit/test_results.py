@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +17,10 @@ from harness.results import (
     VERDICTS,
     VERSION,
     Collected,
+    ProfileText,
     RankEvidence,
     Record,
+    RequirementText,
     ResultsError,
     RunEnd,
     RunHeader,
@@ -111,11 +114,14 @@ def test_makes_its_folder(path: Path) -> None:
     assert path.is_file()
 
 
-def test_appends(path: Path) -> None:
-    """A second writer goes on where the first one stopped."""
+@pytest.mark.parametrize("there", ["file", "link"])
+def test_never_appends(path: Path, there: str) -> None:
+    """A run writes to a new file; what is there already, behind a link as well, stays as it is."""
     write(path, HEADER)
-    write(path, TestResult(nodeid="a", verdict="passed"))
-    assert list(read(path).tests) == ["a"]
+    (path.parent / "link").symlink_to(path.name)
+    with pytest.raises(FileExistsError):
+        Writer(path if there == "file" else path.parent / "link")
+    assert list(read(path).tests) == []
 
 
 def test_each_record_is_there_at_once(path: Path) -> None:
@@ -150,11 +156,80 @@ def test_not_run(path: Path) -> None:
     assert (test.verdict, test.stack) == ("not-run", "replicate")
 
 
-def test_later_result_wins(path: Path) -> None:
-    """Of two results of one test, the later one counts; collecting it again changes nothing."""
-    first, second = (TestResult(nodeid="a", verdict=v) for v in ("failed", "passed"))
-    write(path, HEADER, Collected(["a"]), first, second, Collected(["a"]))
-    assert read(path).tests["a"].verdict == "passed"
+def attempts(*verdicts: str) -> list[TestResult]:
+    return [
+        TestResult(nodeid="a", verdict=verdict, attempt=number, headline=f"{verdict} in {number}")
+        for number, verdict in enumerate(verdicts, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected", "of"),
+    [
+        (["passed"], "passed", 1),
+        (["failed", "passed"], "flaky", 1),
+        (["failed", "failed", "passed"], "flaky", 1),
+        (["failed", "hung", "passed"], "flaky", 2),
+        (["failed", "waived"], "flaky", 1),
+        (["failed", "crashed"], "crashed", 2),
+        (["hung", "failed"], "hung", 1),
+        (["passed", "failed"], "failed", 2),
+        (["failed", "passed", "failed"], "failed", 1),
+        (["waived", "passed"], "waived", 1),
+        (["passed", "passed"], "passed", 1),
+        (["failed", "not-run"], "failed", 1),
+        (["not-run", "passed"], "passed", 2),
+        (["failed", "unsupported"], "failed", 1),
+        (["unsupported", "not-run"], "not-run", 2),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else str(value),
+)
+def test_attempts(path: Path, verdicts: list[str], expected: str, of: int) -> None:
+    """A test comes to the worst of its attempts, and to flaky if only the last was right; all their evidence stays."""
+    made = attempts(*verdicts)
+    write(path, HEADER, Collected(["a"]), *made, Collected(["a"]), RunEnd(9.0, 1))
+    run = read(path)
+    assert (run.tests["a"].verdict, run.tests["a"].headline) == (expected, f"{verdicts[of - 1]} in {of}")
+    assert list(run.records()) == made
+    assert (run.counts()[expected], sum(run.counts().values())) == (1, 1)
+
+
+def test_crash_among_attempts(path: Path) -> None:
+    """What only one of the attempts could tell of a test is told of the test."""
+    lost = TestResult(nodeid="a", verdict="crashed")
+    again = TestResult(nodeid="a", verdict="passed", attempt=2, requirements=["A-B-01"], property_based=True, size=2)
+    write(path, HEADER, lost, again)
+    test = read(path).tests["a"]
+    assert (test.verdict, test.requirements, test.property_based, test.size) == ("flaky", ["A-B-01"], True, 2)
+
+
+END = RunEnd(9.0, 0)
+PROFILE = ProfileText(name="p", file="p.toml", texts={})
+REQUIREMENT = RequirementText(id="A-B-01", sentence="It is.")
+
+
+@pytest.mark.parametrize(
+    ("records", "line", "what"),
+    [
+        ([*attempts("failed"), *attempts("passed"), END], 3, "a second result for attempt 1 of a"),
+        ([*attempts("failed", "passed"), *attempts("failed", "passed")[1:]], 4, "a second result for attempt 2 of a"),
+        ([*attempts("failed", "passed")[1:], END], 2, "attempt 2 of a, of which there are 0"),
+        ([TestResult(nodeid="a", verdict="passed", attempt=0)], 2, "attempt 0 of a"),
+        ([END, END], 3, "after the one that ends the run"),
+        ([END, *attempts("passed")], 3, "after the one that ends the run"),
+        ([END, Collected(["a"])], 3, "after the one that ends the run"),
+        ([END, HEADER], 3, "after the one that ends the run"),
+        ([HEADER, END], 2, "a second run begins here"),
+        ([PROFILE, PROFILE, END], 3, "a second profile"),
+        ([REQUIREMENT, REQUIREMENT, END], 3, "the requirement A-B-01 for the second time"),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
+)
+def test_records_that_no_run_writes(path: Path, records: list[Record], line: int, what: str) -> None:
+    """Records that are there twice, or after the end, make a file unusable; the error names the line."""
+    write(path, HEADER, *records)
+    with pytest.raises(ResultsError, match=rf"results\.jsonl, line {line}: .*{what}"):
+        read(path)
 
 
 def test_counts(path: Path) -> None:
@@ -167,8 +242,7 @@ def test_torn_anywhere(path: Path) -> None:
     """A file cut off at any byte of its last line is read up to there, and says that it is torn."""
     write(path, HEADER, TestResult(nodeid="a", verdict="passed"))
     whole = path.read_bytes()
-    write(path, TestResult(nodeid="b \N{SNOWMAN}", verdict="failed", headline="x"))
-    line = path.read_bytes()[len(whole) :]
+    line = msgspec.json.encode(TestResult(nodeid="b \N{SNOWMAN}", verdict="failed", headline="x")) + b"\n"
     for length in range(1, len(line) - 1):
         path.write_bytes(whole + line[:length])
         run = read(path)

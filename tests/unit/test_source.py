@@ -17,11 +17,11 @@ LAYERS = (
     ("programs", "stacks", "reference", "oracles", "bench", "faults"),
     ("worlds",),
     ("results", "devices", "leases", "requirements", "profiles", "toml_lines", "effort", "journal")
-    + ("subjects", "entry_points", "provenance", "refusing", "shown", "files", "untrusted", "ceiling"),
+    + ("subjects", "entry_points", "provenance", "refusing", "shown", "files", "untrusted", "ceiling", "writing"),
 )
 """Of harness/, from the top down: a file may import what is beside it or below it."""
 
-REPORTED = ("harness.results.", "harness.shown.", "harness.untrusted.")
+REPORTED = ("harness.results.", "harness.shown.", "harness.untrusted.", "harness.writing.")
 """What of harness/ reports may know."""
 
 PRIVATE_TORCH = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness import results
-from harness.plugin.summary import Summary, counts_by_stack, merged, verdict_of
+from harness.plugin.summary import Summary, counts_by_stack, verdict_of
 from harness.results import VERDICTS, TestResult
 
 PASSED = {"setup": "passed", "call": "passed", "teardown": "passed"}
@@ -51,23 +51,6 @@ class TestVerdictOf:
     def test_lost_worker(self, outcomes: Mapping[str, str]) -> None:
         """A test whose worker died has crashed, whatever was known of it before."""
         assert verdict_of(outcomes, {"waived": "1"}, "unsupported: x", lost=True) == "crashed"
-
-
-class TestMerged:
-    def test_first(self) -> None:
-        """The first result counts."""
-        new = result("failed")
-        assert merged(None, new) is new
-
-    def test_rerun(self) -> None:
-        """Of a test that ran twice, the later result counts."""
-        new = result("passed")
-        assert merged(result("failed"), new) is new
-
-    def test_not_run_again(self) -> None:
-        """A result is not lost because the test did not run again."""
-        old = result("failed")
-        assert merged(old, result("not-run")) is old
 
 
 class TestCountsByStack:
@@ -182,4 +165,4 @@ class TestSummary:
 
 def test_every_verdict_has_a_meaning() -> None:
     """No verdict comes out that is not in the list."""
-    assert {"passed", "failed", "crashed", "hung", "unsupported", "waived", "not-run"} == set(VERDICTS)
+    assert {"passed", "failed", "crashed", "hung", "flaky", "unsupported", "waived", "not-run"} == set(VERDICTS)
