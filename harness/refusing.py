@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 import typer
 
+from harness.redaction import redacted
+
 BAD_INPUT = 2
 
 
 def bad(message: str) -> typer.Exit:
-    """How a command ends that was given bad input, once this has said so."""
-    typer.echo(f"concord: {message}", err=True)
+    """How a command ends that was given bad input, once this has said so, without any credentials."""
+    typer.echo(f"concord: {redacted(message)}", err=True)
     return typer.Exit(BAD_INPUT)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from harness.provenance import environment
+from harness.redaction import current, redacted_arguments
 
 SCHEMA = "concord.results"
 VERSION = 4
@@ -245,7 +246,11 @@ class Run(msgspec.Struct):
 
 
 class Writer:
-    """Appends records to a results file; each is on its way to the disk before :meth:`write` returns."""
+    """Appends records to a results file; each is on its way to the disk before :meth:`write` returns.
+
+    No record has credentials in it (:mod:`harness.redaction`).  Only the profile is written as it is: its hash is in
+    the header, and it would have been refused if it had any.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -255,10 +260,13 @@ class Writer:
         self._digest: hashlib._Hash | None = hashlib.sha256() if os.fstat(self._fd).st_size == 0 else None
 
     def write(self, record: Record) -> None:
+        data = msgspec.to_builtins(record)
+        if not isinstance(record, ProfileText):
+            data = current().record(data)
         try:
-            line = self._encoder.encode(record)
+            line = self._encoder.encode(data)
         except UnicodeEncodeError:  # half a surrogate pair, as in the name of a file that is not UTF-8
-            text = json.dumps(msgspec.to_builtins(record), ensure_ascii=False)
+            text = json.dumps(data, ensure_ascii=False)
             line = text.encode(errors="replace")
         append(self._fd, line + b"\n")
         if self._digest is not None:
@@ -375,7 +383,7 @@ def header(
     """The first line of a run that starts now; ``facts``: other fields of it."""
     return RunHeader(
         started=time.time(),
-        arguments=list(arguments),
+        arguments=redacted_arguments(list(arguments)),
         environment=environment(),
         subject=subject,
         profile=profile,

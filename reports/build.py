@@ -24,7 +24,7 @@ from reports.model import (
 )
 
 FILE = "results.jsonl"
-MAY_DIFFER = ("variable CONCORD_", "memory")
+MAY_DIFFER = ("variable CONCORD_", "variable PYTEST_ADDOPTS", "memory")
 """What of the environment decides nothing."""
 
 

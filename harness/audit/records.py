@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from harness.redaction import current
 from harness.results import append
 
 VERSION = 1
@@ -118,7 +119,7 @@ class Journal:
         return records
 
     def write(self, record: Record) -> None:
-        append(self._fd, msgspec.json.encode(record) + b"\n")
+        append(self._fd, msgspec.json.encode(current().record(msgspec.to_builtins(record))) + b"\n")
 
     def close(self) -> None:
         os.close(self._fd)

@@ -17,7 +17,7 @@ LAYERS = (
     ("programs", "stacks", "reference", "oracles", "bench", "faults"),
     ("worlds",),
     ("results", "devices", "requirements", "profiles", "toml_lines", "effort", "journal")
-    + ("subjects", "entry_points", "provenance", "refusing"),
+    + ("subjects", "entry_points", "provenance", "redaction", "refusing"),
 )
 """Of harness/, from the top down: a file may import what is beside it or below it."""
 
