@@ -15,7 +15,7 @@ import importlib.metadata
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,25 @@ DEFAULT_SEED = "default"
 """The seed of a run whose properties draw what their own text decides, the same in every run."""
 FREE_SEED = "free"
 """The seed of a run in which Hypothesis draws as it likes."""
+
+
+_KNOWN = ("concord-harness", "hypothesis", "pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist")
+"""Distributions whose pytest plug-ins are a part of every run."""
+OWN_CONFTEST = ("a6fcb8a3173d922917c8c20b208740fb1520063a46e499434d6e01afacc4bf98",)
+"""SHA-256 of the ``conftest.py`` beside the suites, which loads Concord's plug-in and nothing else."""
+
+
+def foreign(plugins: Mapping[str, str]) -> dict[str, str]:
+    """The plug-ins that are neither pytest's, nor of what Concord stands on, nor of the suites.
+
+    ``plugins``: as in :class:`RunHeader`.  A plug-in can turn any verdict into any other.
+    """
+    return {
+        name: where
+        for name, where in plugins.items()
+        if not all(each.split(" ")[0] in _KNOWN or each in OWN_CONFTEST for each in where.split(", "))
+        and not (name.startswith("suites/") and name.endswith("/conftest.py"))
+    }
 
 
 class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):

@@ -11,6 +11,7 @@ import pytest
 from harness.plugin import (
     brought,
     facts,
+    loaded,
     numprocesses,
     options,
     perf,
@@ -50,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         f"{seeds.MARKER}: the test draws its examples from --concord-seed; tests of suites have it by themselves.",
     )
+    made_of = loaded.Loaded(config)
+    config.pluginmanager.register(made_of, "concord-loaded")
     perf.settle(config)
     perf.check(config)
     options.check(config)
@@ -65,4 +68,4 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(facts.Facts(config, found), "concord-facts")
     config.pluginmanager.register(brought.Brought(config), "concord-brought")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(summary.Summary(config, found, seed), "concord-summary")
+        config.pluginmanager.register(summary.Summary(config, found, seed, made_of), "concord-summary")

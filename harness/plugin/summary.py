@@ -15,6 +15,7 @@ import harness
 from harness import results
 from harness.plugin import facts
 from harness.plugin.folder import folder_of
+from harness.plugin.loaded import Loaded
 from harness.plugin.profiles import Profiles
 from harness.plugin.seeds import Seeds
 from harness.provenance import suite_hash
@@ -28,6 +29,7 @@ from harness.results import (
     RequirementText,
     RunEnd,
     TestResult,
+    foreign,
     stack_of,
 )
 from harness.subjects import TORCH
@@ -123,8 +125,9 @@ class Told:
 class Summary:
     """Listens to reports in the process that prints them."""
 
-    def __init__(self, config: pytest.Config, profiles: Profiles, seeds: Seeds) -> None:
+    def __init__(self, config: pytest.Config, profiles: Profiles, seeds: Seeds, loaded: Loaded) -> None:
         self.config = config
+        self.loaded = loaded
         self.profiles = profiles
         self.seeds = seeds
         self.writer: results.Writer | None = None
@@ -170,6 +173,7 @@ class Summary:
                 seed_drawn=self.seeds.drawn,
                 effort=facts.share_of_examples(),
                 faults=list(self.config.getoption("fault")),
+                plugins=self.loaded.plugins(),
             )
             self.writer.write(header)
         self.writer.write(record)
@@ -246,6 +250,8 @@ class Summary:
                 whole=whole,
                 partial=partial,
                 counts={v: verdicts.count(v) for v in VERDICTS if v in verdicts},
+                plugins=self.loaded.plugins(),
+                files=self.loaded.files(),
                 digest=self.writer.digest,
             )
         )
@@ -264,6 +270,8 @@ class Summary:
             if result.verdict in ("crashed", "hung") and result.headline:
                 terminalreporter.write_line(f"{result.verdict.upper()} {result.nodeid}: {result.headline}")
         if self.writer is not None:
+            for name, where in foreign(self.loaded.plugins()).items():
+                terminalreporter.write_line(f"plug-in of neither pytest nor Concord: {name} ({where})", yellow=True)
             terminalreporter.write_line(f"results: {_shown(self.writer.path, self.config.rootpath)}")
 
 

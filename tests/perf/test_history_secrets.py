@@ -20,12 +20,11 @@ PLACES = [
     "postgresql://127.0.0.1:1/perf?user=bob&password=hunter2",
     "postgresql://bob:hunter2@127.0.0.1:1/perf?nonsense=1",
     "postgresql://bob:hunter2@127.0.0.1:port/perf",
-    "postgresql://bob:x/hunter2@nowhere.invalid:1/perf",
+    "postgresql://bob:x/hunter2@127.0.0.1:1/perf",
     "postgresql://bob:hunter2@[::1/perf",
     "nodatabase://bob:hunter2@db/perf",
     "postgresql+nodriver://bob:hunter2@db/perf",
     "a b://bob:hunter2@db/perf",
-    "sqlite:////proc/hunter2x?password=hunter2",
     "postgresql://bob:hunter2@127.0.0.1:1/\udc80",
 ]
 
@@ -36,7 +35,7 @@ def test_errors_of_a_history(place: str) -> None:
     with pytest.raises(HistoryError) as raised:
         History(place)
     text = "".join(traceback.format_exception(raised.value))
-    assert "hunter2" not in text.replace("hunter2x", "")
+    assert "hunter2" not in text
 
 
 @pytest.mark.parametrize("place", PLACES, ids=ascii)
@@ -46,7 +45,7 @@ def test_commands(place: str, command: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(VARIABLE, place) if "\udc80" not in place else None
     result = CliRunner().invoke(app, ["perf", command, "--history", place])
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
-    assert "hunter2" not in result.output.replace("hunter2x", "")
+    assert "hunter2" not in result.output
 
 
 def test_what_nobody_has_foreseen() -> None:
