@@ -17,6 +17,7 @@ from harness.plugin import facts
 from harness.plugin.folder import folder_of
 from harness.plugin.loaded import Loaded
 from harness.plugin.profiles import Profiles
+from harness.plugin.redacting import redact
 from harness.plugin.seeds import Seeds
 from harness.provenance import suite_hash
 from harness.results import (
@@ -187,7 +188,10 @@ class Summary:
 
     # results
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if folder_of(self.config) is not None:
+            redact(report)  # results go to others, and so do the terminal's text and JUnit files of the same run
         told = self._open.setdefault(report.nodeid, Told())
         told.add(report)
         if report.when == "teardown" or told.lost:
