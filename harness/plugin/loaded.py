@@ -27,7 +27,7 @@ from harness.plugin.folder import folder_of
 CONCORD = "concord-harness"
 _NO_FILE = "no file"
 _CUSTOMIZE = ("sitecustomize", "usercustomize")
-_AHEAD = ("worlds/server.py", "worlds/rank.py", "worlds/recorder.py")
+_AHEAD = ("worlds/*.py", "oracles/exact.py")
 """What the server of ranks and ranks begin with; whatever else of ours they load came by way of this process."""
 
 
@@ -98,7 +98,8 @@ class Loaded:
         folder, root = Path(harness.__file__).parent, self._config.rootpath
         roots = {"harness": folder, "suites": root / "suites", "fixtures": root / "fixtures"}
         starts = tuple(f"{path}/" for path in roots.values())
-        files = {str(folder / name) for name in _AHEAD} if _used_worlds() else set()
+        ahead = "harness.worlds.launch" in sys.modules
+        files = {str(path) for pattern in _AHEAD for path in folder.glob(pattern)} if ahead else set()
         files |= {file for module in list(sys.modules.values()) if (file := _file_of(module)).startswith(starts)}
         for file in files:
             name, path = next((n, p) for n, p in roots.items() if file.startswith(f"{p}/"))
@@ -195,10 +196,6 @@ def _file_of(module: object) -> str:
     """The source of a module, without waking one that loads itself when it is looked at."""
     file = getattr(module, "__dict__", {}).get("__file__") if isinstance(module, types.ModuleType) else None
     return file if isinstance(file, str) else ""
-
-
-def _used_worlds() -> bool:
-    return "harness.worlds.launch" in sys.modules
 
 
 def _sha256(path: Path) -> str:

@@ -172,6 +172,8 @@ def _module(value: Any) -> str:
 def _link(value: Any) -> str:
     if _text(value) != UNREPORTED and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
         raise ValueError(f'a URL, or "{UNREPORTED}", not {shown(value)}')
+    if re.match(r"https?://[^/?#]*@", value):
+        raise ValueError("it has a credential in it, and profiles are published")
     return _text(value)
 
 
