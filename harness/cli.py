@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
+
 import typer
 
 from harness import reporting
@@ -9,9 +12,10 @@ from harness.audit import commands
 from harness.bench import commands as perf
 from harness.nightly import nightly
 from harness.probe import commands as probing
+from harness.redaction import redacted
 from harness.replaying import replay
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 app.add_typer(perf.app, name="perf")
 app.command()(commands.audit)
@@ -33,8 +37,12 @@ def concord() -> None:
 
 
 def main() -> None:
-    """The entry point."""
-    app()
+    """The entry point.  What nobody has foreseen is a traceback, without the credentials that were given."""
+    try:
+        app()
+    except Exception:
+        sys.stderr.write(redacted(traceback.format_exc()))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,13 @@ from typing import Annotated
 
 import typer
 
+from harness.redaction import Redactor, recorded, redacted
 from harness.refusing import bad, refusing
 from harness.subjects import find
 from harness.writing import append_or_nothing, open_new, own_folder, write_whole
 
+VARIABLE = "CONCORD_HISTORY"
+"""Environment variable: where the history is (:mod:`harness.bench.history`, which takes its time to import)."""
 SUMMARY = "GITHUB_STEP_SUMMARY"
 """Environment variable: where GitHub takes the Markdown of a job from."""
 _MOST_SHOWN = 3
@@ -41,14 +44,16 @@ class Part:
     said: Said
     """From the lines of its output to what a person has to know, on one line."""
     env: Mapping[str, str] = field(default_factory=dict)
+    history: bool = False
+    """Whether it is about the history: no other part is told where that is."""
     verdict_only: bool = False
     """Whether what it says is only worth a line if it ends badly."""
 
     @property
     def by_hand(self) -> str:
-        """How to run it by hand."""
-        settings = [f"{name}={value}" for name, value in self.env.items()]
-        return " ".join([*settings, *self.command])
+        """How to run it by hand; URLs without their credentials."""
+        settings = [f"{name}={recorded(name, value)}" for name, value in self.env.items()]
+        return redacted(" ".join([*settings, *self.command]))
 
 
 @dataclass(frozen=True)
@@ -89,19 +94,20 @@ def of_gate(lines: Sequence[str]) -> str:
 
 def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[str] = ()) -> list[Part]:
     """The parts of a night, in their order: what measures comes first, while nothing else has warmed the machine."""
-    perf = out / "perf"
+    perf, page = out / "perf", str(out / "perf.html")
 
     def results(name: str) -> tuple[str, str]:
         return "--concord-results", str(out / name)
 
-    stored = ("--history", history) if history else ()
+    # In the environment, since every user of the machine may read command lines.
+    where = {VARIABLE: history} if history else {}
     measured = ("--benchmark-only", "--benchmark-quiet", "--perf-visits", _VISITS, *results("perf"))
     implemented = [f"suites/{stack}" for stack in find("reference").puts]
     found = [
         Part("benchmarks", ("pytest", "suites/perf", *measured), of_pytest),
-        Part("history", (CONCORD, "perf", "store", str(perf), *stored), last_words, verdict_only=True),
-        Part("gate", (CONCORD, "perf", "gate", *stored), of_gate),
-        Part("page", (CONCORD, "perf", "page", "-o", str(out / "perf.html"), *stored), last_words, verdict_only=True),
+        Part("history", (CONCORD, "perf", "store", str(perf)), last_words, where, history=True, verdict_only=True),
+        Part("gate", (CONCORD, "perf", "gate"), of_gate, where, history=True),
+        Part("page", (CONCORD, "perf", "page", "-o", page), last_words, where, history=True, verdict_only=True),
         Part(
             "suites",
             ("pytest", "suites/", "-n", "gpus", "-q", "--thorough", *results("suites")),
@@ -131,11 +137,13 @@ def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[s
 
 
 def run(part: Part, out: Path, write: Callable[[str], object]) -> Outcome:
-    """Run a part; what it prints is passed on as it comes, and kept in ``<name>.log``."""
+    """Run a part; what it prints is passed on as it comes, and kept in ``<name>.log``, both without credentials."""
     began = time.monotonic()
     modules = {"pytest": ("-m", "pytest"), CONCORD: ("-m", "harness.cli")}
     first, *rest = part.command
     lines: list[str] = []
+    without = Redactor({**os.environ, **part.env}, sys.argv[1:])
+    inherited = {name: value for name, value in os.environ.items() if name != VARIABLE or part.history}
     with (
         _Log(out / f"{part.name}.log", write) as log,
         subprocess.Popen(
@@ -144,11 +152,11 @@ def run(part: Part, out: Path, write: Callable[[str], object]) -> Outcome:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, **part.env},
+            env={**inherited, **part.env},
         ) as process,
     ):
         assert process.stdout is not None
-        for text in process.stdout:
+        for text in map(without, process.stdout):
             lines.append(text.rstrip("\n"))
             write(text)
             log.write(text)
@@ -216,7 +224,7 @@ def nightly(
     budget: Annotated[str, typer.Option(help="Time for the properties of the suites, as in 90s, 30m, 8h.")] = "2h",
     sample: Annotated[int, typer.Option(help="So many defects of each sort and component; 0: all.", min=0)] = 40,
     history: Annotated[
-        str, typer.Option(help="Where figures are kept: a file or an SQLAlchemy URL. Default: as of `concord perf`.")
+        str, typer.Option(help=f"Where figures are kept: a file, or a URL; with a password rather in ${VARIABLE}.")
     ] = "",
     only: Annotated[list[str] | None, typer.Option(help="Only this part; may be given several times.")] = None,
 ) -> None:

@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.devices import cores, device_name
+from harness.redaction import recorded, redacted
 
 _LEFT_OUT = ("harness/audit/", "harness/bench/", "harness/cli.py", "harness/reporting.py")
 """Of the harness: what decides nothing about a verdict of the suites."""
 _SUFFIXES = (".py", ".json", ".toml")
+_FLAGS = ("dev_mode", "ignore_environment", "isolated", "no_site", "no_user_site", "optimize", "safe_path")
+"""Of the interpreter, those that say what is imported and what an ``assert`` does."""
 _PACKAGES = ("hypothesis", "numpy", "pytest", "pytest-timeout", "pytest-xdist", "triton")
-VARIABLES = re.compile(
-    r"(TORCH|PYTORCH|NCCL|GLOO|UCC|MPI|OMPI|CUDA|HIP|ROCR|XPU|ZE|ONEAPI|CCL|OMP|MKL|KMP|CONCORD|HYPOTHESIS)_\w+"
-    r"|\w+_VISIBLE_DEVICES|\w+_AFFINITY_MASK|CI|PYTHONHASHSEED"
-)
-"""Names of environment variables that may change what a run comes to."""
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 def suite_files(root: Path) -> dict[str, Path]:
@@ -59,7 +56,10 @@ def suite_hash(root: Path) -> str:
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a verdict depends on besides the code: versions and machine.  Imports no torch, and tells no secret."""
+    """What a verdict depends on besides the code: versions and machine.  Imports no torch.
+
+    Of ``variables`` it has those that :mod:`harness.redaction.variables` lists, as it shows them.
+    """
     found = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -67,12 +67,14 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
         "cpu": processor(),
         "cores": str(cores()),
         "memory": memory(),
+        "python flags": _flags(),
         **_torch(),
         **{f"package {name}": version for name in _PACKAGES if (version := version_of(name))},
     }
     for name in sorted(variables):
-        if VARIABLES.fullmatch(name) and not _SECRET.search(name):
-            found[f"variable {name}"] = variables[name]
+        shown = recorded(name, variables[name])
+        if shown:
+            found[f"variable {name}"] = shown
     return {key: value for key, value in found.items() if value}
 
 
@@ -97,7 +99,7 @@ def devices_and_libraries(imports: Sequence[str] = ()) -> dict[str, str]:
             found |= _libraries(torch.get_device_module(kind))
             found["driver"] = _driver()
     except Exception as e:  # a driver that is broken is a part of the environment, too
-        found["accelerator"] = f"can't be asked: {type(e).__name__}: {str(e)[:200]}"
+        found["accelerator"] = f"can't be asked: {type(e).__name__}: {redacted(str(e))[:200]}"
     return {key: value for key, value in found.items() if value}
 
 
@@ -135,6 +137,12 @@ def _libraries(module: Any) -> dict[str, str]:
             if said:
                 found[name] = ".".join(map(str, said)) if isinstance(said, tuple) else str(said)
     return found
+
+
+def _flags() -> str:
+    """How the interpreter was started, where that is not as usual: ``optimize=1`` leaves out every ``assert``."""
+    given = [f"{name}={int(value)}" for name in _FLAGS if (value := getattr(sys.flags, name, 0))]
+    return ", ".join([*given, *(f"-X {name}" for name in sorted(sys._xoptions))])
 
 
 def _driver() -> str:

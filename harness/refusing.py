@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 import typer
 
+from harness.redaction import redacted
 from harness.shown import printable
 
 BAD_INPUT = 2
 
 
 def bad(message: str) -> typer.Exit:
-    """How a command ends that was given bad input, once this has said so, in text that drives no terminal."""
-    typer.echo(f"concord: {printable(message)}", err=True)
+    """Say what was wrong with bad input, without credentials and escapes; returns the exit of the command."""
+    typer.echo(f"concord: {printable(redacted(message))}", err=True)
     return typer.Exit(BAD_INPUT)
 
 

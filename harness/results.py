@@ -7,7 +7,8 @@ Version 2 has what a report needs: requirements, the profile's text and waivers,
 and a digest of the file in its last line.  Files of version 1 are read; they have none of it.
 
 From version 4 on each attempt of a test is a record (:attr:`TestResult.attempt`): a plug-in that runs a failed test
-again can't make it a passed one.  Readers merge them (:func:`merged`).
+again can't make it a passed one.  Readers merge them (:func:`merged`).  It says how the run was made as well: plug-ins
+and files that were loaded.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import importlib.metadata
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from harness.provenance import environment
+from harness.redaction import current, redacted_arguments
 from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status
 from harness.untrusted import Version as VersionNumber
 from harness.writing import append_or_nothing, open_new
@@ -64,6 +66,25 @@ FREE_SEED = "free"
 """The seed of a run in which Hypothesis draws as it likes."""
 
 
+_KNOWN = ("concord-harness", "hypothesis", "pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist")
+"""Distributions whose pytest plug-ins are a part of every run."""
+OWN_CONFTEST = ("a6fcb8a3173d922917c8c20b208740fb1520063a46e499434d6e01afacc4bf98",)
+"""SHA-256 of the ``conftest.py`` beside the suites, which loads Concord's plug-in and nothing else."""
+
+
+def foreign(plugins: Mapping[str, str]) -> dict[str, str]:
+    """The plug-ins that are neither pytest's, nor of what Concord stands on, nor of the suites.
+
+    ``plugins``: as in :class:`RunHeader`.  A plug-in can turn any verdict into any other.
+    """
+    return {
+        name: where
+        for name, where in plugins.items()
+        if not all(each.split(" ")[0] in _KNOWN or each in OWN_CONFTEST for each in where.split(", "))
+        and not (name.startswith("suites/") and name.endswith("/conftest.py"))
+    }
+
+
 class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
     """The first line: what ran, where, on what."""
 
@@ -91,6 +112,9 @@ class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
     """How many examples properties have, as a share of what suites say (``CONCORD_EXAMPLES``)."""
     faults: list[str] = []
     """Defects that were put into ranks on purpose."""
+    plugins: dict[str, str] = {}
+    """Each pytest plug-in loaded when the first test was about to run: its name, and where it is from: the distribution
+    and its version, or the SHA-256 of a file that belongs to no distribution (:mod:`harness.plugin.loaded`)."""
 
 
 class Collected(msgspec.Struct, tag="collected", tag_field="record"):
@@ -221,6 +245,11 @@ class RunEnd(msgspec.Struct, tag="end", tag_field="record"):
     """Why others were not: a sentence each."""
     counts: dict[str, Count] = {}
     """How many tests came to each verdict."""
+    plugins: dict[str, str] = {}
+    """As in :class:`RunHeader`, of every process of the run, at its end."""
+    files: dict[str, str] = {}
+    """SHA-256 of every file of harness, suites and fixtures that a process of the run has loaded, by the name that the
+    suite hash knows it by (:func:`harness.provenance.suite_files`)."""
     digest: str = ""
     """SHA-256 of the file up to here."""
 
@@ -264,6 +293,9 @@ class Run(msgspec.Struct):
 class Writer:
     """Writes records to a new results file; each is on its way to the disk before :meth:`write` returns.
 
+    No record has credentials in it (:mod:`harness.redaction`).  Only the profile is written as it is: its hash is in
+    the header, and it would have been refused if it had any.
+
     Errors: OSError, where anything is there, a link as well.
     """
 
@@ -276,10 +308,13 @@ class Writer:
 
     def write(self, record: Record) -> None:
         """Append a record, or nothing.  Errors: OSError."""
+        data = msgspec.to_builtins(record)
+        if not isinstance(record, ProfileText):
+            data = current().record(data)
         try:
-            line = self._encoder.encode(record)
+            line = self._encoder.encode(data)
         except UnicodeEncodeError:  # half a surrogate pair, as in the name of a file that is not UTF-8
-            text = json.dumps(msgspec.to_builtins(record), ensure_ascii=False)
+            text = json.dumps(data, ensure_ascii=False)
             line = text.encode(errors="replace")
         append_or_nothing(self._fd, line + b"\n")
         self._digest.update(line + b"\n")
@@ -460,7 +495,7 @@ def header(
     """The first line of a run that starts now; ``facts``: other fields of it."""
     return RunHeader(
         started=time.time(),
-        arguments=list(arguments),
+        arguments=redacted_arguments(list(arguments)),
         environment=environment(),
         subject=subject,
         profile=profile,

@@ -29,7 +29,7 @@ from reports.model import (
 FILE = "results.jsonl"
 LARGEST = 1 << 30
 """Bytes of a results file that is read; tests that all fail with everything that ranks can say come to a tenth."""
-MAY_DIFFER = ("variable CONCORD_", "memory")
+MAY_DIFFER = ("variable CONCORD_", "variable PYTEST_ADDOPTS", "memory")
 """What of the environment decides nothing."""
 
 
@@ -219,6 +219,7 @@ def _run(name: str, digest: str, run: Run) -> RunReport:
         whole=end.whole if end else [],
         partial=end.partial if end else [],
         counts=counted([shown_verdict(test) for test in run.tests.values()]),
+        foreign=results.foreign({**header.plugins, **(end.plugins if end else {})}),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from harness.results import BAD
 from reports.model import ORDER, Report, TestReport
-from reports.page import answer
+from reports.page import answer, foreign
 from reports.text import moment, plural, visible
 
 LARGEST = 1 << 20
@@ -59,7 +59,9 @@ def _head(report: Report) -> Iterable[str]:
     yield ""
     for problem in report.problems:
         yield f"- {escaped(problem)}"
-    if report.problems:
+    for name, where in foreign(report).items():
+        yield f"- plug-in of neither pytest nor Concord: {escaped(name)} ({escaped(where)})"
+    if report.problems or foreign(report):
         yield ""
     columns = [verdict for verdict in ORDER if verdict in report.counts]
     yield f"| level | stack | conformant | {' | '.join(columns)} |" if columns else "| level | stack | conformant |"

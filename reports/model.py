@@ -51,6 +51,8 @@ class RunReport(msgspec.Struct, kw_only=True):
     """Stacks of which every test was collected."""
     partial: list[str]
     counts: dict[str, Count]
+    foreign: dict[str, str] = {}
+    """Plug-ins that are neither pytest's nor Concord's, and where they are from (:func:`harness.results.foreign`)."""
 
 
 class WaiverReport(msgspec.Struct, kw_only=True):

@@ -71,6 +71,7 @@ def _rendered(report: Report, longest: int) -> str | None:
             slowest=slowest,
             waived=report.counts.get("waived", 0),
             undeclared=report.counts.get("undeclared", 0),
+            foreign=foreign(report),
         )
     )
     found, length = [], 0
@@ -111,6 +112,11 @@ def answer(report: Report) -> str:
     if report.conformant:
         return f"Conformant at {report.conformant} ({LEVELS[report.conformant]})"
     return "Not conformant at any level"
+
+
+def foreign(report: Report) -> dict[str, str]:
+    """The plug-ins of some run that are neither pytest's nor Concord's, and where they are from."""
+    return {name: where for run in report.runs for name, where in run.foreign.items()}
 
 
 def web(link: str) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from harness.redaction import current
 from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, file_content, json_checked, toml
 from harness.untrusted import Version as VersionNumber
 from harness.writing import append_or_nothing
@@ -128,9 +129,10 @@ class Journal:
         return records
 
     def write(self, record: Record) -> None:
-        """Append a record.  Errors: AuditError."""
+        """Append a record, without any credentials.  Errors: AuditError."""
+        line = msgspec.json.encode(current().record(msgspec.to_builtins(record))) + b"\n"
         try:
-            append_or_nothing(self._fd, msgspec.json.encode(record) + b"\n")
+            append_or_nothing(self._fd, line)
         except OSError as e:
             raise AuditError(f"{self.path}: {e.strerror}; once it can be written to, the audit goes on there") from e
 

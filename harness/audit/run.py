@@ -20,6 +20,8 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from harness import faults
 from harness.audit import mutants, worker
 from harness.audit.records import (
@@ -40,6 +42,7 @@ from harness.audit.records import (
 )
 from harness.audit.relevance import Relevance
 from harness.provenance import environment
+from harness.redaction import current, redacted_arguments
 from harness.results import BAD, FREE_SEED, stack_of, torch_version
 from harness.subjects import TORCH
 from harness.worlds.rank import NotPrepared
@@ -182,16 +185,17 @@ class Audit:
             names = {t.defect.name for t in chosen}
             killers = sorted({r.test for n, r in self.results.items() if n in names and r.state == KILLED})
             red = self._confirm(workers, killers)
-        return Summary(
+        found = Summary(
             started=self.started,
             seconds=round(time.time() - self.started, 1),
-            arguments=sys.argv[1:],
+            arguments=redacted_arguments(sys.argv[1:]),
             environment=self.environment,
             digest=self.digest,
             red=sorted({*red, *(h.test for h in self.healthy.values() if h.verdict in BAD)}),
             healthy={h.test: h.verdict for h in self.healthy.values()},
             results=[self._with_equivalence(self.results[t.defect.name]) for t in chosen],
         )
+        return msgspec.convert(current().record(msgspec.to_builtins(found)), Summary)
 
     def reach(self) -> dict[str, set[tuple[int, int]]]:
         """From line to line, what the ranks of all tests reach in the audited sources, without any defect."""

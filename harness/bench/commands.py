@@ -38,7 +38,11 @@ app = typer.Typer(no_args_is_help=True, help="Benchmarks: their history, and the
 
 Place = Annotated[
     str,
-    typer.Option("--history", help="A file, or a URL of SQLAlchemy's; by default $CONCORD_HISTORY, or ~/.local/state."),
+    typer.Option(
+        "--history",
+        help="A file, or a URL of SQLAlchemy's; by default $CONCORD_HISTORY, or ~/.local/state. Every user of the "
+        "machine may read command lines: put a URL with a password into the variable, or the password into ~/.pgpass.",
+    ),
 ]
 NightId = Annotated[str, typer.Option("--night", help="Id of the night; by default the newest.")]
 Rate = Annotated[

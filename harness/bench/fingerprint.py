@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.bench.records import Fingerprint, pairs
 from harness.devices import cores, device_name
 from harness.provenance import memory, processor
+from harness.redaction import NOT_SHOWN, recorded
 
 _VARIABLES = re.compile(r"(GLOO|NCCL|TORCH_NCCL|OMP|MKL|KMP|TORCHINDUCTOR)_\w+|LD_PRELOAD|MALLOC_\w+")
 """Environment variables that change how ranks run."""
@@ -28,13 +29,17 @@ def fingerprint(kind: str = "cpu") -> Fingerprint:
         "cores": str(cores()),
         "memory": memory(),
         "processor": processor() or platform.machine(),
-        "label": os.environ.get(LABEL, ""),
+        "label": recorded(LABEL, os.environ.get(LABEL, "")) or "",
     }
     software = {
         "kernel": ".".join(platform.release().split(".")[:2]),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        **{name: os.environ[name] for name in os.environ if _VARIABLES.fullmatch(name) and not name.endswith(_PLACES)},
+        **{
+            name: recorded(name, value) or NOT_SHOWN
+            for name, value in os.environ.items()
+            if value and _VARIABLES.fullmatch(name) and not name.endswith(_PLACES)
+        },
     }
     if kind != "cpu":
         machine["accelerators"] = f"{torch.accelerator.device_count()} x {device_name(kind)}"

@@ -24,6 +24,7 @@ from harness.bench import migrations, tables
 from harness.bench.lines import Accepted, Figure, Line, Past
 from harness.bench.nights import check
 from harness.bench.records import Fingerprint, Measurement, Night, Series, percentile
+from harness.redaction import Redactor, Url
 
 VARIABLE = "CONCORD_HISTORY"
 PATIENCE = 60.0
@@ -34,7 +35,10 @@ _MIGRATING = 0x636F6E63
 
 
 class HistoryError(ValueError):
-    """A history that cannot be used; says which, what is wrong, and what to do."""
+    """A history that cannot be used; says which, what is wrong, and what to do, and shows no credentials.
+
+    It has no cause: drivers' errors quote the URL, and are shown with whatever they caused.
+    """
 
 
 def default_place() -> str:
@@ -49,11 +53,12 @@ class History:
     def __init__(self, place: str | Path | None = None) -> None:
         """``place``: a file, or a URL that SQLAlchemy knows.  Makes what is missing; migrates what is older."""
         given = str(place or default_place())
+        self._redacted = Redactor({}, [given])
+        self.place = str(Url(given)) if "://" in given else given
         try:
             self._url = _url_of(given)
-        except ArgumentError as e:
-            raise HistoryError(f"{given.rpartition('@')[2]}: no URL of a database: {e}") from e
-        self.place = self._url.render_as_string(hide_password=True)
+        except (ArgumentError, ValueError) as e:
+            raise HistoryError(f"{self.place}: no URL of a database: {self._redacted(str(e))}") from None
         self._file = Path(self._url.database) if self._sqlite and self._url.database else None
         if self._file:
             self.place = str(self._file)
@@ -127,11 +132,11 @@ class History:
         except (NoSuchModuleError, ModuleNotFoundError) as e:
             raise HistoryError(f"{self.place}: no driver for such a database: {e}: install it") from e
         except DBAPIError as e:
-            raise HistoryError(f"{self.place}: {_reason(e)}") from e
+            raise HistoryError(f"{self.place}: {self._redacted(_reason(e))}") from None
         except Timeout as e:
             raise HistoryError(f"{self.place}: another process has kept it locked for {PATIENCE:.0f} s") from e
-        except (SQLAlchemyError, OSError) as e:
-            raise HistoryError(f"{self.place}: {e}") from e
+        except (SQLAlchemyError, OSError, UnicodeError) as e:
+            raise HistoryError(f"{self.place}: {self._redacted(str(e))}") from None
 
     def add(self, night: Night) -> bool:
         """Store a night; False if it was there already.

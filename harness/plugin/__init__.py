@@ -12,6 +12,7 @@ from harness.plugin import (
     attempts,
     brought,
     facts,
+    loaded,
     numprocesses,
     options,
     perf,
@@ -52,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         f"{seeds.MARKER}: the test draws its examples from --concord-seed; tests of suites have it by themselves.",
     )
+    made_of = loaded.Loaded(config)
+    config.pluginmanager.register(made_of, "concord-loaded")
     perf.settle(config)
     perf.check(config)
     options.check(config)
@@ -70,4 +73,4 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(attempts.Attempts(), "concord-attempts")
     config.pluginmanager.register(brought.Brought(config), "concord-brought")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(summary.Summary(config, found, seed), "concord-summary")
+        config.pluginmanager.register(summary.Summary(config, found, seed, made_of), "concord-summary")

@@ -17,6 +17,7 @@ import pytest
 
 from harness.plugin.folder import LOST, folder_of, lose
 from harness.plugin.profiles import Profiles
+from harness.redaction import recorded, redacted_arguments
 from harness.writing import append_or_nothing, open_new
 
 if TYPE_CHECKING:
@@ -240,11 +241,12 @@ class Nights:
             id=uuid.uuid4().hex,
             started=time.time(),
             fingerprint=fingerprint(kind),
-            commit=os.environ.get("CONCORD_COMMIT") or str(torch.version.git_version or ""),
+            commit=recorded("CONCORD_COMMIT", os.environ.get("CONCORD_COMMIT", ""))
+            or str(torch.version.git_version or ""),
             profile=self._profiles.described()[0],
             profile_hash=self._profiles.described()[1],
             subject=self._config.getoption("subject"),
-            arguments=[str(a) for a in self._config.invocation_params.args],
+            arguments=redacted_arguments([str(a) for a in self._config.invocation_params.args]),
         )
 
     # hooks

@@ -16,7 +16,9 @@ from harness import results
 from harness.plugin import facts
 from harness.plugin.attempts import ended_badly
 from harness.plugin.folder import LOST, folder_of, lose
+from harness.plugin.loaded import Loaded
 from harness.plugin.profiles import Profiles
+from harness.plugin.redacting import redact
 from harness.plugin.seeds import Seeds
 from harness.provenance import suite_hash
 from harness.results import (
@@ -29,6 +31,7 @@ from harness.results import (
     RequirementText,
     RunEnd,
     TestResult,
+    foreign,
     stack_of,
 )
 from harness.subjects import TORCH
@@ -130,8 +133,9 @@ class Told:
 class Summary:
     """Listens to reports in the process that prints them."""
 
-    def __init__(self, config: pytest.Config, profiles: Profiles, seeds: Seeds) -> None:
+    def __init__(self, config: pytest.Config, profiles: Profiles, seeds: Seeds, loaded: Loaded) -> None:
         self.config = config
+        self.loaded = loaded
         self.profiles = profiles
         self.seeds = seeds
         self.writer: results.Writer | None = None
@@ -198,6 +202,7 @@ class Summary:
             seed_drawn=self.seeds.drawn,
             effort=facts.share_of_examples(),
             faults=list(self.config.getoption("fault")),
+            plugins=self.loaded.plugins(),
         )
 
     def _tell_profile(self) -> None:
@@ -209,7 +214,10 @@ class Summary:
 
     # results
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if folder_of(self.config) is not None:
+            redact(report)  # results go to others, and so do the terminal's text and JUnit files of the same run
         key = report.nodeid, _worker_of(report)
         unsaid: list[dict[str, Any]] = getattr(report, "concord_unsaid", [])
         number = getattr(report, "concord_attempt", self._attempt_by_phase(key, str(report.when)))
@@ -311,6 +319,8 @@ class Summary:
                 whole=whole,
                 partial=partial,
                 counts={v: verdicts.count(v) for v in VERDICTS if v in verdicts},
+                plugins=self.loaded.plugins(),
+                files=self.loaded.files(),
                 digest=self.writer.digest,
             )
         )
@@ -337,6 +347,8 @@ class Summary:
                 line = f"{result.verdict.upper()} {result.nodeid}{came_to}: {result.headline}"
                 terminalreporter.write_line(line)
         if self.writer is not None and not self.lost:
+            for name, where in foreign(self.loaded.plugins()).items():
+                terminalreporter.write_line(f"plug-in of neither pytest nor Concord: {name} ({where})", yellow=True)
             terminalreporter.write_line(f"results: {_shown(self.writer.path, self.config.rootpath)}")
 
 

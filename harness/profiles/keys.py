@@ -14,6 +14,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from harness.profiles.model import UNREPORTED
 from harness.profiles.vocabulary import BOUNDED, COLLECTIVES, DTYPES, FEATURES, OPS, STACKS
+from harness.redaction import has_credentials
 from harness.results import ENDED_BADLY
 
 _MOST_SECONDS = 86_400
@@ -151,6 +152,8 @@ def _environment(value: Any) -> tuple[tuple[str, str], ...]:
             raise BadItem(name, "not the name of an environment variable")
         if not isinstance(content, str) or "\0" in content:
             raise BadItem(name, f"a text in quotes, not {shown(content)}")
+        if has_credentials(name, content):
+            raise BadItem(name, "a credential, and profiles are published: set it where pytest runs, ranks inherit it")
     return tuple(sorted(value.items()))
 
 
@@ -169,6 +172,8 @@ def _module(value: Any) -> str:
 def _link(value: Any) -> str:
     if _text(value) != UNREPORTED and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
         raise ValueError(f'a URL, or "{UNREPORTED}", not {shown(value)}')
+    if re.match(r"https?://[^/?#]*@", value):
+        raise ValueError("it has a credential in it, and profiles are published")
     return _text(value)
 
 

@@ -24,6 +24,7 @@ from harness.programs.check import Truth
 from harness.programs.source import source
 from harness.programs.spec import Program
 from harness.programs.stored import dumps
+from harness.redaction import recorded, redacted
 from harness.stacks import training
 from harness.subjects import TORCH
 from harness.writing import own_folder, write_whole
@@ -189,14 +190,14 @@ def _allowed(truth: Truth | None, what: str) -> dict[str, list[float]] | None:
 def _head(program: Program, what: str, backend: str, subject: str) -> str:
     lines = [f"A training run that is not on {program.layout.world} ranks what it is on one device.", ""]
     lines += [f"    torchrun --nproc-per-node={program.layout.world} {{this file}}", "", "What was seen:", ""]
-    lines += [f"    {line[:200]}" for line in what.splitlines()[:20]]
+    lines += [f"    {line[:200]}" for line in redacted(what).splitlines()[:20]]
     environment: Mapping[str, str] = {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "backend": backend,
         "subject": subject,
-        **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+        **{name: shown for name in _PASSED_ON if (shown := recorded(name, os.environ.get(name, "")))},
     }
     if subject != TORCH:
         lines += [

@@ -66,6 +66,41 @@ def test_parts_by_name() -> None:
         parts(Path("o"), budget="1h", sample=1, history="", only=["x"])
 
 
+HISTORY = "postgresql://bob:hunter2@db/perf"
+
+
+def test_the_history_is_on_no_command_line() -> None:
+    """A history's URL is in the environment of the parts that need it, and nobody is shown its password."""
+    night = parts(Path("o"), budget="1h", sample=1, history=HISTORY)
+    assert [part.name for part in night if part.env.get("CONCORD_HISTORY") == HISTORY] == ["history", "gate", "page"]
+    shown = repr([(part.command, part.by_hand) for part in night])
+    assert "hunter2" not in shown
+    assert "CONCORD_HISTORY=postgresql://***@db/perf concord perf gate" in shown
+
+
+def test_a_night_shows_no_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither what is printed, nor logs, nor the job's summary have a password; only the history's parts know it."""
+    (tmp_path / "suites").mkdir()
+    told = 'import os; raise SystemExit(f\'night {os.environ.get("CONCORD_HISTORY", "untold")} hunter2\')'
+    (tmp_path / "pytest.py").write_text(told)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.setenv("CONCORD_HISTORY", HISTORY)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
+    chosen = [
+        Part("suites", ("pytest", "suites"), last_words),
+        Part("gate", ("pytest", "perf"), last_words, {"CONCORD_HISTORY": HISTORY}, history=True),
+    ]
+    monkeypatch.setattr(nightly, "parts", lambda *args, **options: chosen)
+    result = CliRunner().invoke(app, ["nightly", "--out", str(tmp_path / "out"), "--history", HISTORY])
+    kept = "".join(file.read_text() for file in [*(tmp_path / "out").iterdir(), tmp_path / "summary"])
+    assert "night untold ***" in kept
+    assert "night postgresql://***@db/perf ***" in kept
+    assert "hunter2" not in result.output + kept + "".join(capfd.readouterr())
+
+
 def test_every_part_is_a_command_that_there_is() -> None:
     """concord has the subcommands and the options, pytest has the options."""
     helped: dict[tuple[str, ...], str] = {}

@@ -16,7 +16,7 @@ LAYERS = (
     ("cli", "asked", "nightly", "replaying", "reporting", "audit", "plugin", "probe"),
     ("programs", "stacks", "reference", "oracles", "bench", "faults"),
     ("worlds",),
-    ("results", "devices", "leases", "requirements", "profiles", "toml_lines", "effort", "journal")
+    ("results", "devices", "leases", "requirements", "profiles", "toml_lines", "effort", "journal", "redaction")
     + ("subjects", "entry_points", "provenance", "refusing", "shown", "files", "untrusted", "ceiling", "writing"),
 )
 """Of harness/, from the top down: a file may import what is beside it or below it."""

@@ -1,4 +1,4 @@
-"""The process that ranks are forked from: whatever becomes of it, it is blamed and replaced, and nothing stays behind."""
+"""The process that ranks are forked from: what becomes of it is blamed, another replaces it, and nothing is left."""
 
 from __future__ import annotations
 

@@ -1,0 +1,26 @@
+"""What leaves the machine (results, figures, logs of the nightly job, messages) has no credentials in it.
+
+Two rules.  What is *recorded* is on a list: :mod:`~harness.redaction.variables` names the environment variables that
+results may have, each with the kind of value that it takes, and shows no value that does not fit.  What is *text* (a
+traceback, the output of a rank, a command line, an error of a database) goes through :class:`Redactor`, which knows the
+values of this process's environment, and what a URL and an assignment of a password look like.
+"""
+
+from __future__ import annotations
+
+from harness.redaction.shapes import HIDDEN
+from harness.redaction.text import Redactor, current, has_credentials, redacted, redacted_arguments
+from harness.redaction.urls import Url
+from harness.redaction.variables import NOT_SHOWN, recorded
+
+__all__ = [
+    "HIDDEN",
+    "NOT_SHOWN",
+    "Redactor",
+    "Url",
+    "current",
+    "has_credentials",
+    "recorded",
+    "redacted",
+    "redacted_arguments",
+]

@@ -1,0 +1,71 @@
+"""The password of a history's database is in no error, no traceback, and nothing that a command prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.bench.history import VARIABLE, History, HistoryError
+from harness.cli import app
+
+ROOT = Path(__file__).parents[2]
+
+PLACES = [
+    "postgresql://bob:hunter2@127.0.0.1:1/perf",
+    "postgresql://127.0.0.1:1/perf?user=bob&password=hunter2",
+    "postgresql://bob:hunter2@127.0.0.1:1/perf?nonsense=1",
+    "postgresql://bob:hunter2@127.0.0.1:port/perf",
+    "postgresql://bob:x/hunter2@127.0.0.1:1/perf",
+    "postgresql://bob:hunter2@[::1/perf",
+    "nodatabase://bob:hunter2@db/perf",
+    "postgresql+nodriver://bob:hunter2@db/perf",
+    "a b://bob:hunter2@db/perf",
+    "postgresql://bob:hunter2@127.0.0.1:1/\udc80",
+]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=ascii)
+def test_errors_of_a_history(place: str) -> None:
+    """An error that a history raises has no credentials in it, nor has what caused it."""
+    with pytest.raises(HistoryError) as raised:
+        History(place)
+    text = "".join(traceback.format_exception(raised.value))
+    assert "hunter2" not in text
+
+
+@pytest.mark.parametrize("place", PLACES, ids=ascii)
+@pytest.mark.parametrize("command", ["gate", "history"])
+def test_commands(place: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command says in one line what is wrong with a history, and not its password."""
+    monkeypatch.setenv(VARIABLE, place) if "\udc80" not in place else None
+    result = CliRunner().invoke(app, ["perf", command, "--history", place])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert "hunter2" not in result.output
+
+
+def test_what_nobody_has_foreseen() -> None:
+    """A traceback of a command shows neither locals nor the credentials that were given."""
+    code = (
+        "import sys\n"
+        "from harness.bench import commands, history\n"
+        "def broken(place):\n"
+        "    raise RuntimeError(f'no {place} for bob with hunter2')\n"
+        "history.History = broken\n"
+        "from harness import cli\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "perf", "gate", "--history", PLACES[0]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "RuntimeError: no postgresql://***@127.0.0.1:1/perf for bob with ***" in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr

@@ -1,0 +1,142 @@
+"""A run says which plug-ins and files it was made with, whatever way they came in."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sessions import Folder, Session
+
+from harness.results import foreign
+from reports.build import build, load
+from reports.markdown import markdown
+from reports.page import page
+
+pytestmark = pytest.mark.slow
+
+LIAR = """
+import pytest
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    report.outcome = "passed"
+    return report
+"""
+LEAVER = (
+    LIAR
+    + """
+def pytest_sessionstart(session):
+    import sys
+    session.config.pluginmanager.unregister(sys.modules[__name__])
+"""
+)
+BAD = """
+    def test_is_bad():
+        assert False
+"""
+TEST = "suites/collectives/test_it.py"
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def folder(make_folder: Callable[[dict[str, str]], Folder]) -> Folder:
+    made = make_folder({TEST: BAD})
+    made.write("liar.py", LIAR)
+    made.write("leaver.py", LEAVER)
+    made.write("fixtures/shared.py", "")
+    return made
+
+
+def ran(folder: Folder, *arguments: str, env: dict[str, str] | None = None) -> Session:
+    shutil.rmtree(folder.path / "out", ignore_errors=True)
+    return folder.run("--concord-results", "out", *arguments, env={"PYTHONPATH": ".", **(env or {})})
+
+
+def test_an_honest_run_has_no_plugin_of_others(folder: Folder) -> None:
+    """Without anybody's plug-in every one is pytest's or Concord's, and files are named with what is in them."""
+    session = ran(folder)
+    end = session.results.end
+    assert end is not None
+    assert foreign(session.results.header.plugins) == foreign(end.plugins) == {}
+    assert session.results.header.plugins["timeout"].startswith("pytest-timeout ")
+    assert end.files[TEST] == hashlib.sha256((folder.path / TEST).read_bytes()).hexdigest()
+    assert "harness/plugin/summary.py" in end.files
+    assert "neither pytest nor Concord" not in session.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "name", "text"),
+    [
+        (["-p", "liar"], {}, "liar", LIAR),
+        ([], {"PYTEST_PLUGINS": "liar"}, "liar", LIAR),
+        ([], {"PYTEST_ADDOPTS": "-p liar"}, "liar", LIAR),
+        (["-p", "leaver"], {}, "leaver", LEAVER),
+        (["-p", "liar", "-n", "1"], {}, "liar", LIAR),
+    ],
+    ids=["-p", "PYTEST_PLUGINS", "PYTEST_ADDOPTS", "that takes itself out", "xdist"],
+)
+def test_a_plugin_leaves_its_trace(
+    folder: Folder, arguments: list[str], env: dict[str, str], name: str, text: str
+) -> None:
+    """A plug-in that may turn failures into passes is in the results by the hash of its text, and said at the end."""
+    session = ran(folder, *arguments, env=env)
+    end = session.results.end
+    assert end is not None
+    assert foreign(session.results.header.plugins) == {name: sha256(text)}
+    assert foreign(end.plugins) == {name: sha256(text)}
+    assert f"plug-in of neither pytest nor Concord: {name} ({sha256(text)})" in session.out
+    said = session.results.header.environment
+    assert [said[f"variable {variable}"] for variable in env] == [*env.values()]
+
+
+def test_a_conftest_leaves_its_trace(folder: Folder) -> None:
+    """A conftest.py that turns failures into passes is a plug-in too, and page and Markdown say so."""
+    folder.write("conftest.py", LIAR)
+    try:
+        session = ran(folder)
+    finally:
+        (folder.path / "conftest.py").unlink()
+    assert session.results.tests[f"{TEST}::test_is_bad"].verdict == "passed"
+    digest = hashlib.sha256(LIAR.encode()).hexdigest()
+    assert foreign(session.results.header.plugins) == {"conftest.py": digest}
+    (path,) = session.folder.glob("out/*/results.jsonl")
+    made = build([load(path)])
+    for text in (page(made), markdown(made, largest=1 << 20)):
+        assert "conftest" in text
+        assert digest in text
+
+
+def test_what_an_xdist_worker_alone_has_loaded(folder: Folder) -> None:
+    """A plug-in that gets into workers only is in the last record; so are the files that only they loaded."""
+    sneaks = "import os\nif 'PYTEST_XDIST_WORKER' in os.environ:\n    import liar as pytest_plugins_of_workers\n"
+    sneaks += "def pytest_configure(config):\n    import sys\n    if 'liar' in sys.modules:\n"
+    sneaks += "        import fixtures.shared\n        config.pluginmanager.register(sys.modules['liar'], 'sneaked')\n"
+    folder.write("conftest.py", sneaks)
+    try:
+        run = ran(folder, "-n", "1").results
+    finally:
+        (folder.path / "conftest.py").unlink()
+    assert run.end is not None
+    assert "sneaked" not in run.header.plugins
+    assert run.end.plugins["sneaked"] == sha256(LIAR)
+    assert run.end.files["fixtures/shared.py"] == sha256("")
+    assert TEST in run.end.files
+
+
+def test_a_file_that_is_changed_while_tests_run(folder: Folder, tmp_path: Path) -> None:
+    """Of a file that was changed after it was loaded, both hashes are in the results."""
+    text = "from pathlib import Path\n\ndef test_edits():\n    Path(__file__).write_text('# harmless')\n"
+    folder.write("suites/collectives/test_edits.py", text)
+    try:
+        run = ran(folder, "suites/collectives/test_edits.py").results
+    finally:
+        (folder.path / "suites/collectives/test_edits.py").unlink()
+    assert run.end is not None
+    assert run.end.files["suites/collectives/test_edits.py"] == f"{sha256(text)}, {sha256('# harmless')}"
