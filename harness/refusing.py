@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 import typer
 
+from harness.shown import printable
+
 BAD_INPUT = 2
 
 
 def bad(message: str) -> typer.Exit:
     """How a command ends that was given bad input, once this has said so."""
-    typer.echo(f"concord: {message}", err=True)
+    typer.echo(f"concord: {printable(message)}", err=True)
     return typer.Exit(BAD_INPUT)
 
 

@@ -30,6 +30,7 @@ from harness.results import (
     TestResult,
     stack_of,
 )
+from harness.shown import printable
 from harness.subjects import TORCH
 
 _OTHER = "(other)"
@@ -262,7 +263,8 @@ class Summary:
             _write_table(terminalreporter, counts, self.config.getoption("subject"))
         for result in self.results.values():
             if result.verdict in ("crashed", "hung") and result.headline:
-                terminalreporter.write_line(f"{result.verdict.upper()} {result.nodeid}: {result.headline}")
+                line = f"{result.verdict.upper()} {result.nodeid}: {result.headline}"
+                terminalreporter.write_line(printable(line))
         if self.writer is not None:
             terminalreporter.write_line(f"results: {_shown(self.writer.path, self.config.rootpath)}")
 

@@ -12,8 +12,9 @@ from harness.worlds import wire
 from harness.worlds.launch import Launcher, RankProcess, environment_of, import_path, working_directory
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import RankSetup
+from harness.worlds.ranks import Ranks
 from harness.worlds.shipping import frame_of
-from harness.worlds.waiting import EXIT, Ranks, Waiting
+from harness.worlds.waiting import EXIT, Waiting
 
 if TYPE_CHECKING:
     from harness.worlds.terminal import Terminal
