@@ -34,6 +34,7 @@ from harness.results import (
     foreign,
     stack_of,
 )
+from harness.shown import printable
 from harness.subjects import TORCH
 
 _OTHER = "(other)"
@@ -345,10 +346,11 @@ class Summary:
                 attempts = [each.verdict for each in self.attempts[result.nodeid]]
                 came_to = f" ({', '.join(attempts)})" if len(attempts) > 1 else ""
                 line = f"{result.verdict.upper()} {result.nodeid}{came_to}: {result.headline}"
-                terminalreporter.write_line(line)
+                terminalreporter.write_line(printable(line))
         if self.writer is not None and not self.lost:
             for name, where in foreign(self.loaded.plugins()).items():
-                terminalreporter.write_line(f"plug-in of neither pytest nor Concord: {name} ({where})", yellow=True)
+                line = f"plug-in of neither pytest nor Concord: {name} ({where})"
+                terminalreporter.write_line(printable(line), yellow=True)
             terminalreporter.write_line(f"results: {_shown(self.writer.path, self.config.rootpath)}")
 
 

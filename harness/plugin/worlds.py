@@ -20,6 +20,7 @@ from harness.plugin.slots import Slots
 from harness.profiles.obeyed import Obeyed, obeying
 from harness.profiles.obeyed import of as obeyed_of
 from harness.results import stack_of
+from harness.shown import printable
 from harness.subjects import TORCH
 
 if TYPE_CHECKING:
@@ -524,7 +525,8 @@ def shown(error: RanksFailed, excinfo: pytest.ExceptionInfo[BaseException], conf
     for text in getattr(error, "__notes__", ()):  # Hypothesis: the smallest example
         lines += [f"E   {line}" for line in text.split("\n")]
     file, line = error.place or ("", 0)
-    crash = ReprFileLocation(_relative(file, config), line, error.headline)
+    crash = ReprFileLocation(printable(_relative(file, config)), line, error.headline)
+    lines = [printable(text) for text in lines]
     traceback = ReprTraceback([ReprEntry(lines, None, None, None, "short")], None, "short")
     return ExceptionChainRepr([(traceback, crash, None)])
 

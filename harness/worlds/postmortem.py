@@ -12,6 +12,7 @@ from harness.shown import printable
 from harness.worlds.blackbox import Issued
 from harness.worlds.launch import Exit
 from harness.worlds.places import short_path, source_line
+from harness.worlds.telling import both_ends
 from harness.worlds.watchdog import Explanation, Record, user_frame
 
 _TRANSPORT = re.compile(
@@ -23,6 +24,8 @@ _GROUP_ERROR = re.compile(r"^torch\.distributed\.|\bgloo/transport/|\bProcessGro
 """What errors of process groups have in their type or message, wherever they come out."""
 _OURS = ("/harness/worlds/rank.py", "/harness/worlds/server.py")
 _OUTPUT_SHOWN = 4000
+_MOST_FRAMES = 200  # of a stack that is shown
+_LONGEST_DUMP = 200_000  # characters
 
 
 @dataclass(frozen=True)
@@ -256,7 +259,7 @@ def stack_text(frames: Sequence[tuple[str, int, str]], called: str = "") -> str:
     shown = list(frames[min(ours[-1] + 1, len(frames) - 1) :] if ours else frames)
     shown = [f for f in shown if not f[0].endswith("/harness/worlds/recorder.py")] or shown
     lines = []
-    for file, line, function in shown:
+    for file, line, function in both_ends(shown, _MOST_FRAMES):
         lines.append(f"{file}:{line}: in {function}")
         source = source_line(file, line)
         if source:
@@ -277,6 +280,7 @@ def crash_stack(dump: str) -> str:
     """
     reason: list[str] = []
     threads: list[tuple[str, list[tuple[str, int, str]]]] = []
+    dump = dump[:_LONGEST_DUMP]
     for line in dump.splitlines():
         if line.startswith("Extension modules:"):
             continue

@@ -42,10 +42,17 @@ class NotPlain(Exception):
     """A pickle that names something else."""
 
 
+_found: dict[tuple[str, str], Any] = {}
+
+
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        known = _found.get((module, name))
+        if known is not None:
+            return known
         if name in _PLAIN.get(module, ()):
-            return super().find_class(module, name)
+            known = _found[module, name] = super().find_class(module, name)
+            return known
         loaded = sys.modules.get(module)
         found = getattr(loaded, name, None) if "." not in name else None
         if module.startswith(_OURS) and isinstance(found, type):

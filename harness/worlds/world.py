@@ -13,8 +13,9 @@ from harness.worlds.launch import Launcher, RankProcess, ServerLost, environment
 from harness.worlds.network import AUTO, NETWORKS
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import RankSetup
+from harness.worlds.ranks import Ranks
 from harness.worlds.shipping import frame_of
-from harness.worlds.waiting import EXIT, Ranks, Waiting
+from harness.worlds.waiting import EXIT, Waiting
 
 if TYPE_CHECKING:
     from harness.worlds.terminal import Terminal

@@ -27,6 +27,7 @@ REPORTED = ("harness.results.", "harness.shown.", "harness.untrusted.", "harness
 PRIVATE_TORCH = {
     "harness/audit/mutants.py": "names of the modules whose functions are edited",
     "harness/worlds/wire.py": "tensors of newer dtypes can only be put together again by torch's own function",
+    "harness/worlds/unpickling.py": "pickles of tensors name the functions that put them together",
     "harness/worlds/monitor.py": "the Flight Recorder has no public reader, nor have the names of process groups",
     "harness/worlds/recorder.py": "collectives are noted where Python enters the C++ class",
     "harness/worlds/residue.py": "how many groups a test left, and whether Dynamo has caches to empty",

@@ -128,3 +128,28 @@ def test_rank_that_is_gone(live: Terminal, capsys: pytest.CaptureFixture[str]) -
     live.gone(0)
     live.live(0, b"whole\n")
     assert capsys.readouterr().out == "[rank 0] half\n[rank 0] whole\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b"\x1b[2J\x1b]0;title\x07\x9b", "\\x1b[2J\\x1b]0;title\\x07\N{REPLACEMENT CHARACTER}"),
+        (b"\x1b[1;31mred\x1b[0m!", "\x1b[1;31mred\x1b[0m!\x1b[0m"),
+        ("\u202etxt".encode(), "\\u202etxt"),
+        (b"10%\r20%", "10%\\r20%"),
+        (b"line\r", "line"),
+    ],
+    ids=["driving", "colours", "bidi", "progress", "windows"],
+)
+def test_live_output_drives_nothing(
+    live: Terminal, capsys: pytest.CaptureFixture[str], line: bytes, expected: str
+) -> None:
+    """Output that is shown as it comes keeps its colours, which end with the line; all else is shown as escapes."""
+    live.live(0, line + b"\n")
+    assert capsys.readouterr().out == f"[rank 0] {expected}\n"
+
+
+def test_captured_output_drives_nothing(captured: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+    """Output that is shown at the end of a run is shown as escapes, colours included."""
+    captured.finished(0, output_of(b"\x1b[31mred\x1b[2J\x1b[0m\n"))
+    assert capsys.readouterr().out == "[rank 0] \\x1b[31mred\\x1b[2J\\x1b[0m\n"
