@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,10 @@ if os.getuid() == 0:  # then as somebody else
     os.setuid(65534)
 reached = []
 for port in json.loads(sys.argv[1]):
-    for address in ("127.0.0.1", "::1"):
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         try:
-            socket.create_connection((address, port), 5).close()
+            with socket.socket(family) as found:
+                found.connect((address, port))
             reached.append(port)
         except OSError:
             pass
@@ -64,12 +66,12 @@ def attacked(world: World, folder: Path) -> tuple[set[int], set[int]]:
         if rank.index == 1:
             (folder / "rank 0 is in new_group").touch()
             while not (folder / "attacked").exists():  # the run's timeout ends a wait for nothing
-                pass
+                time.sleep(0.01)
         dist.barrier(dist.new_group([0, 1]))
 
     def attack() -> None:
         while not (folder / "rank 0 is in new_group").exists():
-            pass
+            time.sleep(0.01)
         listening = {port for pid in world.pids for port in listening_on(pid)}
         command = [sys.executable, "-S", "-c", INTRUDER, json.dumps(sorted(listening))]
         answer = subprocess.check_output(command, text=True)
