@@ -57,8 +57,8 @@ class Ranks:
         It may come back sooner, with nothing.
         """
         found = self._poll.poll(math.ceil(min(seconds, _LONGEST_SILENCE) * 1000))
-        given_up = [self.launcher] if self.launcher.check() else []
-        return given_up + [self._sources[fd] for fd, _ in found if fd in self._sources]
+        news = [self.launcher] if self.launcher.check() else []
+        return news + [self._sources[fd] for fd, _ in found if fd in self._sources]
 
     def send(self, frame: list[bytes]) -> None:
         """Write a frame to every rank.  One that has gone, or does not read, is seen by the wait."""

@@ -192,3 +192,22 @@ def test_controller_is_killed_while_the_server_is_stopped(tmp_path: Path) -> Non
     process.wait(60)
     started = [int((tmp_path / name).read_text()) for name in ("0", "1")]
     assert all_gone([*pids, *started], within=SOON)
+
+
+def test_server_that_reads_nothing() -> None:
+    """Orders that nobody reads are given up, and the server is blamed."""
+    found = LocalLauncher(["json"], patience=1)
+    try:
+        found.wait_ready()
+        for pid in processes(found, "both"):
+            os.kill(pid, signal.SIGSTOP)
+        said = ""
+        while not said:
+            try:
+                found._tell({"kill": 0})
+            except LaunchError as e:
+                said = str(e)
+        assert "did not read for 1 s (it and its guardian had been stopped by a signal)" in said
+        assert all_gone([found.guardian_pid, found.server_pid], within=SOON)
+    finally:
+        found.close()
