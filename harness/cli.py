@@ -10,6 +10,7 @@ import typer
 from harness import reporting
 from harness.audit import commands
 from harness.bench import commands as perf
+from harness.doctor import doctor
 from harness.nightly import nightly
 from harness.probe import commands as probing
 from harness.redaction import redacted
@@ -21,6 +22,7 @@ app.add_typer(perf.app, name="perf")
 app.command()(commands.audit)
 app.command()(commands.faults)
 app.command()(commands.reach)
+app.command()(doctor)
 app.command()(nightly)
 app.command()(replay)
 app.command()(reporting.report)

@@ -243,7 +243,7 @@ class Launcher(Protocol):
     def check(self) -> bool:
         """See to it that silence is no fault of the launcher's own: called again and again while ranks are waited for.
 
-        Returns whether :meth:`poll` would have had something to note.
+        Returns whether anything has been noted, as by :meth:`poll`.
         """
         ...
 

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -93,6 +94,7 @@ class LocalLauncher:
         self._start_timeout = start_timeout
         self._patience = patience
         self._unanswered = 0
+        self._heard = 0  # messages
         self._next_question = 0.0
         self._ready: dict[str, Any] | None = None
         self._listeners: list[socket.socket] = []
@@ -103,6 +105,8 @@ class LocalLauncher:
         self.environment = {**RANK_ENVIRONMENT, **os.environ}
         self._mark = uuid.uuid4().hex
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # A write that nobody reads must not last for ever.
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", patience, 0))
         self._log_fd = os.memfd_create("concord-server-log", os.MFD_CLOEXEC)
         code = (
             "import json, sys\n"
@@ -254,7 +258,8 @@ class LocalLauncher:
         except OSError as e:
             self.poll()  # there may be a word of what has happened
             if not self.lost:
-                self._lose(self._guardian_gone())
+                late = f"{_SERVER} did not read for {self._patience} s{self._state()}"
+                self._lose(late if isinstance(e, BlockingIOError) else self._guardian_gone())
             raise ServerLost(f"{self.lost} ({e})\n{self._log()}") from e
 
     def kill(self, process: RankProcess) -> None:
@@ -279,18 +284,19 @@ class LocalLauncher:
                 self._lose(self._guardian_gone())
                 return
             self._unanswered = 0
+            self._heard += 1
             self._note(json.loads(data))
 
     def check(self) -> bool:
         """Ask the server now and then whether it is there, and give it up if it does not answer for too long.
 
         Each question waits for a second of ours, and not of the clock, so that a process that was suspended does not
-        take its own sleep for the server's.  Returns whether the server was given up.
+        take its own sleep for the server's.  Returns whether anything has been heard, or the server was given up.
         """
         now = time.monotonic()
         if now < self._next_question or self.lost or self._ready is None:
             return False
-        self._next_question = now + 1.0
+        self._next_question, before = now + 1.0, self._heard
         if not self.alive:
             return True
         if self._unanswered >= self._patience:
@@ -301,7 +307,7 @@ class LocalLauncher:
         except OSError:
             pass  # full, of questions that nobody reads; or gone, which the next look says
         self._unanswered += 1
-        return False
+        return self._heard > before
 
     def _state(self) -> str:
         stopped = [

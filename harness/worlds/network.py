@@ -71,7 +71,7 @@ def enter() -> None:
     Errors: OSError, whose ``filename`` is the step that failed; the process may be good for nothing then, so try
     :func:`refusal` first.
     """
-    as_admin = bool(_capabilities() >> _CAP_SYS_ADMIN & 1)
+    as_admin = is_admin()
     user, group = os.geteuid(), os.getegid()
     _checked("unshare", libc.unshare(_CLONE_NEWNET if as_admin else _CLONE_NEWNET | _CLONE_NEWUSER))
     if not as_admin:
@@ -91,7 +91,7 @@ def enter() -> None:
 
 def refusal() -> Refusal:
     """Try in a child of this process whether :func:`enter` works here."""
-    if os.geteuid() == 0 and not _capabilities() >> _CAP_SYS_ADMIN & 1:
+    if os.geteuid() == 0 and not is_admin():
         return Refusal(
             "root without CAP_SYS_ADMIN, as in most containers: a user namespace would take root's rights from ranks",
             "run as another user, or give the container the capability (--cap-add SYS_ADMIN); a container that "
@@ -163,10 +163,10 @@ def explained(step: str, number: int, setting: Callable[[str], str] = _setting, 
     return Refusal(f"the kernel refuses ({error})", "ask whoever configured it; namespaces(7) says what may forbid it")
 
 
-def _capabilities() -> int:
-    """The effective capabilities of this process, a bit each."""
+def is_admin() -> bool:
+    """Whether this process has CAP_SYS_ADMIN, and needs no user namespace."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return int(found[1], 16) if found else 0
+    return found is not None and bool(int(found[1], 16) >> _CAP_SYS_ADMIN & 1)
 
 
 def _checked(step: str, result: int) -> None:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from harness import Pool, Rank, World, WorldSpec
-from harness.worlds.local import PRELOAD, RANK_ENVIRONMENT
+from harness.worlds.local import PRELOAD, RANK_ENVIRONMENT, LocalLauncher
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow
@@ -87,6 +87,58 @@ def test_fresh_world(size: int, compare: Callable[..., Any], bare: Bare, pool: P
         wanted="2 at most",
         rounds=40,
         after=close,
+    )
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_network_of_its_own(size: int, compare: Callable[..., Any], asked_for: None, pool: Pool) -> None:
+    """Start to ready of a fresh world on a network of its own, beside one on the host's."""
+    worlds: list[World] = []
+
+    def close() -> None:
+        while worlds:
+            pool.release(worlds.pop())
+
+    def on_the_host() -> float:
+        began = time.perf_counter()
+        world = pool.acquire(WorldSpec(size, network="host"))
+        seconds = time.perf_counter() - began
+        pool.release(world)
+        return seconds
+
+    pool.release(pool.acquire(WorldSpec(size, network="host")))  # its server is another one: wait for that
+    compare(
+        f"fresh world of {size} on a network of its own",
+        lambda: worlds.append(pool.acquire(WorldSpec(size, network="private"))),
+        on_the_host,
+        against="one on the host's",
+        wanted="1.1 at most",
+        rounds=60,
+        after=close,
+    )
+
+
+def server_start(private: bool) -> float:
+    """Seconds until a server that imports nothing is ready."""
+    began = time.perf_counter()
+    launcher = LocalLauncher(["json"], private=private)
+    launcher.wait_ready()
+    seconds = time.perf_counter() - began
+    launcher.close()
+    return seconds
+
+
+def test_server_start(compare: Callable[..., Any], asked_for: None) -> None:
+    """What a network adds to the start of a server, whose imports take seconds."""
+    figures: list[float] = []
+    compare(
+        "server with a network, without imports",
+        lambda: figures.append(server_start(True)),
+        lambda: server_start(False),
+        against="one without",
+        wanted="50 ms more at most",
+        rounds=20,
+        ours=lambda: median(figures),
     )
 
 

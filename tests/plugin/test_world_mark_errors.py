@@ -22,6 +22,7 @@ BAD_MARKS = {
     "env_list": ("(2, env=['A'])", "env=['A']: a dict of names and values of environment variables"),
     "imports_text": ("(2, imports='os')", "imports='os': a list of names of modules"),
     "backend_number": ("(2, backend=3)", "backend=3: a name"),
+    "network_unknown": ("(2, network='mine')", "network='mine': auto, private or host"),
     "warm_text": ("(2, warm='yes')", "warm='yes': True or False"),
 }
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LAYERS = (
-    ("cli", "asked", "nightly", "replaying", "reporting", "audit", "plugin", "probe"),
+    ("cli", "asked", "doctor", "nightly", "replaying", "reporting", "audit", "plugin", "probe"),
     ("programs", "stacks", "reference", "oracles", "bench", "faults"),
     ("worlds",),
     ("results", "devices", "leases", "requirements", "profiles", "toml_lines", "effort", "journal", "redaction")

@@ -1,4 +1,4 @@
-"""The process that ranks are forked from: what becomes of it is blamed, another replaces it, and nothing is left."""
+"""The process that ranks are forked from: when it is lost, it is blamed and replaced, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 import torch.distributed as dist
 
 from harness import Pool, Rank, RanksFailed, World, WorldSpec
-from harness.worlds.local import LaunchError, LocalLauncher
+from harness.worlds.launch import LaunchError
+from harness.worlds.local import LocalLauncher
 from tests.worlds.conftest import add_up, all_gone
 from tests.worlds.test_controller import start
 
@@ -66,33 +67,61 @@ def damaged(world: World, folder: Path, damage: Callable[[], None]) -> tuple[Ran
     return caught.value, [int(pid) for path in folder.glob("rank*") for pid in path.read_text().split()]
 
 
+THEIRS = "the server that ranks are forked from"
+
+
+def processes(found: LocalLauncher, who: str) -> list[int]:
+    return {
+        "server": [found.server_pid],
+        "guardian": [found.guardian_pid],
+        "both": [found.guardian_pid, found.server_pid],
+    }[who]
+
+
 @pytest.mark.parametrize(
     ("who", "number", "blamed"),
     [
-        ("server", signal.SIGKILL, "the server that ranks are forked from was killed by SIGKILL"),
-        ("server", signal.SIGSTOP, "the server that ranks are forked from was stopped by SIGSTOP"),
-        ("server", signal.SIGTERM, "the server that ranks are forked from was killed by SIGTERM"),
-        ("guardian", signal.SIGKILL, "the guardian of the server that ranks are forked from was killed by SIGKILL"),
-        ("both", signal.SIGKILL, "the guardian of the server that ranks are forked from was killed by SIGKILL"),
-        ("both", signal.SIGSTOP, "the server that ranks are forked from did not answer for 2 s (it and its guardian"),
+        ("server", signal.SIGKILL, f"{THEIRS} was killed by SIGKILL (by someone, or by the kernel for want of memory)"),
+        ("server", signal.SIGSTOP, f"{THEIRS} was stopped by SIGSTOP, and given up"),
+        ("server", signal.SIGTERM, f"{THEIRS} was killed by SIGTERM"),
+        ("guardian", signal.SIGKILL, f"the guardian of {THEIRS} was killed by SIGKILL (by someone, or by the kernel"),
+        ("both", signal.SIGKILL, f"the guardian of {THEIRS} was killed by SIGKILL (by someone, or by the kernel"),
+        ("both", signal.SIGSTOP, f"{THEIRS} did not answer for 2 s (it and its guardian had been stopped by a signal)"),
     ],
     ids=lambda value: value.name if isinstance(value, signal.Signals) else str(value).split()[0],
 )
-def test_server_is_blamed_and_replaced(
-    who: str, number: signal.Signals, blamed: str, own: Pool, tmp_path: Path
-) -> None:
+def test_what_is_said_of_it(who: str, number: signal.Signals, blamed: str) -> None:
+    """What became of a server is told in words, with the signal; it and its guardian are gone then."""
+    found = LocalLauncher(["json"], patience=2)
+    try:
+        found.wait_ready()
+        for pid in processes(found, who):
+            os.kill(pid, number)
+        while found.alive:  # pytest-timeout ends a wait for nothing
+            found.check()
+            time.sleep(0.01)
+        assert found.lost.startswith(blamed)
+        assert all_gone([found.guardian_pid, found.server_pid], within=SOON)
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize(
+    ("who", "number"),
+    [("server", signal.SIGKILL), ("server", signal.SIGSTOP), ("guardian", signal.SIGKILL), ("both", signal.SIGKILL)],
+)
+def test_server_is_blamed_and_replaced(who: str, number: signal.Signals, own: Pool, tmp_path: Path) -> None:
     """No rank is blamed for the end of its server; all that ranks had started is gone; the next run is as any other."""
     found = launcher(own)
-    pids = {"server": [found.server_pid], "guardian": [found.guardian_pid]}
-    pids["both"] = [*pids["guardian"], *pids["server"]]
+    below = processes(found, "both")
     world = own.acquire(WorldSpec(2))
     ranks = world.pids
-    error, started = damaged(world, tmp_path, lambda: [os.kill(pid, number) for pid in pids[who]] and None)
-    assert all_gone([*started, *ranks, *pids["both"]], within=SOON), "something was left"
+    error, started = damaged(world, tmp_path, lambda: [os.kill(pid, number) for pid in processes(found, who)] and None)
+    assert all_gone([*started, *ranks, *below], within=SOON), "something was left"
     assert len(started) == 3
-    assert error.headline.startswith(f"no rank is to blame: {blamed}")
+    assert error.headline == f"no rank is to blame: {found.lost}"
     assert (error.verdict, error.first, error.culprits) == ("crashed", None, ())
-    assert [end.what for end in error.ends] == ["ended with the server that it was forked from"] * 2
+    assert error.ends[0].what == "ended with the server that it was forked from"
     assert world.run(add_up) == [3.0, 3.0]
     assert own.launcher() is not found
     own.release(world)
@@ -163,3 +192,22 @@ def test_controller_is_killed_while_the_server_is_stopped(tmp_path: Path) -> Non
     process.wait(60)
     started = [int((tmp_path / name).read_text()) for name in ("0", "1")]
     assert all_gone([*pids, *started], within=SOON)
+
+
+def test_server_that_reads_nothing() -> None:
+    """Orders that nobody reads are given up, and the server is blamed."""
+    found = LocalLauncher(["json"], patience=1)
+    try:
+        found.wait_ready()
+        for pid in processes(found, "both"):
+            os.kill(pid, signal.SIGSTOP)
+        said = ""
+        while not said:
+            try:
+                found._tell({"kill": 0})
+            except LaunchError as e:
+                said = str(e)
+        assert "did not read for 1 s (it and its guardian had been stopped by a signal)" in said
+        assert all_gone([found.guardian_pid, found.server_pid], within=SOON)
+    finally:
+        found.close()
