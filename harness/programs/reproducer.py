@@ -21,10 +21,12 @@ import torch
 from harness.devices import backend_for
 from harness.programs import prelude
 from harness.programs.check import Truth
+from harness.programs.literals import literal, name
 from harness.programs.source import source
 from harness.programs.spec import Program
 from harness.programs.stored import dumps
 from harness.redaction import recorded, redacted
+from harness.shown import printable
 from harness.stacks import training
 from harness.subjects import TORCH
 from harness.writing import own_folder, write_whole
@@ -96,8 +98,8 @@ def main():
     faulthandler.dump_traceback_later({limit}, exit=True)  # a hang is a defect, too: it exits with 1
     one = Party()
     alone = train(one, build(one))  # before there are process groups, or a defect that looks for them would be in it
-    dist.init_process_group("{backend}", timeout=datetime.timedelta(seconds={limit} // 2))
-    device = torch.device("cpu") if "{device}" == "cpu" else torch.device("{device}", int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group({backend}, timeout=datetime.timedelta(seconds={limit} // 2))
+    device = torch.device("cpu") if {device} == "cpu" else torch.device({device}, int(os.environ["LOCAL_RANK"]))
     party = Party(dtype=torch.{dtype}, device=device, index=rank, world=world, part={part}, parts={parts})
     seen = train(party, distribute(party, build(party)))
     problems = judge(party, alone, seen) + agree(party, seen)
@@ -133,15 +135,15 @@ def reproducer(
     """
     backend = backend or backend_for(device)
     text = source(program)
-    part = f"(rank // {program.layout.tensor} + {program.rotated}) % {program.parts}"
+    part = f"(rank // {literal(program.layout.tensor)} + {literal(program.rotated)}) % {literal(program.parts)}"
     main = _MAIN.format(
-        world=program.layout.world,
-        limit=limit,
-        backend=backend,
-        device=device,
-        dtype=program.dtype,
+        world=literal(program.layout.world),
+        limit=literal(limit),
+        backend=repr(str(backend)),
+        device=repr(str(device)),
+        dtype=name(program.dtype),
         part=part,
-        parts=program.parts,
+        parts=literal(program.parts),
     )
     facts = {
         "ALLOWED": _allowed(truth, what),
@@ -190,7 +192,7 @@ def _allowed(truth: Truth | None, what: str) -> dict[str, list[float]] | None:
 def _head(program: Program, what: str, backend: str, subject: str) -> str:
     lines = [f"A training run that is not on {program.layout.world} ranks what it is on one device.", ""]
     lines += [f"    torchrun --nproc-per-node={program.layout.world} {{this file}}", "", "What was seen:", ""]
-    lines += [f"    {line[:200]}" for line in redacted(what).splitlines()[:20]]
+    lines += [f"    {line[:200]}" for line in printable(redacted(what)).splitlines()[:20]]
     environment: Mapping[str, str] = {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -206,7 +208,8 @@ def _head(program: Program, what: str, backend: str, subject: str) -> str:
         ]
         lines += ["they have the same defect."]
     lines += ["", "Environment:", "", *(f"    {key}: {value}" for key, value in environment.items())]
-    return "\n".join(f"# {line}".rstrip() for line in lines)
+    # Whatever it says, a comment is a comment: a line has no end but its own.
+    return "\n".join(f"# {printable(line).replace(chr(10), ' ')}".rstrip() for line in lines)
 
 
 def _names(text: str) -> set[str]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import subprocess
 import sys
+import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from harness.programs.spec import Branch, Layout, Linear, Model, Optimizer, Program
+from harness.cli import app
+from harness.programs.spec import Activation, Branch, Layout, Linear, Model, Norm, Optimizer, Program, Step
 from harness.programs.stored import dumps
+from tests.programs.hostile import CANARY, PAYLOADS, PROGRAMS
 
 HEALTHY = Program(Model((3,), (Linear(4),)))
 LIVE = Program(Model((3,), (Linear(3), Branch(Linear(3), "never"))))
@@ -86,6 +94,113 @@ def test_bad_options(options: list[str], message: str, tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def replayed(*arguments: str) -> tuple[int, str]:
+    """The command in this process: its status, and what it printed, which is shown on a terminal as it is."""
+    ended = CliRunner().invoke(app, ["replay", *arguments])
+    assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
+    assert "Traceback" not in ended.output
+    assert not {c for c in ended.output if unicodedata.category(c) in ("Cc", "Cf") and c != "\n"}
+    return ended.exit_code, ended.output
+
+
+@pytest.mark.parametrize("options", [[], ["--source"]])
+@pytest.mark.parametrize("payload", PAYLOADS[:6])
+def test_payload(payload: str, options: list[str], tmp_path: Path) -> None:
+    """A payload in the name of an option, or anywhere else, ends in one line before any source is made."""
+    there = tmp_path / "there"
+    payload = payload.replace(f"__import__('builtins').__setattr__('{CANARY}', 1)", f"open({str(there)!r}, 'w')")
+    whole = json.loads(dumps(PROGRAMS["replicate"]))
+    layout = whole["program"]["layout"]
+    places: list[dict[str, object]] = [
+        {**layout, "options": [[payload, True]]},
+        {**layout, "options": [["hook", payload]]},
+        {**layout, "wrapped": [payload]},
+        {**layout, "stack": payload},
+        {**layout, payload: 1},
+    ]
+    for other in places:
+        file = tmp_path / "program.json"
+        file.write_text(json.dumps({**whole, "program": {**whole["program"], "layout": other}}))
+        status, said = replayed(str(file), *options)
+        assert status == 2
+        assert said.startswith(f"concord: {file}: ")
+        assert said.count("\n") == 1
+    assert not there.exists()
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))
+
+
+def _huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (_folder, "a folder, not a file"),
+        (_pipe, "a pipe, not a file"),
+        (_socket, "a socket, not a file"),
+        (_device, "a device, not a file"),
+        (_loop, "Too many levels of symbolic links"),
+        (_huge, "more than 1,048,576 bytes"),
+        (lambda path: path.write_bytes(dumps(HEALTHY).encode() + b"\xff"), "this is no program: "),
+        (lambda path: path.write_text("[" * 900_000), "this is no program: "),
+        (lambda path: path.write_text(dumps(HEALTHY).replace(": 4", ": 4.0")), "Expected `int`, got `float`"),
+        (lambda path: path.write_text(dumps(HEALTHY).replace(": 4", ": NaN")), "this is no program: "),
+    ],
+    ids=["folder", "pipe", "socket", "device", "loop", "huge", "no UTF-8", "nesting", "float", "NaN"],
+)
+def test_what_is_no_file_of_a_program(
+    make: Callable[[Path], object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What would block, never end, or be too large is not read; one line says so."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "\x1b[31mred.json"
+    make(Path(file.name))
+    status, said = replayed(str(file))
+    assert (status, said.count("\n")) == (2, 1)
+    assert said.startswith(f"concord: {tmp_path}/\\x1b[31mred.json: ")
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (Program(Model((3,), (Activation(),))), "ValueError: optimizer got an empty parameter list"),
+        (
+            Program(Model((3,), (Norm("batch"),)), steps=(Step(rows=(1,)),)),
+            "ValueError: Expected more than 1 value",
+        ),
+        (Program(Model((3,), (Linear(3, frozen=True),))), "RuntimeError: element 0 of tensors does not require grad"),
+    ],
+)
+def test_no_device_can_train_it(program: Program, message: str, tmp_path: Path) -> None:
+    """Of what torch refuses on one device, its reason is said in one line."""
+    status, said = replayed(stored(program, tmp_path))
+    assert (status, said.count("\n")) == (2, 1)
+    assert f"one device can't train it: {message}" in said
 
 
 def test_overflow(tmp_path: Path) -> None:

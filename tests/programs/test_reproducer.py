@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from harness.programs.reproducer import definitions, reproducer, write
 from harness.programs.spec import Branch, Compile, Embedding, Layout, Linear, Model, Norm, Program, Residual, Step
 from harness.programs.stored import loads
 from harness.stacks import training
+from tests.programs.hostile import CANARY, PAYLOADS
 
 REPLICATE = "import importlib\nr = importlib.import_module('torch.distributed._composable.replicate')\n"
 """The module; as an attribute of its package there is the function of the same name."""
@@ -40,6 +42,20 @@ def test_subject(subject: str, said: bool) -> None:
     text = reproducer(EXACT, what="x: other bits", subject=subject)
     assert f"#     subject: {subject}" in text
     assert ("It was seen on the subject 'reference'.  This file runs on the stacks of torch" in text) == said
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_payloads(payload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ranks say, and names from a profile or the environment, are comments and strings in it, and no code."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", payload.encode(errors="replace").decode()[:1000].replace("\0", ""))
+    text = reproducer(EXACT, what=f"{payload}: other bits", backend=payload, device=payload, subject=payload)
+    tree = ast.parse(text)
+    plain = ast.parse(reproducer(EXACT, what="x: other bits", backend="gloo", device="cpu"))
+    assert [ast.dump(one) for one in tree.body if not isinstance(one, ast.FunctionDef) or one.name != "main"] == [
+        ast.dump(one) for one in plain.body if not isinstance(one, ast.FunctionDef) or one.name != "main"
+    ]
+    assert len(list(ast.walk(tree))) == len(list(ast.walk(plain)))
+    assert CANARY not in {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
 
 
 def written(program: Program, folder: Path, what: str, limit: int = 120) -> Path:
