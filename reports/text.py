@@ -10,10 +10,13 @@ _INVISIBLE = re.compile(
 )
 """Control characters but tab and newline, what turns or hides text, and halves of surrogate pairs."""
 
+_ESCAPES = {code: ascii(chr(code))[1:-1] for code in range(0x10000) if _INVISIBLE.fullmatch(chr(code))}
+
 
 def visible(text: str) -> str:
     """Text in which every character is seen, or written as its escape: ``\\u202e``."""
-    return _INVISIBLE.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
+    text = text.replace("\r\n", "\n")
+    return text.translate(_ESCAPES) if _INVISIBLE.search(text) else text
 
 
 def shortened(text: str, longest: int) -> str:
