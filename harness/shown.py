@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import re
 
-_MAYBE = re.compile("[^\n\t -~]+")
+_MAYBE = re.compile("[^\n\t -~]")
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 """Letters and marks without a shape, which Unicode counts as printable."""
+
+
+class _Escapes(dict[int, str]):
+    """What to write for each character, by its code; found out once for each."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        self[code] = character if _is_seen(character) else ascii(character)[1:-1]
+        return self[code]
+
+
+_ESCAPES = _Escapes({ord("\n"): "\n", ord("\t"): "\t"})
 
 
 def printable(text: str) -> str:
@@ -16,11 +28,7 @@ def printable(text: str) -> str:
     characters, so that nothing drives a terminal; what turns or hides text; halves of surrogate pairs, so that the
     result can be encoded in UTF-8; what XML forbids.  ``\\r\\n`` becomes a newline.
     """
-    return _MAYBE.sub(_escaped, text.replace("\r\n", "\n"))
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return "".join(c if _is_seen(c) else ascii(c)[1:-1] for c in found[0])
+    return text.replace("\r\n", "\n").translate(_ESCAPES) if _MAYBE.search(text) else text
 
 
 def _is_seen(character: str) -> bool:

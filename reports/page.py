@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import jinja2
+import markupsafe
 
 from harness.results import LEVELS
 from reports.model import ORDER, Cell, Report, ReportError, RequirementReport, TestReport
@@ -18,8 +19,6 @@ LONGEST = 20_000
 _SHORTER = 500
 """How many it has where there is too much evidence for a page."""
 _LONGEST_REPRODUCER = 100_000
-_ESCAPED = "&<>\"'\x7f"
-"""Characters that a page has as up to five."""
 MOST = 32 << 20
 """Characters of a page; one of two runs of all 2,341 tests, all of them passed, has 0.8 million."""
 EVERY_DTYPE = "several or none"
@@ -33,7 +32,7 @@ def page(report: Report) -> str:
     Where everything that ranks said would be more than :data:`MOST` characters, each of their texts is cut shorter.
     Errors: :class:`ReportError` if that is not enough.
     """
-    lengths = (LONGEST, _SHORTER) if evidence_length(report) <= MOST // 2 else (_SHORTER,)
+    lengths = (_SHORTER,) if _much(report) else (LONGEST, _SHORTER)
     for longest in lengths:
         found = _rendered(report, longest)
         if found is not None:
@@ -41,17 +40,23 @@ def page(report: Report) -> str:
     raise ReportError(f"a page of this report would have more than {MOST >> 20} MiB")
 
 
-def evidence_length(report: Report) -> int:
-    """How many characters the texts of all tests come to on a page, about."""
-    return sum(max(1, len(test.requirements)) * _length(test) for test in report.tests)
+def _much(report: Report) -> bool:
+    """Whether the texts of all tests, as a page has them, are more than half of what a page may have."""
+    left = MOST // 2
+    for test in report.tests:
+        for text in _texts(test):
+            left -= max(1, len(test.requirements)) * len(markupsafe.escape(visible(text[-LONGEST:])))
+            if left < 0:
+                return True
+    return False
 
 
-def _length(test: TestReport) -> int:
-    of_ranks = (text for k in test.ranks for text in (k.what, k.text, k.stack, k.output, *k.collectives))
-    of_file = (test.reproducer.text, test.reproducer.command) if test.reproducer is not None else ()
-    texts = (test.headline, test.reason, test.text, *of_file, *of_ranks)
-    shown = [text[-LONGEST:] for text in texts if text]
-    return sum(len(text) + 4 * sum(map(text.count, _ESCAPED)) for text in shown)
+def _texts(test: TestReport) -> Iterator[str]:
+    yield from (test.headline, test.reason, test.text)
+    if test.reproducer is not None:
+        yield from (test.reproducer.text, test.reproducer.command)
+    for rank in test.ranks:
+        yield from (rank.what, rank.text, rank.stack, rank.output, *rank.collectives)
 
 
 def _rendered(report: Report, longest: int) -> str | None:
