@@ -166,8 +166,7 @@ PLACES = """
 @pytest.mark.parametrize("quiet", [False, True], ids=["header", "quiet"])
 def test_place_that_is_taken(make_folder: Callable[[dict[str, str]], Folder], quiet: bool) -> None:
     """A name that is taken stops no test; terminal and results say which, and why."""
-    tests = TESTS.split("def test_starts")[0] + "    def test_it(lease):\n        pass\n"
-    folder = make_folder({"conftest.py": CONFTEST + PLACES, "test_it.py": tests})
+    folder = make_folder({"conftest.py": CONFTEST + PLACES, "test_it.py": "def test_it(lease): pass"})
     name = f"concord-leases-{os.geteuid()}"
     for parent in ("taken", "free"):
         (folder.path / parent).mkdir()

@@ -112,6 +112,7 @@ class TestPlaces:
             assert hold() == []
         finally:
             os.umask(before)
+        assert [(folder / OURS).stat().st_mode & 0o777 for folder in shared] == [0o700, 0o700]
         assert hold() == []
 
     def test_temporary_folders_differ(self, shared: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +266,7 @@ class TestUnusable:
 
     def test_deleted_while_waiting(self, shared: tuple[Path, Path]) -> None:
         """A session whose place in the queue was deleted still gets its devices."""
+        leases = Leases(SIM)
         with Leases(SIM).hold(1):
             calls: list[float] = []
 
@@ -274,7 +276,8 @@ class TestUnusable:
                 calls.append(0)
 
             with pytest.raises(DeviceError, match="did not become free"):
-                Leases(SIM).hold(2, timeout=0.6, waiting=waiting).__enter__()
+                leases.hold(2, timeout=0.6, waiting=waiting).__enter__()
+        assert (len(calls) > 1, leases.broken) == (True, ())
         assert hold() == []
         assert list((shared[0] / OURS).glob("*.ticket")) == []
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.devices import DeviceError, Inventory, accelerators
-from harness.leases import Leases, Wait, records
+from harness.leases import Leases, Wait, holding, records
 
 HOLDER = Path(__file__).with_name("lease_holder.py")
 
@@ -270,14 +270,16 @@ class TestQueue:
             assert first_line(modest).startswith("sim:")
             assert [w.holder.process.pid for w in records.waiters(tmp_path)] == [greedy.pid]
 
-    def test_devices_are_kept_for_who_comes_back(self, tmp_path: Path) -> None:
+    def test_devices_are_kept_for_who_comes_back(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Between two tests a session keeps its share: who holds more does not get in between."""
+        monkeypatch.setattr(holding, "_RETURN", 4.0)
         leases = Leases(sim(2), tmp_path)
         with contextlib.ExitStack() as stack:
             first_line(stack.enter_context(holder(tmp_path, 2, "hold", 1, session="greedy")))
             with leases.hold(1, returns=lambda: True):
                 stack.enter_context(holder(tmp_path, 2, "hold", 1, session="greedy"))
                 queued(tmp_path, 1)
+            time.sleep(0.5)  # the other looks 50 times meanwhile
             waits: list[float] = []
             with leases.hold(1, timeout=30, waiting=lambda wait: waits.append(wait.seconds)):
                 assert (waits, len(records.waiters(tmp_path))) == ([], 1)
