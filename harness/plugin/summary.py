@@ -310,6 +310,8 @@ class Summary:
                 digest=self.writer.digest,
             )
         )
+        if self.lost:
+            return
         try:
             self.writer.close()
         except OSError as e:

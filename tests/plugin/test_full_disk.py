@@ -41,9 +41,15 @@ ON_RANKS = """
 
     def test_ranks(world):
         world.run(lambda rank: dist.barrier())
+"""
 
-    def test_prints():
-        print("x" * 5_000_000)
+PROPERTY = """
+    from hypothesis import given, settings, strategies as st
+
+    @settings(max_examples=10_000)
+    @given(value=st.integers())
+    def test_draws(value):
+        pass
 """
 
 FILE = "suites/collectives/test_it.py"
@@ -133,11 +139,20 @@ def test_folder_that_is_a_file(make_folder: Callable[[dict[str, str]], Folder]) 
 
 
 def test_full_folder_of_temporary_files(run_on: Callable[..., tuple[int, str, Path]]) -> None:
-    """Ranks need no temporary files: on a full disk they run, or the test says in a line what is full."""
+    """Ranks, their leases and their black boxes need no space for temporary files."""
     before = f"{fill('temporary')}; export TMPDIR=$PWD/temporary"
-    _, said, _ = run_on({FILE: ON_RANKS}, "64k", before, "-k", "ranks")
+    code, said, _ = run_on({FILE: ON_RANKS}, "64k", before)
+    assert (code, "1 passed" in said) == (0, True), said
+
+
+def test_full_folder_of_a_thorough_run(run_on: Callable[..., tuple[int, str, Path]]) -> None:
+    """A thorough run stops where its progress can't be kept, says so, and its file ends with a whole line."""
+    before = "export CONCORD_EXAMPLES=thorough CONCORD_STATE=out/thorough"
+    code, said, kept = run_on({FILE: PROPERTY}, "24k", before, "--concord-results", "")
+    assert code != 0, said
     assert said.count("INTERNALERROR") == 0, said
-    assert "1 passed" in said or "No space left on device" in said, said
+    assert "progress.jsonl: No space left on device" in said, said
+    assert (kept / "thorough" / "progress.jsonl").read_bytes().endswith(b"\n")
 
 
 def test_links_in_a_shared_folder(make_folder: Callable[[dict[str, str]], Folder]) -> None:
