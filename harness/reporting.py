@@ -265,6 +265,9 @@ def _write(path: Path, data: bytes) -> None:
 
 def _append(path: Path, data: bytes) -> None:
     try:
+        if not path.exists():
+            write_whole(path, data)
+            return
         with path.open("ab", buffering=0) as stream:
             append_or_nothing(stream.fileno(), data)
     except OSError as e:

@@ -77,7 +77,11 @@ def _add(suite: ElementTree.Element, test: TestReport) -> None:
 
 
 def failure_text(test: TestReport) -> str:
-    parts = [test.text] if test.text else []
+    parts = [
+        f"attempt {number} {attempt.verdict}: {attempt.headline}".removesuffix(": ")
+        for number, attempt in enumerate(test.attempts, 1)
+    ]
+    parts += [test.text] if test.text else []
     for rank in test.ranks:
         parts.append(f"rank {rank.rank} {rank.kind}{' first' if rank.first else ''}: {rank.what}\n{rank.text}")
         if rank.collectives:

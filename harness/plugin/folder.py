@@ -33,5 +33,7 @@ LOST = pytest.StashKey[list[str]]()
 
 def lose(config: pytest.Config, what: str, error: OSError) -> None:
     """Note that a file can't be written any more; the run goes on without it."""
-    file = error.filename or what
+    file = Path(error.filename or what)
+    if file.is_relative_to(config.rootpath):
+        file = file.relative_to(config.rootpath)
     config.stash.setdefault(LOST, []).append(f"{file}: {error.strerror or error}")

@@ -325,6 +325,8 @@ class Summary:
                 digest=self.writer.digest,
             )
         )
+        if self.lost:
+            return
         try:
             self.writer.close()
         except OSError as e:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from harness.programs import assertion
 from harness.programs.check import truth_of
 from harness.programs.reproducer import definitions, reproducer, write
 from harness.programs.spec import Branch, Compile, Embedding, Layout, Linear, Model, Norm, Program, Residual, Step
@@ -160,6 +163,38 @@ def test_head_and_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert max(map(len, head.splitlines())) < 250
     assert loads(file.with_suffix(".json").read_text()) == EXACT
     compile(file.read_text(), str(file), "exec")
+
+
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk the smallest failure so far stays, whole, and what was found still is what is said."""
+    monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path))
+    first, _ = write(EXACT, "a", what="it differs", truth=None, backend="gloo", device="cpu")
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    error = ValueError("what was found")
+    try:
+        spec = SimpleNamespace(backend="gloo", device="cpu", subject="torch")
+        with monkeypatch.context() as patch:
+            patch.setattr(assertion.reproducer, "name_of_test", lambda: "a")
+            assertion.write(SimpleNamespace(spec=spec), ROUNDED, error, "it differs more", None)  # type: ignore[arg-type]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+    (note,) = error.__notes__
+    assert note.startswith("no reproducer could be written: ")
+    assert f"File too large: '{first}'" in note
+
+
+def test_links_in_a_shared_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a link in the place of a reproducer leads to is as it was."""
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "repro_a.py").symlink_to("precious")
+    (tmp_path / "repro_a.json").symlink_to("precious")
+    monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path))
+    file, _ = write(EXACT, "a", what="it differs", truth=None, backend="gloo", device="cpu")
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert loads(file.with_suffix(".json").read_text()) == EXACT
 
 
 def test_only_what_is_needed() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from invented import change, every_test, records, runs, written
+from invented import change, every_test, records, runs, tried, written
 
 from harness.results import LEVELS, VERSION, RunEnd, TestResult
 from reports.build import build
@@ -38,6 +38,17 @@ def test_nothing_to_draw() -> None:
     """A stack without properties needs no second run at all."""
     plain = [msgspec.structs.replace(test, property_based=False) for test in every_test()]
     assert build([("a", written(records(of=plain)))]).conformant == "L5"
+
+
+def test_flaky() -> None:
+    """A mandatory requirement of which one test failed at first is not proven by the attempt that passed."""
+    report = build(runs(tried(BAD, "failed", "passed")))
+    found = {level.id: level for level in report.levels}
+    assert report.conformant == "L2"
+    assert found["L3"].why_not == [f"REPLICATEFSDP-ONE-01: 1 flaky of 2 tests; first {BAD}."]
+    (test,) = (test for test in report.tests if test.nodeid == BAD)
+    assert (test.verdict, test.headline) == ("flaky", "wrong in attempt 1")
+    assert [(a.verdict, a.headline) for a in test.attempts] == [("failed", "wrong in attempt 1"), ("passed", "")]
 
 
 @pytest.mark.parametrize("verdict", ["failed", "crashed", "hung"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from invented import change, evidence, records, runs, written
+from invented import change, evidence, records, runs, tried, written
 from typer.testing import CliRunner
 
 from harness.cli import app
@@ -23,6 +25,7 @@ from reports.compare import compare, lines
 from reports.junit import junit, names
 from reports.markdown import escaped, markdown
 from reports.model import Report
+from reports.page import page
 from reports.text import duration, moment, shortened, visible
 
 BAD = "replicate_fsdp/test_a.py::test_one[2"
@@ -90,6 +93,25 @@ def test_junit() -> None:
     assert failure.get("message") == "no"
     assert "all_reduce(float32[4])" in (failure.text or "")
     assert {skip.get("type") for skip in tree.iter("skipped")} == {"pytest.skip", "pytest.xfail"}
+
+
+def test_flaky() -> None:
+    """A flaky test is a failure wherever reports go, with all of its attempts."""
+    report = build(runs(tried(BAD, "failed", "hung", "passed")))
+    assert "### 1 test ended badly" in markdown(report)
+    assert "- flaky suites/replicate&#95;fsdp" in markdown(report)
+    sent = relay.payload(report)
+    assert (sent["conclusion"], sent["test-results"]["failed"]) == ("failure", 1)
+    (failure,) = ElementTree.fromstring(junit(report)).iter("failure")
+    assert failure.get("message") == "wrong in attempt 2"
+    assert (failure.text or "").splitlines()[:3] == [
+        "attempt 1 failed: wrong in attempt 1",
+        "attempt 2 hung: wrong in attempt 2",
+        "attempt 3 passed",
+    ]
+    assert "L2" in badge.svg(report).decode()
+    html = page(report)
+    assert html.index("It was run 3 times") < html.index("wrong in attempt 1")
 
 
 @pytest.mark.parametrize("text", ["\x00\x1b]]>\ufffe", "\ud800", "<&\"'", "\u202e"], ids=ascii)
@@ -203,6 +225,9 @@ def test_relay_fits(count: int, text: str) -> None:
         ("failed", "hung", "changed", False),
         ("passed", "waived", "changed", False),
         ("waived", "passed", "changed", False),
+        ("passed", "flaky", "newly_failing", True),
+        ("flaky", "passed", "fixed", False),
+        ("flaky", "failed", "changed", False),
     ],
 )
 def test_compare(before: str, after: str, kind: str, worse: bool) -> None:
@@ -292,6 +317,37 @@ def test_commands(folder: Path) -> None:
     assert run("compare", "first", "x.zip")[0] == 0
     assert run("compare", "x.zip", "r.json", "--markdown")[0] == 1
     assert json.loads(run("compare", "first", "second", "--json")[1])["unchanged"] == 24
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Files of this process can't be larger than ten bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))  # Python itself ignores SIGXFSZ
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bundle", "first", "-o", "new"),
+        *(("report", "first", option, "new") for option in ("--html", "--json", "--junit", "--badge", "--relay")),
+        ("report", "first", "--markdown", "new"),
+        ("report", "first"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("there", [True, False], ids=["over-another", "new"])
+def test_full_disk(folder: Path, full_disk: None, arguments: tuple[str, ...], there: bool) -> None:
+    """On a full disk a command exits with 2 and one line that names the file; what was there before still is."""
+    if there:
+        (folder / "new").write_text("before")
+    before = {path: path.stat().st_size for path in folder.rglob("*")}
+    code, said = run(*arguments)
+    assert (code, said.count("File too large"), "Traceback" in said) == (2, 1, False), said
+    assert said.startswith(f"concord: {'new' if 'new' in arguments else 'first/report.md'}: ")
+    assert {path: path.stat().st_size for path in folder.rglob("*")} == before
 
 
 def test_schema_command() -> None:

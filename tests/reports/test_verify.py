@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from invented import FILE, PROFILE, STARTED, SUITE, change, every_test, records, runs, written
+from invented import FILE, PROFILE, STARTED, SUITE, change, every_test, records, runs, tried, written
 
 from harness.results import TestResult
 from reports import bundle
@@ -65,6 +65,37 @@ def test_honest(path: Path) -> None:
     assert (found.problems, found.notes) == ((), ())
     assert found.report is not None
     assert found.report.conformant == "L5"
+
+
+TWICE = "perf/test_a.py::test_one[2"
+
+
+def test_flaky(path: Path) -> None:
+    """A bundle of runs with a flaky test is what it says it is, and is not conformant where that test counts."""
+    found = checked(path, honest(tried(TWICE, "failed", "passed")))
+    assert (found.problems, found.notes) == ((), ())
+    assert found.report is not None
+    assert {level.id: level.conformant for level in found.report.levels} == {
+        **{f"L{number}": True for number in range(1, 6)},
+        "P": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (tried(TWICE, "failed", "passed", exit_status=0), "pytest's exit status says that none did"),
+        (tried(TWICE, "flaky", exit_status=1), "'flaky' is no verdict of an attempt"),
+        (change(TWICE, attempt=2), "attempt 2 of suites/perf/test_a.py::test_one[2ranks], of which there are 0"),
+        (change(TWICE, attempt=0), "attempt 0 of suites/perf/test_a.py::test_one[2ranks]"),
+    ],
+    ids=["exit-status", "verdict", "first-attempt-taken-out", "attempt-0"],
+)
+def test_forged_attempts(path: Path, made: Any, said: str) -> None:
+    """Attempts that no run has are said: verdicts that none comes to, some that are missing, a wrong exit status."""
+    files = {f"runs/{number}.jsonl": data for number, (_, data) in enumerate(runs(made), 1)}
+    files = {**honest(), **files}
+    assert any(said in problem for problem in checked(path, signed_off(files)).problems)
 
 
 def test_same_bytes(tmp_path: Path) -> None:
