@@ -25,7 +25,7 @@ _GROUP_ERROR = re.compile(r"^torch\.distributed\.|\bgloo/transport/|\bProcessGro
 _OURS = ("/harness/worlds/rank.py", "/harness/worlds/server.py")
 _OUTPUT_SHOWN = 4000
 _MOST_FRAMES = 200  # of a stack that is shown
-_LONGEST_DUMP = 200_000  # characters
+_LONGEST_DUMP = 1 << 20  # characters
 
 
 @dataclass(frozen=True)

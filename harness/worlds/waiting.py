@@ -23,6 +23,7 @@ from harness.worlds.watchdog import FIRST_LOOK, Explanation, View
 
 _BUSY_GRACE = 5.0  # how long ranks that still compute may go on after another has failed
 _DUMP_WAIT = 5.0  # at most, for stacks that a signal handler writes; a machine with much to do takes its time
+_LONGEST_STACK = 50_000  # characters
 _LEAST_READING = 2.0  # seconds that the reading of a result has in any case
 EXIT = "exit"
 """The answer of a rank that was told to close: it ends with code 0."""
@@ -334,7 +335,7 @@ class Waiting:
             crash = process.crash_text()
             stack = doing = ""
             if crash and (process.exit is not None or process in silent):
-                stack = postmortem.crash_stack(crash)
+                stack = postmortem.crash_stack(crash)[:_LONGEST_STACK]
             if view.frames and (end is None or end.kind == "garbled"):
                 stack = postmortem.stack_text(view.frames, view.called)
             if end is None:
