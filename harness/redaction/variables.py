@@ -25,8 +25,8 @@ _NUMBER = r"[-+]?\d{1,12}(?:\.\d{1,6})?(?:e[-+]?\d{1,3})?\s?(?:[KMGT]i?B?|B|[smh
 
 
 def _like(pattern: str) -> Kind:
-    known = re.compile(pattern, re.IGNORECASE)
-    return lambda value: value if known.fullmatch(value) and not looks_random(value) else None
+    # Compiled when it is needed: every pytest run of an environment imports this file.
+    return lambda value: value if re.fullmatch(pattern, value, re.IGNORECASE) and not looks_random(value) else None
 
 
 def _paths(value: str) -> str | None:
