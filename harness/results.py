@@ -4,7 +4,8 @@ The first line describes the run, each later one a test, and the last says that 
 without that last line is a run that was cut off.  :data:`VERSION` counts up whenever a reader must change.
 
 Version 2 has what a report needs: requirements, the profile's text and waivers, seed, suite hash, what was left out,
-and a digest of the file in its last line.  Files of version 1 are read; they have none of it.
+and a digest of the file in its last line.  Files of version 1 are read; they have none of it.  Version 4 says how the
+run was made: plug-ins and files that were loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import msgspec
 from harness.provenance import environment
 
 SCHEMA = "concord.results"
-VERSION = 3
+VERSION = 4
 
 VERDICTS = ("passed", "failed", "crashed", "hung", "unsupported", "waived", "not-run")
 """What a test can come to.  ``unsupported``: the profile does not claim it; ``not-run``: nobody looked."""
@@ -78,6 +79,9 @@ class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
     """How many examples properties have, as a share of what suites say (``CONCORD_EXAMPLES``)."""
     faults: list[str] = []
     """Defects that were put into ranks on purpose."""
+    plugins: dict[str, str] = {}
+    """Each pytest plug-in loaded when the first test was about to run: its name, and where it is from: the distribution
+    and its version, or the SHA-256 of a file that belongs to no distribution (:mod:`harness.plugin.loaded`)."""
 
 
 class Collected(msgspec.Struct, tag="collected", tag_field="record"):
@@ -203,6 +207,11 @@ class RunEnd(msgspec.Struct, tag="end", tag_field="record"):
     """Why others were not: a sentence each."""
     counts: dict[str, int] = {}
     """How many tests came to each verdict."""
+    plugins: dict[str, str] = {}
+    """As in :class:`RunHeader`, of every process of the run, at its end."""
+    files: dict[str, str] = {}
+    """SHA-256 of every file of harness, suites and fixtures that a process of the run has loaded, by the name that the
+    suite hash knows it by (:func:`harness.provenance.suite_files`)."""
     digest: str = ""
     """SHA-256 of the file up to here."""
 
