@@ -49,7 +49,7 @@ def build(files: Sequence[tuple[str, bytes]]) -> Report:
     digests = [digest for _, _, digest in read]
     if len(set(digests)) < len(digests):
         raise ReportError("the same run was given twice")
-    return _report([(name, digest) for name, _, digest in read], [run for _, run, _ in read])
+    return report_of([(name, digest) for name, _, digest in read], [run for _, run, _ in read])
 
 
 def _parsed(name: str, data: bytes) -> tuple[str, Run, str]:
@@ -59,11 +59,16 @@ def _parsed(name: str, data: bytes) -> tuple[str, Run, str]:
         raise ReportError(str(e)) from None
 
 
-def _report(names: Sequence[tuple[str, str]], runs: Sequence[Run]) -> Report:
+def report_of(names: Sequence[tuple[str, str]], runs: Sequence[Run], wrong: Sequence[str] = ()) -> Report:
+    """The report of runs that have been read, in the order in which they were begun.
+
+    ``names``: name and SHA-256 of each one's file; ``wrong``: what else is wrong with them, so that no level is
+    conformant.
+    """
     tests = _tests(runs)
     requirements = _requirements(runs, tests)
     first = runs[0].header
-    problems = levels.problems(runs, differences(runs))
+    problems = [*levels.problems(runs, differences(runs)), *wrong]
     found = levels.levels(runs, requirements, tests, problems)
     profile = next((run.profile for run in runs if run.profile is not None), None)
     return Report(
