@@ -217,7 +217,8 @@ def _times(run: Run, lines: list[_Line], asked: Asked, now: float) -> Iterator[s
     ]
     if outside:
         yield listed("run at a time at which the run was not", outside)
-    back = [b.nodeid for a, b in itertools.pairwise(lines) if b.finished < a.finished - SLACK]
+    latest = itertools.accumulate((line.finished for line in lines), max)
+    back = [line.nodeid for line, so_far in zip(lines, latest, strict=True) if line.finished < so_far - SLACK]
     if back:
         yield listed("ended before the one whose result is written before it", back)
     if asked.workers in ("", "0") or asked.workers.isdecimal():
