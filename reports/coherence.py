@@ -73,8 +73,6 @@ def ended_as_it_says(run: Run, stale: Iterable[str]) -> Iterator[str]:
         yield "its exit status says that tests ended badly, and none did"
     elif status == _NOTHING_RUN and run.tests:
         yield "its exit status says that there was no test, and there are tests"
-    if status in (_INTERRUPTED, _BROKEN, 4) and run.end.whole:
-        yield f"its exit status {status} says that pytest did not come to its end, and its last line names whole stacks"
 
 
 def listed(what: str, names: Iterable[str]) -> str:

@@ -216,6 +216,8 @@ def written(found: Sequence[Any], *, honest: bool = True, status: int | None = N
     for record in found:
         if isinstance(record, RunEnd) and honest:
             verdicts = [r.verdict for r in found if isinstance(r, TestResult)]
+            begun = {r.nodeid for r in found if isinstance(r, TestResult)}
+            verdicts += ["not-run" for r in found if isinstance(r, Collected) for n in r.tests if n not in begun]
             record.counts = {v: verdicts.count(v) for v in sorted(set(verdicts))}
             record.exit_status = int(any(v in BAD for v in verdicts)) if status is None else status
             record.digest = digest.hexdigest()
