@@ -46,6 +46,8 @@ _OWN_PLUGINS = {
     *("hypothesispytest", "_hypothesis_pytestplugin", "pytester"),
 }
 _BENCHMARKING = "--benchmark-"
+_NOT_SHOWN = "set, not shown"
+"""What results say of a variable whose value might have a secret in it."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,14 @@ class _Parser(argparse.ArgumentParser):
 
 def asked(arguments: Sequence[str], environment: Mapping[str, str]) -> Asked:
     """What a run was asked for.  ``environment``: as results have it, where ``PYTEST_ADDOPTS`` adds to arguments."""
+    added = environment.get("variable PYTEST_ADDOPTS", "")
+    hidden = [f"PYTEST_ADDOPTS ({added})"] if added == _NOT_SHOWN else []
     try:
-        arguments = [*shlex.split(environment.get("variable PYTEST_ADDOPTS", "")), *arguments]
+        arguments = [*(() if hidden else shlex.split(added)), *arguments]
         said, rest = _parser().parse_known_args([a for a in arguments if not a.startswith((_BENCHMARKING, "@"))])
     except ValueError as e:
         return Asked(malformed=str(e))
-    unjudged = [f"the file of arguments {a}" for a in arguments if a.startswith("@")]
+    unjudged = [*hidden, *(f"the file of arguments {a}" for a in arguments if a.startswith("@"))]
     unjudged += [a for a in rest if a.startswith("-") and a != "--"]
     unjudged += [f"-p {name}" for name in said.plugins if not _own(name)]
     unjudged += [f"-o {pair}" for pair in said.settings if not pair.startswith(_HARMLESS_SETTINGS)]

@@ -126,7 +126,7 @@ def how_made(run: Run, checkout: Checkout | None) -> Iterator[str]:
     foreign = sorted(
         f"{name} ({where})"
         for name, where in plugins.items()
-        if where.rpartition(" ")[0] not in OURS and where not in known
+        if not all(each.rpartition(" ")[0] in OURS or each in known for each in where.split(", "))
     )
     if foreign:
         yield listed("made with foreign code, the plug-ins", foreign)

@@ -16,7 +16,7 @@ _LARGEST_SEED = 2**32 - 1
 _VARIABLE = "variable "
 _OF_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_THEME", "PYTEST_THEME_MODE", "PYTEST_VERSION")
 _OF_PYTEST_ITSELF = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_")
-_ELSEWHERE = ("PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "PYTHONUSERBASE")
+_ELSEWHERE = ("PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "PYTHONUSERBASE", "LD_PRELOAD", "LD_AUDIT")
 
 
 def header_problems(run: Run, asked: Asked) -> Iterator[str]:
@@ -98,6 +98,9 @@ def unjudged(run: Run, asked: Asked) -> Iterator[str]:
     if asked.unjudged:
         yield listed("made with arguments that may change what it came to", asked.unjudged)
     yield from _variables(run.header.environment)
+    flags = run.header.environment.get("python flags", "")
+    if "optimize" in flags or run.header.environment.get(f"{_VARIABLE}PYTHONOPTIMIZE"):
+        yield f"made by a Python that leaves out assertions ({flags or 'PYTHONOPTIMIZE'})"
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[str]:

@@ -635,6 +635,10 @@ def test_not_to_its_end(path: Path, status: int) -> None:
             both(of(RunHeader, plugins={"evil": "c" * 64}), of(RunEnd, plugins={})),
             f"made with foreign code, the plug-ins: evil ({'c' * 64})",
         ),
+        (
+            of(RunEnd, plugins={"xdist": f"pytest-xdist 3.8.0, {'c' * 64}"}),
+            f"the plug-ins: xdist (pytest-xdist 3.8.0, {'c' * 64})",
+        ),
         (of(RunEnd, plugins={"anyio": "anyio 4.1"}), "made with foreign code, the plug-ins: anyio (anyio 4.1)"),
         (of(RunEnd, plugins={"pytest": "pytest-is-fun 1.0"}), "the plug-ins: pytest (pytest-is-fun 1.0)"),
         (both(of(RunHeader, plugins={}), of(RunEnd, plugins={})), "it does not say which plug-ins were loaded"),
@@ -650,6 +654,8 @@ def test_not_to_its_end(path: Path, status: int) -> None:
         (arguments("-k"), "its arguments are none that can be read: argument -k: expected one argument"),
         (environment(PYTEST_ADDOPTS="-p evil"), "that may change what it came to: -p evil"),
         (environment(PYTEST_ADDOPTS="'"), "its arguments are none that can be read: No closing quotation"),
+        (environment(PYTEST_ADDOPTS="set, not shown"), "change what it came to: PYTEST_ADDOPTS (set, not shown)"),
+        (environment(PYTHONOPTIMIZE="1"), "made by a Python that leaves out assertions (PYTHONOPTIMIZE)"),
         (environment(PYTEST_PLUGINS="evil"), "variables that may change what it came to: PYTEST_PLUGINS"),
     ],
 )
