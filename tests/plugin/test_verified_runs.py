@@ -1,4 +1,4 @@
-"""``concord verify`` of bundles of runs as they really are: sessions of their own, with real ranks, of a small suite."""
+"""``concord verify`` of bundles of real runs: sessions of their own, with real ranks, of a small suite."""
 
 from __future__ import annotations
 
