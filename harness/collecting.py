@@ -49,6 +49,7 @@ def collected(root: Path, environment: Mapping[str, str] = os.environ) -> SuiteF
     command += ["-p", "no:cacheprovider", *(word for name in _PLUGINS for word in ("-p", name))]
     variables = {name: environment[name] for name in _KEPT if name in environment}
     variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    variables["PYTHONPATH"] = str(Path(harness.__file__).parents[1])  # the Concord that asks, and no other
     with tempfile.TemporaryDirectory(prefix="concord-") as folder:
         file = Path(folder, "facts.json")
         try:
