@@ -760,3 +760,19 @@ def test_conformance_is_the_checkout_s(path: Path) -> None:
     found = checked(path, failed, requirement(mandatory=False, level="P"))
     says = "report.json: says that L5 is conformant; judged here it is not: DYNAMO-ONE-01: 2 failed of 2 tests"
     assert any(problem.startswith(says) for problem in found.problems), found.problems
+
+
+def test_worlds_that_were_asked_for(path: Path) -> None:
+    """A run that was asked for other worlds than its profile's is honest, and no level of it is conformant."""
+
+    def on_another(made: list[Any]) -> None:
+        arguments("--world-backend", "mpi")(made)
+        for record in made:
+            if isinstance(record, TestResult):
+                record.world = record.world.replace("gloo", "mpi")
+
+    found = checked(path, on_another, change(CASE, verdict="passed", reason=""))
+    assert (found.problems, found.unchecked) == ((), ())
+    assert found.report is not None
+    assert found.report.problems[0] == "Run 1 had worlds of mpi on cpu, and its profile is about gloo on cpu."
+    assert found.report.conformant == ""
