@@ -15,6 +15,8 @@ BUDGET = "CONCORD_BUDGET"
 STATE = "CONCORD_STATE"
 """Environment variable: the folder of a thorough run's state; ``reports/out/thorough`` by default."""
 
+LARGEST = 10_000.0
+"""The largest factor: by then a run of all suites would take years."""
 SHARES = {"smoke": 0.1, "default": 1.0, "thorough": 50.0}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -48,8 +50,9 @@ def effort(environment: Mapping[str, str] = os.environ) -> Effort:
             share = float(asked)
         except ValueError:
             share = math.nan
-        if not 0 < share < math.inf:
-            raise EffortError(f"{EXAMPLES}={asked!r}: one of {', '.join(SHARES)}, or a factor above 0 such as 2.5")
+        if not 0 < share <= LARGEST:
+            known = f"one of {', '.join(SHARES)}, or a factor above 0 such as 2.5, up to {LARGEST:g}"
+            raise EffortError(f"{EXAMPLES}={asked!r}: {known}")
     if not budget:
         return Effort(share, asked == "thorough")
     seconds = _duration(budget)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,9 +16,10 @@ import typer
 
 import harness
 from harness.ceiling import Exceeded, ceiling
+from harness.collecting import checkout_of
 from harness.provenance import suite_hash
 from harness.refusing import bad
-from harness.results import LEVELS
+from harness.results import LEVELS, VERSION
 from harness.untrusted import Refused, file_content
 from harness.writing import append_or_nothing, write_whole
 from reports import badge as badges
@@ -29,16 +29,18 @@ from reports import junit as junits
 from reports import markdown as markdowns
 from reports import model, relay
 from reports.build import FILE, LARGEST, build, load
-from reports.model import Report, ReportError
+from reports.checkout import Checkout
+from reports.model import LevelReport, Report, ReportError
 from reports.page import answer, page
-from reports.text import visible
-from reports.verify import Checkout, verify
+from reports.text import plural, visible
+from reports.verify import verify
 
 _NAMESPACE = "concord"
 """Of signatures, so that one of something else is none of a bundle."""
-_LONGEST_COLLECTION = 600.0
 _MEMORY, _SECONDS = 1 << 30, 120.0
 """What checking a bundle may take, at most: three times what the largest honest one takes, and then some."""
+NOT_SHOWN = 3
+"""How ``concord verify`` exits where nothing is wrong, and something that decides could not be checked."""
 
 Runs = Annotated[list[Path] | None, typer.Argument(help="Results of runs: results.jsonl, or the folder that has it.")]
 
@@ -139,57 +141,67 @@ def verify_bundle(
     suite: Annotated[
         bool, typer.Option("--suite/--no-suite", help="Collect the suite here, if it is the same.")
     ] = True,
+    require: Annotated[str, typer.Option(help="Exit with 1 if it is not conformant at this level.")] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if there is anything to note, too.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the page, made anew from the results: read this one.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the report as JSON, made anew from the results.")] = None,
     signature: Annotated[
         Path | None, typer.Option(help="A detached signature of the file (ssh-keygen -Y sign).")
     ] = None,
     signers: Annotated[Path | None, typer.Option(help="Who may sign (ssh's ALLOWED SIGNERS file).")] = None,
     signer: Annotated[str, typer.Option(help="Who has signed, as that file names them.")] = "",
 ) -> None:
-    """Check a bundle: checksums, verdicts made again from raw results, profile, waivers, seeds, tests, times.
+    """Check a bundle: what it says of the suite by the suite here, all else by its raw results, made anew.
 
-    Run it in a checkout of the suite.  Exits with 1 if anything is not as it should be, 2 if FILE is no bundle.
+    Run it in a checkout of the suite.  Exits with 1 if anything is wrong, 2 if FILE is no bundle, 3 if nothing is wrong
+    and something could not be checked, as where the suite is another one.
     """
     with _said():
+        if require and require not in LEVELS:
+            raise ReportError(f"--require {require}: one of {', '.join(LEVELS)}")
         _check_signing(signature, signers, signer)
         root = Path.cwd()
-        here = Checkout(suite_hash(root)) if suite else None
+        here = Checkout(suite_hash(root), harness.__version__, VERSION) if suite else None
         with ceiling(_MEMORY, _SECONDS):
             checked = verify(file, harness.__version__, here, time.time())
-        of = checked.report.suite_hash if checked.report is not None else ""
-        if here is not None and of and of == here.suite_hash:
-            here = Checkout(here.suite_hash, collected(root))
+        if here is not None and here.suite_hash and here.suite_hash in {r.header.suite_hash for r in checked.runs}:
+            here = checkout_of(root)
             with ceiling(_MEMORY, _SECONDS):
                 checked = verify(file, harness.__version__, here, time.time())
         problems = list(checked.problems)
         if signature is not None and signers is not None:
             problems += _signature(file, signature, signers, signer)
-        for problem in problems:
-            typer.echo(f"WRONG {visible(problem)}")
-        for note in checked.notes:
-            typer.echo(f"note  {visible(note)}")
+        for kind, lines in (("WRONG", problems), ("unchecked", checked.unchecked), ("note", checked.notes)):
+            for line in lines:
+                typer.echo(f"{kind:<9} {visible(line)}")
         if checked.report is not None:
             _show(checked.report)
+            if html is not None:
+                _write(html, page(checked.report).encode(errors="replace"))
+            if json is not None:
+                _write(json, model.encode(checked.report))
         typer.echo(f"manifest {checked.manifest}")
-        typer.echo(f"{file}: {f'{len(problems)} things are wrong' if problems else 'is what it says it is'}")
+        typer.echo(f"{file}: {_in_a_word(len(problems), len(checked.unchecked))}")
         if problems:
+            raise typer.Exit(1)
+        if checked.unchecked or (strict and checked.notes):
+            raise typer.Exit(NOT_SHOWN)
+        if require and not any(level.id == require and level.conformant for level in _levels(checked.report)):
             raise typer.Exit(1)
 
 
-def collected(root: Path) -> frozenset[str]:
-    """Every test of the suites of a checkout, as pytest collects them.  Errors: :class:`ReportError`."""
-    command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", "--profile", "none"]
-    command += ["-p", "no:cacheprovider", "-p", "no:xdist"]
-    try:
-        done = subprocess.run(
-            command, cwd=root, capture_output=True, text=True, timeout=_LONGEST_COLLECTION, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ReportError(f"collecting the suite took more than {_LONGEST_COLLECTION:g} s; try --no-suite") from None
-    names = frozenset(line for line in done.stdout.splitlines() if line.startswith("suites/") and "::" in line)
-    if done.returncode or not names:
-        last = (done.stdout + done.stderr).strip().rpartition("\n")[2]
-        raise ReportError(f"the suite here can't be collected: {last}; try --no-suite")
-    return names
+def _levels(report: Report | None) -> list[LevelReport]:
+    return report.levels if report is not None else []
+
+
+def _in_a_word(problems: int, unchecked: int) -> str:
+    if problems:
+        return f"{plural(problems, 'thing')} {'is' if problems == 1 else 'are'} wrong"
+    if unchecked:
+        return f"not shown: {plural(unchecked, 'thing')} could not be checked"
+    return "is what it says it is"
 
 
 def _check_signing(signature: Path | None, signers: Path | None, signer: str) -> None:

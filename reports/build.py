@@ -80,13 +80,13 @@ def ordered(read: Sequence[Parsed]) -> list[Parsed]:
     return sorted(read, key=lambda each: (each.run.header.started, each.digest))
 
 
-def made_of(read: Sequence[Parsed]) -> Report:
-    """The report of runs, in their order."""
+def made_of(read: Sequence[Parsed], wrong: Sequence[str] = ()) -> Report:
+    """The report of runs, in their order.  ``wrong``: what else is wrong with them, so that no level is conformant."""
     names, runs = [(each.name, each.digest) for each in read], [each.run for each in read]
     tests = _tests(runs)
     requirements = _requirements(runs, tests)
     first = runs[0].header
-    problems = levels.problems(runs, differences(runs))
+    problems = [*levels.problems(runs, differences(runs)), *wrong]
     found = levels.levels(runs, requirements, tests, problems)
     profile = next((run.profile for run in runs if run.profile is not None), None)
     return Report(

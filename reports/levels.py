@@ -8,6 +8,8 @@ from harness.results import BAD, DEFAULT_SEED, LEVELS, Run, TestResult
 from reports.model import FINE, ORDER, UNDECLARED, LevelReport, RequirementReport, TestReport, counted
 
 _SHOWN = 3
+_NOT_TO_ITS_END = (2, 3, 4)
+"""Exit statuses of pytest: interrupted, an error of its own, or of its use."""
 _SAYS_WHAT_DRAWS = 3
 """The version of results from which on they say which tests draw from the seed; before, any of them may."""
 
@@ -69,9 +71,23 @@ def problems(runs: Sequence[Run], differences: Mapping[str, Sequence[str]]) -> l
             found.append(f"{name} drew fewer examples than suites say (CONCORD_EXAMPLES is {run.header.effort:g}).")
         if not run.header.profile:
             found.append(f"{name} went by no profile, so that nothing is claimed.")
+        if run.complete and run.exit_status in _NOT_TO_ITS_END:
+            found.append(f"{name} did not come to its end (exit status {run.exit_status} of pytest).")
+        found += _elsewhere(name, run)
     for what, values in differences.items():
         found.append(f"The runs differ in {what}: {' and '.join(v or 'none' for v in values)}.")
     return found
+
+
+def _elsewhere(name: str, run: Run) -> list[str]:
+    """Worlds of suites that are of another backend or device than the profile is about."""
+    profile = run.profile
+    if profile is None or not profile.backend:
+        return []
+    about = f"({profile.backend} on {profile.device})"
+    ran = {t.world.partition(" (")[2] for t in run.tests.values() if t.stack and t.world and t.verdict != "unsupported"}
+    others = sorted(world[:-1] for world in ran - {about[1:]})
+    return [f"{name} had worlds of {each}, and its profile is about {about[1:-1]}." for each in others]
 
 
 def _seeds(runs: Sequence[Run], stack: str) -> list[str]:

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from harness import effort, provenance
-from harness.plugin import waivers
 from harness.plugin.claims import with_case
 from harness.plugin.profiles import Profiles
 from harness.plugin.seeds import MARKER
 from harness.plugin.worlds import plugin_of, request_of
-from harness.results import LEVELS, ProfileText, Reproducer, RequirementText, WaiverEntry, stack_of
+from harness.profiles.recorded import as_recorded
+from harness.results import LEVELS, ProfileText, Reproducer, RequirementText, stack_of
 
 LONGEST_TEXT = 20_000
 LONGEST_REPRODUCER = 100_000
@@ -176,33 +176,4 @@ def share_of_examples() -> float:
 def profile_text(profiles: Profiles, subject: str) -> ProfileText | None:
     """The profile that the run goes by, as results keep it; None if there is none, or nobody knows yet."""
     profile = profiles.settled
-    if profile is None:
-        return None
-    conditions = waivers.Conditions.now(profiles.platform(), subject)
-    files, texts = (profile.file, *profile.bases), profiles.shelf.texts
-    claims = {
-        "world sizes": ", ".join(map(str, profile.world_sizes)) or "any",
-        "ranks on a device": str(profile.ranks_per_device),
-    }
-    return ProfileText(
-        name=profile.name,
-        file=profile.file,
-        texts={file: texts[file] for file in files if file in texts},
-        backend=profile.backend,
-        device=profile.device,
-        about=profile.about,
-        claims=claims,
-        waivers=[
-            WaiverEntry(
-                place=w.place,
-                tests=list(w.tests),
-                reason=w.reason,
-                link=w.link,
-                expires=w.expires.isoformat(),
-                verdicts=list(w.verdicts),
-                intermittent=w.intermittent,
-                applies=conditions.are_of(w),
-            )
-            for w in profile.waivers
-        ],
-    )
+    return None if profile is None else as_recorded(profile, profiles.shelf.texts, profiles.platform(), subject)

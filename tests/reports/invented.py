@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 
+from harness.profiles.needs import Needs
 from harness.results import (
     BAD,
     LEVELS,
+    VERSION,
     Collected,
     ProfileText,
     RankEvidence,
@@ -22,23 +24,42 @@ from harness.results import (
     WaiverEntry,
     merged,
 )
+from harness.suite_facts import SuiteFacts, TestFacts
+from reports.checkout import Checkout
 
-STARTED = 1.79e9  # 2026-09-21
+STARTED = 1.8e9  # 2027-01-15
 PROFILE = """name = "made-up"
 backend = "gloo"
 device = "cpu"
+about = "made up"
 
 [[waiver]]
-tests = ["suites/replicate/test_a.py::test_two[*]"]
+tests = ["suites/replicate/test_a.py::test_two[2*]"]
 reason = "known to be wrong"
 link = "https://example.com/issues/1"
 expires = 2027-06-30
 verdicts = ["failed"]
+
+[[collectives.except]]
+collectives = ["reduce"]
+reason = "not there yet"
 """
 FILE = "profiles/made-up.toml"
-WAIVER = f"{FILE}:5"
+WAIVER = f"{FILE}:6"
 SUITE = "5" * 64
 SECONDS = 2.0
+CONCORD = "0.1.0"
+PLUGINS = {"harness.plugin": f"concord-harness {CONCORD}", "xdist": "pytest-xdist 3.8.0"}
+ENVIRONMENT = {
+    "torch": "2.13.0",
+    "python": "3.11.7",
+    "cpu": "A processor",
+    "machine": "x86_64",
+    "platform": "Linux-6.8.0-x86_64-with-glibc2.39",
+}
+
+FILES = {f"suites/{stack}/test_a.py": f"{i}" * 64 for i, stack in enumerate(LEVELS.values())}
+FILES["harness/results.py"] = "a" * 64
 
 Change = Callable[[list[Any]], None]
 
@@ -91,8 +112,39 @@ def every_test(stacks: Sequence[str] = tuple(LEVELS.values())) -> list[TestResul
             test.ranks = evidence()
             test.reproducer = Reproducer(file="repro_a.py", command="torchrun repro_a.py", text="print('no')\n")
         if "collectives/test_a.py::test_one[3" in test.nodeid:
-            test.verdict, test.reason = "unsupported", "unsupported: not claimed: worlds of 3 ranks"
+            test.verdict, test.reason = "unsupported", "unsupported: not claimed: reduce (profile made-up)"
     return found
+
+
+def of_stack(stack: str) -> str:
+    """The level of a stack."""
+    return next(level for level, name in LEVELS.items() if name == stack)
+
+
+def sentences() -> list[RequirementText]:
+    """Every requirement."""
+    return [
+        RequirementText(id=each, sentence=f"What {each} says.", source="torch.nn", level=level)
+        for level, stack in LEVELS.items()
+        for each in (requirement(stack, "one"), requirement(stack, "two"))
+    ]
+
+
+def checkout() -> Checkout:
+    """The suite that these tests are of."""
+    tests = {
+        test.nodeid: TestFacts(
+            requirements=test.requirements,
+            size=test.size,
+            dtype=test.dtype,
+            property_based=test.property_based,
+            needs=Needs(test.stack, "reduce" if "collectives/test_a.py::test_one[3" in test.nodeid else ""),
+            skips=["unsupported: this torch has no compass"] if "dynamo/test_a.py::test_one[3" in test.nodeid else [],
+        )
+        for test in every_test()
+    }
+    facts = SuiteFacts(tests=tests, requirements={text.id: text for text in sentences()})
+    return Checkout(SUITE, CONCORD, VERSION, facts, FILES, {FILE: PROFILE})
 
 
 def requirement(stack: str, name: str) -> str:
@@ -111,28 +163,25 @@ def records(
     """The records of a run that came to its end."""
     results = [msgspec.structs.replace(t, finished=t.finished + later) for t in (every_test() if of is None else of)]
     stacks = list(dict.fromkeys(t.stack for t in results if t.stack))
-    requirements = {
-        each: RequirementText(id=each, sentence=f"What {each} says.", source="torch.nn", level=level)
-        for level, stack in LEVELS.items()
-        for each in (requirement(stack, "one"), requirement(stack, "two"))
-        if stack in stacks
-    }
+    requirements = {text.id: text for text in sentences() if any(text.level == of_stack(s) for s in stacks)}
     waiver = WaiverEntry(
         place=WAIVER,
-        tests=["suites/replicate/test_a.py::test_two[*]"],
+        tests=["suites/replicate/test_a.py::test_two[2*]"],
         reason="known to be wrong",
         link="https://example.com/issues/1",
         expires="2027-06-30",
         verdicts=["failed"],
     )
+    given = [] if seed == "default" else ["--concord-seed", "random" if drawn else seed]
     header = RunHeader(
         started=STARTED + later,
-        arguments=["suites", "-n", "2"],
-        environment={"torch": "2.13.0", "python": "3.11.7", "cpu": "A processor"},
+        arguments=["suites", "-n", "2", *given],
+        environment=dict(ENVIRONMENT),
         profile="made-up",
         profile_hash=hashlib.sha256(profile.encode()).hexdigest(),
-        concord="0.1.0",
+        concord=CONCORD,
         suite_hash=SUITE,
+        plugins=dict(PLUGINS),
         seed=seed,
         seed_drawn=drawn,
     )
@@ -144,14 +193,25 @@ def records(
         device="cpu",
         waivers=[waiver],
         about="made up",
+        claims={"world sizes": "any", "ranks on a device": "1"},
     )
     bad = any(t.verdict in BAD for t in results)
-    end = RunEnd(STARTED + later + 100, int(bad), whole=stacks, environment={"package backend": "1.0"})
+    end = RunEnd(
+        STARTED + later + 100,
+        int(bad),
+        whole=stacks,
+        environment={"package backend": "1.0"},
+        plugins=dict(PLUGINS),
+        files=dict(FILES),
+    )
     return [header, Collected([t.nodeid for t in results]), text, *requirements.values(), *results, end]
 
 
-def written(found: Sequence[Any], *, honest: bool = True) -> bytes:
-    """Records as a results file; ``honest``: with the counts and the digest that belong to them."""
+def written(found: Sequence[Any], *, honest: bool = True, status: int | None = None) -> bytes:
+    """Records as a results file; ``honest``: with the counts, exit status and digest that belong to them.
+
+    ``status``: another exit status.
+    """
     lines: list[bytes] = []
     digest = hashlib.sha256()
     for record in found:
@@ -161,7 +221,9 @@ def written(found: Sequence[Any], *, honest: bool = True) -> bytes:
                 if isinstance(r, TestResult):
                     attempts.setdefault(r.nodeid, []).append(r)
             verdicts = [merged(several).verdict for several in attempts.values()]
+            verdicts += ["not-run" for r in found if isinstance(r, Collected) for n in r.tests if n not in attempts]
             record.counts = {v: verdicts.count(v) for v in sorted(set(verdicts))}
+            record.exit_status = int(any(v in BAD for v in verdicts)) if status is None else status
             record.digest = digest.hexdigest()
         lines.append(msgspec.json.encode(record) + b"\n")
         digest.update(lines[-1])

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from invented import change, evidence, records, runs, tried, written
+from invented import FILE, STARTED, change, checkout, evidence, records, runs, tried, written
 from typer.testing import CliRunner
 
 from harness.cli import app
@@ -278,6 +280,7 @@ def test_times() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("harness.reporting.time", SimpleNamespace(time=lambda: STARTED + 86400))
     for name, data in runs():
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.jsonl").write_bytes(data)
@@ -313,7 +316,8 @@ def test_commands(folder: Path) -> None:
     assert {p.name for p in (folder / "o").iterdir()} == {"a.html", "a.xml", "a.svg", "a.json", "r.json"}
     assert run("bundle", "first", "second", "-o", "x.zip")[0] == 0
     code, said = run("verify", "x.zip")
-    assert (code, "x.zip: is what it says it is" in said) == (0, True)
+    assert (code, "x.zip: not shown: 1 thing could not be checked" in said) == (3, True)
+    assert "unchecked no suite here to hold it against" in said
     assert run("compare", "first", "x.zip")[0] == 0
     assert run("compare", "x.zip", "r.json", "--markdown")[0] == 1
     assert json.loads(run("compare", "first", "second", "--json")[1])["unchanged"] == 24
@@ -350,6 +354,63 @@ def test_full_disk(folder: Path, full_disk: None, arguments: tuple[str, ...], th
     assert {path: path.stat().st_size for path in folder.rglob("*")} == before
 
 
+@pytest.fixture
+def same_suite(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle, in a checkout of its suite."""
+    run("bundle", "first", "second", "-o", "x.zip")
+    monkeypatch.setattr("harness.reporting.suite_hash", lambda root: checkout().suite_hash)
+    monkeypatch.setattr("harness.reporting.checkout_of", lambda root: checkout())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([], 0),
+        (["--strict"], 0),
+        (["--require", "L5"], 0),
+        (["--require", "L5", "--strict"], 0),
+        (["--no-suite"], 3),
+        (["--no-suite", "--require", "L1"], 3),
+        (["--no-suite", "--strict"], 3),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_verified(same_suite: Path, arguments: list[str], code: int) -> None:
+    """In a checkout of its suite a bundle is shown to be what it says, at its level; without one nothing is shown."""
+    assert run("verify", "x.zip", *arguments)[0] == code
+
+
+def test_verified_and_not_conformant(same_suite: Path) -> None:
+    """A level that was not reached is 1 with --require, and 0 without: the bundle is honest."""
+    run("bundle", "first", "-o", "x.zip")
+    assert run("verify", "x.zip")[0] == 0
+    code, said = run("verify", "x.zip", "--require", "L1")
+    assert (code, "No run of all tests of collectives that draw from the seed has one drawn at random" in said) == (
+        1,
+        True,
+    )
+
+
+def test_verify_strict(same_suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is only noted, as a profile that is not the one of its name here, is 3 with --strict and 0 without."""
+    other = dataclasses.replace(checkout(), profiles={FILE: "name = 'other'"})
+    monkeypatch.setattr("harness.reporting.checkout_of", lambda root: other)
+    code, said = run("verify", "x.zip")
+    assert (code, f"note      runs/1.jsonl: its {FILE} is not the one here" in said) == (0, True)
+    assert run("verify", "x.zip", "--strict")[0] == 3
+
+
+def test_page_made_anew(same_suite: Path) -> None:
+    """The page that verify writes is made of the runs, and says of an unchecked bundle that nothing is shown."""
+    assert run("verify", "x.zip", "--html", "here.html", "--json", "here.json")[0] == 0
+    assert "Conformant at L5" in (same_suite / "here.html").read_text()
+    assert json.loads((same_suite / "here.json").read_bytes())["conformant"] == "L5"
+    assert run("verify", "x.zip", "--no-suite", "--html", "here.html")[0] == 3
+    page = (same_suite / "here.html").read_text()
+    assert ("Conformant at L5" in page, "Not checked: no suite here to hold it against" in page) == (False, True)
+
+
 def test_schema_command() -> None:
     """The schema is printed, and it is the one that the documentation has."""
     code, said = run("report", "--schema")
@@ -379,6 +440,7 @@ def test_verify_says_what_is_wrong(folder: Path) -> None:
         (["compare", "first", "nothing.json"], "nothing.json: No such file"),
         (["compare", "first", "nothing.zip"], "nothing.zip: No such file"),
         (["verify", "first/results.jsonl"], "not a zip file"),
+        (["verify", "x.zip", "--require", "L9"], "--require L9: one of L1,"),
         (["bundle", "nothing", "-o", "x.zip"], "nothing: No such file"),
         (["verify", "x.zip", "--signer", "me"], "--signature FILE and --signers FILE: not given"),
         (["verify", "x.zip", "--signers", "s"], "--signature FILE and --signer NAME: not given"),

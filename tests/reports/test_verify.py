@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import io
@@ -17,17 +18,31 @@ from typing import Any
 
 import msgspec
 import pytest
-from invented import FILE, PROFILE, STARTED, SUITE, change, every_test, records, runs, tried, written
+from invented import (
+    FILE,
+    PROFILE,
+    STARTED,
+    SUITE,
+    WAIVER,
+    change,
+    checkout,
+    every_test,
+    records,
+    runs,
+    tried,
+    written,
+)
 
-from harness.results import TestResult
+from harness.results import LEVELS, TestResult
 from reports import bundle
 from reports.bundle import MANIFEST, contents, manifest_of, packed, unpacked
+from reports.checkout import Checkout
 from reports.model import ReportError, decode, encode
-from reports.verify import Checked, Checkout, verify
+from reports.verify import Checked, verify
 
 NOW = STARTED + 86400
 ALL = frozenset(test.nodeid for test in every_test())
-HERE = Checkout(SUITE, ALL)
+HERE = checkout()
 
 Files = dict[str, bytes]
 
@@ -62,7 +77,8 @@ def path(tmp_path: Path) -> Path:
 def test_honest(path: Path) -> None:
     """A bundle that nobody has touched is what it says it is."""
     found = checked(path, honest())
-    assert (found.problems, found.notes) == ((), ())
+    assert (found.problems, found.unchecked, found.notes) == ((), (), ())
+    assert found.shown
     assert found.report is not None
     assert found.report.conformant == "L5"
 
@@ -123,10 +139,7 @@ def test_contents() -> None:
 def test_failures_are_no_forgery(path: Path) -> None:
     """A bundle that tells of failures tells the truth: it is right, and not conformant."""
 
-    def failing(made: list[Any]) -> None:
-        made[-1].exit_status = 1
-
-    found = checked(path, honest(failing, change("dynamo/test_a.py::test_one", verdict="failed", headline="no")))
+    found = checked(path, honest(change("dynamo/test_a.py::test_one", verdict="failed", headline="no")))
     assert found.problems == ()
     assert found.report is not None
     assert found.report.conformant == "L4"
@@ -287,7 +300,7 @@ def waiver_added_afterwards(made: list[Any]) -> None:
 def waiver_written_afterwards(made: list[Any]) -> None:
     for record in made:
         if type(record).__name__ == "ProfileText":
-            record.texts = {FILE: PROFILE.replace("test_two[*]", "*")}
+            record.texts = {FILE: PROFILE.replace("test_two[2*]", "*")}
 
 
 def without_tests(made: list[Any]) -> None:
@@ -307,8 +320,8 @@ REMADE: list[tuple[Any, str]] = [
         change("dynamo/test_a.py::test_one[2", verdict="waived", waiver="x:1", bare="failed"),
         "and the profile has no such",
     ),
-    (change("test_two[2ranks-float32]", verdict="waived", waiver=f"{FILE}:5", bare="failed"), "which is not about it"),
-    (change("replicate/test_a.py::test_two[2", bare="hung"), f"waived by {FILE}:5, which does not cover hung"),
+    (change("test_two[2ranks-float32]", verdict="waived", waiver=WAIVER, bare="failed"), "which is not about it"),
+    (change("replicate/test_a.py::test_two[2", bare="hung"), f"waived by {WAIVER}, which does not cover hung"),
     (change("replicate/test_a.py::test_two[2", bare=""), "says waived, and not by which waiver and what it came to"),
     (change("replicate/test_a.py::test_two[2", verdict="passed"), "says passed, and carries the evidence of a failure"),
     (change("dynamo/test_a.py::test_one[2", verdict="fine"), "'fine' is no verdict"),
@@ -348,14 +361,14 @@ def test_expired_waiver(path: Path) -> None:
                 record.waivers[0].expires = "2026-01-31"
 
     problems = checked(path, honest(apply)).problems
-    assert any(f"waived by {FILE}:5, which had expired on 2026-01-31" in problem for problem in problems)
+    assert any(f"waived by {WAIVER}, which had expired on 2026-01-31" in problem for problem in problems)
 
 
 def test_exit_status(path: Path) -> None:
     """Failures and an exit status that tells of none do not go together."""
     first = records()
     change("dynamo/test_a.py::test_one[2", verdict="failed")(first)
-    found = contents([("a", written(first))], "0.1.0")
+    found = contents([("a", written(first, status=0))], "0.1.0")
     problems = checked(path, signed_off(found)).problems
     assert "runs/1.jsonl: tests ended badly, and pytest's exit status says that none did" in problems
 
@@ -385,20 +398,52 @@ def test_uneven_runs(path: Path) -> None:
     assert "each run has all of dynamo, and yet not in every one: suites/dynamo/test_a.py::test_one[2ranks]" in problems
 
 
-def test_other_suite(path: Path) -> None:
-    """Without the same suite at hand, nobody can say that every test is there; that is said."""
-    for checkout in (None, Checkout(""), Checkout("0" * 64, ALL), Checkout(SUITE)):
-        found = checked(path, honest(without_tests), checkout)
-        assert (found.problems, len(found.notes)) == ((), 1)
+@pytest.mark.parametrize(
+    ("here", "says"),
+    [
+        (None, "no suite here to hold it against"),
+        (Checkout(""), "no suite here to hold it against"),
+        (dataclasses.replace(HERE, suite_hash="0" * 64), "its suite (555555555555) is not the one here (000000000000)"),
+        (Checkout(SUITE), "its suite is the one here, and nobody has collected its tests"),
+    ],
+    ids=["none", "no-suites", "other", "not-collected"],
+)
+def test_other_suite(path: Path, here: Checkout | None, says: str) -> None:
+    """Without the same suite at hand nothing is shown, whatever the bundle says: no level is conformant."""
+    found = checked(path, honest(without_tests), here)
+    assert found.problems == ()
+    assert any(line.startswith(says) for line in found.unchecked)
+    assert not found.shown
+    assert found.report is not None
+    assert (found.report.conformant, [level.conformant for level in found.report.levels]) == ("", [False] * len(LEVELS))
 
 
 def test_other_version(path: Path) -> None:
-    """A page that another version of Concord has made is not compared; the report is."""
-    files = edited_page(honest())
-    path.write_bytes(packed(files))
+    """What another version of Concord has made of the runs is made anew; its page is named as unchecked."""
+    path.write_bytes(packed(edited_page(honest())))
     found = verify(path, "9.9.9", HERE, NOW)
     assert found.problems == ()
-    assert "report.html: made by another version" in found.notes[0]
+    assert found.unchecked == (
+        "report.html: a page of another version of Concord, which nobody has checked: do not open it",
+    )
+    assert not found.shown
+
+
+def claimed_by_another(found: Files) -> Files:
+    """A bundle that says of itself that another version has made it."""
+    files = {name: data for name, data in found.items() if name != MANIFEST}
+    return {**files, MANIFEST: manifest_of(files, "9.9.9")}
+
+
+def test_other_version_with_other_verdicts(path: Path) -> None:
+    """A report of another version is compared verdict by verdict; only how it is laid out is its own affair."""
+    failed = change("dynamo/test_a.py::test_one[2", verdict="failed", headline="no")
+    path.write_bytes(packed(claimed_by_another(better_verdict(honest(failed)))))
+    problems = verify(path, "0.1.0", HERE, NOW).problems
+    assert "report.json: says conformant at L5; the runs say L4" in problems
+    path.write_bytes(packed(claimed_by_another(edited_verdict_in_report(honest()))))
+    problems = verify(path, "0.1.0", HERE, NOW).problems
+    assert any(line.startswith("report.json: test suites/tp_extension") for line in problems)
 
 
 # What is no bundle

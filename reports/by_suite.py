@@ -1,0 +1,173 @@
+"""A run, held against the suite here: what the suite knows is taken from the suite, never from the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from harness.results import LEVELS, RequirementText, Run, TestResult, stack_of
+from harness.suite_facts import TestFacts
+from reports.by_profile import Entitled
+from reports.checkout import Checkout, swept
+from reports.coherence import listed, never_begun, world_of
+
+OURS = (
+    "pytest",
+    "pluggy",
+    "pytest-xdist",
+    "execnet",
+    "pytest-timeout",
+    "pytest-benchmark",
+    "hypothesis",
+    "concord-harness",
+)
+"""Distributions whose plug-ins decide no verdict but as the suite has it."""
+_SAYS_HOW = 4
+"""The version of results from which on they say which plug-ins and files were loaded."""
+_TOLD = ("requirements", "size", "dtype", "property_based")
+_OF_REQUIREMENTS = ("sentence", "source", "level", "mandatory")
+
+
+def suite_problems(run: Run, checkout: Checkout) -> Iterator[str]:
+    """What of a run is not as the suite here has it.  Only for runs of this very suite, with its tests collected."""
+    if run.header.concord != checkout.concord:
+        yield f"it says Concord {run.header.concord or 'of no version'}, and its suite is that of {checkout.concord}"
+    if run.header.version != checkout.results:
+        yield f"its results are of version {run.header.version}, and its suite writes version {checkout.results}"
+    yield from _whole(run, checkout)
+    unknown = [nodeid for nodeid in run.tests if stack_of(nodeid) and checkout.test(nodeid) is None]
+    if unknown:
+        yield listed("no tests of the suite", unknown)
+    for test in run.tests.values():
+        facts = checkout.test(test.nodeid)
+        if facts is not None and not _lost(test):
+            yield from (f"{test.nodeid}: {why}" for why in _untrue(test, facts))
+    brought = {name for test in run.tests.values() if not stack_of(test.nodeid) for name in test.requirements}
+    for requirement in run.requirements.values():
+        real = checkout.requirement(requirement.id)
+        if real is None and requirement.id not in brought:
+            yield f"the suite has no requirement {requirement.id}"
+        elif real is not None:
+            yield from _unlike(requirement, real)
+    yield from _files(run, checkout)
+
+
+def _whole(run: Run, checkout: Checkout) -> Iterator[str]:
+    for stack in run.end.whole if run.end else ():
+        there = set(checkout.of_stack(stack))
+        mine = {swept(test) for test in run.tests if stack_of(test) == stack}
+        if there - mine:
+            yield listed(f"tests of {stack} that are missing", there - mine)
+        if mine - there:
+            yield listed(f"no tests of {stack}", mine - there)
+
+
+def _lost(test: TestResult) -> bool:
+    """Whether nobody has told what the test is: it was never begun, or its process died before it could."""
+    told = any(getattr(test, name) for name in _TOLD)
+    return never_begun(test) or (test.verdict == "crashed" and not told)
+
+
+def _untrue(test: TestResult, facts: TestFacts) -> Iterator[str]:
+    if test.requirements != facts.requirements:
+        says, real = (", ".join(each) or "nothing" for each in (test.requirements, facts.requirements))
+        yield f"says that it proves {says}, and in the suite it proves {real}"
+    if test.size != facts.size:
+        yield f"says that it is on {test.size} ranks, and in the suite it is on {facts.size}"
+    if test.dtype != facts.dtype:
+        yield f"says that its dtype is {test.dtype or 'none'}, and in the suite it is {facts.dtype or 'none'}"
+    if test.property_based != facts.property_based:
+        said = "draws from the seed" if facts.property_based else "does not draw from the seed"
+        yield f"says otherwise, and in the suite it {said} (property_based)"
+
+
+def _unlike(told: RequirementText, real: RequirementText) -> Iterator[str]:
+    for what in _OF_REQUIREMENTS:
+        if getattr(told, what) != getattr(real, what):
+            says, suite = getattr(told, what), getattr(real, what)
+            yield f"the {what} of requirement {told.id} is {says!r}, and in the suite {suite!r}"
+
+
+def _files(run: Run, checkout: Checkout) -> Iterator[str]:
+    files: Mapping[str, str] = getattr(run.end, "files", {}) if run.end else {}
+    for name, digest in files.items():
+        here = checkout.files.get(name)
+        if here is None:
+            yield f"{name}: the run loaded it, and the suite has no such file"
+        elif here != digest:
+            yield f"{name}: the run loaded another one than the suite has"
+    if files:
+        tests = {test.nodeid.partition("::")[0] for test in run.tests.values() if test.stack and not _lost(test)}
+        unread = [name for name in tests if name.startswith("suites/") and name not in files]
+        if unread:
+            yield listed("tests were run of files that the run never loaded", unread)
+
+
+def other_worlds(run: Run, by: Entitled, checkout: Checkout) -> Iterator[str]:
+    """Tests on worlds that the profile is not about, though neither the test nor anybody asked for such a world."""
+    elsewhere: dict[str, list[str]] = {}
+    for test in run.tests.values():
+        world, facts = world_of(test), checkout.test(test.nodeid)
+        if world is not None and facts is not None:
+            real = (facts.backend or by.profile.backend, facts.device or by.profile.device)
+            if world[1:] != real:
+                what = f"run on {world[1]} on {world[2]}, and the profile is about {real[0]} on {real[1]}"
+                elsewhere.setdefault(what, []).append(test.nodeid)
+    yield from (listed(what, tests) for what, tests in elsewhere.items())
+
+
+def how_made(run: Run, checkout: Checkout | None) -> Iterator[str]:
+    """What took part in a run that nobody here knows."""
+    if run.header.version < _SAYS_HOW:
+        return  # said of its version
+    plugins = {**run.header.plugins, **(run.end.plugins if run.end is not None else {})}
+    known = set(checkout.files.values()) if checkout is not None else set()
+    foreign = sorted(
+        f"{name} ({where})"
+        for name, where in plugins.items()
+        if not all(each.rpartition(" ")[0] in OURS or each in known for each in where.split(", "))
+    )
+    if foreign:
+        yield listed("made with foreign code, the plug-ins", foreign)
+    if not plugins:
+        yield "it does not say which plug-ins were loaded"
+    if run.end is not None and not run.end.files and run.tests:
+        yield "it does not say which files of the suite were loaded"
+
+
+def with_suite_of(run: Run, checkout: Checkout | None) -> Run:
+    """The run with what the suite knows in the place of what the run says: of tests, requirements, and what is whole.
+
+    A requirement that the suite does not have is left out, but those of tests that are not the suite's.
+    """
+    if checkout is None or checkout.facts is None or run.header.suite_hash != checkout.suite_hash:
+        return run
+    tests = {nodeid: _restated(test, checkout) for nodeid, test in run.tests.items()}
+    proven = {name for test in tests.values() for name in test.requirements}
+    requirements = {
+        name: real for name in sorted(proven) if (real := checkout.requirement(name) or run.requirements.get(name))
+    }
+    end = run.end
+    if end is not None:
+        mine: dict[str, set[str]] = {stack: set() for stack in LEVELS.values()}
+        for nodeid in run.collected:
+            mine.setdefault(stack_of(nodeid), set()).add(swept(nodeid))
+        whole = [stack for stack in end.whole if set(checkout.of_stack(stack)) == mine.get(stack)]
+        end = msgspec.structs.replace(end, whole=whole)
+    return msgspec.structs.replace(run, tests=tests, requirements=requirements, end=end)
+
+
+def _restated(test: TestResult, checkout: Checkout) -> TestResult:
+    facts = checkout.test(test.nodeid)
+    stack = stack_of(test.nodeid)
+    if facts is None:
+        return msgspec.structs.replace(test, stack=stack)
+    return msgspec.structs.replace(
+        test,
+        stack=stack,
+        requirements=facts.requirements,
+        size=facts.size,
+        dtype=facts.dtype,
+        property_based=facts.property_based,
+    )

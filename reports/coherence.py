@@ -1,0 +1,230 @@
+"""The raw results of a run, held against themselves: records, counts, times, exit status, worlds, dtypes."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from harness import results
+from harness.results import BAD, ENDED_BADLY, UNSUPPORTED, VERDICTS, Run, TestResult
+from reports.arguments import Asked
+from reports.text import moment
+
+INTRODUCED = {2: "2026-11-21", 3: "2026-11-22", 4: "2026-11-22"}
+"""The day (UTC) on which Concord first wrote each version of results: no run of it is older."""
+SLACK = 5.0
+"""Seconds by which the clocks of processes and roundings may disagree."""
+_SHOWN = 3
+_INTERRUPTED, _BROKEN, _NOTHING_RUN = 2, 3, 5
+_STATUSES = range(6)
+"""Of pytest."""
+_WORLD = re.compile(r"(\d+) ranks? \((\S+) on (\S+)\)")
+_SIZE = re.compile(r"\[(\d+)ranks?[\]-]")
+
+
+class _Line(msgspec.Struct):
+    """What of a record says where it stands among the others."""
+
+    record: str = ""
+    nodeid: str = ""
+    attempt: int = 1
+    finished: float = 0.0
+
+
+def run_problems(run: Run, data: bytes, asked: Asked, now: float) -> Iterator[str]:
+    """What is wrong with a run in itself.  ``data``: its file; ``now``: seconds since the epoch."""
+    if run.header.version < 2:
+        yield f"version {run.header.version} of the results keeps too little to be checked"
+        return
+    if run.torn or not run.complete:
+        yield "the run was cut off before its end"
+    if run.damaged:
+        yield run.damaged
+    elif run.end is not None and not run.end.digest:
+        yield "its last line has no digest"
+    lines = _lines(data)
+    yield from _records(lines)
+    yield from _tests(run, asked)
+    yield from _counts(run)
+    yield from _times(run, [line for line in lines if line.record == "test"], asked, now)
+
+
+def ended_as_it_says(run: Run, stale: Iterable[str]) -> Iterator[str]:
+    """What of pytest's exit status does not fit the verdicts.  ``stale``: of waivers, why they fail a run."""
+    status, reasons = run.exit_status, list(stale)
+    if run.end is None or status is None:
+        return
+    counts = run.counts()
+    bad = [verdict for verdict in BAD if counts.get(verdict)]
+    certain = [verdict for verdict in bad if verdict != "flaky"]  # a plug-in that runs tests again ends with 0
+    if status not in _STATUSES:
+        yield f"its exit status is {status}, and pytest has none such"
+    elif status == 0 and certain:
+        yield "tests ended badly, and pytest's exit status says that none did"
+    elif status == 0 and reasons:
+        yield f"its exit status is 0, and a waiver that is stale fails a run: {reasons[0]}"
+    elif status == 1 and not (bad or reasons or any("could not be collected" in why for why in run.end.partial)):
+        yield "its exit status says that tests ended badly, and none did"
+    elif status == _NOTHING_RUN and run.tests:
+        yield "its exit status says that there was no test, and there are tests"
+
+
+def listed(what: str, names: Iterable[str]) -> str:
+    """A problem that some tests have, with the first of them."""
+    every = sorted(names)
+    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+    return f"{what}: {', '.join(every[:_SHOWN])}{more}"
+
+
+def world_of(test: TestResult) -> tuple[int, str, str] | None:
+    """Size, backend and device of a test's world, as its text says them; None if it says none."""
+    found = _WORLD.fullmatch(test.world)
+    return (int(found[1]), found[2], found[3]) if found and len(found[1]) < 10 else None
+
+
+def _lines(data: bytes) -> list[_Line]:
+    """Every record of a file, whether a reader keeps it or not."""
+    decoder = msgspec.json.Decoder(_Line)
+    found = []
+    for line in data.split(b"\n"):
+        if line.strip():
+            try:
+                found.append(decoder.decode(line))
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # torn: said already
+                continue
+    return found
+
+
+def _records(lines: list[_Line]) -> Iterator[str]:
+    kinds = Counter(line.record for line in lines)
+    for kind, what in (("run", "first"), ("end", "last"), ("profile", "profile's")):
+        if kinds[kind] > 1:
+            yield f"it has {kinds[kind]} {what} lines"
+    if kinds["end"] and lines[-1].record != "end":
+        yield "records are behind its last line"
+    again = [
+        name for (name, _), n in Counter((x.nodeid, x.attempt) for x in lines if x.record == "test").items() if n > 1
+    ]
+    if again:
+        yield listed("with more than one result", again)
+
+
+def _tests(run: Run, asked: Asked) -> Iterator[str]:
+    stopped = asked.stops_early or run.exit_status in (_INTERRUPTED, _BROKEN)
+    missing = [n for n in run.collected if never_begun(run.tests[n])]
+    if missing and run.complete and not stopped:
+        yield listed("collected, and without a result", missing)
+    stray = [nodeid for nodeid in run.tests if nodeid not in run.collected]
+    if stray:
+        yield listed("with a result, and never collected", stray)
+    for test in run.records():
+        yield from (f"{test.nodeid}: {why}" for why in _contradictions(test))
+    unknown = sorted({r for test in run.tests.values() for r in test.requirements} - set(run.requirements))
+    if unknown:
+        yield f"no sentence is there for the requirements {', '.join(unknown[:_SHOWN])}"
+    proven = {r for test in run.tests.values() for r in test.requirements}
+    idle = sorted(set(run.requirements) - proven)
+    if idle:
+        yield f"no test of it proves the requirements {', '.join(idle[:_SHOWN])}"
+
+
+def never_begun(test: TestResult) -> bool:
+    """Whether nothing is known of a test but that it was collected."""
+    return test == TestResult(nodeid=test.nodeid, verdict="not-run", stack=test.stack)
+
+
+def _contradictions(test: TestResult) -> Iterator[str]:
+    if test.verdict not in VERDICTS or test.verdict == "flaky":  # several attempts come to that, and none of them
+        yield f"{test.verdict!r} is no verdict of an attempt"
+    if test.stack != results.stack_of(test.nodeid):
+        yield f"its stack is {test.stack!r}, and its name says another"
+    evidence = test.headline or test.ranks or test.waiver or test.bare or test.text or test.reproducer
+    if test.verdict in ("passed", "unsupported", "not-run") and evidence:
+        yield f"says {test.verdict}, and carries the evidence of a failure"
+    if test.verdict == "passed" and test.reason:
+        yield "says passed, and gives a reason for something else"
+    if test.verdict == "unsupported" and not test.reason.startswith(UNSUPPORTED):
+        yield "says unsupported, and not why"
+    if test.verdict == "not-run" and test.reason.startswith(UNSUPPORTED):
+        yield "says not-run, and that it is unsupported"
+    if test.verdict == "waived" and not (test.waiver and test.bare in ENDED_BADLY):
+        yield "says waived, and not by which waiver and what it came to"
+    if test.verdict != "waived" and (test.waiver or test.bare):
+        yield f"says {test.verdict}, and by which waiver it is waived"
+    yield from _world(test)
+
+
+def _world(test: TestResult) -> Iterator[str]:
+    parameters = test.nodeid.partition("[")[2]
+    named = _SIZE.search(test.nodeid)
+    world = world_of(test)
+    told = not (never_begun(test) or test.verdict == "crashed")  # of a process that died, nobody has told
+    if named and len(named[1]) < 10 and int(named[1]) != test.size and (test.size or told):
+        yield f"its size is {test.size}, and its name says {named[1]} ranks"
+    if test.dtype and test.dtype not in parameters:
+        yield f"its dtype is {test.dtype}, and its name does not say so"
+    if test.world and world is None:
+        yield f"{test.world!r} is no world"
+    elif world is not None and world[0] != test.size and (test.size or told):
+        yield f"its size is {test.size}, and its world has {world[0]} ranks"
+    elif test.size and world is None and test.verdict == "passed":
+        yield f"passed on {test.size} ranks, and in no world"
+    elif not 0 <= test.size < 1 << 20:
+        yield f"its size is {test.size}"
+
+
+def _counts(run: Run) -> Iterator[str]:
+    if run.end is None:
+        return
+    counts = {verdict: count for verdict, count in run.counts().items() if count}
+    if counts != run.end.counts:
+        yield f"its last line counts {_shown(run.end.counts)}, and its tests are {_shown(counts)}"
+    both = sorted(set(run.end.whole) - {test.stack for test in run.tests.values()})
+    if both:
+        yield f"its last line says that it ran all of {', '.join(both[:_SHOWN])}, and it has no test of that"
+
+
+def _times(run: Run, lines: list[_Line], asked: Asked, now: float) -> Iterator[str]:
+    started = run.header.started
+    ended = run.end.finished if run.end is not None else now
+    numbers = [started, ended, *(n for test in run.records() for n in (test.seconds, test.finished))]
+    if not all(map(math.isfinite, numbers)):
+        yield "a time in it is no number"
+        return
+    if started > now + SLACK or ended > now + SLACK:
+        yield "it was run in the future"
+    day = INTRODUCED.get(run.header.version, "")
+    if day and started < datetime.datetime.fromisoformat(f"{day}T00:00+00:00").timestamp():
+        when = moment(started) or "the first day of 1970"
+        yield f"it was begun on {when}, and there is no version {run.header.version} of results before {day}"
+    if ended < started:
+        yield "it ended before it began"
+    if any(test.seconds < 0 for test in run.records()):
+        yield "a test took less than no time"
+    outside = [
+        test.nodeid
+        for test in run.records()
+        if not never_begun(test)
+        and not started - SLACK <= test.finished - test.seconds <= test.finished <= ended + SLACK
+    ]
+    if outside:
+        yield listed("run at a time at which the run was not", outside)
+    latest = itertools.accumulate((line.finished for line in lines), max)
+    back = [line.nodeid for line, so_far in zip(lines, latest, strict=True) if line.finished < so_far - SLACK]
+    if back:
+        yield listed("ended before the one whose result is written before it", back)
+    if asked.workers in ("", "0") or asked.workers.isdecimal():
+        together = sum(test.seconds for test in run.records())
+        most = max(1, int(asked.workers or 1)) * (ended - started) if len(asked.workers) < 5 else math.inf
+        if together > most + SLACK:
+            yield f"its tests took {together:.0f} s together, and its processes had {max(most, 0.0):.0f} s"
+
+
+def _shown(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())) or "nothing"
