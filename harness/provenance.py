@@ -21,6 +21,9 @@ from harness.redaction import recorded, redacted
 _LEFT_OUT = ("harness/audit/", "harness/bench/", "harness/cli.py", "harness/reporting.py")
 """Of the harness: what decides nothing about a verdict of the suites."""
 _SUFFIXES = (".py", ".json", ".toml")
+_SETTINGS = ("conftest.py", "pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini")
+_SETTINGS += ("setup.cfg",)
+"""Files from which pytest takes its settings, and which can turn any verdict into any other."""
 _FLAGS = ("dev_mode", "ignore_environment", "isolated", "no_site", "no_user_site", "optimize", "safe_path")
 """Of the interpreter, those that say what is imported and what an ``assert`` does."""
 _PACKAGES = ("hypothesis", "numpy", "pytest", "pytest-timeout", "pytest-xdist", "triton")
@@ -31,17 +34,20 @@ def suite_files(root: Path) -> dict[str, Path]:
 
     Everything under ``suites/``, the modules of ``fixtures/`` that suites share, and the harness as far as it decides
     what runs and what is right (all but ``audit``, ``bench`` and commands).  Python, JSON and TOML; no
-    profiles, whose hash is kept beside it.  ``root``: the folder that has ``suites``.
+    profiles, whose hash is kept beside it.  Beside ``suites``: ``conftest.py``, and what pytest takes its settings
+    from.  ``root``: the folder that has ``suites``.
     """
+    settings = {name: root / name for name in _SETTINGS if (root / name).is_file()}
     found = {f"suites/{p.relative_to(root / 'suites').as_posix()}": p for p in (root / "suites").rglob("*")}
     found |= {f"fixtures/{p.name}": p for p in (root / "fixtures").glob("*.py")}
     harness = Path(__file__).parent
     found |= {f"harness/{p.relative_to(harness).as_posix()}": p for p in harness.rglob("*")}
-    return {
+    kept = {
         name: path
-        for name, path in sorted(found.items())
+        for name, path in found.items()
         if path.suffix in _SUFFIXES and path.is_file() and not name.startswith(_LEFT_OUT) and "/." not in name
     }
+    return dict(sorted({**settings, **kept}.items()))
 
 
 def suite_hash(root: Path) -> str:

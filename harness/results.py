@@ -19,7 +19,7 @@ import importlib.metadata
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,17 +72,20 @@ OWN_CONFTEST = ("a6fcb8a3173d922917c8c20b208740fb1520063a46e499434d6e01afacc4bf9
 """SHA-256 of the ``conftest.py`` beside the suites, which loads Concord's plug-in and nothing else."""
 
 
-def foreign(plugins: Mapping[str, str]) -> dict[str, str]:
+def foreign(plugins: Mapping[str, str], suite: Collection[str] | None = None) -> dict[str, str]:
     """The plug-ins that are neither pytest's, nor of what Concord stands on, nor of the suites.
 
-    ``plugins``: as in :class:`RunHeader`.  A plug-in can turn any verdict into any other.
+    ``plugins``: as in :class:`RunHeader`; ``suite``: SHA-256 of each file of the suite, where they are known; else a
+    ``conftest.py`` of the suites is one by its name.  A plug-in can turn any verdict into any other.
     """
-    return {
-        name: where
-        for name, where in plugins.items()
-        if not all(each.split(" ")[0] in _KNOWN or each in OWN_CONFTEST for each in where.split(", "))
-        and not (name.startswith("suites/") and name.endswith("/conftest.py"))
-    }
+
+    def is_ours(name: str, where: str) -> bool:
+        if suite is None and name.startswith("suites/") and name.endswith("/conftest.py"):
+            return True
+        own = {*OWN_CONFTEST, *(suite or ())}
+        return all(each.split(" ")[0] in _KNOWN or each in own for each in where.split(", "))
+
+    return {name: where for name, where in plugins.items() if not is_ours(name, where)}
 
 
 class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
@@ -243,6 +246,8 @@ class RunEnd(msgspec.Struct, tag="end", tag_field="record"):
     """Stacks of which every test was collected."""
     partial: list[str] = []
     """Why others were not: a sentence each."""
+    lost: list[str] = []
+    """What else the run was to write and could not, which fails it: a file and the reason each."""
     counts: dict[str, Count] = {}
     """How many tests came to each verdict."""
     plugins: dict[str, str] = {}

@@ -6,23 +6,12 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from harness.results import LEVELS, RequirementText, Run, TestResult, stack_of
+from harness.results import LEVELS, RequirementText, Run, TestResult, foreign, stack_of
 from harness.suite_facts import TestFacts
 from reports.by_profile import Entitled
 from reports.checkout import Checkout, swept
 from reports.coherence import listed, never_begun, world_of
 
-OURS = (
-    "pytest",
-    "pluggy",
-    "pytest-xdist",
-    "execnet",
-    "pytest-timeout",
-    "pytest-benchmark",
-    "hypothesis",
-    "concord-harness",
-)
-"""Distributions whose plug-ins decide no verdict but as the suite has it."""
 _SAYS_HOW = 4
 """The version of results from which on they say which plug-ins and files were loaded."""
 _TOLD = ("requirements", "size", "dtype", "property_based")
@@ -122,14 +111,9 @@ def how_made(run: Run, checkout: Checkout | None) -> Iterator[str]:
     if run.header.version < _SAYS_HOW:
         return  # said of its version
     plugins = {**run.header.plugins, **(run.end.plugins if run.end is not None else {})}
-    known = set(checkout.files.values()) if checkout is not None else set()
-    foreign = sorted(
-        f"{name} ({where})"
-        for name, where in plugins.items()
-        if not all(each.rpartition(" ")[0] in OURS or each in known for each in where.split(", "))
-    )
-    if foreign:
-        yield listed("made with foreign code, the plug-ins", foreign)
+    strange = foreign(plugins, checkout.files.values() if checkout is not None else ())
+    if strange:
+        yield listed("made with foreign code, the plug-ins", (f"{name} ({where})" for name, where in strange.items()))
     if not plugins:
         yield "it does not say which plug-ins were loaded"
     if run.end is not None and not run.end.files and run.tests:

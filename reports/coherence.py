@@ -69,7 +69,9 @@ def ended_as_it_says(run: Run, stale: Iterable[str]) -> Iterator[str]:
         yield "tests ended badly, and pytest's exit status says that none did"
     elif status == 0 and reasons:
         yield f"its exit status is 0, and a waiver that is stale fails a run: {reasons[0]}"
-    elif status == 1 and not (bad or reasons or any("could not be collected" in why for why in run.end.partial)):
+    elif status == 1 and not (
+        bad or reasons or run.end.lost or any("could not be collected" in why for why in run.end.partial)
+    ):
         yield "its exit status says that tests ended badly, and none did"
     elif status == _NOTHING_RUN and run.tests:
         yield "its exit status says that there was no test, and there are tests"

@@ -319,6 +319,7 @@ class Summary:
                 environment={**about.environment(), **self._environment},
                 whole=whole,
                 partial=partial,
+                lost=self.config.stash.get(LOST, []),
                 counts={v: verdicts.count(v) for v in VERDICTS if v in verdicts},
                 plugins=self.loaded.plugins(),
                 files=self.loaded.files(),
