@@ -287,9 +287,10 @@ def crash_stack(dump: str) -> str:
         if _DUMPED_THREAD.match(line):
             threads.append((line.split(" (")[0].strip(), []))
         elif (frame := _DUMPED_FRAME.match(line)) and threads:
-            threads[-1][1].insert(0, (frame[1], int(frame[2]), frame[3]))
+            threads[-1][1].append((frame[1], int(frame[2]), frame[3]))
         elif line.strip() and not threads:
             reason.append(line.strip())
+    threads = [(name, frames[::-1]) for name, frames in threads]  # it has the innermost first
     threads = [(name, frames) for name, frames in threads if frames and not frames[-1][0].endswith("/monitor.py")]
     if not threads:
         return dump
