@@ -17,10 +17,14 @@ from harness.redaction.variables import is_plain
 
 _LEAST = 6
 """Characters of a credential that is looked for in texts: shorter ones are parts of everything."""
+_OF_THE_TEST = "PYTEST_CURRENT_TEST"
+"""Environment variable: the name of the test that runs, which pytest changes all the time."""
 _ANYWHERE = 12
 """Characters from which on it is looked for within words, too."""
 _PIECES = re.compile(r"[^\s\"',;()<>\[\]{}|&]+")
-_ASSIGNED_PIECE = re.compile(r"([A-Za-z_][\w.-]*)[\"']?\s*[=:]\s*[\"']?(?=(\S+))([^\s;,\"'}]+)")
+_ASSIGNED_PIECE = re.compile(
+    r"(?<![\w.-])([A-Za-z_][\w.-]{0,60})[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?=(\S{1,400}))([^\s;,\"'}]+)"
+)
 """In the value of a variable, up to a blank, and up to what may be a separator."""
 _ASSIGNED = re.compile(
     r"(\b(?:[\w-]{0,40}[_-])?(?:passw(?:or)?d|passphrase|pwd|secret(?:[_-]?key)?|api[_-]?key|private[_-]?key"
@@ -149,7 +153,8 @@ def _redactor(variables: tuple[tuple[str, str], ...], arguments: tuple[str, ...]
 
 def current() -> Redactor:
     """The redactor for the environment of this process, as it is now, and its command line."""
-    return _redactor(tuple(os.environ.items()), tuple(sys.argv[1:]))
+    known = tuple(pair for pair in os.environ.items() if pair[0] != _OF_THE_TEST)
+    return _redactor(known, tuple(sys.argv[1:]))
 
 
 def redacted(text: str) -> str:
