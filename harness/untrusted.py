@@ -46,7 +46,7 @@ Status = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 
 _JSON = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|([\[{])|([\]}])|(")|([^\s"\[\]{}:,]++)', re.DOTALL)
 """A string, an opening bracket, a closing one, a string that does not end, and anything else that is a value."""
-_NUMBER = re.compile(rb"-?\d{1,19}(\.\d{1,40})?([eE][-+]?\d{1,2})?")
+_NUMBER = re.compile(rb"-?\d{1,19}(\.\d{1,40})?([eE](?:-\d{1,3}|\+?\d{1,2}))?")
 _TOML = re.compile(
     r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{3,5}' + r"|'''(?:[^']|'{1,2}(?!'))*+'{3,5}"
     r'|(?P<open>"""|' + r"''')" + r'|"(?:[^"\\\n]|\\[^\n])*+"' + r"|'[^'\n]*+'|#[^\n]*+"
