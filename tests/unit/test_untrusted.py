@@ -44,7 +44,7 @@ def test_json_is_read(value: object) -> None:
         (b"12345678901234567890", "a number that is none of Concord's: 12345678901234567890"),
         (b"[" + b"9" * 5000 + b"]", "(5,000 characters)"),
         (b"1e999", "a number that is none of Concord's: 1e999"),
-        (b"-1e-999", "a number"),
+        (b"-1e-9999", "a number"),
         (b"0." + b"1" * 41, "a number"),
         (b"1.2.3", "a number"),
     ],
