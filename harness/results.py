@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import msgspec
 
 from harness.provenance import environment
-from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status
+from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status, said
 from harness.untrusted import Version as VersionNumber
 
 SCHEMA = "concord.results"
@@ -313,7 +313,7 @@ def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
             if number == len(lines) and header is not None:  # no newline after it: the writer was cut off here
                 torn = True
                 continue
-            raise ResultsError(f"{name}, line {number}: {e}") from e
+            raise ResultsError(f"{name}, line {number}: {said(e)}") from e
         if header is not None:
             records.append(record)
         elif not isinstance(record, RunHeader) or record.schema != SCHEMA:

@@ -196,6 +196,13 @@ def file_content(path: Path, most: int) -> bytes:
     return data
 
 
+def said(error: Exception) -> str:
+    """What a parser says of a text, on one line and no longer than a line, whatever it quotes of the text."""
+    text = str(error)
+    shown = f"{text[:200]}...{text[-60:]}" if len(text) > 300 else text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+
+
 def _short(text: bytes) -> str:
     shown = text[:24].decode("ascii", "backslashreplace")
     return f"{shown}... ({len(text):,} characters)" if len(text) > 24 else shown

@@ -20,7 +20,7 @@ import msgspec
 
 from harness import results
 from harness.results import BAD, UNSUPPORTED, VERDICTS, Run, TestResult, WaiverEntry
-from harness.untrusted import Refused, json_checked, toml
+from harness.untrusted import Refused, json_checked, said, toml
 from reports import bundle
 from reports.build import differences
 from reports.bundle import MANIFEST, Manifest
@@ -90,7 +90,7 @@ def _manifest(path: Path, found: Mapping[str, bytes]) -> Manifest:
     try:
         manifest = msgspec.json.decode(json_checked(found[MANIFEST], bundle.bundle_allowance()), type=Manifest)
     except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise ReportError(f"{path}: {MANIFEST}: {e}") from None
+        raise ReportError(f"{path}: {MANIFEST}: {said(e)}") from None
     if manifest.schema != bundle.SCHEMA:
         raise ReportError(f"{path}: not a bundle of Concord")
     if manifest.version > bundle.VERSION:

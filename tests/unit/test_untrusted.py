@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.untrusted import DEPTH, Allowance, Refused, file_content, json_checked, toml
+from harness.untrusted import DEPTH, Allowance, Refused, file_content, json_checked, said, toml
 
 ROOT = Path(__file__).parents[2]
 _JSON = st.recursive(
@@ -149,3 +149,10 @@ def test_file_content(tmp_path: Path) -> None:
     for other in (tmp_path, Path("/dev/zero")):
         with pytest.raises(Refused, match="not a plain file"):
             file_content(other, 5)
+
+
+def test_said() -> None:
+    """What a parser quotes of a text makes no second line, no escape sequence and no long message."""
+    assert said(ValueError("plain")) == "plain"
+    assert said(ValueError("a\nb\x1b[2J\u202e")) == "a\\nb\\x1b[2J\\u202e"
+    assert len(said(ValueError("x" * 100_000))) < 300
