@@ -21,8 +21,16 @@ from harness.redaction import recorded, redacted
 _LEFT_OUT = ("harness/audit/", "harness/bench/", "harness/cli.py", "harness/reporting.py")
 """Of the harness: what decides nothing about a verdict of the suites."""
 _SUFFIXES = (".py", ".json", ".toml")
-_SETTINGS = ("conftest.py", "pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini")
-_SETTINGS += ("setup.cfg",)
+_SETTINGS = (
+    "conftest.py",
+    "pytest.toml",
+    ".pytest.toml",
+    "pytest.ini",
+    ".pytest.ini",
+    "pyproject.toml",
+    "tox.ini",
+    "setup.cfg",
+)
 """Files from which pytest takes its settings, and which can turn any verdict into any other."""
 _FLAGS = ("dev_mode", "ignore_environment", "isolated", "no_site", "no_user_site", "optimize", "safe_path")
 """Of the interpreter, those that say what is imported and what an ``assert`` does."""

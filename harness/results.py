@@ -27,7 +27,7 @@ import msgspec
 
 from harness.provenance import environment
 from harness.redaction import current, redacted_arguments
-from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status
+from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status, said
 from harness.untrusted import Version as VersionNumber
 from harness.writing import append_or_nothing, open_new
 
@@ -390,7 +390,7 @@ def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
             if number == len(lines) and header is not None:  # no newline after it: the writer was cut off here
                 torn = True
                 continue
-            raise ResultsError(f"{name}, line {number}: {e}") from e
+            raise ResultsError(f"{name}, line {number}: {said(e)}") from e
         if header is not None:
             records.append((number, record))
         elif not isinstance(record, RunHeader) or record.schema != SCHEMA:

@@ -46,7 +46,7 @@ Status = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 
 _JSON = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|([\[{])|([\]}])|(")|([^\s"\[\]{}:,]++)', re.DOTALL)
 """A string, an opening bracket, a closing one, a string that does not end, and anything else that is a value."""
-_NUMBER = re.compile(rb"-?\d{1,19}(\.\d{1,40})?([eE][-+]?\d{1,2})?")
+_NUMBER = re.compile(rb"-?\d{1,19}(\.\d{1,40})?([eE](?:-\d{1,3}|\+?\d{1,2}))?")
 _TOML = re.compile(
     r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{3,5}' + r"|'''(?:[^']|'{1,2}(?!'))*+'{3,5}"
     r'|(?P<open>"""|' + r"''')" + r'|"(?:[^"\\\n]|\\[^\n])*+"' + r"|'[^'\n]*+'|#[^\n]*+"
@@ -194,6 +194,13 @@ def file_content(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise Refused(f"larger than {f'{most >> 20} MiB' if most >> 20 else f'{most >> 10} KiB'}")
     return data
+
+
+def said(error: Exception) -> str:
+    """What a parser says of a text, on one line and no longer than a line, whatever it quotes of the text."""
+    text = str(error)
+    shown = f"{text[:200]}...{text[-60:]}" if len(text) > 300 else text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
 
 
 def _short(text: bytes) -> str:

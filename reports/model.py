@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from harness.results import VERDICTS, RankEvidence, Reproducer
-from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status, json_checked
+from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status, json_checked, said
 from harness.untrusted import Version as VersionNumber
 
 SCHEMA = "concord.report"
@@ -203,7 +203,7 @@ def decode(data: bytes, name: str, allowance: Allowance | None = None) -> Report
             raise ReportError(f"{name}: version {head.version}, and this Concord reads up to {VERSION}; update it")
         return msgspec.json.decode(data, type=Report)
     except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise ReportError(f"{name}: not a report of Concord: {e}") from None
+        raise ReportError(f"{name}: not a report of Concord: {said(e)}") from None
 
 
 class _Head(msgspec.Struct):

@@ -17,7 +17,7 @@ import msgspec
 
 from harness import results
 from harness.results import Run
-from harness.untrusted import Refused, json_checked
+from harness.untrusted import Refused, json_checked, said
 from reports import bundle
 from reports.arguments import asked
 from reports.build import Parsed, differences, made_of
@@ -73,36 +73,36 @@ def verify(path: Path, concord: str, checkout: Checkout | None, now: float) -> C
     found = bundle.unpacked(path)
     manifest = _manifest(path, found)
     digest = hashlib.sha256(found.pop(MANIFEST)).hexdigest()
-    said = _Findings(list(_checksums(manifest, found)))
+    findings = _Findings(list(_checksums(manifest, found)))
     raw = [(name, data) for name, data in found.items() if re.fullmatch(r"runs/[1-9]\d{0,3}\.jsonl", name)]
     raw.sort(key=lambda pair: int(pair[0][5:-6]))
     if not raw:
-        return Checked(None, (*said.problems, "runs/: there is no run in it"), manifest=digest)
+        return Checked(None, (*findings.problems, "runs/: there is no run in it"), manifest=digest)
     try:
         made = bundle.made(raw)
     except ReportError as e:
-        return Checked(None, (*said.problems, str(e)), manifest=digest)
+        return Checked(None, (*findings.problems, str(e)), manifest=digest)
     again, runs = made.files, made.runs
     raw = list(again.items())[: len(runs)]  # in the order of time
     same = manifest.concord == concord
     if not same:
-        said.notes.append(f"it was put together by Concord {manifest.concord}, and this is {concord}")
-    said.problems += derived(found, again, None if same else said.unchecked)
-    real = [_judge(run, data, name, checkout, now, said) for (name, data), run in zip(raw, runs, strict=True)]
+        findings.notes.append(f"it was put together by Concord {manifest.concord}, and this is {concord}")
+    findings.problems += derived(found, again, None if same else findings.unchecked)
+    real = [_judge(run, data, name, checkout, now, findings) for (name, data), run in zip(raw, runs, strict=True)]
     for what, values in differences(runs).items():
-        said.problems.append(f"the runs differ in {what}: {' and '.join(value or 'none' for value in values)}")
+        findings.problems.append(f"the runs differ in {what}: {' and '.join(value or 'none' for value in values)}")
     if len({tuple(sorted(run.tests)) for run in runs}) > 1 and all(run.end for run in runs):
-        said.problems += _uneven(runs)
-    said.unchecked += _nothing_to_hold_it_against(runs, checkout)
+        findings.problems += _uneven(runs)
+    findings.unchecked += _nothing_to_hold_it_against(runs, checkout)
     digests = [hashlib.sha256(data).hexdigest() for _, data in raw]
     judged = [Parsed(name, sha256, run) for (name, _), sha256, run in zip(raw, digests, real, strict=True)]
-    said.problems += _claims_more(found.get("report.json", b""), again["report.json"], made_of(judged))
-    problems, unchecked = tuple(dict.fromkeys(said.problems)), tuple(dict.fromkeys(said.unchecked))
+    findings.problems += _claims_more(found.get("report.json", b""), again["report.json"], made_of(judged))
+    problems, unchecked = tuple(dict.fromkeys(findings.problems)), tuple(dict.fromkeys(findings.unchecked))
     report = made_of(judged, _in_the_report(problems, unchecked))
-    return Checked(report, problems, unchecked, tuple(dict.fromkeys(said.notes)), digest, runs)
+    return Checked(report, problems, unchecked, tuple(dict.fromkeys(findings.notes)), digest, runs)
 
 
-def _judge(run: Run, data: bytes, name: str, checkout: Checkout | None, now: float, said: _Findings) -> Run:
+def _judge(run: Run, data: bytes, name: str, checkout: Checkout | None, now: float, findings: _Findings) -> Run:
     """Check a run; returns it with what the profile's text and the suite say in the place of what it says itself."""
     request = asked(run.header.arguments, run.header.environment)
     by, unreadable = entitled(run)
@@ -118,11 +118,11 @@ def _judge(run: Run, data: bytes, name: str, checkout: Checkout | None, now: flo
         problems += unsupported_problems(run, by, request, checkout)
         if by is not None and not (request.world_backend or request.world_device):
             problems += other_worlds(run, by, checkout)
-    said.problems += (f"{name}: {problem}" for problem in problems)
+    findings.problems += (f"{name}: {problem}" for problem in problems)
     unchecked = [*unjudged(run, request), *how_made(run, checkout if here else None)]
-    said.unchecked += (f"{name}: {line}" for line in unchecked)
+    findings.unchecked += (f"{name}: {line}" for line in unchecked)
     notes = [*code_from_elsewhere(run), *_lacking(run), *_other_profile(by, checkout)]
-    said.notes += (f"{name}: {note}" for note in notes)
+    findings.notes += (f"{name}: {note}" for note in notes)
     return with_suite_of(with_profile_of(run, by), checkout)
 
 
@@ -180,7 +180,7 @@ def _manifest(path: Path, found: Mapping[str, bytes]) -> Manifest:
     try:
         manifest = msgspec.json.decode(json_checked(found[MANIFEST], bundle.bundle_allowance()), type=Manifest)
     except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise ReportError(f"{path}: {MANIFEST}: {e}") from None
+        raise ReportError(f"{path}: {MANIFEST}: {said(e)}") from None
     if manifest.schema != bundle.SCHEMA:
         raise ReportError(f"{path}: not a bundle of Concord")
     if manifest.version > bundle.VERSION:

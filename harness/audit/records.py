@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from harness.redaction import current
-from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, file_content, json_checked, toml
+from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, file_content, json_checked, said, toml
 from harness.untrusted import Version as VersionNumber
 from harness.writing import append_or_nothing
 
@@ -125,7 +125,7 @@ class Journal:
                 allowance.take_json(line)
                 records.append(decoder.decode(line))
             except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-                raise AuditError(f"{self.path}, line {number}: {e}; move the file away to begin anew") from e
+                raise AuditError(f"{self.path}, line {number}: {said(e)}; move the file away to begin anew") from e
         return records
 
     def write(self, record: Record) -> None:
@@ -147,7 +147,7 @@ def load(path: Path) -> Summary:
     except OSError as e:
         raise AuditError(f"{path}: {e.strerror}") from e
     except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise AuditError(f"{path}: not a file of `concord audit --save`: {e}") from e
+        raise AuditError(f"{path}: not a file of `concord audit --save`: {said(e)}") from e
     if found.version > VERSION:
         raise AuditError(f"{path}: version {found.version}, and this Concord reads up to {VERSION}; update it")
     return found

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from harness.bench.records import SCHEMA, VERSION, Fingerprint, Measurement, Night, Series
-from harness.untrusted import LATEST, Allowance, Refused, file_content, json_checked
+from harness.untrusted import LATEST, Allowance, Refused, file_content, json_checked, said
 
 LARGEST = 256 << 20
 """Bytes of a file; a night of all benchmarks comes to some megabytes."""
@@ -107,7 +107,7 @@ def loads(data: bytes, where: str) -> Night:
     except BadNight as e:
         raise e if str(e).startswith(where) else BadNight(f"{where}: {e}") from e
     except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise BadNight(f"{where}: damaged, or no night: {e}") from e
+        raise BadNight(f"{where}: damaged, or no night: {said(e)}") from e
     return night
 
 
@@ -123,7 +123,7 @@ def _own(data: bytes, where: str) -> Night:
         except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
             if number == lines[-1][0] and night is not None and not data.endswith(b"\n"):  # the writer was cut off here
                 break
-            raise BadNight(f"{where}, line {number}: damaged: {e}") from e
+            raise BadNight(f"{where}, line {number}: damaged: {said(e)}") from e
         if night is None:
             if not isinstance(record, _Head) or record.night.schema != SCHEMA:
                 raise BadNight(f"{where}: not the file of a night: its first line must describe one")

@@ -9,7 +9,7 @@ import msgspec
 
 from harness.profiles import Claims, Platform, Profile
 from harness.profiles.vocabulary import FEATURES
-from harness.untrusted import Refused, json_checked
+from harness.untrusted import Refused, json_checked, said
 
 FORMAT = "concord.probe/1"
 
@@ -124,7 +124,7 @@ def decoded(text: str | bytes) -> Found:
         data = text.encode() if isinstance(text, str) else text
         found = msgspec.json.decode(json_checked(data), type=Found)
     except (Refused, msgspec.MsgspecError, UnicodeError, RecursionError) as e:
-        raise ValueError(f"this is no probe's outcome: {e}") from e
+        raise ValueError(f"this is no probe's outcome: {said(e)}") from e
     if found.format != FORMAT:
         raise ValueError(f"the format {found.format!r}; this Concord reads {FORMAT!r}")
     return found

@@ -125,3 +125,31 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     """It is named."""
     with pytest.raises(BadNight, match="No such file"):
         load(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (b'"started":1.0', b'"started":1e99', "which is no time"),
+        (b'"started":1.0', b'"started":1e999', "a number that is none of Concord's: 1e999"),
+        (b'"bytes":1048576', b'"bytes":' + b"9" * 19, "a size of message or world that there is not"),
+        (b'"world":2', b'"world":' + b"9" * 5000, "a number that is none of Concord's: 9999"),
+        (b"[[[1.0]]]", b"[[[1e40]]]", "a figure that is negative, or not finite"),
+        (b"[[[1.0]]]", b"[" * 100_000, "nested more than 32 deep"),
+    ],
+)
+def test_hostile_night(tmp_path: Path, old: bytes, new: bytes, says: str) -> None:
+    """A night with numbers that cannot be, or nested without end, is refused in one line."""
+    data = first_line(NIGHT) + line(measured([[1.0]])) + last_line(2.0)
+    assert old in data
+    (tmp_path / "perf.jsonl").write_bytes(data.replace(old, new, 1))
+    with pytest.raises(BadNight) as caught:
+        load(tmp_path / "perf.jsonl")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_endless_night() -> None:
+    """What is no plain file is not read at all."""
+    with pytest.raises(BadNight, match="not a plain file"):
+        load(Path("/dev/zero"))
