@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from harness import Pool, Rank, World, WorldSpec
+from harness import Pool, Rank, RanksFailed, World, WorldSpec
 from harness.worlds import network
 from harness.worlds.launch import LaunchError
 from harness.worlds.local import LocalLauncher
@@ -100,6 +100,18 @@ def test_nobody_outside_reaches_ranks(own: Pool, tmp_path: Path) -> None:
     own.release(world)
     assert listening
     assert reached == set()
+
+
+@needs_a_network
+def test_no_name_server_is_missed(own: Pool) -> None:
+    """Ranks print nothing of their own, although nobody tells them the name of an address there."""
+
+    def body(rank: Rank) -> None:
+        raise ValueError("the reason")
+
+    with pytest.raises(RanksFailed) as caught:
+        own.acquire(WorldSpec(2, network="private")).run(body)
+    assert [end.output for end in caught.value.ends] == ["", ""]
 
 
 def test_on_the_network_of_the_host_everybody_does(own: Pool, tmp_path: Path) -> None:
