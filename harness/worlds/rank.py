@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 STACK_SIGNAL = signal.SIGRTMIN + 5
 """Makes a rank write its Python stacks to its crash file, whatever it is doing."""
 
+_NO_NAME = b"The hostname of the client socket cannot be retrieved"
+"""What torch warns of where no name server can be asked, as on a network of one's own; it needs no name there."""
+
 
 @dataclass(frozen=True)
 class RankSetup:
@@ -231,9 +234,10 @@ class _RankProcess:
         host, port = setup.store
         options: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener}
         timeout = timedelta(seconds=setup.timeout)
-        store = dist.TCPStore(  # type: ignore[attr-defined]  # torch does not export it for mypy
-            host, port, setup.size, setup.index == 0, timeout=timeout, wait_for_workers=False, **options
-        )
+        with _without(_NO_NAME):
+            store = dist.TCPStore(  # type: ignore[attr-defined]  # torch does not export it for mypy
+                host, port, setup.size, setup.index == 0, timeout=timeout, wait_for_workers=False, **options
+            )
         dist.init_process_group(setup.backend, store=store, rank=setup.index, world_size=setup.size, timeout=timeout)
         return Rank(setup, store)
 
@@ -372,6 +376,22 @@ class _RankProcess:
             self.answer(answers.Debugged(self.job))
 
         _debugger(self.rank.index, stdin, stdout, leave).set_trace(sys._getframe(1))
+
+
+@contextlib.contextmanager
+def _without(message: bytes) -> Iterator[None]:
+    """Leave lines with ``message`` out of what is written to standard error meanwhile."""
+    held, stderr = os.memfd_create("concord-stderr", os.MFD_CLOEXEC), os.dup(2)
+    os.dup2(held, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        kept = [line for line in os.pread(held, 1 << 20, 0).splitlines(keepends=True) if message not in line]
+        os.close(held)
+        if kept:
+            os.write(2, b"".join(kept))
 
 
 def _open_terminal(ways: Sequence[str], flags: int) -> Any:

@@ -8,14 +8,16 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from harness import Pool, Rank, World, WorldSpec
+from harness import Pool, Rank, RanksFailed, World, WorldSpec
 from harness.worlds import network
 from harness.worlds.launch import LaunchError
+from harness.worlds.local import LocalLauncher
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
@@ -82,31 +84,53 @@ def attacked(world: World, folder: Path) -> tuple[set[int], set[int]]:
     return found[0], found[1]
 
 
+@pytest.fixture(scope="module")
+def own() -> Iterator[Pool]:
+    """A pool of its own: the session's would keep a server for each network."""
+    found = Pool(launcher=lambda **how: LocalLauncher(["torch"], **how))
+    yield found
+    found.close()
+
+
 @needs_a_network
-@pytest.mark.world(2, network="private")
-def test_nobody_outside_reaches_ranks(world: World, tmp_path: Path) -> None:
+def test_nobody_outside_reaches_ranks(own: Pool, tmp_path: Path) -> None:
     """No port on which ranks listen can be reached by a process of another user, or of the same."""
+    world = own.acquire(WorldSpec(2, network="private"))
     listening, reached = attacked(world, tmp_path)
+    own.release(world)
     assert listening
     assert reached == set()
 
 
-@pytest.mark.world(2, network="host")
-def test_on_the_network_of_the_host_everybody_does(world: World, tmp_path: Path) -> None:
+@needs_a_network
+def test_no_name_server_is_missed(own: Pool) -> None:
+    """Ranks print nothing of their own, although nobody tells them the name of an address there."""
+
+    def body(rank: Rank) -> None:
+        raise ValueError("the reason")
+
+    with pytest.raises(RanksFailed) as caught:
+        own.acquire(WorldSpec(2, network="private")).run(body)
+    assert [end.output for end in caught.value.ends] == ["", ""]
+
+
+def test_on_the_network_of_the_host_everybody_does(own: Pool, tmp_path: Path) -> None:
     """On the host's network each of those ports is reached, as the docs say."""
+    world = own.acquire(WorldSpec(2, network="host"))
     listening, reached = attacked(world, tmp_path)
+    own.release(world)
     assert listening
     assert reached == listening
 
 
 @needs_a_network
-def test_worlds_that_need_the_network_of_the_host_have_it(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worlds_that_need_the_network_of_the_host_have_it(own: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable that chooses an interface puts ranks on the host's network, in one world or in all."""
 
     def network_of(spec: WorldSpec) -> bool:
-        world = pool.acquire(spec)
+        world = own.acquire(spec)
         (found,) = world.run(lambda rank: os.readlink("/proc/self/ns/net"))
-        pool.release(world)
+        own.release(world)
         return bool(found == os.readlink("/proc/self/ns/net"))
 
     chosen = (("GLOO_SOCKET_IFNAME", "eth0"),)  # one rank connects to nobody
