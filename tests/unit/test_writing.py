@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness import writing
+from harness.journal import Begun, Example, Journal, JournalError, Plan
 from harness.writing import append_or_nothing, new_folder, open_new, own_folder, write_whole
 
 DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
@@ -160,6 +161,19 @@ class TestAppending:
         with pytest.raises(FileExistsError):
             open_new(tmp_path / "results.jsonl")
         assert (tmp_path / "elsewhere").read_text() == "precious"
+
+
+def test_journal_of_a_thorough_run(tmp_path: Path, nearly_full: None) -> None:
+    """Where a record does not fit, the journal says so, and can still be read: no part of a line is in it."""
+    journal = Journal(tmp_path / "progress.jsonl", "progress.jsonl")
+    journal.begin(Begun(1.0, {"torch": "2.13"}))
+    journal.write(Plan({"a": "test_a"}))
+    with pytest.raises(JournalError, match=r"progress\.jsonl: File too large"):
+        for _ in range(1000):
+            journal.write(Example("a", "passed", 0.1, "x" * 12))
+    journal.close()
+    assert Journal(tmp_path / "progress.jsonl", "progress.jsonl").read().properties["a"].passed > 50
+    assert (tmp_path / "progress.jsonl").read_bytes().endswith(b"\n")
 
 
 class TestNewFolder:
