@@ -43,15 +43,6 @@ ON_RANKS = """
         world.run(lambda rank: dist.barrier())
 """
 
-PROPERTY = """
-    from hypothesis import given, settings, strategies as st
-
-    @settings(max_examples=10_000)
-    @given(value=st.integers())
-    def test_draws(value):
-        pass
-"""
-
 FILE = "suites/collectives/test_it.py"
 
 
@@ -143,16 +134,6 @@ def test_full_folder_of_temporary_files(run_on: Callable[..., tuple[int, str, Pa
     before = f"{fill('temporary')}; export TMPDIR=$PWD/temporary"
     code, said, _ = run_on({FILE: ON_RANKS}, "64k", before)
     assert (code, "1 passed" in said) == (0, True), said
-
-
-def test_full_folder_of_a_thorough_run(run_on: Callable[..., tuple[int, str, Path]]) -> None:
-    """A thorough run stops where its progress can't be kept, says so, and its file ends with a whole line."""
-    before = "export CONCORD_EXAMPLES=thorough CONCORD_STATE=out/thorough"
-    code, said, kept = run_on({FILE: PROPERTY}, "24k", before, "--concord-results", "")
-    assert code != 0, said
-    assert said.count("INTERNALERROR") == 0, said
-    assert "progress.jsonl: No space left on device" in said, said
-    assert (kept / "thorough" / "progress.jsonl").read_bytes().endswith(b"\n")
 
 
 def test_links_in_a_shared_folder(make_folder: Callable[[dict[str, str]], Folder]) -> None:

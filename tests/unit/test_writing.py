@@ -10,14 +10,17 @@ import stat
 import subprocess
 import sys
 import textwrap
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from harness import writing
+from harness.journal import Begun, Example, Journal, JournalError, Plan
 from harness.writing import append_or_nothing, new_folder, open_new, own_folder, write_whole
 
+consume = deque[None](maxlen=0).extend
 DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 BIG = b"x" * 100_000
 
@@ -160,6 +163,18 @@ class TestAppending:
         with pytest.raises(FileExistsError):
             open_new(tmp_path / "results.jsonl")
         assert (tmp_path / "elsewhere").read_text() == "precious"
+
+
+def test_journal_of_a_thorough_run(tmp_path: Path, nearly_full: None) -> None:
+    """Where a record does not fit, the journal says so, and can still be read: no part of a line is in it."""
+    journal = Journal(tmp_path / "progress.jsonl", "progress.jsonl")
+    journal.begin(Begun(1.0, {"torch": "2.13"}))
+    journal.write(Plan({"a": "test_a"}))
+    with pytest.raises(JournalError, match=r"progress\.jsonl: File too large"):
+        consume(journal.write(Example("a", "passed", 0.1, "x" * 12)) for _ in range(1000))
+    journal.close()
+    assert Journal(tmp_path / "progress.jsonl", "progress.jsonl").read().properties["a"].passed > 50
+    assert (tmp_path / "progress.jsonl").read_bytes().endswith(b"\n")
 
 
 class TestNewFolder:
