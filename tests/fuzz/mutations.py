@@ -36,6 +36,8 @@ TEXTS = (
     *("javascript:alert(1)", "https://[", "https://x/" + "a" * 3000, "2027-06-30", "9999-99-99", "unsupported: "),
 )
 COUNTS = (0, 1, 2, 10, 100, 1000, 10_000, 100_000, 1_000_000)
+LARGEST = 20 << 20
+"""Bytes that one change adds at most: what is looked for is small inputs that cost much."""
 WEIGHTS = (4, 4, 4, 4, 4, 4, 2, 1, 0.2)
 
 
@@ -161,7 +163,7 @@ def lines(r: random.Random, data: bytes) -> bytes:
         elif what == 1:
             del found[at]
         elif what == 2:
-            found[at:at] = [found[at]] * min(count(r), 5000)
+            found[at:at] = [found[at]] * min(count(r), 5000, LARGEST // (1 + len(found[at])))
         elif what == 3:
             found[at] = found[at][: r.randrange(len(found[at]) + 1)]
         elif what == 4:
