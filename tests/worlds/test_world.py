@@ -156,7 +156,7 @@ def test_used_port_in_the_users_own_rendezvous(pool: Pool) -> None:
         def body(rank: Rank) -> None:
             dist.TCPStore("127.0.0.1", port, 2, is_master=rank.index == 0)
 
-        world = pool.acquire(WorldSpec(2))
+        world = pool.acquire(WorldSpec(2, network="host"))
         with pytest.raises(RanksFailed) as caught:
             world.run(body)
         assert caught.value.culprits == (0,)
