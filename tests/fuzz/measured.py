@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 SECONDS = 5.0
 MEMORY = 300 << 20
-"""What no input may take more of: seconds of CPU, and bytes of resident memory, the interpreter's own included."""
+"""What no input may take more of: seconds of CPU, and bytes of resident memory, those of `concord` itself included."""
+_OWN = 50 << 20
+"""Bytes that `concord verify` has before it reads anything; pytest's process, which is forked here, may have more."""
 _PATIENCE = 30
 _ADDRESSES = 4 << 30
 
@@ -82,7 +84,9 @@ class Worker:
         try:
             os.close(self._to)
             os.close(self._back)
-            resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
+            most = _status("VmSize:") + _ADDRESSES
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            self._before = _status("VmRSS:")
             signal.signal(signal.SIGPROF, signal.SIG_DFL)
             while True:
                 _send(ours, pickle.dumps(self._measured(_receive(theirs))))
@@ -103,7 +107,7 @@ class Worker:
             said, unexpected = traceback.format_exc(), True
         seconds = time.process_time() - begun
         signal.setitimer(signal.ITIMER_PROF, 0)
-        return Cost(said[-4000:], unexpected, seconds, _high_water())
+        return Cost(said[-4000:], unexpected, seconds, _OWN + max(0, _status("VmHWM:") - self._before))
 
     def _end(self) -> None:
         if self._pid:
@@ -113,9 +117,10 @@ class Worker:
             self._pid = 0
 
 
-def _high_water() -> int:
+def _status(key: str) -> int:
+    """Bytes, as the kernel says them of this process."""
     with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:"))
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(key))
 
 
 def _send(fd: int, data: bytes) -> None:

@@ -174,7 +174,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a test that ends at 1e300": (lambda: of_runs(change("dynamo", finished=1e300)), "runs/1.jsonl, line "),
     "a test of 1e300 s": (lambda: of_runs(change("dynamo", seconds=1e300)), "runs/1.jsonl, line "),
     "a time of infinity": (
-        lambda: replaced(b'"started":1790000000.0', b'"started":1e999'),
+        lambda: replaced(f'"started":{STARTED}'.encode(), b'"started":1e999'),
         "runs/1.jsonl, line 1: a number",
     ),
     "a world of 1e18 ranks": (lambda: of_runs(change("dynamo", size=10**18)), "runs/1.jsonl, line "),
@@ -194,7 +194,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "a hexadecimal TOML integer of 100,000 digits": (
         lambda: of_runs(profile(PROFILE.replace('"known to be wrong"', "0x" + "f" * 100_000))),
-        "its profile, line 7: a key or a value of 100,002",
+        "profiles/made-up.toml:8: a key or a value of 100,002",
     ),
     "a dotted key of 20,000 parts": (lambda: of_runs(profile("a." * 20_000 + "a = 1\n")), "a key of more than 8 parts"),
     "a dotted header of 20,000 parts": (

@@ -364,7 +364,7 @@ class TestVariable:
 def test_own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A user's own folder is in the home that the system knows, by the machine's boot; then where TMPDIR points."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(where.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir="/home/of"))
+    monkeypatch.setattr(where.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir="/homes/of"))
     first, second = where._own()
-    assert (first.parent, second) == (Path("/home/of"), tmp_path / OURS)
+    assert (first.parent, second) == (Path("/homes/of"), tmp_path / OURS)
     assert first.name.startswith(".concord-leases-")
