@@ -26,10 +26,10 @@ def contents(path: Path, most: int) -> bytes:
     Errors: FileError.
     """
     try:
-        _require_regular(path, os.stat(path))
+        require_regular(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         with open(descriptor, "rb") as file:
-            _require_regular(path, os.fstat(descriptor))  # it may be another one by now
+            _check(path, os.fstat(descriptor))  # it may be another one by now
             data = file.read(most + 1)
     except OSError as e:
         raise FileError(f"{path}: {e.strerror or e}") from e
@@ -40,6 +40,11 @@ def contents(path: Path, most: int) -> bytes:
     return data
 
 
-def _require_regular(path: Path, found: os.stat_result) -> None:
+def require_regular(path: Path) -> None:
+    """Require that a path leads to a regular file.  Errors: FileError; OSError where it leads nowhere."""
+    _check(path, os.stat(path))
+
+
+def _check(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise FileError(f"{path}: {_KINDS.get(stat.S_IFMT(found.st_mode), 'no regular file')}, not a file")

@@ -6,12 +6,18 @@ import hashlib
 import os
 import tomllib
 from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from harness.files import FileError, contents
 from harness.results import append
+from harness.shown import printable
 
 VERSION = 1
+MOST = 256 << 20
+"""Bytes of a file of ``--save``."""
 
 KILLED, SURVIVED, TIMED_OUT, NOT_REACHED, FAILED = "killed", "survived", "timed out", "not reached", "not injected"
 """What can become of a defect.  ``not reached``: no test executes the lines; ``not injected``: it can't be put in."""
@@ -78,7 +84,8 @@ class Summary(msgspec.Struct, kw_only=True):
 
     schema: str = "concord.audit"
     version: int = VERSION
-    started: float
+    started: Annotated[float, Meta(ge=0, le=253402300799)]
+    """Seconds since the epoch, before the year 10000."""
     seconds: float
     arguments: list[str]
     environment: dict[str, str]
@@ -113,7 +120,7 @@ class Journal:
         for number, line in enumerate(whole.split(b"\n")[:-1], 1):
             try:
                 records.append(decoder.decode(line))
-            except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
                 raise AuditError(f"{self.path}, line {number}: {e}; move the file away to begin anew") from e
         return records
 
@@ -127,14 +134,25 @@ class Journal:
 def load(path: Path) -> Summary:
     """Read what ``--save`` wrote.  Errors: AuditError."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Summary)
-    except OSError as e:
-        raise AuditError(f"{path}: {e.strerror}") from e
-    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
-        raise AuditError(f"{path}: not a file of `concord audit --save`: {e}") from e
+        data = contents(path, MOST)
+    except FileError as e:
+        raise AuditError(str(e)) from e
+    try:
+        found = msgspec.convert(_fit(msgspec.json.decode(data)), Summary)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise AuditError(f"{path}: not a file of `concord audit --save`: {printable(str(e))[:500]}") from e
     if found.version > VERSION:
         raise AuditError(f"{path}: version {found.version}, and this Concord reads up to {VERSION}; update it")
     return found
+
+
+def _fit(value: Any) -> Any:
+    """The same with texts that are fit to be shown: somebody may have sent the file."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_fit(part) for part in value]
+    return {printable(key): _fit(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
 def shortened(summary: Summary) -> Summary:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from harness.bench.records import SCHEMA, VERSION, Fingerprint, Measurement, Night, Series
+from harness.files import FileError, contents
 
 
 class BadNight(ValueError):
@@ -54,6 +55,8 @@ class _Taken(msgspec.Struct, tag="measurement", tag_field="record"):
     measurement: Measurement
 
 
+MOST = 1 << 30
+"""Bytes of a file of a night."""
 _LINE = msgspec.json.Decoder(_Head | _Taken | End)
 
 
@@ -81,9 +84,9 @@ def dumps(night: Night) -> bytes:
 def load(file: Path) -> Night:
     """The night in a file of Concord's or of pytest-benchmark's.  Errors: BadNight."""
     try:
-        data = file.read_bytes()
-    except OSError as e:
-        raise BadNight(f"{file}: {e.strerror or e}") from e
+        data = contents(file, MOST)
+    except FileError as e:
+        raise BadNight(str(e)) from e
     return loads(data, str(file))
 
 

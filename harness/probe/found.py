@@ -9,6 +9,7 @@ import msgspec
 
 from harness.profiles import Claims, Platform, Profile
 from harness.profiles.vocabulary import FEATURES
+from harness.shown import printable
 
 FORMAT = "concord.probe/1"
 
@@ -121,8 +122,8 @@ def decoded(text: str | bytes) -> Found:
     """What :func:`encoded` has written.  Errors: ValueError that says what is wrong where."""
     try:
         found = msgspec.json.decode(text, type=Found)
-    except msgspec.DecodeError as e:
-        raise ValueError(f"this is no probe's outcome: {e}") from e
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise ValueError(f"this is no probe's outcome: {printable(str(e))[:500]}") from e
     if found.format != FORMAT:
         raise ValueError(f"the format {found.format!r}; this Concord reads {FORMAT!r}")
     return found
