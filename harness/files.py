@@ -18,6 +18,10 @@ _KINDS = {
 class FileError(ValueError):
     """A file that is not read; says which and why."""
 
+    def __init__(self, path: Path | str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.why = why
+
 
 def contents(path: Path, most: int) -> bytes:
     """Read a regular file of at most so many bytes; links are followed.
@@ -26,20 +30,29 @@ def contents(path: Path, most: int) -> bytes:
     Errors: FileError.
     """
     try:
-        _require_regular(path, os.stat(path))
+        require_regular(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         with open(descriptor, "rb") as file:
-            _require_regular(path, os.fstat(descriptor))  # it may be another one by now
+            _check(path, os.fstat(descriptor))  # it may be another one by now
             data = file.read(most + 1)
     except OSError as e:
-        raise FileError(f"{path}: {e.strerror or e}") from e
+        raise FileError(path, f"{e.strerror or e}") from e
     except ValueError as e:  # a name with a NUL in it
-        raise e if isinstance(e, FileError) else FileError(f"{str(path)!r}: {e}") from e
+        raise e if isinstance(e, FileError) else FileError(repr(str(path)), str(e)) from e
     if len(data) > most:
-        raise FileError(f"{path}: more than {most:,} bytes")
+        raise FileError(path, f"larger than {_amount(most)}")
     return data
 
 
-def _require_regular(path: Path, found: os.stat_result) -> None:
+def require_regular(path: Path) -> None:
+    """Require that a path leads to a regular file.  Errors: FileError; OSError where it leads nowhere."""
+    _check(path, os.stat(path))
+
+
+def _check(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise FileError(f"{path}: {_KINDS.get(stat.S_IFMT(found.st_mode), 'no regular file')}, not a file")
+        raise FileError(path, f"{_KINDS.get(stat.S_IFMT(found.st_mode), 'no regular file')}, not a file")
+
+
+def _amount(most: int) -> str:
+    return f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB" if most >> 10 else f"{most} bytes"

@@ -11,18 +11,26 @@ import os
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
+from harness.files import FileError, require_regular
+from harness.shown import printable
 from harness.writing import append_or_nothing, write_whole
 
 VERSION = 1
+
+Time: TypeAlias = Annotated[float, Meta(ge=0, le=253402300799)]
+"""Seconds since the epoch, or of a run: none is after the year 9999."""
+Seed: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Begun(msgspec.Struct, tag="thorough", tag_field="record"):
     """The first line."""
 
-    time: float
+    time: Time
     """Seconds since the epoch."""
     about: dict[str, str]
     """Versions of what is tested: where they change, what was done before says nothing."""
@@ -52,8 +60,8 @@ class Round(msgspec.Struct, tag="round", tag_field="record"):
     """A property draws examples from a seed."""
 
     property: str
-    seed: int
-    goal: float
+    seed: Seed
+    goal: Time
     """When the property is done: examples, or seconds where there is a budget."""
 
 
@@ -63,7 +71,7 @@ class Example(msgspec.Struct, tag="example", tag_field="record", omit_defaults=T
     property: str
     outcome: str
     """passed, given up or failed."""
-    seconds: float
+    seconds: Time
     content: str = ""
     """A digest."""
 
@@ -120,7 +128,7 @@ class Tally:
             pass
         elif isinstance(record, Plan):
             for key, test in record.properties.items():
-                self.properties.setdefault(key, Progress(test))
+                self.properties.setdefault(key, Progress(printable(test)))
         elif isinstance(record, Anew):
             self.anew.add(record.session)
             for key in record.properties:
@@ -203,9 +211,12 @@ class Journal:
         Errors: JournalError for a file that is no journal, names the line.
         """
         try:
+            require_regular(self.path)  # a pipe would block
             with open(self.path, "rb") as file:
                 file.seek(self._read)
                 text = file.read()
+        except FileError as e:
+            raise JournalError(str(e)) from e
         except OSError as e:
             raise JournalError(f"{self.shown}: {e.strerror}") from e
         for line in text[: text.rfind(b"\n") + 1].splitlines(keepends=True):
@@ -222,7 +233,9 @@ class Journal:
             except KeyError as e:
                 raise JournalError(f"{self.shown}, line {number}: nobody planned the property {e}") from e
             except (ValueError, RecursionError) as e:
-                raise JournalError(f"{self.shown}, line {number}: no record of a thorough run ({e})") from e
+                raise JournalError(
+                    f"{self.shown}, line {number}: no record of a thorough run ({printable(str(e))})"
+                ) from e
             self._lines = number
             self._read += len(line)
         return self.tally

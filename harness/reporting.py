@@ -17,10 +17,10 @@ import typer
 import harness
 from harness.ceiling import Exceeded, ceiling
 from harness.collecting import checkout_of
+from harness.files import FileError, contents
 from harness.provenance import suite_hash
 from harness.refusing import bad
 from harness.results import LEVELS, VERSION
-from harness.untrusted import Refused, file_content
 from harness.writing import append_or_nothing, write_whole
 from reports import badge as badges
 from reports import bundle as bundles
@@ -235,11 +235,9 @@ def _report_of(path: Path) -> Report:
         return model.decode(bundles.unpacked(path).get("report.json", b""), f"{path}: report.json")
     if path.suffix == ".json":
         try:
-            return model.decode(file_content(path, LARGEST), str(path))
-        except OSError as e:
-            raise ReportError(f"{path}: {e.strerror}") from None
-        except Refused as e:
-            raise ReportError(f"{path}: {e}") from None
+            return model.decode(contents(path, LARGEST), str(path))
+        except FileError as e:
+            raise ReportError(str(e)) from None
     return build([load(path)])
 
 

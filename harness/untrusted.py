@@ -7,15 +7,14 @@ building anything, and refused if it is no text that Concord writes.  Only then 
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+
+from harness.shown import printable
 
 DEPTH = 32
 """How deep JSON may be nested; what Concord writes is nested 8 deep, a stored program a little deeper."""
@@ -177,30 +176,11 @@ def _check_toml(text: str) -> None:
             raise Refused(f"more than {TOML_VALUES:,} values in lists", line)
 
 
-def file_content(path: Path, most: int) -> bytes:
-    """Everything that is in a plain file.
-
-    ``most``: bytes that it may have.  Errors: OSError; :class:`Refused` for what is no plain file (a device or a pipe
-    need not end), or is larger.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe must not wait for a writer
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise Refused("not a plain file")
-        with open(fd, "rb", closefd=False) as stream:
-            data = stream.read(most + 1)
-    finally:
-        os.close(fd)
-    if len(data) > most:
-        raise Refused(f"larger than {f'{most >> 20} MiB' if most >> 20 else f'{most >> 10} KiB'}")
-    return data
-
-
 def said(error: Exception) -> str:
     """What a parser says of a text, on one line and no longer than a line, whatever it quotes of the text."""
     text = str(error)
     shown = f"{text[:200]}...{text[-60:]}" if len(text) > 300 else text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+    return printable(shown).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _short(text: bytes) -> str:

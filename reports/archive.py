@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.untrusted import Refused, file_content
+from harness.files import FileError, contents
+from harness.untrusted import Refused
 from reports.model import ReportError
 
 MOST_FILES = 1000
@@ -63,10 +64,9 @@ def unpacked(path: Path) -> dict[str, bytes]:
     inflated, and no more is inflated than the size that was checked.
     """
     try:
-        data = file_content(path, _LARGEST_PACKED)
-        return dict(_members(data))
-    except OSError as e:
-        raise ReportError(f"{path}: {e.strerror or e}") from None
+        return dict(_members(contents(path, _LARGEST_PACKED)))
+    except FileError as e:
+        raise ReportError(str(e)) from None
     except Refused as e:
         raise ReportError(f"{path}: {e}") from None
 

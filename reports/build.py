@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import results
+from harness.files import FileError, contents
 from harness.results import ProfileText, ResultsError, Run, TestResult
-from harness.untrusted import Allowance, Refused, file_content
+from harness.untrusted import Allowance
 from reports import levels
 from reports.model import (
     ORDER,
@@ -37,11 +38,9 @@ def load(path: Path) -> tuple[str, bytes]:
     """Name and content of a run: a results file, or the folder that has one.  Errors: :class:`ReportError`."""
     file = path / FILE if path.is_dir() else path
     try:
-        return (file.parent.name if file.name == FILE else file.stem) or file.name, file_content(file, LARGEST)
-    except Refused as e:
-        raise ReportError(f"{file}: {e}; a run is a {FILE}, or the folder that has it") from None
-    except OSError as e:
-        raise ReportError(f"{file}: {e.strerror}; a run is a {FILE}, or the folder that has it") from None
+        return (file.parent.name if file.name == FILE else file.stem) or file.name, contents(file, LARGEST)
+    except FileError as e:
+        raise ReportError(f"{e}; a run is a {FILE}, or the folder that has it") from None
 
 
 @dataclass(frozen=True)

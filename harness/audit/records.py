@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from harness.files import FileError, contents
 from harness.redaction import current
-from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, file_content, json_checked, said, toml
+from harness.shown import printable
+from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, json_checked, said, toml
 from harness.untrusted import Version as VersionNumber
 from harness.writing import append_or_nothing
 
 VERSION = 1
-
 LARGEST = 256 << 20
 """Bytes of what ``--save`` writes; an audit of all suites comes to 2 MiB."""
 
@@ -143,14 +145,25 @@ class Journal:
 def load(path: Path) -> Summary:
     """Read what ``--save`` wrote.  Errors: AuditError."""
     try:
-        found = msgspec.json.decode(json_checked(file_content(path, LARGEST)), type=Summary)
-    except OSError as e:
-        raise AuditError(f"{path}: {e.strerror}") from e
+        data = contents(path, LARGEST)
+    except FileError as e:
+        raise AuditError(str(e)) from e
+    try:
+        found = msgspec.convert(_fit(msgspec.json.decode(json_checked(data))), Summary)
     except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise AuditError(f"{path}: not a file of `concord audit --save`: {said(e)}") from e
     if found.version > VERSION:
         raise AuditError(f"{path}: version {found.version}, and this Concord reads up to {VERSION}; update it")
     return found
+
+
+def _fit(value: Any) -> Any:
+    """The same with texts that are fit to be shown: somebody may have sent the file."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_fit(part) for part in value]
+    return {printable(key): _fit(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
 def shortened(summary: Summary) -> Summary:

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from harness.bench.records import SCHEMA, VERSION, Fingerprint, Measurement, Night, Series
-from harness.untrusted import LATEST, Allowance, Refused, file_content, json_checked, said
+from harness.files import FileError, contents
+from harness.untrusted import LATEST, Allowance, Refused, json_checked, said
 
 LARGEST = 256 << 20
 """Bytes of a file; a night of all benchmarks comes to some megabytes."""
@@ -88,11 +89,9 @@ def dumps(night: Night) -> bytes:
 def load(file: Path) -> Night:
     """The night in a file of Concord's or of pytest-benchmark's.  Errors: BadNight."""
     try:
-        data = file_content(file, LARGEST)
-    except OSError as e:
-        raise BadNight(f"{file}: {e.strerror or e}") from e
-    except Refused as e:
-        raise BadNight(f"{file}: {e}") from None
+        data = contents(file, LARGEST)
+    except FileError as e:
+        raise BadNight(str(e)) from e
     return loads(data, str(file))
 
 

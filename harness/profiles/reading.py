@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from harness.files import FileError, contents
 from harness.profiles import keys
 from harness.profiles.keys import BadItem, Key, nearest, shown_key
 from harness.profiles.model import (
@@ -22,7 +23,7 @@ from harness.profiles.model import (
 )
 from harness.profiles.vocabulary import BOUNDED
 from harness.toml_lines import Where, lines_of
-from harness.untrusted import TOML_SIZE, Refused, file_content, toml
+from harness.untrusted import TOML_SIZE, Refused, toml
 
 _MOST_MISTAKES = 50
 _MOST_BASES = 20
@@ -42,11 +43,9 @@ def text_of(path: Path, file: str = "") -> str:
     """The text of a profile.  Errors: :class:`ProfileError`."""
     file = file or str(path)
     try:
-        data = file_content(path, TOML_SIZE)
-    except OSError as e:
-        raise ProfileError([Mistake(file, 0, "", e.strerror or str(e))]) from None
-    except Refused as e:
-        raise ProfileError([Mistake(file, 0, "", f"{e}: not a profile")]) from None
+        data = contents(path, TOML_SIZE)
+    except FileError as e:
+        raise ProfileError([Mistake(file, 0, "", e.why)]) from None
     try:
         return data.decode()
     except UnicodeDecodeError as e:

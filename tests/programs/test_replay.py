@@ -164,7 +164,7 @@ def _loop(path: Path) -> None:
         (_socket, "a socket, not a file"),
         (_device, "a device, not a file"),
         (_loop, "Too many levels of symbolic links"),
-        (_huge, "more than 1,048,576 bytes"),
+        (_huge, "larger than 1 MiB"),
         (lambda path: path.write_bytes(dumps(HEALTHY).encode() + b"\xff"), "this is no program: "),
         (lambda path: path.write_text("[" * 900_000), "this is no program: "),
         (lambda path: path.write_text(dumps(HEALTHY).replace(": 4", ": 4.0")), "Expected `int`, got `float`"),

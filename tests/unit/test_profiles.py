@@ -245,7 +245,7 @@ class TestFilesThatAreNone:
         [
             (b'name = "a"\nx = "\xff"\n', ":2: not UTF-8: byte 0xff"),
             (b"\xef\xbb\xbfname = 1", ":1: not TOML: "),
-            (b"#" * ((512 << 10) + 1), ": larger than 512 KiB: not a profile"),
+            (b"#" * ((512 << 10) + 1), ": larger than 512 KiB"),
         ],
         ids=["latin", "bom", "large"],
     )
@@ -268,7 +268,7 @@ class TestFilesThatAreNone:
         """A path where there is no file is told without a line."""
         for path, why in (
             (tmp_path / "x.toml", "No such file or directory"),
-            (tmp_path, "not a plain file: not a profile"),
+            (tmp_path, "a folder, not a file"),
         ):
             with pytest.raises(ProfileError) as caught:
                 read(path, "shown.toml")

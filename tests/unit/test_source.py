@@ -23,7 +23,11 @@ LAYERS = (
 """Of harness/, from the top down: a file may import what is beside it or below it."""
 
 KNOWN_TO_REPORTS = tuple(
-    f"harness.{name}." for name in ("results", "profiles", "effort", "suite_facts", "shown", "untrusted", "writing")
+    f"harness.{name}."
+    for name in (
+        *("results", "profiles", "effort", "suite_facts"),
+        *("shown", "files", "untrusted", "writing"),
+    )
 )
 
 PRIVATE_TORCH = {

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.untrusted import DEPTH, Allowance, Refused, file_content, json_checked, said, toml
+from harness.untrusted import DEPTH, Allowance, Refused, json_checked, said, toml
 
 ROOT = Path(__file__).parents[2]
 _JSON = st.recursive(
@@ -138,17 +138,6 @@ def test_toml_at_the_bounds(text: str) -> None:
     begun = time.process_time()
     toml(text)
     assert time.process_time() - begun < 5
-
-
-def test_file_content(tmp_path: Path) -> None:
-    """A file is read if it is a plain one, and no larger than allowed."""
-    (tmp_path / "a").write_bytes(b"12345")
-    assert file_content(tmp_path / "a", 5) == b"12345"
-    with pytest.raises(Refused, match="larger than 0 KiB"):
-        file_content(tmp_path / "a", 4)
-    for other in (tmp_path, Path("/dev/zero")):
-        with pytest.raises(Refused, match="not a plain file"):
-            file_content(other, 5)
 
 
 def test_said() -> None:
