@@ -350,7 +350,7 @@ class TestMistakes:
         [
             (("--profile", "cpu-glo"), "--profile 'cpu-glo': no profile of that name; did you mean cpu-gloo? in *"),
             (("--profile", "x/y.toml"), "profile: x/y.toml: No such file or directory"),
-            (("--profile", "suites/"), "profile: suites: not a file"),
+            (("--profile", "suites/"), "profile: suites: a folder, not a file"),
             (
                 ("--profile", "wrong.toml"),
                 "profile: wrong.toml:13: [[][[]waiver]] reson: no such key; did you mean reason[?]",

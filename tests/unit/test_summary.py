@@ -94,7 +94,8 @@ def summary(tmp_path: Path) -> Summary:
     )
     profiles = SimpleNamespace(described=lambda: ("cpu-gloo", "0" * 64), settled=None)
     seeds = SimpleNamespace(seed="7", drawn=True)
-    return Summary(config, profiles, seeds)  # type: ignore[arg-type]
+    loaded = SimpleNamespace(plugins=dict, files=dict)
+    return Summary(config, profiles, seeds, loaded)  # type: ignore[arg-type]
 
 
 def finished(summary: Summary, *reports: Any) -> TestResult:
