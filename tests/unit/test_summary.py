@@ -77,6 +77,7 @@ def report(when: str, outcome: str = "passed", **other: Any) -> Any:
         "duration": 0.5,
         "user_properties": [],
         "longrepr": None,
+        "sections": [],
         "failed": outcome == "failed",
         "skipped": outcome == "skipped",
     }
