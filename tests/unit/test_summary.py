@@ -81,7 +81,8 @@ def report(when: str, outcome: str = "passed", **other: Any) -> Any:
         "failed": outcome == "failed",
         "skipped": outcome == "skipped",
     }
-    return SimpleNamespace(**{**values, **other})
+    values |= other
+    return SimpleNamespace(longreprtext=str(values["longrepr"] or ""), **values)
 
 
 @pytest.fixture
