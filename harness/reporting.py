@@ -21,6 +21,7 @@ from harness.files import FileError, contents
 from harness.provenance import suite_hash
 from harness.refusing import bad
 from harness.results import LEVELS, VERSION
+from harness.shown import one_line
 from harness.writing import append_or_nothing, write_whole
 from reports import badge as badges
 from reports import bundle as bundles
@@ -175,7 +176,7 @@ def verify_bundle(
             problems += _signature(file, signature, signers, signer)
         for kind, lines in (("WRONG", problems), ("unchecked", checked.unchecked), ("note", checked.notes)):
             for line in lines:
-                typer.echo(f"{kind:<9} {visible(line)}")
+                typer.echo(f"{kind:<9} {one_line(line)}")
         if checked.report is not None:
             _show(checked.report)
             if html is not None:
@@ -183,7 +184,7 @@ def verify_bundle(
             if json is not None:
                 _write(json, model.encode(checked.report))
         typer.echo(f"manifest {checked.manifest}")
-        typer.echo(f"{file}: {_in_a_word(len(problems), len(checked.unchecked))}")
+        typer.echo(f"{one_line(str(file))}: {_in_a_word(len(problems), len(checked.unchecked))}")
         if problems:
             raise typer.Exit(1)
         if checked.unchecked or (strict and checked.notes):
@@ -242,9 +243,9 @@ def _report_of(path: Path) -> Report:
 
 
 def _show(made: Report) -> None:
-    typer.echo(f"{answer(made)}: {visible(made.profile or 'no profile')}")
+    typer.echo(f"{answer(made)}: {one_line(made.profile or 'no profile')}")
     for problem in made.problems:
-        typer.echo(f"  {visible(problem)}")
+        typer.echo(f"  {one_line(problem)}")
     for level in made.levels:
         if level.tests:
             counts = ", ".join(f"{count} {verdict}" for verdict, count in level.tests.items())
@@ -252,7 +253,7 @@ def _show(made: Report) -> None:
                 f"  {level.id} {level.stack}: {'conformant' if level.conformant else 'not conformant'} ({counts})"
             )
             for why in level.why_not[len(made.problems) :]:
-                typer.echo(f"    {visible(why)}")
+                typer.echo(f"    {one_line(why)}")
 
 
 def _check_outputs(outputs: Sequence[Path], runs: Sequence[Path]) -> None:
@@ -270,7 +271,7 @@ def _write(path: Path, data: bytes) -> None:
         write_whole(path, data)
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}") from None
-    typer.echo(f"wrote {path}")
+    typer.echo(f"wrote {one_line(str(path))}")
 
 
 def _append(path: Path, data: bytes) -> None:

@@ -31,6 +31,11 @@ def printable(text: str) -> str:
     return text.replace("\r\n", "\n").translate(_ESCAPES) if _MAYBE.search(text) else text
 
 
+def one_line(text: str) -> str:
+    """As :func:`printable`, with line breaks and tabs as escapes, too: what is shown in a line stays in it."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def _is_seen(character: str) -> bool:
     if character.isprintable():
         return character not in _BLANK

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from harness.shown import printable
+from harness.shown import one_line
 
 DEPTH = 32
 """How deep JSON may be nested; what Concord writes is nested 8 deep, a stored program a little deeper."""
@@ -180,7 +180,7 @@ def said(error: Exception) -> str:
     """What a parser says of a text, on one line and no longer than a line, whatever it quotes of the text."""
     text = str(error)
     shown = f"{text[:200]}...{text[-60:]}" if len(text) > 300 else text
-    return printable(shown).replace("\n", "\\n").replace("\t", "\\t")
+    return one_line(shown)
 
 
 def _short(text: bytes) -> str:

@@ -29,8 +29,8 @@ _HARMLESS_VALUES = (
     *("--maxprocesses", "--max-worker-restart", "--dist", "--tb", "--durations"),
     *("--durations-min", "--verbosity", "-r", "--color", "--code-highlight", "--show-capture", "--capture"),
     *("--junitxml", "--junit-xml", "--junit-prefix", "--basetemp", "--log-level", "--log-cli-level", "--log-file"),
-    *("--log-file-level", "--timeout", "--timeout-method", "--session-timeout", "-W"),
-    *("--pythonwarnings", "--hypothesis-verbosity", "--concord-results", "--world-timeout", "--ranks-per-device"),
+    *("--log-file-level", "--timeout", "--timeout-method", "--session-timeout"),
+    *("--hypothesis-verbosity", "--rank-network", "--concord-results", "--world-timeout", "--ranks-per-device"),
     *("--perf-rounds", "--perf-visits", "--perf-seconds", "--perf-largest", "--suite"),
 )
 _HARMLESS_FLAGS = (
@@ -46,6 +46,10 @@ _OWN_PLUGINS = {
     *("hypothesispytest", "_hypothesis_pytestplugin", "pytester"),
 }
 _BENCHMARKING = "--benchmark-"
+_TIMER = "--benchmark-timer"
+"""Imports what it names."""
+_HIDDEN = "***"
+"""What results have in the place of what might be a secret."""
 _NOT_SHOWN = "set, not shown"
 """What results say of a variable whose value might have a secret in it."""
 
@@ -83,16 +87,22 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
+def _is_benchmarking(argument: str) -> bool:
+    """Whether this is left to pytest-benchmark or, as a file of arguments, judged apart."""
+    return argument.startswith("@") or (argument.startswith(_BENCHMARKING) and not argument.startswith(_TIMER))
+
+
 def asked(arguments: Sequence[str], environment: Mapping[str, str]) -> Asked:
     """What a run was asked for.  ``environment``: as results have it, where ``PYTEST_ADDOPTS`` adds to arguments."""
     added = environment.get("variable PYTEST_ADDOPTS", "")
     hidden = [f"PYTEST_ADDOPTS ({added})"] if added == _NOT_SHOWN else []
     try:
         arguments = [*(() if hidden else shlex.split(added)), *arguments]
-        said, rest = _parser().parse_known_args([a for a in arguments if not a.startswith((_BENCHMARKING, "@"))])
+        said, rest = _parser().parse_known_args([a for a in arguments if not _is_benchmarking(a)])
     except ValueError as e:
         return Asked(malformed=str(e))
     unjudged = [*hidden, *(f"the file of arguments {a}" for a in arguments if a.startswith("@"))]
+    unjudged += [f"{a}, of which a part is not shown" for a in arguments if _HIDDEN in a]
     unjudged += [a for a in rest if a.startswith("-") and a != "--"]
     unjudged += [f"-p {name}" for name in said.plugins if not _own(name)]
     unjudged += [f"-o {pair}" for pair in said.settings if not pair.startswith(_HARMLESS_SETTINGS)]

@@ -6,7 +6,6 @@ import datetime
 import itertools
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -33,7 +32,6 @@ class _Line(msgspec.Struct):
 
     record: str = ""
     nodeid: str = ""
-    attempt: int = 1
     finished: float = 0.0
 
 
@@ -49,7 +47,6 @@ def run_problems(run: Run, data: bytes, asked: Asked, now: float) -> Iterator[st
     elif run.end is not None and not run.end.digest:
         yield "its last line has no digest"
     lines = _lines(data)
-    yield from _records(lines)
     yield from _tests(run, asked)
     yield from _counts(run)
     yield from _times(run, [line for line in lines if line.record == "test"], asked, now)
@@ -101,20 +98,6 @@ def _lines(data: bytes) -> list[_Line]:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # torn: said already
                 continue
     return found
-
-
-def _records(lines: list[_Line]) -> Iterator[str]:
-    kinds = Counter(line.record for line in lines)
-    for kind, what in (("run", "first"), ("end", "last"), ("profile", "profile's")):
-        if kinds[kind] > 1:
-            yield f"it has {kinds[kind]} {what} lines"
-    if kinds["end"] and lines[-1].record != "end":
-        yield "records are behind its last line"
-    again = [
-        name for (name, _), n in Counter((x.nodeid, x.attempt) for x in lines if x.record == "test").items() if n > 1
-    ]
-    if again:
-        yield listed("with more than one result", again)
 
 
 def _tests(run: Run, asked: Asked) -> Iterator[str]:

@@ -16,9 +16,10 @@ _WORD = re.compile(r"[A-Za-z]{1,20}\d{0,4}|\d{1,8}[A-Za-z]{0,3}")
 _LEAST = 12
 """Characters that are no words, in one run of them, that make a token of it."""
 
-_TELLING = {"AUTH", "KEY", "KEYS", "PASS", "PAT", "PIN", "PW", "PWD", "DSN", "SALT", "SESSION", "SIG"}
+_TELLING = {"AUTH", "KEY", "KEYS", "LOGIN", "OTP", "PASS", "PAT", "PIN", "PW", "PWD", "DSN", "SALT", "SESSION", "SIG"}
+_TELLING_ENDS = ("PASS", "PW", "PWD")  # as in DBPASS
 _TELLING_PARTS = (
-    *("APIKEY", "ACCESSKEY", "COOKIE", "CREDENTIAL", "PASSPHRASE", "PASSW", "PASSWD", "PRIVATE", "SECRET"),
+    *("APIKEY", "ACCESSKEY", "COOKIE", "CREDENTIAL", "CREDS", "PASSCODE", "PASSPHRASE", "PASSW", "PRIVATE", "SECRET"),
     *("SIGNATURE", "TOKEN", "WEBHOOK"),
 )
 
@@ -51,4 +52,8 @@ def says_secret(name: str) -> bool:
     """
     upper = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
     parts = set(re.split(r"[^A-Z0-9]+", upper))
-    return bool(parts & _TELLING) or any(part in upper for part in _TELLING_PARTS)
+    return (
+        bool(parts & _TELLING)
+        or any(part.endswith(_TELLING_ENDS) for part in parts)
+        or any(part in upper for part in _TELLING_PARTS)
+    )

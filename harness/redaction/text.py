@@ -96,7 +96,7 @@ def has_credentials(name: str, value: str) -> bool:
 def _of(name: str, value: str) -> Iterable[str]:
     """The credentials in the value of a variable."""
     stripped = value.strip()
-    if is_path(stripped):
+    if all(map(os.path.lexists, stripped.split(os.pathsep))):
         return
     if says_secret(name):
         yield stripped

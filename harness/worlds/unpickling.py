@@ -9,6 +9,8 @@ A pickle calls what it names, so reading one may do anything.  Three kinds are t
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import io
 import pickle
 import socket
@@ -16,10 +18,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from harness.worlds import wire
 
 _PLAIN = {
-    "builtins": {"bool", "bytearray", "complex", "float", "frozenset", "int", "range", "set", "slice", "str"},
+    "builtins": {"bool", "complex", "float", "frozenset", "int", "set", "slice", "str"},
     "collections": {"Counter", "OrderedDict", "defaultdict", "deque"},
     "datetime": {"date", "datetime", "timedelta"},
     "torch": {"Size", "Tensor", "device"},
@@ -32,7 +36,8 @@ _PLAIN = {
     "numpy.core.numeric": {"_frombuffer"},
     "harness.worlds.wire": {"_load_typed", "_load_untyped", "_tensor_rebuilder"},
 }
-"""What a pickle may name and still do nothing but make data, by module."""
+"""What a pickle may name and still do nothing but make data as large as itself, by module: no ``range``, which would fill a
+container for ever, and no ``bytearray``, of which a number makes as many bytes."""
 _OURS = "harness."
 DONE = b"."
 """What the process that reads first says of a pickle that let it live."""
@@ -55,11 +60,18 @@ class _Reader(pickle.Unpickler):
             return known
         loaded = sys.modules.get(module)
         found = getattr(loaded, name, None) if "." not in name else None
-        if module.startswith(_OURS) and isinstance(found, type):
+        if module.startswith(_OURS) and _is_data(found, module):
             return found
         if module == "torch" and loaded is not None and isinstance(found, (loaded.dtype, loaded.layout)):
             return found
         raise NotPlain(f"{module}.{name}")
+
+
+def _is_data(found: Any, module: str) -> bool:
+    """Whether this is a class that a module of Concord's defines, and has not imported, and that only holds data."""
+    if not isinstance(found, type) or found.__module__ != module:
+        return False
+    return dataclasses.is_dataclass(found) or issubclass(found, (enum.Enum, msgspec.Struct))
 
 
 def plain(body: bytes | bytearray, buffers: Sequence[bytearray]) -> Any:

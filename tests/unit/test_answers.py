@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -22,6 +23,7 @@ from harness.worlds import answers, postmortem, unpickling, watchdog, wire
 from harness.worlds.blackbox import SIZE, BlackBox, fixed_file
 from harness.worlds.evidence import describe_exception
 from harness.worlds.launch import RankProcess
+from harness.worlds.local import LocalLauncher
 from harness.worlds.postmortem import End, RanksFailed
 
 REPORT = describe_exception(ValueError("boom"))
@@ -274,7 +276,7 @@ def plain_of(value: Any) -> Any:
     "value",
     [
         None,
-        [1, 2.5, "x", b"y", {"a": (1,)}, {1, 2}, frozenset([3]), 1 + 2j, range(3), bytearray(b"z")],
+        [1, 2.5, "x", b"y", {"a": (1,)}, {1, 2}, frozenset([3]), 1 + 2j, bytearray(b"z")],
         torch.float32,
         torch.Size([1, 2]),
         {"w": torch.ones(2, requires_grad=True), "b": torch.zeros(0, dtype=torch.bfloat16)},
@@ -299,13 +301,24 @@ class Calls:
 
 @pytest.mark.parametrize(
     "what",
-    [(eval, "1"), (time.sleep, 0), (sys.exit,), (print, ""), (getattr, 1, "real"), (torch.load, "x")],
+    [
+        *((eval, "1"), (time.sleep, 0), (sys.exit,), (print, ""), (getattr, 1, "real"), (torch.load, "x")),
+        (collections.deque, range(10**18), 0),  # never ends, in C
+        (LocalLauncher,),
+    ],
     ids=lambda what: what[0].__name__,
 )
 def test_anything_else_is_not_plain(what: tuple[Callable[..., Any], ...]) -> None:
     """A pickle that calls something else is refused before it has called it."""
     with pytest.raises(unpickling.NotPlain):
         plain_of(Calls(*what))
+
+
+@pytest.mark.parametrize("name", ["CodeType", "FunctionType"])
+def test_what_our_modules_import_is_not_plain(name: str) -> None:
+    """A class that a module of Concord's has imported is none of its own: with these two a pickle builds code."""
+    with pytest.raises(unpickling.NotPlain):
+        unpickling.plain(b"\x80\x04charness.worlds.shipping\n" + name.encode() + b"\n.", [])
 
 
 @settings(deadline=None, max_examples=200)

@@ -244,6 +244,20 @@ def test_the_name_of_the_test_is_no_reason_to_look_again(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        *((name, "Summer2026!", "Summer2026!") for name in ("DBPASS", "SMTPPASS", "ROOTPW", "X_PASSCODE", "MY_OTP")),
+        *((name, "root:hunter2x", "root:hunter2x") for name in ("DB_CREDS", "ADMIN_LOGIN")),
+        ("AWS_SECRET_ACCESS_KEY", "/etc/K7MDENGbPxRfiCYEXAMPLE", "/etc/K7MDENGbPxRfiCYEXAMPLE"),
+        ("SUDO_COMMAND", "/usr/bin/curl https://bob:s3cretpw@host/x", "s3cretpw"),
+    ],
+)
+def test_values_that_are_credentials(name: str, value: str, secret: str) -> None:
+    """A value whose variable says so is a credential, and so is what a command in one has, whatever it begins with."""
+    assert secret not in Redactor({name: value})(f"it said {secret}, and {value}")
+
+
+@pytest.mark.parametrize(
     ("given", "shown"),
     [
         (["--junitxml=a.xml", "-k", "sum"], ["--junitxml=a.xml", "-k", "sum"]),
