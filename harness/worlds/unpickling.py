@@ -36,8 +36,10 @@ _PLAIN = {
     "numpy.core.numeric": {"_frombuffer"},
     "harness.worlds.wire": {"_load_typed", "_load_untyped", "_tensor_rebuilder"},
 }
-"""What a pickle may name and still do nothing but make data as large as itself, by module: no ``range``, which would fill a
-container for ever, and no ``bytearray``, of which a number makes as many bytes."""
+"""What a pickle may name and still do nothing but make data as large as itself, by module.
+
+No ``range``, which would fill a container for ever, and no ``bytearray``, of which a number makes as many bytes.
+"""
 _OURS = "harness."
 DONE = b"."
 """What the process that reads first says of a pickle that let it live."""
