@@ -70,7 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
     seed = seeds.Seeds(config)
     config.pluginmanager.register(seed, "concord-seeds")
     config.pluginmanager.register(facts.Facts(config, found), "concord-facts")
-    config.pluginmanager.register(attempts.Attempts(), "concord-attempts")
     config.pluginmanager.register(brought.Brought(config), "concord-brought")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(summary.Summary(config, found, seed, made_of), "concord-summary")
+    # After the summary: of two hooks that want to be first, pytest calls the one that was registered last.
+    config.pluginmanager.register(attempts.Attempts(), "concord-attempts")

@@ -257,9 +257,6 @@ def test_exit_status_of_a_session_with_nothing_but_flaky_tests(
         pytest.param(CALLS_THE_FUNCTION, (), id="calls-the-function"),
     ],
 )
-@pytest.mark.xfail(
-    strict=False, reason="since attempts and redaction were merged, what a rerunner keeps back is lost (issue open)"
-)
 def test_other_plugins(make_folder: Callable[[dict[str, str]], Folder], plugin: str, workers: tuple[str, ...]) -> None:
     """Whatever runs a test again, and whatever it says of that, each attempt is in the results with its evidence."""
     folder = make_folder({FILE: TESTS, "conftest.py": plugin})
@@ -269,9 +266,6 @@ def test_other_plugins(make_folder: Callable[[dict[str, str]], Folder], plugin: 
     assert said == AT_LAST
 
 
-@pytest.mark.xfail(
-    strict=False, reason="since attempts and redaction were merged, what a rerunner keeps back is lost (issue open)"
-)
 def test_failure_that_is_called_a_pass(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """A plug-in that changes a failed report into a passed one does not change what the test comes to."""
     folder = make_folder({FILE: TESTS, "conftest.py": TURNS_INTO_PASSES})
