@@ -7,7 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from harness.results import LEVELS
+LEVELS = {
+    "L1": "collectives",
+    "L2": "replicate",
+    "L3": "replicate_fsdp",
+    "L4": "tp_extension",
+    "L5": "dynamo",
+    "P": "perf",
+}
+"""Levels of conformance, each with its stack; one of L1 to L5 stands on those before it."""
 
 _ID = re.compile(r"[A-Z][A-Z0-9]*(-[A-Z0-9]+)+-\d{2,}")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -25,7 +33,7 @@ class Requirement:
     source: str
     """Where it comes from: a page of PyTorch's documentation, or a symbol."""
     level: str = ""
-    """Of :data:`harness.results.LEVELS`; empty: that of the stack whose suite has the test."""
+    """Of :data:`LEVELS`; empty: that of the stack whose suite has the test."""
     mandatory: bool = True
     """Whether its level asks for it; if not, it is reported and no level depends on it."""
 
@@ -68,3 +76,12 @@ def requirement(id: str, sentence: str, *, source: str, level: str = "", mandato
         return pytest.mark.requirement(found)(test)  # type: ignore[no-any-return]
 
     return mark
+
+
+def stack_of(nodeid: str) -> str:
+    """The stack that a suite test is about: the folder under ``suites/``; empty for any other test."""
+    parts = nodeid.split("::")[0].split("/")
+    for i, part in enumerate(parts[:-2]):
+        if part == "suites":
+            return parts[i + 1]
+    return ""

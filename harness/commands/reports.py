@@ -18,7 +18,8 @@ import harness
 from harness.commands.collecting import checkout_of
 from harness.commands.refusing import bad
 from harness.provenance import suite_hash
-from harness.results import LEVELS, VERSION
+from harness.requirements import LEVELS
+from harness.results import VERSION
 from harness.safe_io.ceiling import Exceeded, ceiling
 from harness.safe_io.files import FileError, contents
 from harness.safe_io.shown import one_line

@@ -17,7 +17,8 @@ from harness.plugin.profiles import Profiles
 from harness.plugin.seeds import MARKER
 from harness.plugin.worlds import plugin_of, request_of
 from harness.profiles.recorded import as_recorded
-from harness.results import LEVELS, ProfileText, Reproducer, RequirementText, stack_of
+from harness.requirements import LEVELS, stack_of
+from harness.results import ProfileText, Reproducer, RequirementText
 from harness.thorough import effort
 
 LONGEST_TEXT = 20_000

@@ -21,6 +21,7 @@ from harness.plugin.profiles import Profiles
 from harness.plugin.redacting import redact
 from harness.plugin.seeds import Seeds
 from harness.provenance import suite_hash
+from harness.requirements import stack_of
 from harness.results import (
     BAD,
     UNSUPPORTED,
@@ -32,7 +33,6 @@ from harness.results import (
     RunEnd,
     TestResult,
     foreign,
-    stack_of,
 )
 from harness.safe_io.shown import printable
 from harness.subjects import TORCH

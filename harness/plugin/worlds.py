@@ -19,7 +19,7 @@ from harness.plugin.profiles import Profiles
 from harness.plugin.slots import Slots
 from harness.profiles.obeyed import Obeyed, obeying
 from harness.profiles.obeyed import of as obeyed_of
-from harness.results import stack_of
+from harness.requirements import stack_of
 from harness.safe_io.shown import printable
 from harness.subjects import TORCH
 from harness.thorough import rounds

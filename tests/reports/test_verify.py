@@ -33,7 +33,8 @@ from invented import (
     written,
 )
 
-from harness.results import LEVELS, TestResult
+from harness.requirements import LEVELS
+from harness.results import TestResult
 from reports import bundle
 from reports.bundle import MANIFEST, contents, manifest_of, packed, unpacked
 from reports.checkout import Checkout
