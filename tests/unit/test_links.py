@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("fixtures/vendors/*/README.md")])
 
 _LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)>\s]+)>?(?:\s+\"[^\"]*\")?\s*\)")
-_REFERENCE = re.compile(r"^\s{0,3}\[[^\]]+\]:\s*<?(\S+?)>?(?:\s|$)")
+_REFERENCE = re.compile(r"^ {0,3}\[[^\]\n]+\]: *<?(\S+?)>?(?:\s|$)", re.MULTILINE)
+_CODE = re.compile(r"(`+)(?:(?!\1|\n\s*\n).)*+\1(?!`)", re.DOTALL)
 _HEADING = re.compile(r"^ {0,3}#{1,6}\s+(.*?)\s*#*\s*$")
 _FENCE = re.compile(r"^ *(`{3,}|~{3,})(.*)$")
 _EXPLICIT = re.compile(r"<a\s+(?:id|name)=\"([^\"]+)\"")
@@ -62,14 +63,13 @@ def anchors_of(page: str) -> set[str]:
 
 
 def links_of(page: str) -> list[tuple[int, str]]:
-    """Return the targets that a page links to, outside of code, each with its line."""
-    links: list[tuple[int, str]] = []
+    """Return the targets that a page links to, outside of code, each with its line; a link may go over two lines."""
+    lines = [""] * (len(page.splitlines()) + 1)
     for number, line in prose_of(page):
-        text = re.sub(r"(`+)(?:(?!\1).)*\1(?!`)", lambda code: "`" * len(code[0]), line)
-        definition = _REFERENCE.match(text)
-        links += [(number, target) for target in _LINK.findall(text)]
-        links += [(number, definition[1])] if definition else []
-    return links
+        lines[number] = line
+    text = _CODE.sub(lambda code: re.sub(r"[^\n]", "`", code[0]), "\n".join(lines))
+    matches = [*_LINK.finditer(text), *_REFERENCE.finditer(text)]
+    return sorted((text.count("\n", 0, match.start(1)), match[1]) for match in matches)
 
 
 @cache
@@ -140,6 +140,7 @@ def test_repeated_headings_are_numbered() -> None:
         ("[x](https://example.com/nowhere)", []),
         ("`[x](nowhere.md)` and\n```\n[x](nowhere.md)\n```", []),
         ("``a ` [x](nowhere.md)``", []),
+        ("`a\nb` [x\ny](nowhere.md)", ["page.md:3: nowhere.md: there is no such file"]),
         ("[x](README.md#what-it-costs)", []),
         ("[x](#there)", ["page.md:1: #there: page.md has no such heading"]),
         ("\n[x](nowhere.md)", ["page.md:2: nowhere.md: there is no such file"]),
