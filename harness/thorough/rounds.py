@@ -20,7 +20,6 @@ from unittest import SkipTest  # Hypothesis, where there is nothing to replay
 
 import pytest
 
-from harness.plugin.live import Live
 from harness.safe_io.writing import own_folder
 from harness.thorough.effort import EXAMPLES, STATE, Effort, EffortError, effort, shown
 from harness.thorough.journal import (
@@ -36,6 +35,7 @@ from harness.thorough.journal import (
     Session,
     key_of,
 )
+from harness.thorough.live import Live
 
 ROUND = 100
 """Examples from one seed."""
