@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,15 @@ def test_contracts_hold() -> None:
     linted = lint(ROOT)
     assert linted.returncode == 0, linted.stdout[-3000:]
     assert "0 broken" in linted.stdout
+
+
+def test_the_page_is_the_contract() -> None:
+    """The architecture page lists every room of the contract, in its order, and no other."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (layers,) = [contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers"]
+    rooms = [room.strip() for layer in layers for room in layer.split(":")]
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == rooms
 
 
 @pytest.mark.parametrize(
