@@ -1,8 +1,9 @@
 """What a run was made with: the pytest plug-ins, and the files of harness, suites and fixtures, that it has loaded.
 
-Whatever was registered as a plug-in is recorded, also where it has taken itself out again.  Code that is imported and
-never registered can do the same harm, and code that runs in this process can forge the record: it shows what was loaded
-in good faith or carelessly, and is no proof.
+Whatever was registered as a plug-in is recorded, also where it has taken itself out again, and so is each module that
+was imported because a package or a profile names it.  Code that is imported in another way can do the same harm, and
+code that runs in this process can forge the record: it shows what was loaded in good faith or carelessly, and is no
+proof.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 
 import harness
+from harness import entry_points
 from harness.plugin.folder import folder_of
 
 CONCORD = "concord-harness"
@@ -79,6 +81,8 @@ class Loaded:
         for name in _CUSTOMIZE:
             if name in sys.modules:
                 found[name] = owners.of(_file_of(sys.modules[name]))
+        for name, file in entry_points.imported().items():
+            _merge(found, {name: owners.of(file)})
         found |= owners.startup
         _merge(found, self._others[0])
         return dict(sorted(found.items()))
@@ -137,28 +141,36 @@ class Owners:
             for distribution in importlib.metadata.distributions():
                 self._files = listed(distribution) | self._files
             whose, expected = self._files.get(file, ("", ""))
-        return whose if whose and expected in ("", digest) else digest
+        return whose if whose and expected == digest else digest
 
     @functools.cached_property
     def startup(self) -> dict[str, str]:
-        """SHA-256 of each ``.pth`` file that executes something and that no distribution beside it has installed."""
+        """SHA-256 of each ``.pth`` file that executes something and is not as a distribution beside it has it."""
         found = {}
         for file in startup_files():
-            line = f"\n{file.name},".encode()
-            if not any(line in b"\n" + record.read_bytes() for record in file.parent.glob("*.dist-info/RECORD")):
-                found[file.name] = _sha256(file)
+            digest, line = _sha256(file), f"\n{file.name},"
+            texts = (record.read_text(errors="replace") for record in file.parent.glob("*.dist-info/RECORD"))
+            if not any(_recorded(text).get(file.name) == digest for text in texts if line in f"\n{text}"):
+                found[file.name] = digest
         return found
 
 
 def listed(distribution: importlib.metadata.Distribution) -> dict[str, tuple[str, str]]:
     """Of each Python file of a distribution, the distribution's name and version, and the file's SHA-256, if known."""
     whose = f"{distribution.metadata['Name']} {distribution.version}"
+    files = _recorded(distribution.read_text("RECORD") or "")
+    return {str(distribution.locate_file(name)): (whose, files[name]) for name in files if name.endswith(".py")}
+
+
+def _recorded(text: str) -> dict[str, str]:
+    """The SHA-256 of each file that a ``RECORD`` lists; empty where it states none, or none that can be read."""
     found = {}
-    for name, digest, *_ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
-        if name.endswith(".py"):
-            kind, _, encoded = digest.partition("=")
-            hexadecimal = base64.urlsafe_b64decode(f"{encoded}==").hex() if kind == "sha256" else ""
-            found[str(distribution.locate_file(name))] = (whose, hexadecimal)
+    for name, digest in (line[:2] for line in csv.reader(text.splitlines()) if len(line) > 1):
+        kind, _, encoded = digest.partition("=")
+        try:
+            found[name] = base64.urlsafe_b64decode(f"{encoded}==").hex() if kind == "sha256" else ""
+        except ValueError:
+            found[name] = ""
     return found
 
 

@@ -126,6 +126,38 @@ def test_a_conftest_leaves_its_trace(folder: Folder) -> None:
         assert digest in text
 
 
+def test_modules_of_entry_points_leave_their_trace(folder: Folder) -> None:
+    """Modules that an installed package has had imported are in the results as plug-ins are, whoever imports them."""
+    wants = "from harness.requirements import Requirement\nALL = [Requirement('MINE-A-01', 'It is.', 'us')]\n"
+    files = {
+        "around/__init__.py": "AROUND = 1\n",
+        "around/brings.py": wants,
+        "leaves.py": "import sys\ndel sys.modules[__name__]\nALL = []\n",
+        "breaks.py": "raise RuntimeError('no')\n",
+        "draws.py": "def main():\n    pass\n",
+        "unused.py": "",
+    }
+    points = (
+        "[concord.requirements]\na = around.brings:ALL\nb = leaves:ALL\nc = breaks:ALL\n[hypothesis]\nd = draws:main\n"
+    )
+    points += "[concord.backends]\nunused = unused\n"
+    metadata = "Metadata-Version: 2.1\nName: brings\nVersion: 1.0\n"
+    test = "suites/collectives/test_draws.py"
+    told = {"brings-1.0.dist-info/METADATA": metadata, "brings-1.0.dist-info/entry_points.txt": points}
+    for name, text in {**files, **told, test: "import hypothesis\n\ndef test_it():\n    pass\n"}.items():
+        folder.write(name, text)
+    try:
+        session = ran(folder, test)
+    finally:
+        for name in (*files, *told, test):
+            (folder.path / name).unlink()
+    expected = {name.removesuffix(".py").replace("/", "."): sha256(text) for name, text in files.items()}
+    expected["around"] = expected.pop("around.__init__")
+    del expected["unused"]
+    assert strangers(session.results.header.plugins) == expected
+    assert f"plug-in of neither pytest nor Concord: around.brings ({sha256(wants)})" in session.out
+
+
 def test_what_an_xdist_worker_alone_has_loaded(folder: Folder) -> None:
     """A plug-in that gets into workers only is in the last record; so are the files that only they loaded."""
     sneaks = "import os\nif 'PYTEST_XDIST_WORKER' in os.environ:\n    import liar as pytest_plugins_of_workers\n"
