@@ -1,9 +1,9 @@
 """What a run was made with: the pytest plug-ins, and the files of harness, suites and fixtures, that it has loaded.
 
 Whatever was registered as a plug-in is recorded, also where it has taken itself out again, and so is each module that
-was imported because a package or a profile names it.  Code that is imported in another way can do the same harm, and
-code that runs in this process can forge the record: it shows what was loaded in good faith or carelessly, and is no
-proof.
+was imported because a package or a profile names it, and bytecode that is not its source's.  Code that is imported in
+another way can do the same harm, and code that runs in this process can forge the record: it shows what was loaded in
+good faith or carelessly, and is no proof.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import importlib.metadata
 import site
 import sys
 import types
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ import pytest
 
 import harness
 from harness import entry_points
-from harness.plugin.folder import folder_of
+from harness.plugin.cached import Cached
+from harness.plugin.folder import folder_of, has_folder
 
 CONCORD = "concord-harness"
 _NO_FILE = "no file"
@@ -42,6 +44,10 @@ class Loaded:
         self._seen: dict[str, str] = {}
         self._others: tuple[dict[str, str], dict[str, str]] = ({}, {})
         self._owners: Owners | None = None
+        self._cached = Cached(config)
+        self._strange: dict[str, str] = {}
+        folder, root = Path(harness.__file__).parent, config.rootpath
+        self._roots = {"harness": folder, "suites": root / "suites", "fixtures": root / "fixtures"}
 
     # hooks
 
@@ -50,12 +56,28 @@ class Loaded:
         self._registered.append((plugin_name, plugin))
 
     @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        if has_folder(self._config) and self._worker is None:  # harness files are the same in each process
+            self._cached.check(map(str, self._roots["harness"].rglob("*.py")))
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self) -> None:
         if folder_of(self._config) is not None:
             self._look()
+            self._cached.check(self._share())
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self) -> Generator[None, None, None]:
+        if has_folder(self._config):
+            self._cached.check(self._share())
+            self._strange = {f"bytecode of {self._name(file)}": d for file, d in self._cached.strange().items()}
+        self._hand_over()
+        return (yield)
+
+    def pytest_unconfigure(self) -> None:
+        self._cached.close()
+
+    def _hand_over(self) -> None:
         if hasattr(self._config, "workeroutput") and folder_of(self._config) is not None:
             self._config.workeroutput["concord_loaded"] = [self.plugins(), self.files()]
 
@@ -83,7 +105,7 @@ class Loaded:
                 found[name] = owners.of(_file_of(sys.modules[name]))
         for name, file in entry_points.imported().items():
             _merge(found, {name: owners.of(file)})
-        found |= owners.startup
+        found |= owners.startup | self._strange
         _merge(found, self._others[0])
         return dict(sorted(found.items()))
 
@@ -99,15 +121,33 @@ class Loaded:
         return dict(sorted(found.items()))
 
     def _look(self) -> None:
-        folder, root = Path(harness.__file__).parent, self._config.rootpath
-        roots = {"harness": folder, "suites": root / "suites", "fixtures": root / "fixtures"}
-        starts = tuple(f"{path}/" for path in roots.values())
         ahead = "harness.worlds.launch" in sys.modules
+        folder = self._roots["harness"]
         files = {str(path) for pattern in _AHEAD for path in folder.glob(pattern)} if ahead else set()
-        files |= {file for module in list(sys.modules.values()) if (file := _file_of(module)).startswith(starts)}
-        for file in files:
-            name, path = next((n, p) for n, p in roots.items() if file.startswith(f"{p}/"))
-            self._seen.setdefault(f"{name}/{Path(file).relative_to(path).as_posix()}", _sha256(Path(file)))
+        for file in files | self._ours():
+            self._seen.setdefault(self._name(file), _sha256(Path(file)))
+
+    def _ours(self) -> set[str]:
+        """The files of harness, suites and fixtures that modules here are of."""
+        starts = tuple(f"{path}/" for path in self._roots.values())
+        return {file for module in list(sys.modules.values()) if (file := _file_of(module)).startswith(starts)}
+
+    def _name(self, file: str) -> str:
+        """What results call one of our files; any other as it is."""
+        found = ((name, path) for name, path in self._roots.items() if file.startswith(f"{path}/"))
+        return next((f"{name}/{Path(file).relative_to(path).as_posix()}" for name, path in found), file)
+
+    @property
+    def _worker(self) -> tuple[int, int] | None:
+        """Which worker of pytest-xdist this is, of how many; None if it is none."""
+        told = getattr(self._config, "workerinput", None)
+        return (int(told["workerid"].removeprefix("gw")), told["workercount"]) if told is not None else None
+
+    def _share(self) -> set[str]:
+        """Our files whose bytecode is compared from this process: workers have loaded the same and divide them."""
+        number, count = self._worker or (0, 1)
+        ours = {file for file in self._ours() if self._worker is None or not self._name(file).startswith("harness/")}
+        return {file for file in ours if zlib.crc32(file.encode(errors="replace")) % count == number % count}
 
 
 class Owners:
@@ -220,5 +260,5 @@ def _sha256(path: Path) -> str:
 def _merge(into: dict[str, str], more: Mapping[str, str]) -> None:
     """Add entries; where two differ, both are kept."""
     for name, value in more.items():
-        there = into.get(name, value)
-        into[name] = there if value in there.split(", ") else f"{there}, {value}"
+        both = [*into.get(name, value).split(", "), *value.split(", ")]
+        into[name] = ", ".join(dict.fromkeys(both))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
+import py_compile
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sessions import Folder, Session
@@ -173,6 +177,55 @@ def test_what_an_xdist_worker_alone_has_loaded(folder: Folder) -> None:
     assert run.end.plugins["sneaked"] == sha256(LIAR)
     assert run.end.files["fixtures/shared.py"] == sha256("")
     assert TEST in run.end.files
+
+
+def plant(path: Path, text: str) -> dict[str, str]:
+    """Put bytecode of another text in the place of a file's, Python's and pytest's; returns the SHA-256 of each."""
+    from importlib.util import cache_from_source
+
+    from _pytest.assertion import rewrite
+
+    other = path.with_name("other_text.py")
+    other.write_text(text)
+    os.utime(other, ns=(path.stat().st_mtime_ns,) * 2)
+    plain = Path(py_compile.compile(str(other), cache_from_source(str(path)), dfile=str(path), doraise=True) or "")
+    data = plain.read_bytes()
+    plain.write_bytes(data[:12] + path.stat().st_size.to_bytes(4, "little") + data[16:])
+    config: Any = SimpleNamespace(getini=lambda name: False)
+    tests = plain.with_name(path.stem + rewrite.PYC_TAIL)
+    with tests.open("wb") as file:
+        stamp, _ = rewrite._rewrite_test(path, config)
+        rewrite._write_pyc_fp(file, stamp, rewrite._rewrite_test(other, config)[1])
+    other.unlink()
+    return {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in (plain, tests)}
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+def test_bytecode_of_another_text(folder: Folder, workers: tuple[str, ...]) -> None:
+    """Bytecode that is not its source's is named by its hash, and said at the end; its source's is not."""
+    test = "suites/collectives/test_cached.py"
+    texts = {test: "def test_it():\n    assert False\n", "fixtures/drawn.py": "DRAWN = 1\n"}
+    uses = "import fixtures.drawn, fixtures.true\n\ndef test_it():\n    pass\n"
+    honest = {"suites/collectives/test_honest.py": uses, "fixtures/true.py": "TRUE = 1\n"}
+    for name, text in (texts | honest).items():
+        folder.write(name, text)
+    lies = {name: text.replace("False", "True").replace("= 1", "= 2") for name, text in texts.items()}
+    planted = {name: plant(folder.path / name, lie) for name, lie in lies.items()}
+    for name, text in honest.items():
+        plant(folder.path / name, text)
+    try:
+        session = ran(folder, *workers, test, next(iter(honest)))
+    finally:
+        for name in texts | honest:
+            (folder.path / name).unlink()
+            shutil.rmtree((folder.path / name).parent / "__pycache__", ignore_errors=True)
+    assert session.results.tests[f"{test}::test_it"].verdict == "passed", "the bytecode was not executed"
+    end = session.results.end
+    assert end is not None
+    expected = {f"bytecode of {name}": ", ".join(digests.values()) for name, digests in planted.items()}
+    assert strangers(end.plugins) == expected
+    for name, digests in expected.items():
+        assert f"plug-in of neither pytest nor Concord: {name} ({digests})" in session.out
 
 
 def test_a_file_that_is_changed_while_tests_run(folder: Folder, tmp_path: Path) -> None:
