@@ -135,7 +135,13 @@ class Loaded:
     def _name(self, file: str) -> str:
         """What results call one of our files; any other as it is."""
         found = ((name, path) for name, path in self._roots.items() if file.startswith(f"{path}/"))
-        return next((f"{name}/{Path(file).relative_to(path).as_posix()}" for name, path in found), file)
+        of_ours = (f"{name}/{Path(file).relative_to(path).as_posix()}" for name, path in found)
+        return next(of_ours, "conftest.py" if file == self._conftest else file)
+
+    @property
+    def _conftest(self) -> str:
+        """The one beside the suites, which loads this plug-in."""
+        return str(self._config.rootpath / "conftest.py")
 
     @property
     def _worker(self) -> tuple[int, int] | None:
@@ -147,7 +153,7 @@ class Loaded:
         """Our files whose bytecode is compared from this process: workers have loaded the same and divide them."""
         number, count = self._worker or (0, 1)
         ours = {file for file in self._ours() if self._worker is None or not self._name(file).startswith("harness/")}
-        return {file for file in ours if zlib.crc32(file.encode(errors="replace")) % count == number % count}
+        return {file for file in {*ours, self._conftest} if zlib.crc32(file.encode(errors="replace")) % count == number % count}
 
 
 class Owners:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -43,6 +44,7 @@ BAD = """
     def test_is_bad():
         assert False
 """
+ROOT = Path(__file__).parents[2]
 TEST = "suites/collectives/test_it.py"
 INSTALLED = {
     f"{distribution.name} {distribution.version}"
@@ -205,11 +207,13 @@ def test_bytecode_of_another_text(folder: Folder, workers: tuple[str, ...]) -> N
     """Bytecode that is not its source's is named by its hash, and said at the end; its source's is not."""
     test = "suites/collectives/test_cached.py"
     texts = {test: "def test_it():\n    assert False\n", "fixtures/drawn.py": "DRAWN = 1\n"}
+    texts["conftest.py"] = (ROOT / "conftest.py").read_text()
     uses = "import fixtures.drawn, fixtures.true\n\ndef test_it():\n    pass\n"
     honest = {"suites/collectives/test_honest.py": uses, "fixtures/true.py": "TRUE = 1\n"}
     for name, text in (texts | honest).items():
         folder.write(name, text)
-    lies = {name: text.replace("False", "True").replace("= 1", "= 2") for name, text in texts.items()}
+    changes = (("False", "True"), ("= 1", "= 2"), ("nothing", "something"))
+    lies = {name: functools.reduce(lambda t, change: t.replace(*change), changes, text) for name, text in texts.items()}
     planted = {name: plant(folder.path / name, lie) for name, lie in lies.items()}
     for name, text in honest.items():
         plant(folder.path / name, text)
