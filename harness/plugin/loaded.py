@@ -153,7 +153,8 @@ class Loaded:
         """Our files whose bytecode is compared from this process: workers have loaded the same and divide them."""
         number, count = self._worker or (0, 1)
         ours = {file for file in self._ours() if self._worker is None or not self._name(file).startswith("harness/")}
-        return {file for file in {*ours, self._conftest} if zlib.crc32(file.encode(errors="replace")) % count == number % count}
+        ours.add(self._conftest)
+        return {file for file in ours if zlib.crc32(file.encode(errors="replace")) % count == number % count}
 
 
 class Owners:
