@@ -16,14 +16,15 @@ from harness.stacks import replicate_fsdp
 
 @requirement(
     "RFSDP-ACC-02",
-    "What micro-batches have accumulated, with and without synchronisation, is the average over ranks of their sum.",
+    "Gradients accumulated over micro-batches, with or without synchronization, are the average over ranks of "
+    "their sum.",
     source="torch.distributed.fsdp.FSDPModule: set_requires_gradient_sync",
 )
 @pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.world(2, 3)
 def test_patterns(world: World, pattern: str, groups: bool) -> None:
-    """Two steps of every pattern; the layers' outputs are added up."""
+    """Two steps of every pattern; the layers' outputs are added."""
 
     def body(rank: Rank) -> list[Any]:
         model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
@@ -56,15 +57,15 @@ class Branches(nn.Module):
 
 @requirement(
     "RFSDP-ACC-03",
-    "What was accumulated without synchronisation is averaged, also of a parameter that the synchronised micro-batch "
-    "does not use.",
+    "Gradients accumulated without synchronization are averaged even for parameters that the synchronized micro-"
+    "batch does not use.",
     source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup.post_backward",
 )
 @pytest.mark.parametrize("last", [(1,), ()], ids=["another-layer", "no-layer"])
 @pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
 @pytest.mark.world(2, 3)
 def test_unused_at_last(world: World, groups: bool, last: tuple[int, ...]) -> None:
-    """The first layer without synchronisation, the second or none with it, in three steps."""
+    """The first layer runs without synchronization, the second or none with it, in three steps."""
 
     def body(rank: Rank) -> list[Any]:
         model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
@@ -84,13 +85,13 @@ def test_unused_at_last(world: World, groups: bool, last: tuple[int, ...]) -> No
 
 @requirement(
     "RFSDP-UNUSED-02",
-    "A parameter that nothing has used has no gradient, and the optimizer leaves it as it is.",
+    "A parameter that was never used has no gradient, and the optimizer leaves it unchanged.",
     source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup.post_backward",
 )
 @pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
 @pytest.mark.world(1, 2)
 def test_never_used(world: World, groups: bool) -> None:
-    """The second layer, in two steps of SGD with weight decay, which moves whatever has a gradient."""
+    """The second layer is idle in two steps of SGD with weight decay, which changes every parameter with a gradient."""
 
     def body(rank: Rank) -> list[Any]:
         model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
@@ -108,13 +109,13 @@ def test_never_used(world: World, groups: bool) -> None:
 
 @requirement(
     "RFSDP-FROZEN-01",
-    "A frozen parameter stays frozen and has no gradient, beside others that are averaged.",
+    "A frozen parameter stays frozen and has no gradient, while others are averaged.",
     source="torch/distributed/fsdp/_fully_shard/_fsdp_param.py: FSDPParam",
 )
 @pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
 @pytest.mark.world(1, 2)
 def test_frozen(world: World, groups: bool) -> None:
-    """The first of two layers that both are used, in two backwards."""
+    """Of two used layers the first is frozen, in two backwards."""
 
     def body(rank: Rank) -> list[Any]:
         module = Branches()
@@ -132,12 +133,13 @@ def test_frozen(world: World, groups: bool) -> None:
 
 @requirement(
     "RFSDP-INIT-01",
-    "Replicating a model, its first forward and its first backward leave the random state as it was.",
+    "Replicating a model, its first forward and its first backward leave the random number generator's state "
+    "unchanged.",
     source="torch/distributed/_composable/replicate_with_fsdp.py: replicate",
 )
 @pytest.mark.world(2)
 def test_random_state(world: World) -> None:
-    """What is drawn after a first step is what is drawn without a model."""
+    """Random numbers drawn after a first step equal those drawn without a model."""
 
     def body(rank: Rank) -> list[float]:
         module = Branches()

@@ -39,13 +39,13 @@ def trained(model: nn.Module, dtype: torch.dtype, device: torch.device) -> list[
 
 @requirement(
     "TP-LAYER-01",
-    "A column-wise layer and a row-wise one behind it, with biases, give the output and all gradients of one device.",
+    "A column-wise layer followed by a row-wise one, with biases, has the output and gradients of one device.",
     source="torch.distributed.tensor.parallel: ColwiseParallel, RowwiseParallel",
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.world(1, 2, 3, 4)
 def test_columns_and_rows(world: World, dtype: str) -> None:
-    """The same rows on every rank; the gradients of the input as well."""
+    """All ranks have the same rows; compare the gradient of the input as well."""
     kind = getattr(torch, dtype)
 
     def body(rank: Rank) -> list[Any]:
@@ -64,7 +64,7 @@ def test_columns_and_rows(world: World, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.world(2)
 def test_average(world: World, dtype: str) -> None:
-    """Whole averages of whole numbers that differ from rank to rank."""
+    """Averages of integers that differ by rank are integers."""
     kind = getattr(torch, dtype)
 
     def body(rank: Rank) -> Any:
