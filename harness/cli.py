@@ -15,6 +15,7 @@ from harness.nightly import nightly
 from harness.probe import commands as probing
 from harness.redaction import redacted
 from harness.replaying import replay
+from harness.standard import requirements
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -25,6 +26,7 @@ app.command()(commands.reach)
 app.command()(doctor)
 app.command()(nightly)
 app.command()(replay)
+app.command()(requirements)
 app.command()(reporting.report)
 app.command()(reporting.compare)
 app.command()(reporting.bundle)

@@ -66,7 +66,7 @@ def test_parameters_of_rank_0(world: World, how: str) -> None:
 
 @requirement(
     "REPL-INIT-05",
-    "Only the first forward broadcasts parameters; later forwards use each rank's own values.",
+    "Only the first forward broadcasts parameters, so that later forwards use each rank's own values.",
     source="torch.nn.parallel.DistributedDataParallel: parameters are broadcast from rank 0 when it is made",
 )
 @pytest.mark.parametrize("how", list(WRAPPED))
