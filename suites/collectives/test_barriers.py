@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, requirement, spmd
+from harness import Rank, World, assert_on_ranks, requirement, spmd
 
 
 def arrivals(rank: Rank, barrier: str, rounds: int = 5) -> list[int]:
@@ -40,8 +40,7 @@ def arrivals(rank: Rank, barrier: str, rounds: int = 5) -> list[int]:
 @pytest.mark.world(1, 2, 3, 4)
 def test_nobody_leaves_early(world: World, barrier: str) -> None:
     """Each rank records its arrival in the store before the barrier and counts arrivals after it; five rounds."""
-    for seen in world.run(arrivals, barrier):
-        assert seen == [world.size * (i + 1) for i in range(5)]
+    assert_on_ranks([[world.size * (i + 1) for i in range(5)]] * world.size, world.run(arrivals, barrier))
 
 
 @requirement(

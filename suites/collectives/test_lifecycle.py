@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, requirement, spmd
+from harness import Rank, World, assert_on_ranks, requirement, spmd
 from harness.stacks.collectives import set_timeout
 
 SECONDS = 0.5
@@ -238,7 +238,7 @@ def test_registered_for_devices(world: World, devices: str | list[str]) -> None:
         return {name: _default_of(name) for name in named}, others
 
     named = [devices] if isinstance(devices, str) else devices
-    assert world.run(body) == [(dict.fromkeys(named, "made_up"), set())]
+    assert_on_ranks([(dict.fromkeys(named, "made_up"), set())], world.run(body))
 
 
 def _default_of(device: str) -> str:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.oracles.exact import assert_same, dyadic
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
@@ -113,7 +113,7 @@ def test_compiled_once(world: World, wrapped: bool) -> None:
             counts.append(counter.graphs)
         return counts
 
-    assert world.run(body) == [[1, 1, 1, 2, 2, 2, 2]] * world.size
+    assert_on_ranks([[1, 1, 1, 2, 2, 2, 2]] * world.size, world.run(body))
 
 
 @requirement(

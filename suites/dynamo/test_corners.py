@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.programs.assertion import assert_same_as_alone
 from harness.programs.spec import Activation, Compile, Layout, Linear, Model, Program, Step
 from harness.stacks import dynamo, replicate, tp_extension
@@ -79,7 +79,7 @@ def test_bucket_sizes(world: World, megabytes: float) -> None:
         torch.compile(model, backend=counter)(torch.ones(1, 4, device=rank.device)).sum().backward()
         return counter.graphs > 0
 
-    assert world.run(body) == [True, True]
+    assert_on_ranks([True, True], world.run(body))
 
 
 @requirement(
@@ -105,7 +105,7 @@ def test_compiled_again(world: World, strategy: str) -> None:
             compiled(torch.ones(rows, 4, device=rank.device)).sum().backward()
         return counter.graphs > 0
 
-    assert world.run(body) == [True, True]
+    assert_on_ranks([True, True], world.run(body))
 
 
 @requirement(
@@ -127,7 +127,7 @@ def test_backward_hooks(world: World, hooked: bool) -> None:
         torch.compile(model, backend=counter)(x).sum().backward()
         return counter.graphs > 0
 
-    assert world.run(body) == [True]
+    assert_on_ranks([True], world.run(body))
 
 
 @requirement(
@@ -178,4 +178,4 @@ def test_dynamic(world: World, dynamic: bool) -> None:
         output.sum().backward()
         return list(output.shape)
 
-    assert world.run(body) == [[2, 4]] * 2
+    assert_on_ranks([[2, 4]] * 2, world.run(body))

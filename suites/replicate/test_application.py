@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import alone, layers, row, train
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.replicate import DDP, replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
@@ -51,7 +51,7 @@ def test_refused(world: World, case: str) -> None:
             return "" if word in str(e) else f"{type(e).__name__}: {e}"
         return "no error"
 
-    assert world.run(body) == [""]
+    assert_on_ranks([""], world.run(body))
 
 
 @requirement(
@@ -77,7 +77,7 @@ def test_class(world: World) -> None:
             type(model[0]).__name__,  # type: ignore[index]
         ]
 
-    assert world.run(body) == [["DDPSequential", True, ["0.weight", "1.weight"], "Linear"]]
+    assert_on_ranks([["DDPSequential", True, ["0.weight", "1.weight"], "Linear"]], world.run(body))
 
 
 @requirement(
@@ -94,7 +94,7 @@ def test_slice(world: World, kind: type[nn.Module]) -> None:
         part = replicate(kind(*layers()) if kind is nn.Sequential else kind(layers()))[:1]  # type: ignore[arg-type,index]
         return [type(part).__name__, [name for name, _ in part.named_parameters()]]
 
-    assert world.run(body) == [[kind.__name__, ["0.weight"]]]
+    assert_on_ranks([[kind.__name__, ["0.weight"]]], world.run(body))
 
 
 @requirement(
@@ -112,7 +112,7 @@ def test_device(world: World, said: str) -> None:
         options = {"as-device": {"device_id": rank.device}, "as-number": {"device_id": number}, "not-at-all": {}}
         return train(replicate(layers().to(rank.device), **options[said]), rank.index)
 
-    assert world.run(body) == [alone(world.size)] * world.size
+    assert_on_ranks([alone(world.size)] * world.size, world.run(body))
 
 
 @requirement(
@@ -151,7 +151,7 @@ def test_sharded_inside(world: World, which: str) -> None:
         replicate(model)
         return train(model, rank.index)
 
-    assert world.run(body) == [alone(2)] * 2
+    assert_on_ranks([alone(2)] * 2, world.run(body))
 
 
 @requirement(
@@ -176,7 +176,7 @@ def test_ignored(world: World, nested: bool) -> None:
         model = layers()
         model(row(part)).sum().backward()
         own.append([p.grad.flatten().tolist() for p in model.parameters()])  # type: ignore[union-attr]
-    assert world.run(body) == [[own[part][0], alone(2)[1]] for part in range(2)]
+    assert_on_ranks([[own[part][0], alone(2)[1]] for part in range(2)], world.run(body))
 
 
 @requirement(
@@ -197,7 +197,9 @@ def test_tensor_parallel(world: World) -> None:
         return steps(model, [mesh["data"].get_local_rank()])
 
     expected = steps(layers(), list(range(data)))
-    assert world.run(body) == [[e[2 * (r // 2) : 2 * (r // 2) + 2] for e in expected] for r in range(world.size)]
+    assert_on_ranks(
+        [[e[2 * (r // 2) : 2 * (r // 2) + 2] for e in expected] for r in range(world.size)], world.run(body)
+    )
 
 
 @requirement(
@@ -229,7 +231,7 @@ def test_tensor_parallel_outputs(world: World) -> None:
 
     model = layers()
     expected = [[model(row(p + n)).flatten().tolist() for n in range(3)] for p in range(2)]
-    assert world.run(body) == [expected[r // 2] for r in range(world.size)]
+    assert_on_ranks([expected[r // 2] for r in range(world.size)], world.run(body))
 
 
 @requirement(
@@ -252,7 +254,7 @@ def test_names_after_forward(world: World, plan: str) -> None:
         return [[name for name, _ in model.named_parameters()], list(model.state_dict())]
 
     names = ["0.weight", "1.weight"]
-    assert world.run(body) == [[names, names]] * world.size
+    assert_on_ranks([[names, names]] * world.size, world.run(body))
 
 
 def steps(model: nn.Module, parts: list[int]) -> list[list[float]]:

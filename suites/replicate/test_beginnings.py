@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import layer
-from harness import Rank, RanksFailed, World, requirement
+from harness import Rank, RanksFailed, World, assert_on_ranks, requirement
 from harness.oracles.exact import assert_same, dyadic
 from harness.stacks import replicate
 
@@ -81,7 +81,7 @@ def test_equal_once(world: World, how: str) -> None:
         nn.init.constant_(module.weight, 1.0 + rank.index)
         return [float(x) for x in model(torch.ones(1, 2, device=rank.device)).flatten()]
 
-    assert world.run(body) == [[2.0] * 2, [4.0] * 2]
+    assert_on_ranks([[2.0] * 2, [4.0] * 2], world.run(body))
 
 
 @requirement(

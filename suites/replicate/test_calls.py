@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import Hidden, layer
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
@@ -86,7 +86,7 @@ def test_any_output(world: World, output: int, find: bool) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[1.5 * (output + 1)] * 2] * 2
+    assert_on_ranks([[1.5 * (output + 1)] * 2] * 2, world.run(body))
 
 
 @requirement(
@@ -109,7 +109,7 @@ def test_hidden_output(world: World, where: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[[1.5] * 4] * 2] * 2
+    assert_on_ranks([[[1.5] * 4] * 2] * 2, world.run(body))
 
 
 @requirement(
@@ -167,7 +167,7 @@ def test_no_sync(world: World) -> None:
         backward()
         return found
 
-    assert world.run(body) == [[1.0 + rank, 1.5, 1.5] for rank in range(2)]
+    assert_on_ranks([[1.0 + rank, 1.5, 1.5] for rank in range(2)], world.run(body))
 
 
 @requirement(
@@ -194,7 +194,7 @@ def test_forward_without_gradients_in_between(world: World, find: bool) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[1.5] * 3] * 2
+    assert_on_ranks([[1.5] * 3] * 2, world.run(body))
 
 
 @requirement(
@@ -224,7 +224,7 @@ def test_several_forwards(world: World, backwards: str) -> None:
             return "an error"
         return float(replicate.gradients(model)["weight"])
 
-    assert world.run(body) in ([4.5] * 2, ["an error"] * 2)
+    assert_on_ranks([4.5] * 2, world.run(body), or_all=["an error"] * 2)
 
 
 @requirement(
@@ -250,7 +250,7 @@ def test_inference_mode(world: World, when: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[world.size + 1.0] * 2] * world.size
+    assert_on_ranks([[world.size + 1.0] * 2] * world.size, world.run(body))
 
 
 @requirement(
@@ -303,7 +303,7 @@ def test_mixed_precision(world: World) -> None:
 
     size = world.size
     expected = [[torch.bfloat16, 1.0 + rank, torch.float32, 1 + (size - 1) / 2] for rank in range(size)]
-    assert world.run(body) in (expected, [None] * size)
+    assert_on_ranks(expected, world.run(body), or_all=[None] * size)
 
 
 @requirement(
@@ -347,7 +347,7 @@ def test_after_a_failure(world: World, failing: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) in ([[[1.5, 1.5]] * 2] * 2, ["an error"] * 2)
+    assert_on_ranks([[[1.5, 1.5]] * 2] * 2, world.run(body), or_all=["an error"] * 2)
 
 
 @requirement(
@@ -381,4 +381,4 @@ def test_autograd_grad(world: World, of: str, same: bool) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[2.0 * (1 + r) ** (1 if of == "inputs" else 2), 1.5] * 2 for r in range(2)]
+    assert_on_ranks([[2.0 * (1 + r) ** (1 if of == "inputs" else 2), 1.5] * 2 for r in range(2)], world.run(body))

@@ -10,7 +10,7 @@ from torch import nn
 
 from fixtures.layers import layer
 from fixtures.micro_batches import PATTERNS, average, given
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 
@@ -39,7 +39,7 @@ def test_patterns(world: World, pattern: str, views: bool) -> None:
         return found
 
     right = average(world.size, len(pattern))
-    assert world.run(body) == [[[right] * 4] * 2] * world.size
+    assert_on_ranks([[[right] * 4] * 2] * world.size, world.run(body))
 
 
 class Tied(nn.Module):
@@ -86,7 +86,7 @@ def test_two_names(world: World, within: bool, options: dict[str, bool]) -> None
         return found
 
     right = [[[2 * average(world.size, 1) * 10**number] * 4] for number in range(3)]
-    assert world.run(body) == [right] * world.size
+    assert_on_ranks([right] * world.size, world.run(body))
 
 
 @requirement(
@@ -110,4 +110,4 @@ def test_frozen(world: World) -> None:
         frozen, trained = model.parameters()
         return [frozen.requires_grad, frozen.grad, frozen.flatten().tolist(), trained.requires_grad]
 
-    assert world.run(body) == [[False, None, [1.0] * 4, True]] * world.size
+    assert_on_ranks([[False, None, [1.0] * 4, True]] * world.size, world.run(body))

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import layer
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
@@ -80,8 +80,10 @@ def test_ignored_and_shared(world: World) -> None:
             model = Model()
         return backward(rank, replicate.apply(model, rank, ignored_modules=[model.ignored]))
 
-    for rank, found in enumerate(world.run(body)):
-        assert found == {"first.weight": [2.0 + 2 * rank] * 4, "third.weight": [1.5] * 4}
+    assert_on_ranks(
+        [{"first.weight": [2.0 + 2 * rank] * 4, "third.weight": [1.5] * 4} for rank in range(world.size)],
+        world.run(body),
+    )
 
 
 @requirement(
@@ -108,7 +110,7 @@ def test_ignored_are_not_sent(world: World) -> None:
             model(torch.ones(1, 2, device=rank.device)).sum().backward()
         return [float(first.weight[0, 0]), float(second.weight[0, 0]), float(second.level)]
 
-    assert world.run(body) == [[1.0, 1.0, 1.0], [1.0, 2.0, 2.0]]
+    assert_on_ranks([[1.0, 1.0, 1.0], [1.0, 2.0, 2.0]], world.run(body))
 
 
 @requirement(
@@ -151,7 +153,7 @@ def test_no_parameter_at_last(world: World, how: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[[1.5] * 4] * 2] * 2
+    assert_on_ranks([[[1.5] * 4] * 2] * 2, world.run(body))
 
 
 @requirement(
@@ -238,7 +240,7 @@ def test_unused_at_last(world: World, views: bool) -> None:
         return found
 
     average = float(sum(range(1, world.size + 1)))
-    assert world.run(body) == [[[[average] * 4] * 2] * 3] * world.size
+    assert_on_ranks([[[[average] * 4] * 2] * 3] * world.size, world.run(body))
 
 
 @requirement(
@@ -298,8 +300,10 @@ def test_used_by_another_group(world: World) -> None:
         dist.destroy_process_group(mine)
         return found
 
-    for rank, found in enumerate(world.run(body)):
-        assert found == {f"branches.{rank // 2}.weight": [1.5 if rank < 2 else 3.5] * 4}
+    assert_on_ranks(
+        [{f"branches.{rank // 2}.weight": [1.5 if rank < 2 else 3.5] * 4} for rank in range(world.size)],
+        world.run(body),
+    )
 
 
 @requirement(
@@ -324,7 +328,7 @@ def test_refused(world: World, before: str) -> None:
             return "refused" if "applied" in str(e) or "managed" in str(e) else str(e)
         return "taken"
 
-    assert world.run(body) == ["refused"]
+    assert_on_ranks(["refused"], world.run(body))
 
 
 @requirement(
@@ -353,4 +357,4 @@ def test_names(world: World) -> None:
         model(torch.ones(1, 2, device=rank.device)).sum().backward()
         return replicate.names(model)
 
-    assert world.run(body) == [["own", "first.weight", "inner.list.0.weight"]]
+    assert_on_ranks([["own", "first.weight", "inner.list.0.weight"]], world.run(body))

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
 from fixtures.layers import alone, layers, row, train
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.replicate_fsdp import MESH, replicate
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
@@ -75,7 +75,7 @@ def test_refused(world: World, case: str) -> None:
             return "" if word in str(e) else f"{type(e).__name__}: {e}"
         return "no error"
 
-    assert world.run(body) == [""]
+    assert_on_ranks([""], world.run(body))
 
 
 @requirement(
@@ -110,7 +110,7 @@ def test_class(world: World) -> None:
             len(part),
         ]
 
-    assert world.run(body) == [[True, "ReplicateSequential", True, ["0.weight", "1.weight"], "Sequential", 1]]
+    assert_on_ranks([[True, "ReplicateSequential", True, ["0.weight", "1.weight"], "Sequential", 1]], world.run(body))
 
 
 @requirement(
@@ -148,7 +148,7 @@ def test_mesh(world: World, mesh: str) -> None:
     found = world.run(body)
     expected = alone(world.size)
     if mesh != "ignoring":
-        assert found == [[[True, True], expected]] * world.size
+        assert_on_ranks([[[True, True], expected]] * world.size, found)
         return
     for part, (kinds, gradients) in enumerate(found):
         own = layers()
@@ -186,7 +186,7 @@ def test_nested(world: World, order: str) -> None:
             model(row(rank.index).to(rank.device)).sum().backward()
         return [p.grad.full_tensor().flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
 
-    assert world.run(body) == [[[2 * x for x in gradient] for gradient in alone(2)]] * 2
+    assert_on_ranks([[[2 * x for x in gradient] for gradient in alone(2)]] * 2, world.run(body))
 
 
 class Cube(nn.Module):
@@ -239,7 +239,7 @@ def test_two_backwards(world: World, kind: str, over: str) -> None:
     model = nn.Sequential(Cube(), *layers())
     for number in range(2):
         model(torch.cat([row(part + number) for part in range(data)])).sum().backward()
-    assert world.run(body) == [(gradients(model), 6 if kind == "hooked" else 0)] * world.size
+    assert_on_ranks([(gradients(model), 6 if kind == "hooked" else 0)] * world.size, world.run(body))
 
 
 @requirement(
@@ -282,4 +282,4 @@ def test_default_mesh(world: World) -> None:
         assert isinstance(weight, DTensor)
         return [weight.device_mesh.mesh_dim_names, weight.device_mesh.mesh.tolist(), weight.placements]
 
-    assert world.run(body) == [[("replicate",), list(range(world.size)), (Replicate(),)]] * world.size
+    assert_on_ranks([[("replicate",), list(range(world.size)), (Replicate(),)]] * world.size, world.run(body))

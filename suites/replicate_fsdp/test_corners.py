@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
@@ -33,7 +33,7 @@ def test_divide_factor(world: World, dtype: str, sums: bool) -> None:
         model(torch.full((1, 2), 8.0, dtype=getattr(torch, dtype), device=rank.device)).sum().backward()
         return [float(x) for x in replicate_fsdp.gradients(model)["weight"].flatten()]
 
-    assert world.run(body) == [[8.0 * world.size / 4.0] * 2] * world.size
+    assert_on_ranks([[8.0 * world.size / 4.0] * 2] * world.size, world.run(body))
 
 
 @requirement(
@@ -60,7 +60,7 @@ def test_no_elements(world: World, groups: bool) -> None:
         model(torch.ones(1, 2, device=rank.device)).sum().backward()
         return list(replicate_fsdp.gradients(model)["none.weight"].shape)
 
-    assert world.run(body) == [[0, 2]] * world.size
+    assert_on_ranks([[0, 2]] * world.size, world.run(body))
 
 
 @requirement(
@@ -83,7 +83,7 @@ def test_thawed(world: World, reduced: str | None) -> None:
         model(torch.ones(1, 2, device=rank.device)).sum().backward()
         return str(replicate_fsdp.gradients(model)["1.weight"].dtype)
 
-    assert world.run(body) == ["torch.float32"] * world.size
+    assert_on_ranks(["torch.float32"] * world.size, world.run(body))
 
 
 @requirement(
@@ -138,7 +138,7 @@ def test_accumulated_dtype(world: World, reduced: str | None) -> None:
             model(torch.ones(1, 2, dtype=torch.float64, device=rank.device), both).sum().backward()
         return str(replicate_fsdp.gradients(model)["always.weight"].dtype)
 
-    assert world.run(body) == ["torch.float64"] * world.size
+    assert_on_ranks(["torch.float64"] * world.size, world.run(body))
 
 
 @requirement(
@@ -165,4 +165,4 @@ def test_names(world: World, names: str) -> None:
             return str(e)
         return [float(x) for p in model.parameters() for x in p.detach().full_tensor().flatten()]  # type: ignore[attr-defined]
 
-    assert world.run(body) == [[3.0] * (8 if names == "one-name" else 4)] * world.size
+    assert_on_ranks([[3.0] * (8 if names == "one-name" else 4)] * world.size, world.run(body))

@@ -10,7 +10,7 @@ from torch import nn
 
 from fixtures.layers import layer
 from fixtures.micro_batches import PATTERNS, average, given
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 
 
@@ -39,7 +39,7 @@ def test_patterns(world: World, pattern: str, groups: bool) -> None:
         return found
 
     right = average(world.size, len(pattern))
-    assert world.run(body) == [[[[right] * 4] * 2] * 2] * world.size
+    assert_on_ranks([[[[right] * 4] * 2] * 2] * world.size, world.run(body))
 
 
 class Branches(nn.Module):
@@ -80,7 +80,7 @@ def test_unused_at_last(world: World, groups: bool, last: tuple[int, ...]) -> No
         return found
 
     right = average(world.size, 1)
-    assert world.run(body) == [[[[right] * 4] * (1 + len(last))] * 3] * world.size
+    assert_on_ranks([[[[right] * 4] * (1 + len(last))] * 3] * world.size, world.run(body))
 
 
 @requirement(
@@ -104,7 +104,7 @@ def test_never_used(world: World, groups: bool) -> None:
         weights = replicate_fsdp.parameters(model)
         return [model.second.weight.grad, weights["second.weight"].flatten().tolist()]
 
-    assert world.run(body) == [[None, [1.0] * 4]] * world.size
+    assert_on_ranks([[None, [1.0] * 4]] * world.size, world.run(body))
 
 
 @requirement(
@@ -128,7 +128,7 @@ def test_frozen(world: World, groups: bool) -> None:
         return [flags, replicate_fsdp.gradients(model)["second.weight"].flatten().tolist()]
 
     flags = {"first.weight": (False, True), "second.weight": (True, False)}
-    assert world.run(body) == [[flags, [average(world.size, 2)] * 4]] * world.size
+    assert_on_ranks([[flags, [average(world.size, 2)] * 4]] * world.size, world.run(body))
 
 
 @requirement(

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import checkpoint
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.oracles.exact import assert_same, dyadic
 from harness.stacks import replicate_fsdp
 
@@ -150,7 +150,7 @@ def test_state_dict_after_forward(world: World, assign: bool) -> None:
             model.load_state_dict({n: torch.full_like(p, value) for n, p in state.items()}, assign=assign)
         return [*found, called(rank, model)]
 
-    assert world.run(body) == [[1.0, 4.0, 16.0]] * 2
+    assert_on_ranks([[1.0, 4.0, 16.0]] * 2, world.run(body))
 
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -187,7 +187,7 @@ def test_after_a_step(world: World, policy: str, evaluated: bool) -> None:
             optimizer.zero_grad()
         return found
 
-    assert world.run(body) == [[2.0, 1.75, 1.5]] * 2
+    assert_on_ranks([[2.0, 1.75, 1.5]] * 2, world.run(body))
 
 
 @requirement(
@@ -232,7 +232,7 @@ def test_cast_model(world: World) -> None:
         output.sum().backward()
         return float(output.detach()), str(replicate_fsdp.gradients(model)["0.weight"].dtype)
 
-    assert world.run(body) == [(3.0, "torch.float64")] * 2
+    assert_on_ranks([(3.0, "torch.float64")] * 2, world.run(body))
 
 
 @requirement(
@@ -262,7 +262,7 @@ def test_unshard(world: World, asynchronous: bool) -> None:
                 model.weight.mul_(2)
         return found
 
-    assert world.run(body) == [[1.0, 2.0]] * 2
+    assert_on_ranks([[1.0, 2.0]] * 2, world.run(body))
 
 
 @requirement(
@@ -288,7 +288,7 @@ def test_state_dict_after_unshard(world: World) -> None:
         model.load_state_dict({name: value * 2 for name, value in state.items()})
         return all(isinstance(value, DTensor) for value in state.values()), before, called(rank, model)
 
-    assert world.run(body) == [(True, 1.0, 2.0)] * 2
+    assert_on_ranks([(True, 1.0, 2.0)] * 2, world.run(body))
 
 
 @requirement(
@@ -321,7 +321,7 @@ def test_other_methods(world: World) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[3.0, 3.0]] * 2
+    assert_on_ranks([[3.0, 3.0]] * 2, world.run(body))
 
 
 @requirement(
@@ -351,7 +351,7 @@ def test_users_hooks(world: World) -> None:
         return seen
 
     right = ["early, before: Parameter", "late, before: Parameter", "early, after: Parameter"]
-    assert world.run(body) == [right * 3] * 2
+    assert_on_ranks([right * 3] * 2, world.run(body))
 
 
 @requirement(
@@ -371,7 +371,7 @@ def test_layer_by_layer(world: World) -> None:
                 gc.collect()
         return called(rank, replicate_fsdp.apply(model, rank, groups=False))
 
-    assert world.run(body) == [2.0**60] * world.size
+    assert_on_ranks([2.0**60] * world.size, world.run(body))
 
 
 @requirement(
@@ -408,7 +408,7 @@ def test_memory(world: World) -> None:
             time.sleep(0.05)  # until the thread has let go of it
         return found
 
-    assert world.run(body) == [2 * 64] * 2
+    assert_on_ranks([2 * 64] * 2, world.run(body))
 
 
 @requirement(
@@ -433,7 +433,7 @@ def test_optimizer(world: World, made: str) -> None:
             optimizer.zero_grad()
         return float(replicate_fsdp.parameters(model)["weight"])
 
-    assert world.run(body) == [1.5] * 2
+    assert_on_ranks([1.5] * 2, world.run(body))
 
 
 @requirement(
@@ -462,7 +462,7 @@ def test_written(world: World, grad: bool) -> None:
             optimizer.zero_grad()
         return [*found, float(replicate_fsdp.parameters(model)["weight"])]
 
-    assert world.run(body) == [[5.0, 4.75, 4.5]] * 2
+    assert_on_ranks([[5.0, 4.75, 4.5]] * 2, world.run(body))
 
 
 @requirement(
@@ -496,4 +496,4 @@ def test_used_by_parent(world: World, checkpointed: bool) -> None:
         return found
 
     # Of a layer the gradient has the inputs in its columns, and of its transposition in its rows: means 1.5 and 2.
-    assert world.run(body) == [[[3.0, 3.5, 3.5, 4.0]] * 2] * 2
+    assert_on_ranks([[[3.0, 3.5, 3.5, 4.0]] * 2] * 2, world.run(body))

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 
 SOURCE = "torch.distributed.fsdp.MixedPrecisionPolicy"
@@ -93,7 +93,7 @@ def test_reduce_dtype(world: World, param: str, reduce: str, right: float) -> No
         assert gradient.dtype == torch.float32
         return float(gradient)
 
-    assert world.run(body) == [right] * 2
+    assert_on_ranks([right] * 2, world.run(body))
 
 
 @requirement(
@@ -117,7 +117,7 @@ def test_accumulated_in_reduce_dtype(world: World) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[258.0, 258.0]] * world.size
+    assert_on_ranks([[258.0, 258.0]] * world.size, world.run(body))
 
 
 @requirement(
@@ -153,4 +153,4 @@ def test_checkpointed(world: World, reentrant: bool) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[[1.5, 1.5]] * 2] * 2
+    assert_on_ranks([[[1.5, 1.5]] * 2] * 2, world.run(body))

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from fixtures.layers import alone, layers, train
 from fixtures.models import TwoLayers, batch
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.oracles import baseline
 from harness.stacks import replicate_fsdp
 
@@ -117,7 +117,7 @@ def test_prefetch_of_a_plain_module(world: World, direction: str) -> None:
             getattr(model[0], f"set_modules_to_{direction}_prefetch")([model[1], nn.Linear(1, 1)])
         return train(model, rank.index)
 
-    assert world.run(body) == [alone(1)]
+    assert_on_ranks([alone(1)], world.run(body))
 
 
 @requirement(
@@ -149,7 +149,7 @@ def test_meta_device(world: World, filled: str) -> None:
             model.load_state_dict(given, assign=True)
         return train(model, rank.index)
 
-    assert world.run(body) == [alone(2)] * 2
+    assert_on_ranks([alone(2)] * 2, world.run(body))
 
 
 @requirement(
@@ -210,4 +210,4 @@ def test_aborted(world: World, where: str) -> None:
     found = world.run(body)
     if "unsupported" in found:
         pytest.skip("unsupported: this torch has no reset_iter_state")
-    assert found == [alone(2)] * 2
+    assert_on_ranks([alone(2)] * 2, found)

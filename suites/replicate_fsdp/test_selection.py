@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fixtures.layers import layer, layers, row
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
@@ -55,10 +55,13 @@ def test_ignored(world: World, ignored: str) -> None:
             assert isinstance(p, DTensor) != name.startswith(ignored), name
         return backward(rank, model)
 
-    for rank, found in enumerate(world.run(body)):
-        assert found == {
-            f"{name}.weight": [1.0 + rank if name == ignored else 1.5] * 4 for name in ("first", "second", "third")
-        }
+    assert_on_ranks(
+        [
+            {f"{name}.weight": [1.0 + rank if name == ignored else 1.5] * 4 for name in ("first", "second", "third")}
+            for rank in range(world.size)
+        ],
+        world.run(body),
+    )
 
 
 @requirement(
@@ -112,7 +115,7 @@ def test_list_of_modules(world: World, tied: bool) -> None:
 
     right = {"first.weight": [3.0 if tied else 1.5] * 4, "second.weight": [1.5] * 4}
     right |= {} if tied else {"third.weight": [1.5] * 4}
-    assert world.run(body) == [[right] * 2] * 2
+    assert_on_ranks([[right] * 2] * 2, world.run(body))
 
 
 def replicate_with_list(modules: Any, rank: Rank) -> None:
@@ -167,7 +170,7 @@ def test_refused(world: World, what: str) -> None:
         return "taken"
 
     right = {"mesh": "ValueError", "sharded": "RuntimeError", "replicated": "AssertionError"}[what]
-    assert world.run(body) == [right] * 2
+    assert_on_ranks([right] * 2, world.run(body))
 
 
 def tensor_parallel(rank: Rank, *, groups: bool) -> tuple[nn.Module, int]:
@@ -194,7 +197,7 @@ def test_tensor_parallel(world: World, groups: bool) -> None:
         assert [len(p.placements) for p in model.parameters() if isinstance(p, DTensor)] == [2, 2]
         return steps(model, [part])
 
-    assert world.run(body) == [steps(layers().double(), list(range(data)))] * world.size
+    assert_on_ranks([steps(layers().double(), list(range(data)))] * world.size, world.run(body))
 
 
 @requirement(
@@ -282,4 +285,4 @@ def test_whole_mesh(world: World, how: str) -> None:
 
     parts = world.size if both else data
     average = sum(range(1, parts + 1)) / parts
-    assert world.run(body) == ["refused" if how == "plain" else [average] * 4] * world.size
+    assert_on_ranks(["refused" if how == "plain" else [average] * 4] * world.size, world.run(body))

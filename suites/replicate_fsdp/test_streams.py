@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fixtures import late_inputs
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 
 
@@ -27,4 +27,4 @@ def test_late_inputs(world: World) -> None:
         model = replicate_fsdp.apply(late_inputs.model(), rank)
         return late_inputs.on_a_stream(rank, model, replicate_fsdp.gradients)
 
-    assert world.run(body) == [late_inputs.on_one_device(world.size)] * world.size
+    assert_on_ranks([late_inputs.on_one_device(world.size)] * world.size, world.run(body))

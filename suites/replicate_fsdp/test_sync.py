@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from fixtures.layers import Hidden
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 from harness.stacks.training import launched, since
 
@@ -74,7 +74,7 @@ def test_recursion(world: World, recurse: bool) -> None:
         return *first, backward(rank, model), read(model)
 
     off: dict[str, float] = {} if recurse else {"layer.weight": 1.5}
-    assert world.run(body) == [(len(off), off, 2, {"own": 3.0, "layer.weight": 3.0})] * 2
+    assert_on_ranks([(len(off), off, 2, {"own": 3.0, "layer.weight": 3.0})] * 2, world.run(body))
 
 
 @requirement(
@@ -98,7 +98,7 @@ def test_requires_all_reduce(world: World) -> None:
 
     without: tuple[int, dict[str, float]] = (0, {})
     with_it = (2, {"inner.weight": 4.5, "outer.weight": 4.5})
-    assert world.run(body) == [[without, without, with_it] * 2] * 2
+    assert_on_ranks([[without, without, with_it] * 2] * 2, world.run(body))
 
 
 @dataclass
@@ -138,7 +138,7 @@ def test_any_output(world: World, output: int) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[1.5 * (output + 1)] * 2] * 2
+    assert_on_ranks([[1.5 * (output + 1)] * 2] * 2, world.run(body))
 
 
 @requirement(
@@ -171,7 +171,7 @@ def test_containers(world: World, container: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[1.5, 1.5]] * 2
+    assert_on_ranks([[1.5, 1.5]] * 2, world.run(body))
 
 
 @requirement(
@@ -197,7 +197,7 @@ def test_hidden_output(world: World, where: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) in ([[1.5, 1.5]] * 2, ["an error"] * 2)
+    assert_on_ranks([[1.5, 1.5]] * 2, world.run(body), or_all=["an error"] * 2)
 
 
 POLICIES: dict[str, dict[str, torch.dtype]] = {
@@ -271,7 +271,7 @@ def test_post_accumulate_hooks(world: World) -> None:
             backward(rank, model)
         return found, [float(p) for p in replicate_fsdp.parameters(model).values()]
 
-    assert world.run(body) == [([1.5] * 6, [-1.25, -1.25])] * 2
+    assert_on_ranks([([1.5] * 6, [-1.25, -1.25])] * 2, world.run(body))
 
 
 @requirement(
@@ -301,7 +301,7 @@ def test_all_reduce_hook(world: World) -> None:
             backward(rank, model)
         return seen, read(model)
 
-    assert world.run(body) == [([1.5] * 4, {"inner.weight": 6.0, "outer.weight": 6.0})] * 2
+    assert_on_ranks([([1.5] * 4, {"inner.weight": 6.0, "outer.weight": 6.0})] * 2, world.run(body))
 
 
 @requirement(
@@ -328,7 +328,7 @@ def test_several_forwards(world: World, backwards: str) -> None:
             loss.backward(retain_graph=i < len(losses) - 1)
         return read(model)
 
-    assert world.run(body) == [{"inner.weight": 4.5, "outer.weight": 4.5}] * 2
+    assert_on_ranks([{"inner.weight": 4.5, "outer.weight": 4.5}] * 2, world.run(body))
 
 
 @requirement(
@@ -355,7 +355,7 @@ def test_inference_mode(world: World, when: str) -> None:
         return found
 
     right = {"inner.weight": world.size + 1.0, "outer.weight": world.size + 1.0}
-    assert world.run(body) == [[right] * 2] * world.size
+    assert_on_ranks([[right] * 2] * world.size, world.run(body))
 
 
 @requirement(
@@ -375,7 +375,7 @@ def test_forced_sums(world: World, dtype: str) -> None:
         model(x).sum().backward()
         return read(model)
 
-    assert world.run(body) == [{"weight": float(sum(range(world.size + 1)))}] * world.size
+    assert_on_ranks([{"weight": float(sum(range(world.size + 1)))}] * world.size, world.run(body))
 
 
 @requirement(
@@ -417,4 +417,4 @@ def test_after_a_failure(world: World, failing: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[{"inner.weight": 1.5, "outer.weight": 1.5}] * 2] * 2
+    assert_on_ranks([[{"inner.weight": 1.5, "outer.weight": 1.5}] * 2] * 2, world.run(body))

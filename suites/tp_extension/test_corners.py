@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, S
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import tp_extension
 
 SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
@@ -52,7 +52,7 @@ def test_frozen(world: World) -> None:
         module[0].requires_grad_(False)
         return [p.requires_grad for p in sharded(module, rank, use_orig_params=True).parameters()]
 
-    assert world.run(body) == [[False, False, True, True]] * world.size
+    assert_on_ranks([[False, False, True, True]] * world.size, world.run(body))
 
 
 @requirement(
@@ -73,7 +73,7 @@ def test_no_sync(world: World) -> None:
         assert gradients is not None
         return sum(float(g.sum()) for g in gradients.values())
 
-    assert world.run(body) == [40.0] * world.size
+    assert_on_ranks([40.0] * world.size, world.run(body))
 
 
 @requirement(
@@ -111,7 +111,7 @@ def test_gradient_dtype(world: World, dtype: torch.dtype) -> None:
         assert gradients is not None
         return [g.dtype for g in gradients.values() if g.any()]
 
-    assert world.run(body) == [[dtype, dtype]] * world.size
+    assert_on_ranks([[dtype, dtype]] * world.size, world.run(body))
 
 
 @requirement(
@@ -163,7 +163,7 @@ def test_clipping(world: World, dtype: torch.dtype) -> None:
         backward(module, 1, 4, dtype=dtype)
         return round(float(module.clip_grad_norm_(1.0)), 3)
 
-    assert world.run(body) == [4.0] * world.size
+    assert_on_ranks([4.0] * world.size, world.run(body))
 
 
 class Asked(nn.Module):
@@ -200,7 +200,7 @@ def test_idle_gradient(world: World, original: bool) -> None:
             module(torch.ones(1, 2, device=rank.device), used).sum().backward()
         return all(p.grad is not None for p in module.parameters())
 
-    assert world.run(body) == [True] * world.size
+    assert_on_ranks([True] * world.size, world.run(body))
 
 
 @requirement(
@@ -218,7 +218,7 @@ def test_idle_unit(world: World, strategy: str) -> None:
         module(torch.ones(1, 2, device=rank.device), False).sum().backward()
         return sorted(module.state_dict())
 
-    assert world.run(body) == [["always.weight", "asked.weight"]] * world.size
+    assert_on_ranks([["always.weight", "asked.weight"]] * world.size, world.run(body))
 
 
 @requirement(
@@ -236,7 +236,7 @@ def test_sharded_state(world: World, features: int) -> None:
         with FullyShardedDataParallel.state_dict_type(module, StateDictType.SHARDED_STATE_DICT):
             return [list(value.shape) for value in module.state_dict().values()]
 
-    assert world.run(body) == [[[features, 4], [features]]] * world.size
+    assert_on_ranks([[[features, 4], [features]]] * world.size, world.run(body))
 
 
 @requirement(
@@ -261,7 +261,7 @@ def test_optimizer_state(world: World, original: bool) -> None:
         after = [state["momentum_buffer"].cpu() for state in loaded["state"].values()]
         return all(map(torch.equal, before, after))
 
-    assert world.run(body) == [True] * world.size
+    assert_on_ranks([True] * world.size, world.run(body))
 
 
 @requirement(
@@ -291,7 +291,7 @@ def test_hybrid(world: World, shards: int) -> None:
                 found += [float(x) for p in model.parameters() if p.grad is not None for x in p.grad.flatten()]
         return found
 
-    assert world.run(body) == [[2.5, 2.5, 3.5, 3.5]] * 4
+    assert_on_ranks([[2.5, 2.5, 3.5, 3.5]] * 4, world.run(body))
 
 
 @requirement(
@@ -310,7 +310,7 @@ def test_one_column(world: World, shape: tuple[int, ...]) -> None:
         model = parallelize_module(linears(1, 2).to(rank.device), mesh["tp"], {"0": rows})
         return list(model(torch.ones(shape, device=rank.device)).shape)
 
-    assert world.run(body) == [[*shape[:-1], 2]] * 2
+    assert_on_ranks([[*shape[:-1], 2]] * 2, world.run(body))
 
 
 @requirement(
@@ -330,7 +330,7 @@ def test_memory(world: World) -> None:
         gc.collect()
         return flat() is not None
 
-    assert world.run(body) == [False] * world.size
+    assert_on_ranks([False] * world.size, world.run(body))
 
 
 @requirement(
@@ -352,4 +352,4 @@ def test_one_element(world: World, features: int) -> None:
         with FullyShardedDataParallel.summon_full_params(module, writeback=False):
             return [float(x) for p in module.parameters() for x in p.flatten()]
 
-    assert world.run(body) == [[1.0 - (2.0 + world.size)] * features] * world.size
+    assert_on_ranks([[1.0 - (2.0 + world.size)] * features] * world.size, world.run(body))

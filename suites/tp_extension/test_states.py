@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.oracles.exact import assert_same, assert_same_all, dyadic
 from harness.stacks import tp_extension
 
@@ -156,7 +156,7 @@ def test_first_rank_only(world: World, original: bool, offload: bool) -> None:
             return sorted(model.state_dict())
 
     names = sorted(Layers().state_dict())
-    assert world.run(body) == [names] + [[]] * (world.size - 1)
+    assert_on_ranks([names] + [[]] * (world.size - 1), world.run(body))
 
 
 @requirement(
@@ -176,7 +176,7 @@ def test_mixed_precision(world: World, kind: str) -> None:
         with state_type(model, kind):
             return {value.dtype for value in model.state_dict().values()}
 
-    assert world.run(body) == [{torch.float32}] * world.size
+    assert_on_ranks([{torch.float32}] * world.size, world.run(body))
 
 
 @requirement(
