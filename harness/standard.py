@@ -13,11 +13,11 @@ from typing import Annotated
 
 import typer
 
-from harness.collecting import collected
-from harness.refusing import bad
+from harness.commands.collecting import collected
+from harness.commands.refusing import bad
 from harness.results import LEVELS, RequirementText
+from harness.safe_io.writing import write_whole
 from harness.suite_facts import SuiteFacts
-from harness.writing import write_whole
 from reports.model import ReportError
 
 PAGE = "docs/requirements.md"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
-from harness.collecting import collected
+from harness.commands.collecting import collected
+from harness.commands.main import app
 from harness.results import RequirementText
 from harness.standard import PAGE, flaws, standard
 from harness.suite_facts import SuiteFacts, TestFacts
