@@ -12,6 +12,7 @@ from harness.commands import probe as probing
 from harness.commands.doctor import doctor
 from harness.commands.nightly import nightly
 from harness.commands.replay import replay
+from harness.commands.standard import requirements
 from harness.redaction import redacted
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -23,6 +24,7 @@ app.command()(audit.reach)
 app.command()(doctor)
 app.command()(nightly)
 app.command()(replay)
+app.command()(requirements)
 app.command()(reports.report)
 app.command()(reports.compare)
 app.command()(reports.bundle)
