@@ -65,8 +65,6 @@ RANK_ENVIRONMENT = {
 
 
 _SERVER = "the server that ranks are forked from"
-_MARK = "CONCORD_SERVER"
-"""Environment variable of everything below the guardian: what is found by it when nobody is above it any more."""
 _ENDING = 3.0  # seconds for the guardian to end everything below it
 _MOST_PACKET = 65536
 
@@ -100,6 +98,7 @@ class LocalLauncher:
         self._listeners: list[socket.socket] = []
         self._server_pid = 0
         self._server_fd = -1
+        self._network_fd = -1
         self.lost = ""
         """What became of the server, once it is no more of use."""
         self.environment = {**RANK_ENVIRONMENT, **os.environ}
@@ -118,7 +117,12 @@ class LocalLauncher:
         argument = json.dumps([import_path(), theirs.fileno(), os.getpid(), list(preload), private])
         # Imports of numpy and torch start helper threads in BLAS unless told not to, and a process with threads
         # must not be forked.
-        environment = {**self.environment, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", _MARK: self._mark}
+        environment = {
+            **self.environment,
+            "OPENBLAS_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            processes.MARK: self._mark,
+        }
         self._guardian = subprocess.Popen(
             [sys.executable, "-c", code, argument],
             pass_fds=[theirs.fileno()],
@@ -320,6 +324,7 @@ class LocalLauncher:
     def _note(self, message: Mapping[str, Any]) -> None:
         if "ready" in message:
             self._ready = dict(message)
+            self._network_fd = processes.namespace_of(message["ready"])
         elif "server" in message:
             self._server_pid = message["server"]
             try:
@@ -363,7 +368,7 @@ class LocalLauncher:
         self.lost = why
         self._kill_server()
         self._end_guardian()
-        processes.kill_marked(_MARK, self._mark)  # if somebody has killed both, or each had stood still
+        processes.kill_marked(self._mark, self._network_fd)  # if somebody has killed both, or each had stood still
         for process in self._processes.values():
             process.exit = Exit(int(signal.SIGKILL), time.monotonic_ns(), server=why)
         self._processes.clear()
@@ -383,7 +388,7 @@ class LocalLauncher:
             self._kill_server()
             self._guardian.kill()
             self._guardian.wait()
-            processes.kill_marked(_MARK, self._mark)
+            processes.kill_marked(self._mark, self._network_fd)
 
     def close(self) -> None:
         """Kill all ranks and stop."""
@@ -394,8 +399,9 @@ class LocalLauncher:
         self._end_guardian()
         for listener in self._listeners:
             listener.close()
-        if self._server_fd >= 0:
-            os.close(self._server_fd)
+        for fd in (self._server_fd, self._network_fd):
+            if fd >= 0:
+                os.close(fd)
         os.close(self._log_fd)
 
 
