@@ -65,9 +65,12 @@ class Ranks:
         # Ranks start as they get it, and the last one is waited for: nothing but the write goes before it.
         frame = [b"".join(frame)] if sum(map(len, frame)) < 65536 else frame
         for process in self.processes:
-            if process.exit is None:
-                with contextlib.suppress(wire.WireError):
-                    process.send(frame)
+            if process.exit is not None:
+                continue
+            try:
+                process.send(frame)
+            except wire.WireError:
+                pass
 
     def drain(self) -> None:
         """Take all that was printed."""

@@ -13,7 +13,7 @@ import msgspec
 from harness.worlds import answers, looking, postmortem, unpickling, watchdog, wire
 from harness.worlds.bounded import TooLongError, within
 from harness.worlds.evidence import describe_exception
-from harness.worlds.handle import Heard, News, RankHandle
+from harness.worlds.handle import Heard, RankHandle
 from harness.worlds.places import is_source
 from harness.worlds.postmortem import End, RanksFailed
 from harness.worlds.ranks import Ranks
@@ -98,15 +98,15 @@ class Waiting:
                 self._fail(None, self._too_late())
             if now >= grace_ends:
                 self._fail(None, "")
-            for news in ranks.wait(max(0.0, min(self._deadline, self._next_look, grace_ends) - now)):
-                self._event(news)
+            for what, process in ranks.wait(max(0.0, min(self._deadline, self._next_look, grace_ends) - now)):
+                self._event(what, process)
             self._exits()
             if (now := self._clock.monotonic()) >= self._next_look:
                 explanation = self._watch.look(now, self._ended_how())
                 if explanation is not None:
                     self._fail(explanation, "")
-        for news in ranks.wait(0):  # what was printed just before the answers
-            self._event(news)
+        for what, process in ranks.wait(0):  # what was printed just before the answers
+            self._event(what, process)
         if self._failed:
             self._fail(None, "")
         ranks.show_output()
@@ -132,10 +132,9 @@ class Waiting:
         self._ends[end.index] = end
         self._failed = self._failed or end.failed
 
-    def _event(self, news: News) -> None:
+    def _event(self, what: Heard, process: RankHandle) -> None:
         """Take what there is news of."""
-        process = news.rank
-        if news.what is Heard.MESSAGE:
+        if what is Heard.MESSAGE:
             self._message(process)
             return
         self._ranks.drain_one(process)

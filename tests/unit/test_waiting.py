@@ -290,7 +290,7 @@ class TestSlow:
         """It is waited for, for as long as there is time."""
         launcher = self.slow(**what)
         for rank in launcher.ranks:
-            launcher.at(55.0, rank.returns, rank.index)
+            launcher.at(20.0, rank.returns, rank.index)
         assert waiting_for(launcher).results() == [0, 1]
 
     def test_too_slow(self) -> None:
