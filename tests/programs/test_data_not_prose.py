@@ -106,11 +106,11 @@ def test_what_an_exception_carries(garbled: Any, tmp_path: Path, monkeypatch: py
 
 KNOWN = {
     ("harness/programs/connecting.py", "connectFullMesh failed"): "gloo has no type of error for it",
-    ("harness/bench/history.py", "not a database"): "sqlite's own message",
-    ("harness/bench/history.py", "unable to open"): "sqlite's own message",
+    ("harness/bench/history/store.py", "not a database"): "sqlite's own message",
+    ("harness/bench/history/store.py", "unable to open"): "sqlite's own message",
     ("harness/plugin/worlds.py", "Timeout ("): "pytest-timeout has no type of error for it",
     ("harness/worlds/postmortem.py", "Extension modules:"): "faulthandler's own text",
-    ("harness/bench/calibrate.py", "concord perf gate"): "a key: the name of a method",
+    ("harness/bench/detection/calibrate.py", "concord perf gate"): "a key: the name of a method",
     ("harness/results.py", "unsupported: not claimed: "): "a result stores the sentence and nothing else",
     ("reports/coherence.py", "could not be collected"): "a result stores the sentence and nothing else",
     ("reports/invocation.py", " was given"): "a result stores the sentence and nothing else",

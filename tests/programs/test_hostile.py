@@ -32,19 +32,7 @@ from harness.programs.literals import Code, call, literal
 from harness.programs.options import HOOKS, OPTIONS, STRATEGIES
 from harness.programs.shapes import walk
 from harness.programs.source import source
-from harness.programs.spec import (
-    STACKS,
-    Attention,
-    Conv,
-    Layer,
-    Layout,
-    Linear,
-    Model,
-    Program,
-    Step,
-    Tied,
-    Twice,
-)
+from harness.programs.spec import STACKS, Attention, Conv, Layer, Layout, Linear, Model, Program, Step, Tied, Twice
 from harness.programs.stored import dumps, loads
 from harness.programs.strategies import programs
 from harness.stacks import training
