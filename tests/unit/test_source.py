@@ -18,7 +18,7 @@ LAYERS = (
     ("worlds",),
     ("results", "devices", "leases", "requirements", "profiles", "toml_lines", "effort", "journal", "redaction")
     + ("subjects", "entry_points", "provenance", "refusing", "shown", "files", "untrusted", "ceiling", "writing")
-    + ("suite_facts",),
+    + ("suite_facts", "reproducers"),
 )
 """Of harness/, from the top down: a file may import what is beside it or below it."""
 
