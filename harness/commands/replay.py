@@ -69,14 +69,14 @@ def replay(
         for number in range(1, times + 1):
             label = f"run {number} of {times}: " if times > 1 else ""
             try:
-                found = problems(program, truth, world.run(execute.on_rank, program))
+                wrong = problems(program, truth, world.run(execute.on_rank, program))
             except RanksFailed as e:
                 typer.echo(f"{label}{e}")
                 failed = True
                 continue
-            failed = failed or bool(found)
-            for problem in found or [f"the same: {len(truth.tensors)} tensors on every rank"]:
-                typer.echo(f"{label}{problem}")
+            failed = failed or bool(wrong)
+            for line in map(str, wrong) if wrong else [f"the same: {len(truth.tensors)} tensors on every rank"]:
+                typer.echo(f"{label}{line}")
     raise typer.Exit(1 if failed else 0)
 
 

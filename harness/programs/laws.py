@@ -8,18 +8,19 @@ operations in the same order (``same_order``), whatever they round to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 import torch
 from hypothesis import assume
 
-from harness.oracles.exact import difference
+from harness.oracles.exact import compare
 from harness.programs import assertion, execute, resumption
-from harness.programs.check import Different, tame, truth_of
+from harness.programs.check import tame, truth_of
 from harness.programs.connecting import once_connected
 from harness.programs.execute import Tensors
+from harness.programs.problem import Different, Problem
 from harness.programs.shapes import walk
 from harness.programs.spec import Branch, Program, Scale, Tied
 from harness.programs.tp_layouts import HYBRID, takes
@@ -240,7 +241,7 @@ def assert_law(worlds: Worlds, program: Program, law: str) -> None:
     """Require that the two runs of a law end with the same parameters and states after every step.
 
     A program about which the law has nothing to say is given up (Hypothesis draws another).
-    Errors: :class:`~harness.programs.check.Different`; :class:`~harness.RanksFailed` if ranks fail, hang or die.
+    Errors: :class:`~harness.programs.problem.Different`; :class:`~harness.RanksFailed` if ranks fail, hang or die.
     Either has a note that says where the reproducers of both programs are.
     """
     __tracebackhide__ = True
@@ -262,8 +263,8 @@ def holds(worlds: Worlds, program: Program, law: str) -> bool:
         raise
     problems = list(_differences(one, other))
     if problems:
-        error = Different([f"the law {law!r} does not hold", *problems])
-        _write(worlds, made, error, "\n".join(error.problems))
+        error = Different(problems, law=law)
+        _write(worlds, made, error, error.whole())
         raise error
     return True
 
@@ -273,22 +274,20 @@ def _comparable(program: Program, law: Law) -> bool:
     return tame(program, truth.tensors) and (truth.exact or law.same_order)
 
 
-def _differences(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """What differs of the states after steps that the second run has seen, a sentence each."""
-    names = [
-        name
-        for name in one
-        if name.startswith("step ") and not any(word in name for word in ("loaded again", "calls of"))
-    ]
-    steps = {name.split(":")[0] for name in other if name.startswith("step ")}
+def _differences(one: Tensors, other: Tensors) -> Iterator[Problem]:
+    """What differs of the states after those steps that the second run has seen."""
+    steps = {seen.step for seen in other if seen.step is not None}
     if not steps:
-        yield "step: none was seen"
-    for name in names:
-        if name in other:
-            if problem := difference(one[name] + 0, other[name] + 0, name):
-                yield problem
-        elif name.split(":")[0] in steps and " of " not in name:
-            yield f"{name}: is missing of the other program"
+        yield Problem("no step")
+    for seen, tensor in one.items():
+        if seen.step is None or seen.reloaded or seen.kind == "calls":
+            continue
+        if seen in other:
+            difference = compare(tensor + 0, other[seen] + 0)
+            if difference is not None:
+                yield Problem("values", seen, found=difference)
+        elif seen.step in steps and seen.kind in ("parameter", "buffer"):  # not every stack shows the rest
+            yield Problem("missing of second", seen)
 
 
 def _write(worlds: Worlds, made: tuple[Program, Program], error: Exception, what: str) -> None:

@@ -32,6 +32,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from harness.stacks.seen import Calls, Launched, Pass
+
 Tensors = dict[str, torch.Tensor]
 
 
@@ -51,12 +53,12 @@ class Party:
     """The model as the stack made it, before any compilation."""
     graphs: list[int] = field(default_factory=list)
     """Number of nodes in each graph that was compiled, in order."""
-    launched: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
-    """How many collectives each forward and backward launched, by micro-batch and by the members of the group."""
-    buckets: dict[str, list[tuple[int, bool]]] = field(default_factory=dict)
+    launched: dict[Pass, Launched] = field(default_factory=dict)
+    """How many collectives each forward and backward launched."""
+    buckets: Calls = field(default_factory=dict)
     """Which buckets each module's communication hook was called with, and if with the last, since the last backward."""
-    hooked: dict[str, dict[str, list[tuple[int, bool]]]] = field(default_factory=dict)
-    """The same, by micro-batch."""
+    hooked: dict[Pass, Calls] = field(default_factory=dict)
+    """The same, by forward and backward."""
     unwaited: int = 0
     """Functional collectives that nothing had waited for after a synced backward."""
     divided_by: float = 0.0
@@ -317,7 +319,10 @@ def gradients(party: Party, model: Any) -> Tensors:
 
 
 def optimizer_state(party: Party, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensors]:
-    """Whole parameters, buffers and states of the optimizer, by kind and by the plain model's names."""
+    """Whole parameters, buffers and states of the optimizer, by the plain model's names.
+
+    Under ``parameter``, ``buffer``, and what the optimizer calls each of its states.
+    """
     root = party.root(model)
     buffers = {plain(n): b for n, b in root.named_buffers()}
     found: dict[str, Tensors] = {"parameter": {}, "buffer": buffers}
@@ -330,7 +335,7 @@ def optimizer_state(party: Party, model: Any, optimizer: torch.optim.Optimizer) 
     for parameter, state in optimizer.state.items():
         for kind, value in state.items():
             if isinstance(value, torch.Tensor) and value.numel() > 1:
-                found.setdefault(f"{kind} of", {})[names[id(parameter)]] = whole(value)
+                found.setdefault(kind, {})[names[id(parameter)]] = whole(value)
     return found
 
 

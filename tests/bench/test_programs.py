@@ -132,13 +132,13 @@ def observed(rank: Rank, program: Program) -> tuple[float, float]:
     within = False
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
-        def observing(*args: Any) -> Any:
+        def observing(*args: Any, **options: Any) -> Any:
             nonlocal spent, within
             if within:
-                return function(*args)
+                return function(*args, **options)
             within, began = True, time.perf_counter()
             try:
-                return function(*args)
+                return function(*args, **options)
             finally:
                 within = False
                 spent += time.perf_counter() - began

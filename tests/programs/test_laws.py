@@ -13,13 +13,14 @@ from hypothesis import HealthCheck, given, settings
 
 from harness import Rank
 from harness.programs import execute, reproducer
-from harness.programs.check import Different
 from harness.programs.laws import LAWS, holds
+from harness.programs.problem import Different
 from harness.programs.shapes import walk
 from harness.programs.spec import Activation, Branch, Compile, Layout, Linear, Model, Norm, Optimizer, Program, Step
 from harness.programs.stored import loads
 from harness.programs.strategies import programs
 from harness.programs.tp_layouts import takes
+from harness.reproducers import carried
 from tests.programs.damaged import Damaged, unreduced
 
 MODEL = Model((3,), (Linear(4), Linear(2)))
@@ -190,15 +191,18 @@ def test_law(case: str, sound: Damaged, tmp_path: Path, monkeypatch: pytest.Monk
     law, damage, program = CASES[case]
     assert holds(sound, program, law)
     assert list(tmp_path.iterdir()) == []
-    said = pytest.raises(Different, match=f"the law '{law}' does not hold\nstep")
+    said = pytest.raises(Different, match=f"the law '{law}' does not hold\n")
     with Damaged(damage) as worlds, said as caught:
         holds(worlds, program, law)
+    assert caught.value.law == law
+    assert {problem.kind for problem in caught.value.problems} == {"values"}
     pair = LAWS[law].runs(program)
     assert pair is not None
     written = sorted(tmp_path.glob("*.json"))
     assert {loads(file.read_text()) for file in written} == set(pair)
     assert all(file.with_suffix(".py").exists() for file in written)
-    assert all(str(file) in "\n".join(caught.value.__notes__) for file in written)
+    assert [each.file for each in carried(caught.value)] == [file.with_suffix(".py") for file in written]
+    assert all(str(file.with_suffix(".py")) in "\n".join(caught.value.__notes__) for file in written)
 
 
 def test_hybrid_shards() -> None:

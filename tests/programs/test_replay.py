@@ -48,7 +48,7 @@ def test_defect(tmp_path: Path) -> None:
     """It says what differs, and exits with 1."""
     ended = concord("replay", stored(LIVE, tmp_path))
     assert ended.returncode == 1
-    assert "ranks 0 and 1 differ: micro-batch 0: gradient of linear0.weight: other bits" in ended.stdout
+    assert "ranks 0 and 1 differ: micro-batch 0: gradient of linear0.weight: different bits" in ended.stdout
 
 
 def test_source(tmp_path: Path) -> None:
