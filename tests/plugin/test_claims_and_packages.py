@@ -57,7 +57,7 @@ TESTS = """
     @settings(max_examples=20, database=None, suppress_health_check=[HealthCheck.filter_too_much])
     @given(program=programs("replicate", (2,)))
     def test_programs(world, program):
-        assert program.dtypes <= {"float32", "uint64"}
+        assert dtypes_of(program) <= {"float32", "uint64"}
         assert "hook" not in dict(program.layout.options)
         world.run(lambda rank: None)
 """
