@@ -158,7 +158,7 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
         seen, remains, left = _trained(program, of_rank, names)
     finally:
         training.clean_up()
-    of_rank.model = None
+    of_rank.model, of_rank.handle = None, training.Handle()
     names.clear()
     left += remains.alive()
     took = time.perf_counter() - began  # process groups are destroyed where they are freed

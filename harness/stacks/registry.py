@@ -98,7 +98,7 @@ def _own(name: str) -> Stack | None:
 def _brought(point: Point) -> Stack:
     found = entry_points.load(point)
     if not isinstance(found, Stack):
-        raise PluginError(f"{point}: {point.value} is not a harness.stacks.Stack")
+        raise PluginError(f"{point}: {point.value} is not a harness.stacks.stack.Stack")
     if found.name != point.name:
         raise PluginError(f"{point}: the stack is called {found.name!r}")
     return found

@@ -205,11 +205,13 @@ LIMITS: tuple[Limit, ...] = (
         "fsdp_thawed",
         "A group that is frozen in the first forward forgets its dtypes.",
         lambda case: bool(_casts(case.options)) and case.toggles,
+        torch=">=2.11,<2.15",
     ),
     defect(
         "fsdp_accumulated_dtype",
         "With a reduce_dtype, a layer that an unsynchronised backward left out breaks the next backward.",
         lambda case: bool(_casts(case.options)) and case.optional and case.accumulates,
+        torch=">=2.11,<2.15",
     ),
     defect(
         "fsdp_divided_twice",
