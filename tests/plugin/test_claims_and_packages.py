@@ -19,6 +19,7 @@ TESTS = """
 
     from harness import requirement
     from harness.oracles.collectives import Case
+    from harness.programs.options import dtypes_of
     from harness.programs.strategies import programs
     from harness.stacks.collectives import assert_right, claimed
 
