@@ -27,9 +27,9 @@ import msgspec
 
 from harness.provenance import environment
 from harness.redaction import current, redacted_arguments
-from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status, said
-from harness.untrusted import Version as VersionNumber
-from harness.writing import append_or_nothing, open_new
+from harness.safe_io.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status, said
+from harness.safe_io.untrusted import Version as VersionNumber
+from harness.safe_io.writing import append_or_nothing, open_new
 
 SCHEMA = "concord.results"
 VERSION = 4

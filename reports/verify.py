@@ -17,7 +17,7 @@ import msgspec
 
 from harness import results
 from harness.results import Run
-from harness.untrusted import Refused, json_checked, said
+from harness.safe_io.untrusted import Refused, json_checked, said
 from reports import bundle
 from reports.arguments import asked
 from reports.build import Parsed, differences, made_of

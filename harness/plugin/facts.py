@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness import effort, provenance
+from harness import provenance
 from harness.plugin.claims import with_case
 from harness.plugin.profiles import Profiles
 from harness.plugin.seeds import MARKER
 from harness.plugin.worlds import plugin_of, request_of
 from harness.profiles.recorded import as_recorded
 from harness.results import LEVELS, ProfileText, Reproducer, RequirementText, stack_of
+from harness.thorough import effort
 
 LONGEST_TEXT = 20_000
 LONGEST_REPRODUCER = 100_000

@@ -34,7 +34,7 @@ from harness.results import (
     foreign,
     stack_of,
 )
-from harness.shown import printable
+from harness.safe_io.shown import printable
 from harness.subjects import TORCH
 
 _OTHER = "(other)"

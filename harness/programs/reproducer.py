@@ -25,11 +25,11 @@ from harness.programs.source import source
 from harness.programs.spec import Program
 from harness.programs.stored import dumps
 from harness.redaction import recorded, redacted
-from harness.shown import printable
+from harness.safe_io.shown import printable
+from harness.safe_io.writing import own_folder, write_whole
 from harness.stacks import training
 from harness.stacks.registry import stack_of
 from harness.subjects import TORCH
-from harness.writing import own_folder, write_whole
 
 FOLDER = "CONCORD_REPRODUCERS"
 """Environment variable that names the folder; reports/out/reproducers is the default."""

@@ -10,7 +10,7 @@ import msgspec
 from harness.programs import limits
 from harness.programs.spec import Data, Program
 from harness.programs.validity import check
-from harness.shown import printable
+from harness.safe_io.shown import printable
 
 VERSION = 1
 """Of the format; goes into the JSON."""

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.shown import printable
+from harness.safe_io.shown import printable
 from harness.worlds import processes, wire
 from harness.worlds.blackbox import CRASH_SIZE, BlackBox, fixed_file
 from harness.worlds.launch import Exit, LaunchError, RankProcess, ServerLost, import_path

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.devices import backend_for
-from harness.shown import printable
+from harness.safe_io.shown import printable
 from harness.worlds import wire
 from harness.worlds.launch import Launcher, RankProcess, ServerLost, environment_of, import_path, working_directory
 from harness.worlds.network import AUTO, NETWORKS

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness import World, requirement
-from harness.bench.collectives import Timed, timed_on
+from harness.bench.measuring.collectives import Timed, timed_on
 from harness.plugin.perf import Perf
 from suites.perf.sweeps import BANDWIDTH, DTYPES, LATENCY, OPS, RANKS, SIZES, described
 

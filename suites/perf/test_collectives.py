@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness import World, requirement
-from harness.bench.collectives import HAVE_IN_PLACE, Timed, timed_on
+from harness.bench.measuring.collectives import HAVE_IN_PLACE, Timed, timed_on
 from harness.plugin.perf import Perf
 from suites.perf.sweeps import BANDWIDTH, OTHERS, RANKS, SIZES, described
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness import World, requirement
-from harness.bench.steps import Step, timed_on
+from harness.bench.measuring.steps import Step, timed_on
 from harness.plugin.perf import Perf
 from harness.profiles.obeyed import in_force
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from harness.bench import migrations, tables
-from harness.bench.history import VARIABLE, History, HistoryError, default_place
-from harness.bench.lines import Accepted
-from harness.bench.nights import BadNight
+from harness.bench.history import migrations, schema
+from harness.bench.history.lines import Accepted
+from harness.bench.history.nights import BadNight
+from harness.bench.history.store import VARIABLE, History, HistoryError, default_place
 from harness.bench.records import Measurement
 from tests.perf.nights import MACHINE, night, series
 
@@ -140,7 +140,7 @@ def test_migrations_make_what_the_tables_say(place: str) -> None:
     """All migrations in turn give the tables and columns that the code uses."""
     with History(place) as history:
         inspected = sa.inspect(history._engine)
-        for table in tables.metadata.sorted_tables:
+        for table in schema.metadata.sorted_tables:
             made = {column["name"]: bool(column["nullable"]) for column in inspected.get_columns(table.name)}
             assert made == {column.name: bool(column.nullable) for column in table.columns}
 

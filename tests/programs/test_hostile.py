@@ -31,18 +31,7 @@ from harness.programs.laws import LAWS
 from harness.programs.literals import Code, call, literal
 from harness.programs.shapes import walk
 from harness.programs.source import source
-from harness.programs.spec import (
-    Attention,
-    Conv,
-    Layer,
-    Layout,
-    Linear,
-    Model,
-    Program,
-    Step,
-    Tied,
-    Twice,
-)
+from harness.programs.spec import Attention, Conv, Layer, Layout, Linear, Model, Program, Step, Tied, Twice
 from harness.programs.stored import dumps, loads
 from harness.programs.strategies import programs
 from harness.stacks.registry import own_names, stack

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.commands.main import app
 from harness.programs.spec import Activation, Branch, Layout, Linear, Model, Norm, Optimizer, Program, Step
 from harness.programs.stored import dumps
 from tests.programs.hostile import CANARY, PAYLOADS, PROGRAMS
@@ -26,7 +26,7 @@ LIVE = Program(Model((3,), (Linear(3), Branch(Linear(3), "never"))))
 
 def concord(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command as a user has it."""
-    command = [sys.executable, "-c", "from harness.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from harness.commands.main import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
 
 

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 import torch
 
-from harness.bench.collectives import Timed
+from harness.bench.measuring.collectives import Timed
 from harness.devices import DeviceError, accelerators, inventory
 from harness.oracles import collectives as model
 from harness.oracles.rounding import UNIT

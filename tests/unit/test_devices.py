@@ -9,15 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.devices import (
-    DeviceError,
-    Inventory,
-    accelerators,
-    dealt,
-    host_inventory,
-    inventory,
-    largest_first,
-)
+from harness.devices import DeviceError, Inventory, accelerators, dealt, host_inventory, inventory, largest_first
 
 
 def sim(count: int) -> Inventory:

@@ -189,7 +189,7 @@ def test_suite_hash_is_that_of_sha256sum(root: Path) -> None:
     names = list(suite_files(root))
     assert names == sorted(names)
     assert "harness/oracles/collectives.py" in names
-    assert not [name for name in names if name.startswith(("harness/audit", "harness/cli"))]
+    assert not [name for name in names if name.startswith(("harness/audit", "harness/commands"))]
 
 
 def test_no_suite(tmp_path: Path) -> None:

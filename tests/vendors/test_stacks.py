@@ -59,5 +59,5 @@ def test_defect(ddp: Environment, tmp_path: Path) -> None:
     assert shown.returncode != 0
     healthy = ddp.run(*torchrun)
     assert healthy.returncode == 0, healthy.stdout + healthy.stderr
-    replayed = ddp.run("-m", "harness.cli", "replay", str(file.with_suffix(".json")), "--backend", "gloo")
+    replayed = ddp.run("-m", "harness.commands.main", "replay", str(file.with_suffix(".json")), "--backend", "gloo")
     assert "the same: " in replayed.stdout, replayed.stdout + replayed.stderr

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.asked import devices_for, profile_asked_for, read_profile, world_asked_for
+from harness.commands.refusing import bad
+from harness.commands.requested import devices_for, profile_asked_for, read_profile, world_asked_for
 from harness.profiles import Profile, ProfileError
 from harness.profiles.vocabulary import COLLECTIVES, DTYPES, STACKS
-from harness.refusing import bad
-from harness.writing import write_whole
+from harness.safe_io.writing import write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table

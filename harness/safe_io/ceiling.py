@@ -1,6 +1,6 @@
 """End what takes too much memory or time with an error instead of a traceback, or of the machine's.
 
-The last line of defence: whatever reads what others have written has bounds of its own (:mod:`harness.untrusted`), and
+The last line of defence: whatever reads what others have written has bounds of its own (:mod:`harness.safe_io.untrusted`), and
 this is for what nobody has thought of.
 """
 

@@ -20,17 +20,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from harness.bench.alarms import Alarm, Decision
-from harness.bench.lines import Accepted, Line
-from harness.bench.nights import load
+from harness.bench.detection.alarms import Alarm, Decision
+from harness.bench.detection.tails import RATE, Array
+from harness.bench.history.lines import Accepted, Line
+from harness.bench.history.nights import load
 from harness.bench.records import Series, day_of
-from harness.bench.tails import RATE, Array
-from harness.refusing import BAD_INPUT, bad, refusing
-from harness.writing import write_whole
+from harness.commands.refusing import BAD_INPUT, bad, refusing
+from harness.safe_io.writing import write_whole
 
 if TYPE_CHECKING:  # databases and statistics take their time to import: not for other commands
-    from harness.bench.calibrate import Calibration
-    from harness.bench.history import History
+    from harness.bench.detection.calibrate import Calibration
+    from harness.bench.history.store import History
 
 ALARM = 1
 
@@ -215,8 +215,8 @@ def show(
 
 
 def _table(line: Line, found: Decision, words: str) -> Table:
-    from harness.bench.detect import middle
-    from harness.bench.gate import timed
+    from harness.bench.detection.changes import middle
+    from harness.bench.detection.gate import timed
 
     series, values, _ = timed(line)
     table = Table("series", "value", "change", f"last {_SHOWN} nights", "verdict")
@@ -283,8 +283,8 @@ def calibrate(
 
     Exits with 1 if the false-alarm rate is above the wanted one by more than chance, 2 if there are too few nights.
     """
-    from harness.bench.calibrate import GATE, bands_of, calibrate, quiet, relative_rounds
-    from harness.bench.gate import followed_of, timed
+    from harness.bench.detection.calibrate import GATE, bands_of, calibrate, quiet, relative_rounds
+    from harness.bench.detection.gate import followed_of, timed
 
     with refusing(ValueError, OSError):
         line = _line(history, night)
@@ -319,7 +319,7 @@ _LEAST = 8
 
 
 def _tables(found: Calibration) -> None:
-    from harness.bench.calibrate import GATE
+    from harness.bench.detection.calibrate import GATE
 
     console = Console()
     _print(
@@ -350,7 +350,7 @@ def _tables(found: Calibration) -> None:
 
 
 def _opened(history: str) -> History:
-    from harness.bench.history import History
+    from harness.bench.history.store import History
 
     return History(history or None)
 
@@ -361,7 +361,7 @@ def _line(history: str, night: str) -> Line:
 
 
 def _decided(line: Line, rate: float) -> Decision:
-    from harness.bench.gate import decide
+    from harness.bench.detection.gate import decide
 
     with _progress("nights judged") as step:
         return decide(line, rate=rate, progress=step)

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from harness.bench import figures
+from harness.bench.measuring.timing import Effort, Timing, copying, measure, visits
 from harness.bench.records import Measurement, Series, pairs
-from harness.bench.timing import Effort, Timing, copying, measure, visits
 from harness.oracles import collectives as model
 from harness.oracles.collectives import IN_PLACE, REDUCING, Case
 from harness.oracles.exact import difference

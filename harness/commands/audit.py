@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from harness.commands.refusing import refusing
 from harness.faults import CLASSES, COMPONENTS, catalogue
-from harness.refusing import refusing
+from harness.safe_io.writing import write_whole
 from harness.subjects import STACKS
-from harness.writing import write_whole
 
 Components = Annotated[list[str] | None, typer.Argument(help="Of these components; all by default.")]
 Processes = Annotated[int, typer.Option(help="Pytest processes; 0: as many as cores, at most 8.", min=0)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from harness.bench.detect import (
+from harness.bench.detection.changes import (
     CONFIRM,
     Array,
     Judgement,
@@ -22,7 +22,7 @@ from harness.bench.detect import (
     middle,
     residuals,
 )
-from harness.bench.tails import RATE
+from harness.bench.detection.tails import RATE
 
 EVERY = -1
 """Index of the common factor, in place of a series'."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.asked import devices_for, profile_asked_for, world_asked_for
-from harness.refusing import bad, refusing
+from harness.commands.refusing import bad, refusing
+from harness.commands.requested import devices_for, profile_asked_for, world_asked_for
 from harness.subjects import TORCH
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ def replay(
 
 def _program(file: Path) -> Program:
     """The program of a file, of which nothing is believed.  Errors: typer.Exit, once it has been said why not."""
-    from harness.files import FileError, contents
     from harness.programs import limits
     from harness.programs.stored import loads
+    from harness.safe_io.files import FileError, contents
 
     with refusing(FileError):
         data = contents(file, limits.FILE)

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.bench.collectives import merged
+from harness.bench.measuring.collectives import merged
+from harness.bench.measuring.timing import Effort, Timing, measure, visits
 from harness.bench.records import COUNTS, Measurement, Series, pairs
-from harness.bench.timing import Effort, Timing, measure, visits
 from harness.stacks import messages, replicate, replicate_fsdp, tp_extension
 from harness.stacks.messages import Message
 from harness.stacks.registry import stack

@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from harness.bench.alarms import (
+from harness.bench.detection.alarms import (
     Alarm,
     Decision,
     counts,
@@ -19,12 +19,12 @@ from harness.bench.alarms import (
     refused,
     since_night,
 )
-from harness.bench.bands import bands, describe
-from harness.bench.detect import CONFIRM, Array, Step, isf, middle, nights_to_judge, within_nights
-from harness.bench.follow import EVERY, Followed, estimate, follow
-from harness.bench.lines import Line
+from harness.bench.detection.bands import bands, describe
+from harness.bench.detection.changes import CONFIRM, Array, Step, isf, middle, nights_to_judge, within_nights
+from harness.bench.detection.follow import EVERY, Followed, estimate, follow
+from harness.bench.detection.tails import RATE
+from harness.bench.history.lines import Line
 from harness.bench.records import COUNTS, Series
-from harness.bench.tails import RATE
 
 NIGHTS = 120
 """Of a line, the newest are looked at."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from harness import entry_points
+from harness.commands.refusing import bad
 from harness.profiles import Mistake, Profile, ProfileError
 from harness.profiles.shelf import OURS, Shelf
-from harness.refusing import bad
 
 if TYPE_CHECKING:
     from harness.devices import Inventory

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from harness.shown import one_line
+from harness.safe_io.shown import one_line
 
 DEPTH = 32
 """How deep JSON may be nested; what Concord writes is nested 8 deep, a stored program a little deeper."""

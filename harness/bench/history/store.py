@@ -20,9 +20,9 @@ from filelock import FileLock, Timeout
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
-from harness.bench import migrations, tables
-from harness.bench.lines import Accepted, Figure, Line, Past
-from harness.bench.nights import check
+from harness.bench.history import migrations, schema
+from harness.bench.history.lines import Accepted, Figure, Line, Past
+from harness.bench.history.nights import check
 from harness.bench.records import Fingerprint, Measurement, Night, Series, percentile
 from harness.redaction import Redactor, Url
 
@@ -152,22 +152,22 @@ class History:
             if connection.dialect.name == "postgresql":  # two that store the same night: the second finds it there
                 key = int.from_bytes(hashlib.sha256(night.id.encode()).digest()[:8], signed=True)
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
-            there = connection.execute(sa.select(tables.nights).where(tables.nights.c.id == night.id)).first()
+            there = connection.execute(sa.select(schema.nights).where(schema.nights.c.id == night.id)).first()
             if there and there.digest == digest:
                 return False
             if there and there.complete:
                 raise HistoryError(f"{self.place}: night {night.id} is there already, with other contents")
             if there:
-                connection.execute(sa.delete(tables.measurements).where(tables.measurements.c.night == there.number))
-                connection.execute(sa.delete(tables.nights).where(tables.nights.c.number == there.number))
+                connection.execute(sa.delete(schema.measurements).where(schema.measurements.c.night == there.number))
+                connection.execute(sa.delete(schema.nights).where(schema.nights.c.number == there.number))
             one = night.fingerprint
             texts = {"machine": msgspec.json.encode(one.machine).decode()}
             texts["software"] = msgspec.json.encode(one.software).decode()
-            self._insert_missing(connection, tables.fingerprints, [{"key": one.key, **texts}])
+            self._insert_missing(connection, schema.fingerprints, [{"key": one.key, **texts}])
             named = [_series_row(measured.series) for measured in night.measurements]
-            self._insert_missing(connection, tables.series, sorted(named, key=lambda row: str(row["key"])))
+            self._insert_missing(connection, schema.series, sorted(named, key=lambda row: str(row["key"])))
             (number,) = connection.execute(
-                sa.insert(tables.nights).values(
+                sa.insert(schema.nights).values(
                     id=night.id,
                     started=night.started,
                     fingerprint=one.key,
@@ -181,7 +181,7 @@ class History:
                 )
             ).inserted_primary_key or (None,)
             if rows:
-                connection.execute(sa.insert(tables.measurements), [{"night": number, **row} for row in rows])
+                connection.execute(sa.insert(schema.measurements), [{"night": number, **row} for row in rows])
         return True
 
     def _insert_missing(self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
@@ -201,10 +201,10 @@ class History:
 
     def nights(self) -> list[Past]:
         """All nights, the oldest first."""
-        n, m = tables.nights.c, tables.measurements.c
+        n, m = schema.nights.c, schema.measurements.c
         counted = sa.select(m.night, sa.func.count().label("measured")).group_by(m.night).subquery()
         query = (
-            sa.select(tables.nights, sa.func.coalesce(counted.c.measured, 0).label("measured"))
+            sa.select(schema.nights, sa.func.coalesce(counted.c.measured, 0).label("measured"))
             .outerjoin(counted, counted.c.night == n.number)
             .order_by(n.started, n.number)
         )
@@ -226,13 +226,13 @@ class History:
 
     def figures(self, nights: list[str]) -> dict[str, dict[Series, Figure]]:
         """By night and series, what these nights said."""
-        n, m, s = tables.nights.c, tables.measurements.c, tables.series.c
+        n, m, s = schema.nights.c, schema.measurements.c, schema.series.c
         columns = (n.id, m.series, m.value, m.rounds, m.p50, m.p95, m.p99, m.refused)
         found: dict[str, dict[Series, Figure]] = {night: {} for night in nights}
         with self._reading() as connection:
             known = {row.key: _series(row) for row in connection.execute(sa.select(*s))}
             for i in range(0, len(nights), 500):  # databases bound the number of parameters
-                joined = sa.select(*columns).join_from(tables.measurements, tables.nights, m.night == n.number)
+                joined = sa.select(*columns).join_from(schema.measurements, schema.nights, m.night == n.number)
                 for row in connection.execute(joined.where(n.id.in_(nights[i : i + 500]))):
                     found[row.id][known[row.series]] = Figure(
                         value=row.value,
@@ -246,8 +246,8 @@ class History:
 
     def samples(self, night: str, series: Series) -> list[list[list[float]]]:
         """``[round][iteration][rank]`` as they were measured.  Errors: HistoryError if there are none."""
-        n, m = tables.nights.c, tables.measurements.c
-        joined = sa.select(m.samples).join_from(tables.measurements, tables.nights, m.night == n.number)
+        n, m = schema.nights.c, schema.measurements.c
+        joined = sa.select(m.samples).join_from(schema.measurements, schema.nights, m.night == n.number)
         with self._reading() as connection:
             blob = connection.scalar(joined.where(n.id == night, m.series == series.key))
         if blob is None:
@@ -284,7 +284,7 @@ class History:
     def fingerprint(self, key: str) -> Fingerprint:
         """What nights with this fingerprint ran on."""
         with self._reading() as connection:
-            row = connection.execute(sa.select(tables.fingerprints).where(tables.fingerprints.c.key == key)).one()
+            row = connection.execute(sa.select(schema.fingerprints).where(schema.fingerprints.c.key == key)).one()
         pairs = tuple[tuple[str, str], ...]
         return Fingerprint(
             machine=msgspec.json.decode(row.machine, type=pairs), software=msgspec.json.decode(row.software, type=pairs)
@@ -295,11 +295,11 @@ class History:
         line = {"fingerprint": night.fingerprint, "subject": night.subject, "profile": night.profile}
         with self._writing() as connection:
             for one in accepted:
-                connection.execute(sa.insert(tables.accepted).values(**line, **msgspec.structs.asdict(one)))
+                connection.execute(sa.insert(schema.accepted).values(**line, **msgspec.structs.asdict(one)))
 
     def accepted(self, night: Past) -> list[Accepted]:
         """What was accepted in this night's line: the same fingerprint, subject and profile; in order."""
-        a = tables.accepted.c
+        a = schema.accepted.c
         mine = (a.fingerprint == night.fingerprint, a.subject == night.subject, a.profile == night.profile)
         query = sa.select(*[a[name] for name in Accepted.__struct_fields__]).where(*mine).order_by(a.number)
         with self._reading() as connection:
@@ -333,7 +333,7 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 def _refuse_foreign(connection: sa.Connection) -> None:
     """Errors: DBAPIError if the file is none of SQLite's; HistoryError if it is another program's."""
     others = sorted(sa.inspect(connection).get_table_names())
-    if others and not any(name.startswith(tables.PREFIX) for name in others):
+    if others and not any(name.startswith(schema.PREFIX) for name in others):
         where = connection.engine.url.database
         raise HistoryError(f"{where}: not a history: it has tables of another program ({', '.join(others[:3])})")
 

@@ -17,13 +17,13 @@ from typing import Annotated
 
 import typer
 
+from harness.commands.refusing import bad, refusing
 from harness.redaction import Redactor, recorded, redacted
-from harness.refusing import bad, refusing
+from harness.safe_io.writing import append_or_nothing, open_new, own_folder, write_whole
 from harness.subjects import find
-from harness.writing import append_or_nothing, open_new, own_folder, write_whole
 
 VARIABLE = "CONCORD_HISTORY"
-"""Environment variable: where the history is (:mod:`harness.bench.history`, which takes its time to import)."""
+"""Environment variable: where the history is (:mod:`harness.bench.history.store`, which takes its time to import)."""
 SUMMARY = "GITHUB_STEP_SUMMARY"
 """Environment variable: where GitHub takes the Markdown of a job from."""
 _MOST_SHOWN = 3
@@ -139,7 +139,7 @@ def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[s
 def run(part: Part, out: Path, write: Callable[[str], object]) -> Outcome:
     """Run a part; what it prints is passed on as it comes, and kept in ``<name>.log``, both without credentials."""
     began = time.monotonic()
-    modules = {"pytest": ("-m", "pytest"), CONCORD: ("-m", "harness.cli")}
+    modules = {"pytest": ("-m", "pytest"), CONCORD: ("-m", "harness.commands.main")}
     first, *rest = part.command
     lines: list[str] = []
     without = Redactor({**os.environ, **part.env}, sys.argv[1:])

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 from scipy import special
 
-from harness.bench.detect import CONFIRM, Array, Noise, judge, learn, memory_of, middle, residuals
-from harness.bench.follow import EVERY, Followed
-from harness.bench.lines import Line
+from harness.bench.detection.changes import CONFIRM, Array, Noise, judge, learn, memory_of, middle, residuals
+from harness.bench.detection.follow import EVERY, Followed
+from harness.bench.detection.rivals import E_DIVISIVE, RIVALS
+from harness.bench.detection.tails import RATE
+from harness.bench.history.lines import Line
 from harness.bench.records import Series
-from harness.bench.rivals import E_DIVISIVE, RIVALS
-from harness.bench.tails import RATE
 
 STEPS = (0.02, 0.05, 0.10, 0.20, 0.50, 1.00)
 """Sizes of steps that are tried, as shares of what it was."""

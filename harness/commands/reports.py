@@ -15,14 +15,14 @@ import msgspec
 import typer
 
 import harness
-from harness.ceiling import Exceeded, ceiling
-from harness.collecting import checkout_of
-from harness.files import FileError, contents
+from harness.commands.collecting import checkout_of
+from harness.commands.refusing import bad
 from harness.provenance import suite_hash
-from harness.refusing import bad
 from harness.results import LEVELS, VERSION
-from harness.shown import one_line
-from harness.writing import append_or_nothing, write_whole
+from harness.safe_io.ceiling import Exceeded, ceiling
+from harness.safe_io.files import FileError, contents
+from harness.safe_io.shown import one_line
+from harness.safe_io.writing import append_or_nothing, write_whole
 from reports import badge as badges
 from reports import bundle as bundles
 from reports import compare as comparing

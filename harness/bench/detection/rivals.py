@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from harness.bench.detect import CONFIRM, Array
-from harness.bench.tails import RATE
+from harness.bench.detection.changes import CONFIRM, Array
+from harness.bench.detection.tails import RATE
 
 Flags = npt.NDArray[np.bool_]
 Rival = Callable[[Array, Array, int], Flags]

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from harness.bench.tails import RATE, Tail, tail_of
+from harness.bench.detection.tails import RATE, Tail, tail_of
 
 Array = npt.NDArray[np.float64]
 

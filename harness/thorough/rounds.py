@@ -20,10 +20,22 @@ from unittest import SkipTest  # Hypothesis, where there is nothing to replay
 
 import pytest
 
-from harness.effort import EXAMPLES, STATE, Effort, EffortError, effort, shown
-from harness.journal import Anew, Begun, Done, Example, Journal, JournalError, Plan, Progress, Round, Session, key_of
 from harness.plugin.live import Live
-from harness.writing import own_folder
+from harness.safe_io.writing import own_folder
+from harness.thorough.effort import EXAMPLES, STATE, Effort, EffortError, effort, shown
+from harness.thorough.journal import (
+    Anew,
+    Begun,
+    Done,
+    Example,
+    Journal,
+    JournalError,
+    Plan,
+    Progress,
+    Round,
+    Session,
+    key_of,
+)
 
 ROUND = 100
 """Examples from one seed."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from harness.bench.bands import bands, describe
-from harness.bench.lines import Line
+from harness.bench.detection.bands import bands, describe
+from harness.bench.history.lines import Line
 from harness.bench.records import COUNTS, Series, day_of
 
 

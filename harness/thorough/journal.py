@@ -16,9 +16,9 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from harness.files import FileError, require_regular
-from harness.shown import printable
-from harness.writing import append_or_nothing, write_whole
+from harness.safe_io.files import FileError, require_regular
+from harness.safe_io.shown import printable
+from harness.safe_io.writing import append_or_nothing, write_whole
 
 VERSION = 1
 

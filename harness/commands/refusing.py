@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import typer
 
 from harness.redaction import redacted
-from harness.shown import printable
+from harness.safe_io.shown import printable
 
 BAD_INPUT = 2
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from harness.bench.records import SCHEMA, VERSION, Fingerprint, Measurement, Night, Series
-from harness.files import FileError, contents
-from harness.untrusted import LATEST, Allowance, Refused, json_checked, said
+from harness.safe_io.files import FileError, contents
+from harness.safe_io.untrusted import LATEST, Allowance, Refused, json_checked, said
 
 LARGEST = 256 << 20
 """Bytes of a file; a night of all benchmarks comes to some megabytes."""

@@ -7,28 +7,26 @@ import traceback
 
 import typer
 
-from harness import reporting
-from harness.audit import commands
-from harness.bench import commands as perf
-from harness.doctor import doctor
-from harness.nightly import nightly
-from harness.probe import commands as probing
+from harness.commands import audit, perf, reports
+from harness.commands import probe as probing
+from harness.commands.doctor import doctor
+from harness.commands.nightly import nightly
+from harness.commands.replay import replay
 from harness.redaction import redacted
-from harness.replaying import replay
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 app.add_typer(perf.app, name="perf")
-app.command()(commands.audit)
-app.command()(commands.faults)
-app.command()(commands.reach)
+app.command()(audit.audit)
+app.command()(audit.faults)
+app.command()(audit.reach)
 app.command()(doctor)
 app.command()(nightly)
 app.command()(replay)
-app.command()(reporting.report)
-app.command()(reporting.compare)
-app.command()(reporting.bundle)
-app.command("verify")(reporting.verify_bundle)
+app.command()(reports.report)
+app.command()(reports.compare)
+app.command()(reports.bundle)
+app.command("verify")(reports.verify_bundle)
 app.command()(probing.probe)
 app.add_typer(probing.profile_app, name="profile")
 
