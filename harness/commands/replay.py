@@ -44,6 +44,7 @@ def replay(
 
     from harness.programs import execute
     from harness.programs.check import problems, tame, truth_of
+    from harness.programs.options import dtypes_of
     from harness.worlds.pool import Pool
     from harness.worlds.postmortem import RanksFailed
 
@@ -53,7 +54,8 @@ def replay(
     with _obeyed(claimed):
         truth = truth_of(program)
     if not tame(program, truth.tensors):
-        raise bad(f"{file}: its numbers are so large that they may overflow in {', '.join(sorted(program.dtypes))}")
+        dtypes = ", ".join(sorted(dtypes_of(program)))
+        raise bad(f"{file}: its numbers are so large that they may overflow in {dtypes}")
     how = "bit for bit" if truth.exact else "within what rounding explains"
     whose = program.layout.stack if subject == TORCH else f"{program.layout.stack} of {subject}"
     typer.echo(f"{whose} on {spec.size} ranks ({spec.backend} on {spec.device}), compared {how}")
@@ -119,11 +121,12 @@ def _world(
     """The world that a program is to run on, and the devices that there are."""
     import torch.distributed as dist
 
+    from harness.stacks.registry import stack_of
     from harness.subjects import SubjectError, find
 
     with refusing(SubjectError):
         whose = find(subject)
-    if missing := whose.lacks(program.layout.under):
+    if missing := whose.lacks(stack_of(program.layout).name):
         raise bad(missing)
     if profile is not None:
         backend, device = backend or profile.backend, device or profile.device

@@ -27,6 +27,7 @@ from harness.oracles.tolerance import Bounded
 from harness.profiles.obeyed import in_force
 from harness.programs import execute
 from harness.programs.execute import Outcome, Tensors
+from harness.programs.options import dtypes_of, output_dtype_of, promises_of
 from harness.programs.shapes import walk
 from harness.programs.spec import Model, Program
 
@@ -64,7 +65,7 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
 
     ``bound``: whether to find out what rounding explains where bits can't be asked for.
     """
-    narrowest = max((_torch(d) for d in program.dtypes), key=lambda d: torch.finfo(d).eps)
+    narrowest = max((_torch(d) for d in dtypes_of(program)), key=lambda d: torch.finfo(d).eps)
     # Ranks multiply the loss by their number, or halve it (the option ``divide``), and gradients go the other way.
     proof = Exactness(narrowest, factor=max(2, program.parts), stop=bound)
     train = execute.alone(program)
@@ -77,7 +78,7 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
     if not unproven or not bound:
         return Truth(tensors, tuple(unproven), None)
     bounded = Bounded(execute.alone(program), narrowest, world=program.layout.world)
-    allowed = in_force().factor(program.dtypes)  # what the profile says that its backend rounds more
+    allowed = in_force().factor(dtypes_of(program))  # what the profile says that its backend rounds more
     bounded.tolerance = {name: allowed * tolerance for name, tolerance in bounded.tolerance.items()}
     _allow_all_after_wild_clipping(program, bounded)
     return Truth(bounded.truth, tuple(unproven), bounded)
@@ -119,7 +120,7 @@ def tame(program: Program, seen: Mapping[str, torch.Tensor]) -> bool:
 
     ``seen``: what one device says.
     """
-    most = min(torch.finfo(_torch(name)).max for name in program.dtypes) / (64 * program.layout.world)
+    most = min(torch.finfo(_torch(name)).max for name in dtypes_of(program)) / (64 * program.layout.world)
     floats = [t for t in seen.values() if t.is_floating_point() and t.numel()]
     return all(bool(t.isfinite().all()) and float(t.abs().max()) <= most for t in floats)
 
@@ -145,7 +146,7 @@ def _wrong(program: Program, truth: Truth, rank: int, seen: Tensors, right: Tens
         expected = truth.tensors.get(name)
         if expected is None:
             # FSDP1 gives zeros to a parameter that nothing used, beside others that were.
-            if not (program.layout.under == "tp_extension" and not tensor.any()):
+            if not (promises_of(program).zeros_for_unused and not tensor.any()):
                 found.append(f"{name}: there is one, where one device has none")
             continue
         part = (program.part(rank), program.parts) if name.endswith(": output") else (0, 1)
@@ -160,9 +161,10 @@ def _wrong(program: Program, truth: Truth, rank: int, seen: Tensors, right: Tens
 
 def _promised(program: Program, name: str) -> bool:
     """Whether a stack shows a thing whole."""
-    if program.layout.under == "tp_extension":  # the states of FSDP1's optimizer are those of flat parameters
-        return " of " not in name or (program.gradients_promised and "gradient of" in name)
-    return True
+    promises = promises_of(program)
+    if "gradient of" in name:
+        return promises.gradients
+    return promises.states or " of " not in name
 
 
 def _differs(program: Program, truth: Truth, name: str, found: torch.Tensor, part: tuple[int, int]) -> str:
@@ -187,9 +189,8 @@ def _own_dtypes(model: Model) -> dict[str, str]:
 def _dtype_of(program: Program, name: str) -> torch.dtype:
     """The dtype of something that is compared: that of the layer that it belongs to, or the program's, or, of outputs,
     what the stack casts to."""
-    options = dict(program.layout.options)
-    if name.endswith(": output") and (cast := options.get("output_dtype") or options.get("param_dtype")):
-        return _torch(str(cast))
+    if name.endswith(": output") and (cast := output_dtype_of(program.layout)):
+        return _torch(cast)
     own = (dtype for layer, dtype in _own_dtypes(program.model).items() if f" {layer}." in name)
     return _torch(next(own, program.dtype))
 
@@ -280,10 +281,8 @@ def _data_groups(program: Program) -> list[tuple[int, ...]]:
 
 
 def _most_unsynced(program: Program) -> int:
-    """How many collectives a backward may launch though it averages nothing: where FSDP1 has resharded, it gathers."""
-    layout = program.layout
-    gathers = layout.under == "tp_extension" and dict(layout.options).get("strategy") in ("FULL_SHARD", "HYBRID_SHARD")
-    return len(layout.wrapped) if gathers else 0
+    """How many collectives a backward may launch though it averages nothing."""
+    return promises_of(program).unsynced_collectives
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -6,22 +6,21 @@ and compares.  It exits with 1 and prints expected and observed values where the
 
 from __future__ import annotations
 
-import ast
-import functools
 import os
 import platform
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
 from harness.devices import backend_for
 from harness.programs import prelude
 from harness.programs.check import Truth
+from harness.programs.definitions import definitions, module_of, names_in
 from harness.programs.literals import literal, name
+from harness.programs.options import promises_of
 from harness.programs.source import source
 from harness.programs.spec import Program
 from harness.programs.stored import dumps
@@ -29,6 +28,7 @@ from harness.redaction import recorded, redacted
 from harness.safe_io.shown import printable
 from harness.safe_io.writing import own_folder, write_whole
 from harness.stacks import training
+from harness.stacks.registry import stack_of
 from harness.subjects import TORCH
 
 FOLDER = "CONCORD_REPRODUCERS"
@@ -135,6 +135,7 @@ def reproducer(
     """
     backend = backend or backend_for(device)
     text = source(program)
+    stack, promises = stack_of(program.layout), promises_of(program)
     part = f"(rank // {literal(program.layout.tensor)} + {literal(program.rotated)}) % {literal(program.parts)}"
     main = _MAIN.format(
         world=literal(program.layout.world),
@@ -147,7 +148,7 @@ def reproducer(
     )
     facts = {
         "ALLOWED": _allowed(truth, what),
-        "ZEROS_ALLOWED": program.layout.under == "tp_extension",
+        "ZEROS_ALLOWED": promises.zeros_for_unused,
         "PROMISED": sorted(
             {
                 line.split(": there is none")[0].split(": ", 1)[-1]
@@ -156,7 +157,7 @@ def reproducer(
             }
         ),
         "SOME_SYNCED": program.layout.world > program.layout.tensor,
-        "NOTHING_UNSYNCED": program.layout.under != "tp_extension",
+        "NOTHING_UNSYNCED": not promises.unsynced_collectives and program.layout.tensor == 1,
         "COMPILED": program.layout.compiled is not None,
         "SAME_SHAPES": program.even,
     }
@@ -164,7 +165,7 @@ def reproducer(
     constants = (
         f"# Absolute differences that rounding explains, by name; None where every bit must be right.\n{constants}"
     )
-    standing_on = definitions([training, prelude], _names(text) | _names(main))
+    standing_on = definitions([training, module_of(stack.apply), prelude], names_in(text) | names_in(main))
     imports = "import datetime\nimport faulthandler\nimport os\nimport sys\n"
     head = _head(program, what, backend, subject)
     return "\n\n".join([head, imports + standing_on, text, constants, main.strip()]) + "\n"
@@ -212,66 +213,9 @@ def _head(program: Program, what: str, backend: str, subject: str) -> str:
     return "\n".join(f"# {printable(line).replace(chr(10), ' ')}".rstrip() for line in lines)
 
 
-def _names(text: str) -> set[str]:
-    """Every name that a text uses."""
-    tree = ast.parse(text)
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
-        n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
-    }
-
-
-def definitions(modules: Iterable[ModuleType], wanted: set[str]) -> str:
-    """The text of the definitions with these names, of all that they use in turn, and of the imports for them.
-
-    ``modules`` come in the order in which their definitions are to stand.  Imports from Concord are left out: what they
-    name must be in one of the modules.
-    """
-    found = [_parts(module.__file__ or "") for module in modules]
-    texts = {name: text for _, defined in found for name, text in defined.items()}
-    needed: set[str] = set()
-    waiting = [name for name in wanted if name in texts]
-    used = set(wanted)
-    while waiting:
-        name = waiting.pop()
-        if name not in needed:
-            needed.add(name)
-            names = _names(texts[name])
-            used |= names
-            waiting += [n for n in names if n in texts]
-    imports = {line: None for lines, _ in found for names, line in lines if names & used}
-    bodies = [text for _, defined in found for name, text in defined.items() if name in needed]
-    return "\n".join(imports) + "\n\n\n" + "\n\n\n".join(bodies)
-
-
-@functools.cache
-def _parts(file: str) -> tuple[list[tuple[frozenset[str], str]], dict[str, str]]:
-    """The imports of a file, each with one line and the names that it gives, and its definitions by name."""
-    text = Path(file).read_text()
-    lines = text.splitlines()
-    imports: list[tuple[frozenset[str], str]] = []
-    defined: dict[str, str] = {}
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "harness":
-            continue
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            for alias in node.names:
-                given = (alias.asname or alias.name).split(".")[0]
-                name = f"{alias.name} as {alias.asname}" if alias.asname else alias.name
-                line = f"from {node.module} import {name}" if isinstance(node, ast.ImportFrom) else f"import {name}"
-                always = node.module == "__future__" if isinstance(node, ast.ImportFrom) else False
-                if not always:
-                    imports.append((frozenset({given}), line))
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            defined[node.name] = "\n".join(lines[first - 1 : node.end_lineno])
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id != "__all__":
-            defined[node.targets[0].id] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-    return imports, defined
-
-
 def name_of_test() -> str:
     """Of the test that is running, as pytest tells it; ``program`` outside of one."""
     return os.environ.get("PYTEST_CURRENT_TEST", "program").split(" ")[0].removeprefix("suites/")
 
 
-__all__ = ["FOLDER", "definitions", "name_of_test", "reproducer", "write"]
+__all__ = ["FOLDER", "name_of_test", "reproducer", "write"]

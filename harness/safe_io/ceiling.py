@@ -1,7 +1,7 @@
 """End what takes too much memory or time with an error instead of a traceback, or of the machine's.
 
-This is the last line of defence, for what nobody thought of: code that reads other people's files has bounds of its own
-(:mod:`harness.safe_io.untrusted`).
+The last line of defence: whatever reads what others have written has bounds of its own (:mod:`harness.safe_io.untrusted`), and
+this is for what nobody has thought of.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from harness.programs import execute
 from harness.programs.assertion import assert_same_as_alone
 from harness.programs.check import Different
 from harness.programs.spec import Compile, Hooked, Layout, Linear, Model, Option, Program, Scale, Step
+from harness.stacks import replicate_fsdp
 from tests.programs.damaged import Damaged
 
 Damage = Callable[[Rank], None]
@@ -34,7 +35,7 @@ def undivided(rank: Rank) -> None:
 
 
 def never_cast(rank: Rank) -> None:
-    execute.training.dtype_of = lambda name: None
+    replicate_fsdp.dtype_of = lambda name: None
 
 
 def never_toggled(rank: Rank) -> None:

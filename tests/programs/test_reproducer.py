@@ -15,7 +15,8 @@ import pytest
 
 from harness.programs import assertion
 from harness.programs.check import truth_of
-from harness.programs.reproducer import definitions, reproducer, write
+from harness.programs.definitions import definitions
+from harness.programs.reproducer import reproducer, write
 from harness.programs.spec import Branch, Compile, Embedding, Layout, Linear, Model, Norm, Program, Residual, Step
 from harness.programs.stored import loads
 from harness.stacks import training
