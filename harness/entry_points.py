@@ -29,10 +29,12 @@ SUITES = "concord.suites"
 """``NAME = package``: the package whose folder has tests; pytest collects it, nobody imports it."""
 REQUIREMENTS = "concord.requirements"
 """``NAME = module:attribute``: a list of :class:`harness.requirements.Requirement`; loaded when a session starts."""
+STACKS = "concord.stacks"
+"""``NAME = module:attribute``: a stack for programs (:mod:`harness.stacks.registry`)."""
 SUBJECTS = "concord.subjects"
 """``NAME.STACK = module:function`` (:mod:`harness.subjects`)."""
 
-GROUPS = (BACKENDS, DEVICES, PROFILES, REQUIREMENTS, SUBJECTS, SUITES)
+GROUPS = (BACKENDS, DEVICES, PROFILES, REQUIREMENTS, STACKS, SUBJECTS, SUITES)
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _ATTRIBUTE = re.compile(rf"{_MODULE.pattern}:{_MODULE.pattern}")
@@ -82,7 +84,7 @@ def _points(group: str, path: tuple[str, ...]) -> tuple[dict[str, Point], list[B
     """Asked for every test; ``path``: where packages are looked for."""
     found: dict[str, Point] = {}
     broken: list[Broken] = []
-    wants = _ATTRIBUTE if group in (REQUIREMENTS, SUBJECTS) else _MODULE
+    wants = _ATTRIBUTE if group in (REQUIREMENTS, STACKS, SUBJECTS) else _MODULE
     for entry in importlib.metadata.entry_points(group=group):
         point = Point(group, entry.name, entry.value, _package(entry))
         if not wants.fullmatch(point.value):

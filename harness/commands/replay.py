@@ -16,7 +16,7 @@ from harness.subjects import TORCH
 if TYPE_CHECKING:
     from harness.devices import Inventory
     from harness.profiles import Profile
-    from harness.programs.spec import Program
+    from harness.specs.program import Program
     from harness.worlds.world import WorldSpec
 
 
@@ -44,6 +44,7 @@ def replay(
 
     from harness.programs import execute
     from harness.programs.check import problems, tame, truth_of
+    from harness.programs.options import dtypes_of
     from harness.worlds.pool import Pool
     from harness.worlds.postmortem import RanksFailed
 
@@ -53,7 +54,8 @@ def replay(
     with _obeyed(claimed):
         truth = truth_of(program)
     if not tame(program, truth.tensors):
-        raise bad(f"{file}: its numbers are so large that they may overflow in {', '.join(sorted(program.dtypes))}")
+        dtypes = ", ".join(sorted(dtypes_of(program)))
+        raise bad(f"{file}: its numbers are so large that they may overflow in {dtypes}")
     how = "bit for bit" if truth.exact else "within what rounding explains"
     whose = program.layout.stack if subject == TORCH else f"{program.layout.stack} of {subject}"
     typer.echo(f"{whose} on {spec.size} ranks ({spec.backend} on {spec.device}), compared {how}")
@@ -82,9 +84,9 @@ def replay(
 
 def _program(file: Path) -> Program:
     """The program of a file, of which nothing is believed.  Errors: typer.Exit, once it has been said why not."""
-    from harness.programs import limits
     from harness.programs.stored import loads
     from harness.safe_io.files import FileError, contents
+    from harness.specs import limits
 
     with refusing(FileError):
         data = contents(file, limits.FILE)
@@ -119,11 +121,12 @@ def _world(
     """The world that a program is to run on, and the devices that there are."""
     import torch.distributed as dist
 
+    from harness.stacks.registry import stack_of
     from harness.subjects import SubjectError, find
 
     with refusing(SubjectError):
         whose = find(subject)
-    if missing := whose.lacks(program.layout.under):
+    if missing := whose.lacks(stack_of(program.layout).name):
         raise bad(missing)
     if profile is not None:
         backend, device = backend or profile.backend, device or profile.device

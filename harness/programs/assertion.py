@@ -13,10 +13,11 @@ from harness.profiles.obeyed import in_force
 from harness.programs import execute, reproducer
 from harness.programs.check import Truth, problems, tame, truth_of
 from harness.programs.connecting import once_connected
+from harness.programs.options import dtypes_of
 from harness.programs.patience import Patience, patience_of
 from harness.programs.problem import Different
-from harness.programs.spec import Program
 from harness.reproducers import Written, attach
+from harness.specs.program import Program
 from harness.stacks.seen import Seen
 from harness.subjects import TORCH
 from harness.worlds.postmortem import RanksFailed
@@ -34,7 +35,7 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
     __tracebackhide__ = True
     patience = patience_of(worlds)
     patience.begin(program)
-    if "float16" in program.dtypes:  # often given up: it costs less to train alone first than to ask ranks in vain
+    if "float16" in dtypes_of(program):  # often given up: training alone first costs less than asking ranks in vain
         _require_tame(program, execute.trained_alone(program))
     truths: list[Truth] = []
     world = worlds(program.layout.world)

@@ -26,9 +26,10 @@ from harness.oracles.tolerance import Bounded
 from harness.profiles.obeyed import in_force
 from harness.programs import execute
 from harness.programs.execute import Outcome, Tensors
+from harness.programs.options import dtypes_of, output_dtype_of, promises_of
 from harness.programs.problem import Problem
-from harness.programs.shapes import walk
-from harness.programs.spec import Model, Program
+from harness.specs.program import Model, Program
+from harness.specs.shapes import walk
 from harness.stacks.seen import Launched, Pass, Seen
 
 
@@ -54,7 +55,7 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
 
     ``bound``: whether to find out what rounding explains where bits can't be asked for.
     """
-    narrowest = max((_torch(d) for d in program.dtypes), key=lambda d: torch.finfo(d).eps)
+    narrowest = max((_torch(d) for d in dtypes_of(program)), key=lambda d: torch.finfo(d).eps)
     # Ranks multiply the loss by their number, or halve it (the option ``divide``), and gradients go the other way.
     proof = Exactness(narrowest, factor=max(2, program.parts), stop=bound)
     train = execute.alone(program)
@@ -67,7 +68,7 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
     if not unproven or not bound:
         return Truth(tensors, tuple(unproven), None)
     bounded = Bounded(execute.alone(program), narrowest, world=program.layout.world)
-    allowed = in_force().factor(program.dtypes)  # what the profile says that its backend rounds more
+    allowed = in_force().factor(dtypes_of(program))  # what the profile says that its backend rounds more
     bounded.tolerance = {seen: allowed * tolerance for seen, tolerance in bounded.tolerance.items()}
     _allow_all_after_wild_clipping(program, bounded)
     return Truth(bounded.truth, tuple(unproven), bounded)
@@ -108,7 +109,7 @@ def tame(program: Program, seen: Mapping[Seen, torch.Tensor]) -> bool:
 
     ``seen``: what one device says.
     """
-    most = min(torch.finfo(_torch(name)).max for name in program.dtypes) / (64 * program.layout.world)
+    most = min(torch.finfo(_torch(name)).max for name in dtypes_of(program)) / (64 * program.layout.world)
     floats = [t for t in seen.values() if t.is_floating_point() and t.numel()]
     return all(bool(t.isfinite().all()) and float(t.abs().max()) <= most for t in floats)
 
@@ -134,7 +135,7 @@ def _wrong(program: Program, truth: Truth, rank: int, tensors: Tensors, right: T
         expected = truth.tensors.get(seen)
         if expected is None:
             # FSDP1 gives zeros to a parameter that nothing used, beside others that were.
-            if not (program.layout.under == "tp_extension" and not tensor.any()):
+            if not (promises_of(program).zeros_for_unused and not tensor.any()):
                 wrong.append(Problem("unexpected", seen, (rank,)))
             continue
         due = _dtype_of(program, seen) if expected.is_floating_point() else None
@@ -153,10 +154,10 @@ def _wrong(program: Program, truth: Truth, rank: int, tensors: Tensors, right: T
 
 def _promised(program: Program, seen: Seen) -> bool:
     """Whether a stack shows a thing whole."""
+    promises = promises_of(program)
     if seen.kind == "gradient":
-        return program.gradients_promised
-    # The states of FSDP1's optimizer are those of flat parameters.
-    return not (seen.kind == "state" and program.layout.under == "tp_extension")
+        return promises.gradients
+    return promises.states or seen.kind != "state"
 
 
 def _difference(truth: Truth, seen: Seen, found: torch.Tensor, part: tuple[int, int]) -> Difference | None:
@@ -181,9 +182,8 @@ def _dtype_of(program: Program, seen: Seen) -> torch.dtype | None:
     what the stack casts to; None where any will do, as of the norm of gradients of several dtypes."""
     if seen.kind == "norm":
         return None
-    options = dict(program.layout.options)
-    if seen.of_part and (cast := options.get("output_dtype") or options.get("param_dtype")):
-        return _torch(str(cast))
+    if seen.of_part and (cast := output_dtype_of(program.layout)):
+        return _torch(cast)
     own = (dtype for layer, dtype in _own_dtypes(program.model).items() if seen.name.startswith(f"{layer}."))
     return _torch(next(own, program.dtype))
 
@@ -273,7 +273,5 @@ def _data_groups(program: Program) -> list[tuple[int, ...]]:
 
 
 def _most_unsynced(program: Program) -> int:
-    """How many collectives a backward may launch though it averages nothing: where FSDP1 has resharded, it gathers."""
-    layout = program.layout
-    gathers = layout.under == "tp_extension" and dict(layout.options).get("strategy") in ("FULL_SHARD", "HYBRID_SHARD")
-    return len(layout.wrapped) if gathers else 0
+    """How many collectives a backward may launch though it averages nothing."""
+    return promises_of(program).unsynced_collectives

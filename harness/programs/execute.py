@@ -17,9 +17,11 @@ from typing import Any
 import torch
 
 from harness.programs import prelude, residue
+from harness.programs.options import promises_of
 from harness.programs.source import source
-from harness.programs.spec import Program
+from harness.specs.program import Program
 from harness.stacks import training
+from harness.stacks.registry import stack_of
 from harness.stacks.seen import Calls, Launched, Pass, Seen
 from harness.worlds.rank import Rank
 
@@ -90,6 +92,8 @@ def functions(program: Program) -> dict[str, Any]:
     text = source(program)
     code, file = _code(text)
     namespace: dict[str, Any] = {**vars(training), **vars(prelude), "__name__": "program", "__file__": file}
+    stack = stack_of(program.layout)
+    namespace[f"on_{stack.name}"] = stack.apply
     exec(code, namespace)
     return namespace
 
@@ -145,11 +149,6 @@ def _trained(
     return seen, remains, left
 
 
-def _flattened(program: Program) -> bool:
-    mesh = str(dict(program.layout.options).get("mesh", ""))
-    return sum(size != "1" for size in mesh.split("x")) > 1
-
-
 def on_rank(rank: Rank, program: Program) -> Outcome:
     """Train on this rank, on its part of each batch."""
     names = functions(program)
@@ -160,13 +159,10 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
         seen, remains, left = _trained(program, of_rank, names)
     finally:
         training.clean_up()
-    of_rank.model = None
+    of_rank.model, of_rank.handle = None, training.Handle()
     names.clear()
     left += remains.alive()
     took = time.perf_counter() - began  # process groups are destroyed where they are freed
-    # FSDP1 over tensor parallelism keeps layers, and their groups, in memory (docs/findings/tp_memory.py).  DTensor
-    # remembers, of a flattened mesh, the groups of the mesh that it was, until it sees another.
-    freed = program.layout.under != "tp_extension" and not _flattened(program)
-    left += residue.left(before, groups_freed=freed)
+    left += residue.left(before, groups_freed=promises_of(program).frees_groups)
     residue.keep()
     return Outcome(seen, tuple(of_rank.graphs), of_rank.launched, of_rank.hooked, tuple(left), took)

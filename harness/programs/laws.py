@@ -20,10 +20,11 @@ from harness.programs import assertion, execute, resumption
 from harness.programs.check import tame, truth_of
 from harness.programs.connecting import once_connected
 from harness.programs.execute import Tensors
+from harness.programs.options import case_of, casts_of, takes
 from harness.programs.problem import Different, Problem
-from harness.programs.shapes import walk
-from harness.programs.spec import Branch, Program, Scale, Tied
-from harness.programs.tp_layouts import HYBRID, takes
+from harness.specs.program import Branch, Option, Program, Scale
+from harness.specs.shapes import walk
+from harness.stacks.registry import stack_of
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import Rank
 from harness.worlds.world import World
@@ -65,26 +66,15 @@ class Law:
     """Whether both do the same operations in the same order, so that bits are compared whatever is rounded."""
 
 
-def _legal(program: Program) -> bool:
-    """Whether the stack takes a program that a law has made."""
-    if program.layout.under != "tp_extension":
-        return True
-    p = program
-    return takes(p.layout, list(walk(p.model)), p.steps, p.optimizer, p.dtype)
-
-
 def _pair(one: Program, other: Program) -> tuple[Program, Program] | None:
-    return (one, other) if one != other and _legal(one) and _legal(other) else None
+    return (one, other) if one != other and takes(one) and takes(other) else None
 
 
-def _spanning(program: Program, world: int, **options: bool | int | float | str) -> Program:
+def _spanning(program: Program, world: int, **changes: Option) -> Program:
     """The same on so many ranks, with other options of the stack."""
-    merged = {**dict(program.layout.options), **options}
-    if merged.get("strategy") in HYBRID and "strategy" not in options:
-        merged["strategy"] = "FULL_SHARD"  # so many replicas may not fit
-    if merged.get("strategy") not in HYBRID:
-        merged.pop("replicas", None)
-    return _with(program, layout=_with(program.layout, world=world, options=tuple(merged.items())))
+    layout = program.layout
+    options = stack_of(layout).spanning(dict(layout.options), changes)
+    return _with(program, layout=_with(layout, world=world, options=tuple(options.items())))
 
 
 def permuted(program: Program) -> tuple[Program, Program] | None:
@@ -105,8 +95,6 @@ def accumulated(program: Program) -> tuple[Program, Program] | None:
         isinstance(n.layer, Branch) or (isinstance(n.layer, Scale) and n.layer.kind == "rebound")
         for n in walk(program.model)
     )
-    if program.layout.compiled is not None and program.layout.under == "tp_extension":
-        return None  # compiled_gradients.py
     if counting or program.same_data:
         return None  # what a layer does depends on how many forwards there were
     whole = _with(program, steps=tuple(_with(s, rows=(sum(s.rows),), synced=(), joint=True) for s in program.steps))
@@ -140,12 +128,11 @@ def undivided(program: Program) -> tuple[Program, Program] | None:
 
 def flattened(program: Program) -> tuple[Program, Program] | None:
     """Four ranks in one dimension, or in two that are flattened; for FSDP1, which takes two: sharded in pairs."""
-    layout = program.layout
-    if layout.under != "tp_extension":
-        return _pair(_spanning(program, 4), _spanning(program, 4, mesh="2x2"))
-    flat = _with(program, layout=_with(layout, tensor=1, plan=()))
-    flat = _spanning(flat, 4, strategy="FULL_SHARD")
-    return _pair(flat, _spanning(flat, 4, strategy="HYBRID_SHARD", replicas=2))
+    if (flat := stack_of(program.layout).flat) is None:
+        return None
+    plain = _with(program, layout=_with(program.layout, tensor=1, plan=()))
+    one, other = (_spanning(plain, 4, **options) for options in flat)
+    return _pair(one, other)
 
 
 def never_saved(program: Program) -> tuple[Program, Program] | None:
@@ -154,33 +141,19 @@ def never_saved(program: Program) -> tuple[Program, Program] | None:
 
 
 def resumed(program: Program) -> tuple[Program, Program] | None:
-    """Half of the steps in one world, the others in a fresh one of another size; a single step is done in both.
-
-    Whole state dicts of FSDP1 are not those of one device where there are tensor-parallel layers, and fail where there
-    are several tensor-parallel ranks.
-    """
-    if program.layout.under == "tp_extension" and (program.layout.tensor > 1 or program.layout.plan):
-        return None
+    """Half of the steps in one world, the others in a fresh one of another size; a single step is done in both."""
     stateful = program.optimizer.momentum or program.optimizer.kind != "sgd"
     if stateful and any(isinstance(n.layer, Branch) for n in walk(program.model)):
         return None  # what had no gradient has no state yet, and strict loading wants one
-    if program.layout.under == "replicate_fsdp" and _twice_in_one_module(program):
-        return None  # docs/findings/fsdp_two_names.py
+    case = case_of(program)
+    if any(limit.applies() and limit.forbids(case) for limit in stack_of(program.layout).resuming):
+        return None
     steps = program.steps if len(program.steps) > 1 else program.steps * 2
     half = len(steps) // 2
     # Gradients are no part of what is saved.
     steps = (*steps[: half - 1], _with(steps[half - 1], zero="none"), *steps[half:])
     program = _with(program, steps=steps)
-    return (program, program) if _legal(program) and _legal(_continued(program)) else None
-
-
-def _twice_in_one_module(program: Program) -> bool:
-    """Whether the model itself has one Parameter under two names, besides the layer's that made it."""
-    aliases: dict[str, str] = {}
-    for n in walk(program.model):
-        if isinstance(n.layer, Tied) and n.layer.alias:
-            aliases[n.name] = aliases.get(n.layer.of, n.layer.of)
-    return len(set(aliases.values())) < len(aliases)
+    return (program, program) if takes(program) and takes(_continued(program)) else None
 
 
 def _continued(program: Program) -> Program:
@@ -205,21 +178,13 @@ def eager(program: Program) -> tuple[Program, Program] | None:
 
 
 def single(program: Program) -> tuple[Program, Program] | None:
-    """One rank, or torch alone.  FSDP1 adds squares for the norm of gradients in the order of flat parameters."""
-    if program.layout.under == "tp_extension" and any(step.clip for step in program.steps):
-        return None
-    if program.layout.dtypes:
-        return None  # what the stack casts is rounded otherwise
-    every = not any(step.accumulates for step in program.steps)
-    last = all(sum(step.averages) == 1 and step.zero != "keep" for step in program.steps)
-    if program.layout.under != "replicate" and not (every or last):
-        return None  # what was averaged and what was not are added up apart
-    one = _with(program, layout=_with(program.layout, world=1, tensor=1, plan=()), rotated=0)
-    if program.layout.under == "tp_extension":
-        # Without original parameters they are flattened without a gap, and the bits of a product depend on whether its
-        # factors lie at multiples of 16 bytes.
-        one = _spanning(one, 1, use_orig_params=True)
-    return (one, one) if _legal(one) else None
+    """One rank, or torch alone."""
+    changes = stack_of(program.layout).alone(case_of(program))
+    if changes is None or casts_of(program.layout):
+        return None  # numbers are added up in another order, or rounded otherwise
+    one = _with(program, layout=_with(program.layout, tensor=1, plan=()), rotated=0)
+    one = _spanning(one, 1, **changes)
+    return (one, one) if takes(one) else None
 
 
 LAWS: dict[str, Law] = {

@@ -7,8 +7,6 @@ values and exits with 1 if the defect is there, and exits with 0 if not.
 
 from __future__ import annotations
 
-import ast
-import functools
 import math
 import os
 import platform
@@ -23,15 +21,18 @@ import torch
 from harness.devices import backend_for
 from harness.programs import prelude, standalone
 from harness.programs.check import Truth
+from harness.programs.definitions import definitions, module_of, names_in
 from harness.programs.literals import literal, name
+from harness.programs.options import promises_of
 from harness.programs.problem import Problem
 from harness.programs.source import source
-from harness.programs.spec import Program
 from harness.programs.stored import dumps
 from harness.redaction import recorded, redacted
 from harness.safe_io.shown import printable
 from harness.safe_io.writing import own_folder, write_whole
+from harness.specs.program import Program
 from harness.stacks import seen, training
+from harness.stacks.registry import stack_of
 from harness.stacks.seen import Seen
 from harness.subjects import TORCH
 
@@ -39,9 +40,6 @@ FOLDER = "CONCORD_REPRODUCERS"
 """Environment variable that names the folder; reports/out/reproducers is the default."""
 
 _PASSED_ON = ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "TORCH_FR_BUFFER_SIZE")
-
-MODULES = (seen, training, prelude, standalone)
-"""Whose definitions are cut out, in the order in which they stand in a reproducer."""
 
 
 def reproducer(
@@ -65,17 +63,22 @@ def reproducer(
     backend = backend or backend_for(device)
     text = source(program)
     case = _case(program, problems, truth, backend=backend, device=device, limit=limit)
-    standing_on = definitions(MODULES, _names(text) | _names(case) | {"main"})
+    standing_on = definitions(_modules(program), names_in(text) | names_in(case) | {"main"})
     head = _head(program, what, backend, subject)
     last = 'if __name__ == "__main__":\n    main(CASE, build, distribute, train)'
     return "\n\n\n".join([head, standing_on, text.strip(), case, last]) + "\n"
+
+
+def _modules(program: Program) -> list[ModuleType]:
+    """Whose definitions are cut out, in the order in which they stand in a reproducer."""
+    return [seen, training, module_of(stack_of(program.layout).apply), prelude, standalone]
 
 
 def _case(
     program: Program, problems: Sequence[Problem], truth: Truth | None, *, backend: str, device: str, limit: int
 ) -> str:
     """The source of the constant that says how the program is run, and what is asked of ranks."""
-    layout = program.layout
+    layout, promises = program.layout, promises_of(program)
     missing = [problem.what for problem in problems if problem.kind == "missing"]
     words = {
         "world": literal(layout.world),
@@ -88,9 +91,9 @@ def _case(
         "limit": literal(limit),
         "allowed": _allowed(truth, problems),
         "promised": f"frozenset({_listed(_key(what) for what in dict.fromkeys(missing) if isinstance(what, Seen))})",
-        "zeros_allowed": literal(layout.under == "tp_extension"),
+        "zeros_allowed": literal(promises.zeros_for_unused),
         "synced": literal(layout.world > layout.tensor),
-        "quiet_unsynced": literal(layout.under != "tp_extension"),
+        "quiet_unsynced": literal(not promises.unsynced_collectives and layout.tensor == 1),
         "compiled": literal(layout.compiled is not None),
         "same_shapes": literal(program.even),
     }
@@ -166,66 +169,9 @@ def _head(program: Program, what: str, backend: str, subject: str) -> str:
     return "\n".join(f"# {printable(line).replace(chr(10), ' ')}".rstrip() for line in lines)
 
 
-def _names(text: str) -> set[str]:
-    """Every name that a text uses."""
-    tree = ast.parse(text)
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
-        n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
-    }
-
-
-def definitions(modules: Iterable[ModuleType], wanted: set[str]) -> str:
-    """The text of the definitions with these names, of all that they use in turn, and of the imports for them.
-
-    ``modules`` come in the order in which their definitions are to stand.  Imports from Concord are left out: what they
-    name must be in one of the modules.
-    """
-    found = [_parts(module.__file__ or "") for module in modules]
-    texts = {name: text for _, defined in found for name, text in defined.items()}
-    needed: set[str] = set()
-    waiting = [name for name in wanted if name in texts]
-    used = set(wanted)
-    while waiting:
-        name = waiting.pop()
-        if name not in needed:
-            needed.add(name)
-            names = _names(texts[name])
-            used |= names
-            waiting += [n for n in names if n in texts]
-    imports = {line: None for lines, _ in found for names, line in lines if names & used}
-    bodies = [text for _, defined in found for name, text in defined.items() if name in needed]
-    return "\n".join(imports) + "\n\n\n" + "\n\n\n".join(bodies)
-
-
-@functools.cache
-def _parts(file: str) -> tuple[list[tuple[frozenset[str], str]], dict[str, str]]:
-    """The imports of a file, each with one line and the names that it gives, and its definitions by name."""
-    text = Path(file).read_text()
-    lines = text.splitlines()
-    imports: list[tuple[frozenset[str], str]] = []
-    defined: dict[str, str] = {}
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "harness":
-            continue
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            for alias in node.names:
-                given = (alias.asname or alias.name).split(".")[0]
-                name = f"{alias.name} as {alias.asname}" if alias.asname else alias.name
-                line = f"from {node.module} import {name}" if isinstance(node, ast.ImportFrom) else f"import {name}"
-                always = node.module == "__future__" if isinstance(node, ast.ImportFrom) else False
-                if not always:
-                    imports.append((frozenset({given}), line))
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            defined[node.name] = "\n".join(lines[first - 1 : node.end_lineno])
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id != "__all__":
-            defined[node.targets[0].id] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-    return imports, defined
-
-
 def name_of_test() -> str:
     """Of the test that is running, as pytest tells it; ``program`` outside of one."""
     return os.environ.get("PYTEST_CURRENT_TEST", "program").split(" ")[0].removeprefix("suites/")
 
 
-__all__ = ["FOLDER", "definitions", "name_of_test", "reproducer", "write"]
+__all__ = ["FOLDER", "name_of_test", "reproducer", "write"]

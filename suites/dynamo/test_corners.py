@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.programs.assertion import assert_same_as_alone
-from harness.programs.spec import Activation, Compile, Layout, Linear, Model, Program, Step
+from harness.specs.program import Activation, Compile, Layout, Linear, Model, Program, Step
 from harness.stacks import dynamo, replicate, tp_extension
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from harness import World, requirement
 from harness.programs.assertion import assert_same_as_alone
 from harness.programs.examples import examples
-from harness.programs.spec import Program
 from harness.programs.strategies import programs
+from harness.specs.program import Program
 
 SIZES = (1, 2, 3)
 

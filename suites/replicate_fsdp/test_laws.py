@@ -10,8 +10,8 @@ from hypothesis import given
 from harness import World, requirement
 from harness.programs.examples import examples
 from harness.programs.laws import assert_law
-from harness.programs.spec import Program
 from harness.programs.strategies import programs
+from harness.specs.program import Program
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
 LAWS = [

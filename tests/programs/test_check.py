@@ -16,7 +16,8 @@ from harness.programs.check import Truth, problems, tame, truth_of
 from harness.programs.execute import Outcome
 from harness.programs.problem import Problem
 from harness.programs.residue import Left
-from harness.programs.spec import (
+from harness.programs.strategies import programs
+from harness.specs.program import (
     Activation,
     Attention,
     Compile,
@@ -31,7 +32,6 @@ from harness.programs.spec import (
     Tied,
     Twice,
 )
-from harness.programs.strategies import programs
 from harness.stacks.seen import Launched, Pass, Seen
 
 EXACT = Program(Model((3,), (Linear(4), Activation(), Linear(2))), steps=(Step(rows=(2, 5)),), dtype="float32")

@@ -12,7 +12,8 @@ from harness import Rank, RanksFailed
 from harness.programs import execute
 from harness.programs.assertion import assert_same_as_alone
 from harness.programs.problem import Different
-from harness.programs.spec import Compile, Hooked, Layout, Linear, Model, Option, Program, Scale, Step
+from harness.specs.program import Compile, Hooked, Layout, Linear, Model, Option, Program, Scale, Step
+from harness.stacks import replicate_fsdp
 from harness.stacks.seen import Seen
 from tests.programs.damaged import Damaged
 
@@ -37,7 +38,7 @@ def undivided(rank: Rank) -> None:
 
 
 def never_cast(rank: Rank) -> None:
-    execute.training.dtype_of = lambda name: None
+    replicate_fsdp.dtype_of = lambda name: None
 
 
 def never_toggled(rank: Rank) -> None:

@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.commands.main import app
-from harness.programs.spec import Activation, Branch, Layout, Linear, Model, Norm, Optimizer, Program, Step
 from harness.programs.stored import dumps
+from harness.specs.program import Activation, Branch, Layout, Linear, Model, Norm, Optimizer, Program, Step
 from tests.programs.hostile import CANARY, PAYLOADS, PROGRAMS
 
 HEALTHY = Program(Model((3,), (Linear(4),)))

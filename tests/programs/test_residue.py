@@ -22,7 +22,7 @@ from harness import Pool, Rank, WorldSpec
 from harness.programs import execute, residue
 from harness.programs.check import problems, truth_of
 from harness.programs.residue import Left
-from harness.programs.spec import Activation, Compile, Layout, Linear, Model, Program, Step
+from harness.specs.program import Activation, Compile, Layout, Linear, Model, Program, Step
 from harness.stacks import training
 
 MODEL = Model((3,), (Linear(4), Activation(), Linear(2)))

@@ -18,11 +18,11 @@ from harness import Rank, RanksFailed
 from harness.programs import patience
 from harness.programs.assertion import assert_same_as_alone
 from harness.programs.problem import Different
-from harness.programs.shapes import walk
-from harness.programs.spec import Linear, Program, children
 from harness.programs.stored import loads
 from harness.programs.strategies import programs
 from harness.reproducers import carried
+from harness.specs.program import Linear, Program, children
+from harness.specs.shapes import walk
 from tests.programs.damaged import Damaged, unreduced
 
 SIZES = (1, 2, 3)

@@ -19,8 +19,9 @@ from torch import nn
 from harness.bench.measuring.collectives import merged
 from harness.bench.measuring.timing import Effort, Timing, measure, visits
 from harness.bench.records import COUNTS, Measurement, Series, pairs
-from harness.stacks import messages, replicate, replicate_fsdp, tp_extension, training
+from harness.stacks import messages, replicate, replicate_fsdp, tp_extension
 from harness.stacks.messages import Message
+from harness.stacks.registry import stack
 from harness.worlds.rank import Rank
 from harness.worlds.world import World
 
@@ -115,13 +116,13 @@ def stepping(rank: Rank, step: Step, module: nn.Module, *, distributed: bool) ->
     """One step of training, as a call."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     called: Any = torch.compile(module, backend=step.compiler) if step.compiler else module
-    inputs = rows(rank, step)
+    inputs, handle = rows(rank, step), stack(step.stack).handle()
     last = step.micro_batches - 1
 
     def once() -> None:
         for number in range(step.micro_batches):
             if distributed and step.micro_batches > 1:
-                training.set_sync_of(module, step.synced or number == last)
+                handle.set_sync(module, step.synced or number == last)
             called(inputs).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from msgspec import Meta
 from torch import nn
 from torch._dynamo.exc import Unsupported
 from torch.distributed import ProcessGroup
@@ -27,12 +28,20 @@ from torch.distributed.tensor.parallel.fsdp import _rewrite_spec_if_needed as re
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 
 from harness.oracles.baseline import Tensors
+from harness.specs.limits import RANKS
+from harness.specs.program import Data, Layout, Option, one_of
+from harness.stacks.limit import Case
 from harness.stacks.replicate_fsdp import whole
+from harness.stacks.stack import Dtype, Options, Promises, Stack, averages_apart
+from harness.stacks.tp_extension.drawing import draw, tensor_sizes
+from harness.stacks.tp_extension.limits import HYBRID, LIMITS, RESUMING
+from harness.stacks.tp_extension.training import Fsdp1, on_tp_extension
 from harness.worlds.rank import Rank
 
 __all__ = [
     "MODULE",
     "PLAN",
+    "STACK",
     "STYLES",
     "AsyncCollectiveTensor",
     "DTensorExtensions",
@@ -141,3 +150,93 @@ def parameters(module: nn.Module) -> Tensors:
     assert isinstance(module, FullyShardedDataParallel)
     with FullyShardedDataParallel.summon_full_params(module, writeback=False):
         return {n: whole(p) for n, p in module.module.named_parameters()}
+
+
+# for programs
+
+STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *HYBRID)
+"""Of ``torch.distributed.fsdp.ShardingStrategy``."""
+
+
+class TpExtensionOptions(Data, frozen=True):
+    """Of :func:`~harness.stacks.tp_extension.training.on_tp_extension`."""
+
+    use_orig_params: bool = True
+    strategy: Annotated[str, one_of(*STRATEGIES)] = "FULL_SHARD"
+    replicas: Annotated[int, Meta(ge=0, le=RANKS)] = 0
+    param_dtype: Dtype = ""
+    reduce_dtype: Dtype = ""
+
+
+def _arguments(layout: Layout) -> tuple[list[str], dict[str, Any]]:
+    return list(layout.wrapped), {"tensor": layout.tensor, "plan": dict(layout.plan)}
+
+
+def _check(layout: Layout, options: TpExtensionOptions) -> None:
+    data = layout.world // layout.tensor
+    if options.replicas and data % options.replicas:
+        raise ValueError(f"{data} data-parallel ranks can't be divided into {options.replicas} replicas")
+
+
+def _casts(options: Options) -> set[str]:
+    return {str(options[name]) for name in ("param_dtype", "reduce_dtype") if options.get(name)}
+
+
+def _output_dtype(options: Options) -> str:
+    return str(options.get("param_dtype") or "")
+
+
+def _claims(options: Options) -> Sequence[str]:
+    return ["hybrid"] if options.get("strategy") == "HYBRID_SHARD" else []
+
+
+def _promises(layout: Layout) -> Promises:
+    options = dict(layout.options)
+    resharded = options.get("strategy") in ("FULL_SHARD", "HYBRID_SHARD")
+    return Promises(
+        gradients=options.get("use_orig_params") is not False,
+        states=False,  # those of flat parameters
+        zeros_for_unused=True,
+        unsynced_collectives=len(layout.wrapped) if resharded else 0,  # what was resharded is gathered
+        frees_groups=False,  # docs/findings/tp_memory.py
+    )
+
+
+def _spanning(options: Options, changes: Options) -> dict[str, Option]:
+    merged = {**options, **changes}
+    if merged.get("strategy") in HYBRID and "strategy" not in changes:
+        merged["strategy"] = "FULL_SHARD"  # so many replicas may not fit
+    if merged.get("strategy") not in HYBRID:
+        merged.pop("replicas", None)
+    return merged
+
+
+def _alone(case: Case) -> Options | None:
+    if case.clips or averages_apart(case) is None:
+        return None  # squares are added up in the order of flat parameters
+    # Without original parameters they are flattened without a gap, and the bits of a product depend on whether its
+    # factors lie at multiples of 16 bytes.
+    return {"use_orig_params": True}
+
+
+STACK = Stack(
+    "tp_extension",
+    on_tp_extension,
+    options=TpExtensionOptions,
+    arguments=_arguments,
+    check=_check,
+    tensor_parallel=True,
+    casts=_casts,
+    output_dtype=_output_dtype,
+    promises=_promises,
+    handle=Fsdp1,
+    limits=LIMITS,
+    claims=_claims,
+    draw=draw,
+    tensor_sizes=tensor_sizes,
+    compilable=True,
+    flat=({"strategy": "FULL_SHARD"}, {"strategy": "HYBRID_SHARD", "replicas": 2}),
+    spanning=_spanning,
+    alone=_alone,
+    resuming=RESUMING,
+)

@@ -16,10 +16,9 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from harness.programs import limits
+from harness.specs import limits
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-STACKS = ("replicate", "replicate_fsdp", "tp_extension", "dynamo")
 BACKENDS = ("aot_eager", "eager", "inductor")
 """Of ``torch.compile``.  Others are looked up among installed packages, which a program must not choose from."""
 EXACT_ACTIVATIONS = ("relu", "abs")
@@ -40,6 +39,8 @@ def one_of(*words: str) -> Meta:
     return Meta(pattern=rf"^({'|'.join(words)})\Z")
 
 
+StackName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z", max_length=limits.WORD)]
+"""Whether there is such a stack is another question (:mod:`harness.stacks.registry`)."""
 OwnDtype: TypeAlias = Annotated[str, one_of("", *DTYPES)]
 """A dtype that is not the program's; empty where it is."""
 
@@ -254,7 +255,7 @@ class Step(Data, frozen=True):
 # layout
 
 Option: TypeAlias = bool | int | float | Word | Annotated[tuple[Word, ...], Meta(max_length=limits.NAMES)]
-"""Which of them an option takes is said in :mod:`harness.programs.options`."""
+"""Which of them an option takes is said by its stack."""
 
 Style: TypeAlias = Annotated[str, one_of("columns", "rows")]
 
@@ -274,7 +275,7 @@ class Compile(Data, frozen=True):
 class Layout(Data, frozen=True):
     """How a model lies on ranks."""
 
-    stack: Annotated[str, one_of(*STACKS)] = "replicate"
+    stack: StackName = "replicate"
     world: Ranks = 2
     tensor: Ranks = 1
     """Ranks that share a tensor-parallel group; the others are data parallel."""
@@ -283,26 +284,13 @@ class Layout(Data, frozen=True):
     plan: Annotated[tuple[tuple[LayerName, Style], ...], Meta(max_length=limits.NAMES)] = ()
     """Tensor-parallel style of layers: ``columns`` or ``rows``."""
     options: Annotated[tuple[tuple[Word, Option], ...], Meta(max_length=limits.NAMES)] = ()
-    """Of the stack, by its own names; see :mod:`harness.programs.options`."""
+    """Of the stack, by its own names (:attr:`harness.stacks.stack.Stack.options`)."""
     compiled: Compile | None = None
-
-    @property
-    def under(self) -> str:
-        """The stack that puts the model on ranks; what is compiled is on one of the other three."""
-        return str(dict(self.options).get("inner", "replicate")) if self.stack == "dynamo" else self.stack
 
     @property
     def two_dimensional(self) -> bool:
         """Whether some ranks share layers, and others the batch."""
         return bool(self.plan) and 1 < self.tensor < self.world
-
-    @property
-    def dtypes(self) -> set[str]:
-        """Those to which the stack casts parameters, gradients, or what it sends."""
-        options = dict(self.options)
-        hook = {"fp16_compress_hook": "float16", "bf16_compress_hook": "bfloat16"}.get(str(options.get("hook")), "")
-        named = (options.get(key, "") for key in ("param_dtype", "reduce_dtype", "output_dtype"))
-        return {str(dtype) for dtype in (*named, hook) if dtype}
 
 
 class Program(Data, frozen=True):
@@ -336,16 +324,11 @@ class Program(Data, frozen=True):
         return (rank // self.layout.tensor + self.rotated) % self.parts
 
     @property
-    def dtypes(self) -> set[str]:
-        """Every dtype in which something is stored or sent."""
-        return {self.dtype, *filter(None, map(own_dtype, every(self.model.layers))), *self.layout.dtypes}
+    def stored_dtypes(self) -> set[str]:
+        """Every dtype that a parameter has on one device."""
+        return {self.dtype, *filter(None, map(own_dtype, every(self.model.layers)))}
 
     @property
     def even(self) -> bool:
         """Whether every rank has the same number of rows in every micro-batch."""
         return all(rows % self.parts == 0 for step in self.steps for rows in step.rows)
-
-    @property
-    def gradients_promised(self) -> bool:
-        """Whether the stack can show whole gradients."""
-        return not (self.layout.under == "tp_extension" and dict(self.layout.options).get("use_orig_params") is False)

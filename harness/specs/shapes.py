@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from harness.programs import limits
-from harness.programs.spec import (
+from harness.specs import limits
+from harness.specs.program import (
     Attention,
     Branch,
     Container,
