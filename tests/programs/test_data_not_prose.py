@@ -111,7 +111,7 @@ KNOWN = {
     ("harness/plugin/worlds.py", "Timeout ("): "pytest-timeout has no type of error for it",
     ("harness/worlds/postmortem.py", "Extension modules:"): "faulthandler's own text",
     ("harness/bench/detection/calibrate.py", "concord perf gate"): "a key: the name of a method",
-    ("harness/results.py", "unsupported: not claimed: "): "a result stores the sentence and nothing else",
+    ("harness/results/records.py", "unsupported: not claimed: "): "a result stores the sentence and nothing else",
     ("reports/coherence.py", "could not be collected"): "a result stores the sentence and nothing else",
     ("reports/invocation.py", " was given"): "a result stores the sentence and nothing else",
     ("reports/invocation.py", "only some files"): "a result stores the sentence and nothing else",

@@ -210,7 +210,7 @@ def test_what_nothing_is_known_of() -> None:
 @pytest.mark.parametrize("name", registry.own_names())
 def test_one_name_for_one_thing(name: str) -> None:
     """No two of the modules that definitions are cut out of define the same name."""
-    program = Program(Model((3,), (Linear(4),)), Layout(2, name), (Step((2,)),))
+    program = Program(Model((3,), (Linear(4),)), Layout(name), (Step((2,)),))
     names = [each for module in _modules(program) for each in _parts(module.__file__ or "").defined]
     assert sorted(names) == sorted(set(names))
 

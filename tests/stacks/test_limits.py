@@ -109,12 +109,13 @@ def test_what_laws_make_is_filtered_by_the_same_list(monkeypatch: pytest.MonkeyP
 
 def test_no_name_of_a_stack_in_programs() -> None:
     """Programs ask stacks what they promise, and know none of them by its name, but for the default of a layout."""
-    folder = Path(__file__).parents[2] / "harness" / "programs"
+    harness = Path(__file__).parents[2] / "harness"
     named = re.compile(rf"[\"']({'|'.join(registry.own_names())})[\"']")
     found = [
         f"{file.name}: {line.strip()}"
-        for file in sorted(folder.glob("*.py"))
+        for room in ("programs", "specs")
+        for file in sorted((harness / room).glob("*.py"))
         for line in file.read_text().splitlines()
         if named.search(line)
     ]
-    assert found == ['spec.py: stack: StackName = "replicate"']
+    assert found == ['program.py: stack: StackName = "replicate"']

@@ -18,7 +18,7 @@ from harness.programs.options import options_of
 from harness.programs.reproducer import reproducer
 from harness.programs.stored import dumps, loads
 from harness.specs.program import Layout, Linear, Model, Program
-from harness.stacks import registry, training
+from harness.stacks import registry, seen, training
 
 VENDORS = Path(__file__).parents[2] / "fixtures" / "vendors"
 ON_DDP = Program(Model((3,), (Linear(2),)), Layout("ddp", options=(("bucket_cap_mb", 0.5),)))
@@ -55,7 +55,7 @@ def test_own() -> None:
 @pytest.mark.parametrize("name", registry.own_names())
 def test_stands_on_torch_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a reproducer carries along of a stack names nothing of Concord, and every name in it means something."""
-    modules = [training, module_of(registry.stack(name).apply), prelude]
+    modules = [seen, training, module_of(registry.stack(name).apply), prelude]
     text = definitions(modules, {f"on_{name}", "Run", "Party", "compiled"})
     assert "harness" not in text.replace("harness's", "")
     compile(text, name, "exec")
