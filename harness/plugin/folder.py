@@ -18,13 +18,22 @@ def folder_of(config: pytest.Config) -> Path | None:
 
     Errors: OSError if it can't be made.
     """
-    above = config.getoption("concord_results") or config.getini("concord_results")
+    above = _above(config)
     if not above:
         return None
     if _FOLDER not in config.stash:
         name = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
         config.stash[_FOLDER] = new_folder(config.rootpath / above / name)
     return config.stash[_FOLDER]
+
+
+def keeps(config: pytest.Config) -> bool:
+    """Whether a run keeps its results; in workers of pytest-xdist, too."""
+    return bool(_above(config))
+
+
+def _above(config: pytest.Config) -> str:
+    return str(config.getoption("concord_results") or config.getini("concord_results") or "")
 
 
 LOST = pytest.StashKey[list[str]]()

@@ -9,6 +9,7 @@ values that this process's environment has and has had, what a URL and an assign
 
 from __future__ import annotations
 
+from harness.redaction.named import names_credential
 from harness.redaction.shapes import HIDDEN
 from harness.redaction.text import (
     Memory,
@@ -31,6 +32,7 @@ __all__ = [
     "Url",
     "current",
     "has_credentials",
+    "names_credential",
     "recorded",
     "redacted",
     "redacted_arguments",

@@ -20,7 +20,7 @@ _KEYED = re.compile(
 )
 """How a name ends whose value is a credential in any text."""
 _LONGEST_KEY = 40
-_NAME = re.compile(r"(?<![\w-])([\w-]++)(?:\\{0,4}[\"']\]?)?\s{0,3}[=:]\s{0,3}")
+_NAME = re.compile(r"(?<![\w-])([\w-]++)(?:\\{0,4}[\"']\]?)?\s{0,12}[=:]\s{0,3}")
 """A name, and the sign after which its value comes."""
 _OPENING = re.compile(r"(\\{0,4})([\"'])")
 _WITHIN = {quote: re.compile(rf"(?:[^{quote}\\\n]|\\.){{1,2000}}+(?={quote})") for quote in "\"'"}

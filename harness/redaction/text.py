@@ -153,7 +153,7 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self._unread: list[dict[str, str]] = [dict(os.environ)]
+        self._unread: list[Mapping[str, str]] = [dict(os.environ)]
         self._last: dict[str, str] = {}
         self._arguments: tuple[str, ...] = ()
         self._secrets: frozenset[str] = frozenset()
@@ -165,19 +165,16 @@ class Memory:
 
     def redactor(self) -> Redactor:
         """One for all that has been seen, up to now."""
-        unread, self._unread = [*self._unread, dict(os.environ)], []
-        arguments = tuple(sys.argv[1:])
-        found = set(self._secrets)
-        for variables in unread:
-            variables.pop(_OF_THE_TEST, None)
-            changed = dict(variables.items() - self._last.items())
-            found.update(_secrets_in(changed))
-            self._last = variables
+        now, arguments = dict(os.environ), tuple(sys.argv[1:])
+        now.pop(_OF_THE_TEST, None)
+        unread, self._unread = [dict(now.items() - self._last.items()), *self._unread], []
+        found = self._secrets.union(*map(_secrets_in, unread))
+        self._last = now
         if arguments != self._arguments:
-            found.update(_secrets_in({}, arguments))
+            found |= _secrets_in({}, arguments)
             self._arguments = arguments
         if found != self._secrets:
-            self._secrets = frozenset(found)
+            self._secrets = found
             self._redactor = Redactor({}, known=self._secrets)
         return self._redactor
 

@@ -217,6 +217,7 @@ VARIABLES = {
         (r'password="pa\"s s" x', 'password="***" x'),
         ("PGPASSWORD=unheard-of dbPassword: unheard-of", "PGPASSWORD=*** dbPassword: ***"),
         ("password=/unheard-of password=str-unheard password=***unheard", "password=*** password=*** password=***"),
+        ("secret     = 'unheard-of'", "secret     = '***'"),
         (f"clone /tmp/ghp_{'q1' * 12}/x", "clone /tmp/***/x"),
         (rf"\nghp_{'q1' * 12}", r"\n***"),
         (f"at eyJ{'hbGci' * 4}.eyJ{'zdWIi' * 4}.{'x-y' * 4}, said", "at ***, said"),
