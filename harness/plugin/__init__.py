@@ -26,7 +26,7 @@ from harness.plugin import (
     waivers,
     worlds,
 )
-from harness.plugin.folder import keeps
+from harness.plugin.folder import has_folder
 from harness.plugin.perf import perf_of
 from harness.plugin.redacting import record_testsuite_property, record_xml_attribute
 from harness.plugin.worlds import pytest_generate_tests, pytest_runtest_teardown, several_worlds, world
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         f"{seeds.MARKER}: the test draws its examples from --concord-seed; tests of suites have it by themselves.",
     )
-    if keeps(config):
+    if has_folder(config):
         # First: warnings that came before are told to whoever registers, and the terminal is still to do so.
         config.pluginmanager.register(redacting.Redacting(), "concord-redacting")
         config.pluginmanager.register(junit.JUnit(config), "concord-junit")

@@ -27,13 +27,13 @@ def folder_of(config: pytest.Config) -> Path | None:
     return config.stash[_FOLDER]
 
 
-def keeps(config: pytest.Config) -> bool:
-    """Whether a run keeps its results; in workers of pytest-xdist, too."""
+def has_folder(config: pytest.Config) -> bool:
+    """Whether the run is to write results; makes nothing."""
     return bool(_above(config))
 
 
 def _above(config: pytest.Config) -> str:
-    return str(config.getoption("concord_results") or config.getini("concord_results") or "")
+    return config.getoption("concord_results") or config.getini("concord_results") or ""
 
 
 LOST = pytest.StashKey[list[str]]()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness.plugin.folder import keeps
+from harness.plugin.folder import has_folder
 from harness.redaction import HIDDEN, Redactor, current, names_credential
 
 _DEEPEST = 20
@@ -41,7 +41,7 @@ class Redacting:
         redact(report)
         return (yield)
 
-    @pytest.hookimpl(tryfirst=True)  # no wrapper: pytest keeps warnings for plug-ins that are yet to come
+    @pytest.hookimpl(tryfirst=True)  # no wrapper: pytest has_folder warnings for plug-ins that are yet to come
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
         _redact_warning(warning_message)
 
@@ -72,7 +72,7 @@ def record_testsuite_property(
     pytestconfig: pytest.Config, record_testsuite_property: Callable[[str, object], None]
 ) -> Callable[[str, object], None]:
     """pytest's own; where results are kept, JUnit files get the value without credentials."""
-    return _recording(record_testsuite_property) if keeps(pytestconfig) else record_testsuite_property
+    return _recording(record_testsuite_property) if has_folder(pytestconfig) else record_testsuite_property
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def record_xml_attribute(
     pytestconfig: pytest.Config, record_xml_attribute: Callable[[str, object], None]
 ) -> Callable[[str, object], None]:
     """pytest's own; where results are kept, JUnit files get the value without credentials."""
-    return _recording(record_xml_attribute) if keeps(pytestconfig) else record_xml_attribute
+    return _recording(record_xml_attribute) if has_folder(pytestconfig) else record_xml_attribute
 
 
 def _recording(record: Callable[[str, object], None]) -> Callable[[str, object], None]:
