@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Pool", "Rank", "RanksFailed", "World", "WorldSpec", "requirement", "spmd"]
+__all__ = ["Pool", "Rank", "RanksFailed", "World", "WorldSpec", "assert_on_ranks", "requirement", "spmd"]
 
 if TYPE_CHECKING:
+    from harness.oracles.ranks import assert_on_ranks
     from harness.plugin.marks import spmd
     from harness.requirements import requirement
     from harness.worlds.pool import Pool
@@ -25,6 +26,7 @@ _WHERE = {
     "RanksFailed": "harness.worlds.postmortem",
     "World": "harness.worlds.world",
     "WorldSpec": "harness.worlds.world",
+    "assert_on_ranks": "harness.oracles.ranks",
     "requirement": "harness.requirements",
     "spmd": "harness.plugin.marks",
 }

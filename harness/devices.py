@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.entry_points import said
+from harness.entry_points import import_named, said
 
 
 class DeviceError(RuntimeError):
@@ -69,7 +68,7 @@ def inventory(kind: str | None = None, *, imports: Sequence[str] = (), mask: str
     if kind is not None and (accelerator is None or accelerator.type != kind) and imports:
         for name in imports:
             try:
-                importlib.import_module(name)
+                import_named(name)
             except (Exception, SystemExit) as e:
                 raise DeviceError(f"no {kind} device: importing {name}: {said(e)}") from e
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -9,11 +9,14 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 BACKENDS = "concord.backends"
@@ -26,13 +29,19 @@ SUITES = "concord.suites"
 """``NAME = package``: the package whose folder has tests; pytest collects it, nobody imports it."""
 REQUIREMENTS = "concord.requirements"
 """``NAME = module:attribute``: a list of :class:`harness.requirements.Requirement`; loaded when a session starts."""
+STACKS = "concord.stacks"
+"""``NAME = module:attribute``: a stack for programs (:mod:`harness.stacks.registry`)."""
 SUBJECTS = "concord.subjects"
 """``NAME.STACK = module:function`` (:mod:`harness.subjects`)."""
 
-GROUPS = (BACKENDS, DEVICES, PROFILES, REQUIREMENTS, SUBJECTS, SUITES)
+GROUPS = (BACKENDS, DEVICES, PROFILES, REQUIREMENTS, STACKS, SUBJECTS, SUITES)
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _ATTRIBUTE = re.compile(rf"{_MODULE.pattern}:{_MODULE.pattern}")
+
+_OTHERS = ("hypothesis", "torch.backends")
+"""Groups whose modules Hypothesis and torch import when they are imported themselves."""
+_imported: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ def _points(group: str, path: tuple[str, ...]) -> tuple[dict[str, Point], list[B
     """Asked for every test; ``path``: where packages are looked for."""
     found: dict[str, Point] = {}
     broken: list[Broken] = []
-    wants = _ATTRIBUTE if group in (REQUIREMENTS, SUBJECTS) else _MODULE
+    wants = _ATTRIBUTE if group in (REQUIREMENTS, STACKS, SUBJECTS) else _MODULE
     for entry in importlib.metadata.entry_points(group=group):
         point = Point(group, entry.name, entry.value, _package(entry))
         if not wants.fullmatch(point.value):
@@ -97,11 +106,57 @@ def modules_for(group: str, name: str) -> tuple[str, ...]:
     return (point.value,) if point else ()
 
 
+def imported() -> dict[str, str]:
+    """The file of each module that this process has imported because a package or a profile names it.
+
+    A module stays in it that has failed, or has taken itself out of ``sys.modules``.
+    """
+    found = dict(_imported)
+    everything = importlib.metadata.entry_points()
+    for group in _OTHERS:
+        for entry in everything.select(group=group):
+            for name in _with_parents(entry.value.partition(":")[0].strip()):
+                file = getattr(sys.modules.get(name), "__file__", None)
+                if isinstance(file, str):
+                    found.setdefault(name, file)
+    return found
+
+
+def import_named(module: str) -> ModuleType:
+    """Import a module that a package or a profile names.  Errors: whatever it raises."""
+    try:
+        _note(module, _find(module))
+    except (Exception, SystemExit):
+        pass  # the import says it
+    return importlib.import_module(module)
+
+
+def _find(module: str) -> ModuleSpec | None:
+    """Find a module, and note the packages around it, which are imported for that.  Errors: whatever they raise."""
+    spec = None
+    for name in _with_parents(module):
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            return None
+        if name != module:
+            _note(name, spec)
+    return spec
+
+
+def _with_parents(module: str) -> list[str]:
+    return list(itertools.accumulate(module.split("."), "{}.{}".format))
+
+
+def _note(module: str, spec: ModuleSpec | None) -> None:
+    if spec is not None and spec.has_location and spec.origin:
+        _imported.setdefault(module, spec.origin)
+
+
 def load(point: Point) -> Any:
     """The attribute that an entry point names.  Errors: :class:`PluginError`, whatever its module raises."""
     module, _, name = point.value.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = import_named(module)
         for part in name.split("."):
             found = getattr(found, part)
     except (Exception, SystemExit) as e:
@@ -115,7 +170,7 @@ def folder_of(point: Point) -> Path:
     Errors: :class:`PluginError` if there is none.
     """
     try:
-        spec = importlib.util.find_spec(point.value)
+        spec = _find(point.value)
     except (Exception, SystemExit) as e:
         raise PluginError(f"{point}: {said(e)}") from e
     places = list(spec.submodule_search_locations or ()) if spec is not None else []

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.files import FileError, contents
-from harness.untrusted import Refused
+from harness.safe_io.files import FileError, contents
+from harness.safe_io.untrusted import Refused
 from reports.model import ReportError
 
 MOST_FILES = 1000

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import results
-from harness.files import FileError, contents
 from harness.results import ProfileText, ResultsError, Run, TestResult
-from harness.untrusted import Allowance
+from harness.safe_io.files import FileError, contents
+from harness.safe_io.untrusted import Allowance
 from reports import levels
 from reports.model import (
     ORDER,

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from harness.results import Run, TestResult
-from harness.untrusted import TOML_SIZE, Allowance
-from harness.writing import write_whole
+from harness.safe_io.untrusted import TOML_SIZE, Allowance
+from harness.safe_io.writing import write_whole
 from reports.archive import LARGEST, packed, unpacked
 from reports.build import made_of, ordered, parsed
 from reports.model import Report, ReportError, encode

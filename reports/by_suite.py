@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from harness.results import LEVELS, RequirementText, Run, TestResult, foreign, stack_of
+from harness.requirements import LEVELS, stack_of
+from harness.results import RequirementText, Run, TestResult, foreign
 from harness.suite_facts import TestFacts
 from reports.by_profile import Entitled
 from reports.checkout import Checkout, swept

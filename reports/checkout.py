@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from harness.results import RequirementText, stack_of
+from harness.requirements import stack_of
+from harness.results import RequirementText
 from harness.suite_facts import SuiteFacts, TestFacts
 
 _SWEPT = re.compile(r"(?<=[\[-])\d+B(?=[\]-])")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from harness import results
+from harness.requirements import stack_of
 from harness.results import BAD, ENDED_BADLY, UNSUPPORTED, VERDICTS, Run, TestResult
 from reports.arguments import Asked
 from reports.text import moment
@@ -127,7 +127,7 @@ def never_begun(test: TestResult) -> bool:
 def _contradictions(test: TestResult) -> Iterator[str]:
     if test.verdict not in VERDICTS or test.verdict == "flaky":  # several attempts come to that, and none of them
         yield f"{test.verdict!r} is no verdict of an attempt"
-    if test.stack != results.stack_of(test.nodeid):
+    if test.stack != stack_of(test.nodeid):
         yield f"its stack is {test.stack!r}, and its name says another"
     evidence = test.headline or test.ranks or test.waiver or test.bare or test.text or test.reproducer
     if test.verdict in ("passed", "unsupported", "not-run") and evidence:

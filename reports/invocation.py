@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from harness.effort import EXAMPLES, EffortError, effort
 from harness.results import DEFAULT_SEED, FREE_SEED, Run
+from harness.thorough.effort import EXAMPLES, EffortError, effort
 from reports.arguments import Asked
 from reports.coherence import listed
 

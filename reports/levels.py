@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from harness.results import BAD, DEFAULT_SEED, LEVELS, Run, TestResult
+from harness.requirements import LEVELS
+from harness.results import BAD, DEFAULT_SEED, Run, TestResult
 from reports.model import FINE, ORDER, UNDECLARED, LevelReport, RequirementReport, TestReport, counted
 
 _SHOWN = 3

@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 
 from harness.results import VERDICTS, RankEvidence, Reproducer
-from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status, json_checked, said
-from harness.untrusted import Version as VersionNumber
+from harness.safe_io.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status, json_checked, said
+from harness.safe_io.untrusted import Version as VersionNumber
 
 SCHEMA = "concord.report"
 VERSION = 1

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import jinja2
 import markupsafe
 
-from harness.results import LEVELS
+from harness.requirements import LEVELS
 from reports.model import ORDER, Cell, Report, ReportError, RequirementReport, TestReport
 from reports.text import duration, moment, plural, shortened, visible
 

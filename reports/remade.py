@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from harness.untrusted import Refused, json_checked
+from harness.safe_io.untrusted import Refused, json_checked
 from reports import bundle
 from reports.model import Report, ReportError, decode
 

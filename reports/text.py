@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from harness.shown import printable
+from harness.safe_io.shown import printable
 
 visible = printable
 """As this package calls it."""

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from harness import results
+from harness.requirements import stack_of
 from harness.results import Run
-from harness.untrusted import Refused, json_checked, said
+from harness.safe_io.untrusted import Refused, json_checked, said
 from reports import bundle
 from reports.arguments import asked
 from reports.build import Parsed, differences, made_of
@@ -203,9 +203,7 @@ def _checksums(manifest: Manifest, found: Mapping[str, bytes]) -> Iterator[str]:
 
 def _uneven(runs: Sequence[Run]) -> Iterator[str]:
     for stack in {stack for run in runs if run.end for stack in run.end.whole}:
-        sets = [
-            {t for t in run.tests if results.stack_of(t) == stack} for run in runs if run.end and stack in run.end.whole
-        ]
+        sets = [{t for t in run.tests if stack_of(t) == stack} for run in runs if run.end and stack in run.end.whole]
         odd = set[str]().union(*sets) - sets[0].intersection(*sets)
         if odd:
             yield listed(f"each run has all of {stack}, and yet not in every one", odd)

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from harness.files import FileError, contents
 from harness.redaction import current
-from harness.shown import printable
-from harness.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, json_checked, said, toml
-from harness.untrusted import Version as VersionNumber
-from harness.writing import append_or_nothing
+from harness.safe_io.files import FileError, contents
+from harness.safe_io.shown import printable
+from harness.safe_io.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, json_checked, said, toml
+from harness.safe_io.untrusted import Version as VersionNumber
+from harness.safe_io.writing import append_or_nothing
 
 VERSION = 1
 LARGEST = 256 << 20

@@ -43,7 +43,8 @@ from harness.audit.records import (
 from harness.audit.relevance import Relevance
 from harness.provenance import environment
 from harness.redaction import current, redacted_arguments
-from harness.results import BAD, FREE_SEED, stack_of, torch_version
+from harness.requirements import stack_of
+from harness.results import BAD, FREE_SEED, torch_version
 from harness.subjects import TORCH
 from harness.worlds.rank import NotPrepared
 

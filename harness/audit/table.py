@@ -14,7 +14,7 @@ from rich.text import Text
 
 from harness.audit.records import FAILED, KILLED, NOT_REACHED, SURVIVED, TIMED_OUT, Result, Summary
 from harness.audit.run import FAULT, MUTANT, Progress
-from harness.results import stack_of
+from harness.requirements import stack_of
 
 COLUMNS = ("component", "defects", "number", "killed", "survived", "unreached", "equivalent", "score")
 _STYLES = {KILLED: "green", SURVIVED: "red", TIMED_OUT: "red", NOT_REACHED: "yellow", FAILED: "yellow"}

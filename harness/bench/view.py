@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.bench.alarms import Decision
+from harness.bench.detection.alarms import Decision
 from harness.bench.figures import algbw, busbw
-from harness.bench.lines import Figure, Line
+from harness.bench.history.lines import Figure, Line
 from harness.bench.records import COUNTS, Series, day_of, size_of
 
 

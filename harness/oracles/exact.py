@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,56 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 class Mismatch(AssertionError):
     """Two tensors that must be equal bit for bit are not; says where and by how much."""
+
+
+@dataclass(frozen=True)
+class Element:
+    """An element in which two tensors differ."""
+
+    index: tuple[int, ...]
+    expected: object
+    found: object
+    allowed: float | None = None
+    """The largest absolute difference that is allowed; None where bits are compared."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two tensors differ: in dtype or shape, or in elements."""
+
+    expected: str
+    """Dtype and shape, such as ``float32[4, 3]``."""
+    found: str
+    wrong: int = 0
+    """How many elements differ; 0 where dtype or shape do."""
+    of: int = 0
+    """How many elements each tensor has."""
+    elements: tuple[Element, ...] = ()
+    """The first of those that differ."""
+    unknown: int = 0
+    """How many elements may differ from the expected ones by more than their own size."""
+
+    def __str__(self) -> str:
+        if not self.wrong:
+            return f"expected {self.expected}, found {self.found}"
+        more = self.wrong - len(self.elements)
+        if any(element.allowed is not None for element in self.elements):
+            note = f" ({self.unknown} are allowed more than their own size)" if self.unknown else ""
+            shown = "; ".join([*map(_bounded, self.elements), *([f"and {more} more"] if more else [])])
+            return f"{self.wrong} of {self.of} elements differ by more than rounding explains{note}: {shown}"
+        lines = [*map(_exact, self.elements), *([f"and {more} more"] if more else [])]
+        return "\n  ".join([f"{self.wrong} of {self.of} elements differ", *lines])
+
+
+def _exact(element: Element) -> str:
+    return f"{list(element.index)} expected {element.expected!r}, found {element.found!r}"
+
+
+def _bounded(element: Element) -> str:
+    return (
+        f"{list(element.index)} expected {element.expected:.9g}, found {element.found:.9g}, "
+        f"allowed ±{element.allowed:.2g}"
+    )
 
 
 def dyadic(
@@ -59,26 +110,29 @@ def identical(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def difference(expected: torch.Tensor, actual: torch.Tensor, what: str) -> str:
-    """Say how two tensors differ, as :func:`assert_same` would; empty where they do not."""
+def compare(expected: torch.Tensor, actual: torch.Tensor) -> Difference | None:
+    """How two tensors differ, as :func:`assert_same` compares them; None where they do not."""
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
-        return f"{what}: expected {_kind(expected)}, found {_kind(actual)}"
+        return Difference(kind(expected), kind(actual))
     a, b = (t.detach().cpu().resolve_conj().resolve_neg().contiguous() for t in (expected, actual))
     if identical(a, b):
-        return ""
+        return None
     same = (_bits(a) == _bits(b)).reshape(a.numel(), -1).all(dim=1) if a.numel() else torch.ones(0, dtype=torch.bool)
     if a.dtype.is_floating_point or a.dtype.is_complex:
         same |= (torch.isnan(a) & torch.isnan(b)).reshape(-1)
     wrong = (~same).nonzero().reshape(-1)
-    if wrong.numel():
-        shown = [
-            f"  [{', '.join(map(str, _index(int(i), a.shape)))}] expected {a.reshape(-1)[i].item()!r}, "
-            f"found {b.reshape(-1)[i].item()!r}"
-            for i in wrong[:_MOST_SHOWN]
-        ]
-        more = f"\n  and {wrong.numel() - _MOST_SHOWN} more" if wrong.numel() > _MOST_SHOWN else ""
-        return f"{what}: {wrong.numel()} of {a.numel()} elements differ\n" + "\n".join(shown) + more
-    return ""
+    if not wrong.numel():
+        return None
+    elements = tuple(
+        Element(_index(int(i), a.shape), a.reshape(-1)[i].item(), b.reshape(-1)[i].item()) for i in wrong[:_MOST_SHOWN]
+    )
+    return Difference(kind(expected), kind(actual), wrong.numel(), a.numel(), elements)
+
+
+def difference(expected: torch.Tensor, actual: torch.Tensor, what: str) -> str:
+    """Say how two tensors differ, as :func:`assert_same` would; empty where they do not."""
+    found = compare(expected, actual)
+    return "" if found is None else f"{what}: {found}"
 
 
 def assert_same_all(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor], what: str) -> None:
@@ -99,13 +153,19 @@ def _bits(t: torch.Tensor) -> torch.Tensor:
     return t.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
-def _kind(t: torch.Tensor) -> str:
-    return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
+def kind(t: torch.Tensor) -> str:
+    """Dtype and shape, such as ``float32[4, 3]``."""
+    return kind_of(t.dtype, t.shape)
 
 
-def _index(flat: int, shape: Sequence[int]) -> list[int]:
+def kind_of(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """A dtype and a shape, such as ``float32[4, 3]``."""
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
+
+def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
     index: list[Any] = []
     for size in reversed(shape):
         flat, at = divmod(flat, size)
         index.insert(0, at)
-    return index
+    return tuple(index)

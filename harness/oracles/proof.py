@@ -34,6 +34,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.oracles.operators import OPERATORS, Proof, followed
+
 aten = torch.ops.aten
 
 _BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
@@ -532,56 +534,29 @@ def _out(watch: Exactness, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"out": watch._terms(kwargs["out"])[0]} if "out" in kwargs else {}
 
 
-_RULES: dict[str, _Rule] = {
-    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "mul"), _product),
-    **dict.fromkeys(("add", "sub", "rsub"), _added),
-    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "addr", "addcmul"), _product_added),
-    **dict.fromkeys(
-        (
-            "sum", "cumsum", "embedding_dense_backward", "scatter_add", "trace", "unfold_backward", "col2im",
-            "slice_backward", "select_backward", "diagonal_backward",
-        ),
-        _summed,
-    ),
-    "index_add": _scattered,
-    "mean": _averaged,
-    "div": _divided,
-    "pow": _power,
-    "neg": _negated,
-    **dict.fromkeys(("threshold_backward", "max_pool2d_with_indices_backward"), _masked),
-    "convolution": _convolved,
-    "convolution_backward": _convolved_back,
-    **dict.fromkeys(("index_put", "_index_put_impl"), _put),
-}  # fmt: skip
+_FOLLOWED: dict[Proof, _Rule] = {
+    "product": _product,
+    "added": _added,
+    "product_added": _product_added,
+    "summed": _summed,
+    "scattered": _scattered,
+    "averaged": _averaged,
+    "divided": _divided,
+    "power": _power,
+    "negated": _negated,
+    "masked": _masked,
+    "convolved": _convolved,
+    "convolved_back": _convolved_back,
+    "put": _put,
+}
+_RULES = {name: _FOLLOWED[op.proof] for name, op in OPERATORS.items() if op.proof in _FOLLOWED}
 """What adds or multiplies, by the name of the operation."""
 
-_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-_VIEWS = {
-    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "diagonal", "expand", "lift_fresh", "permute",
-    "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze",
-    "view",
-}  # fmt: skip
-"""Results that lie in the storage of the operand."""
-_MOVES = {
-    "_to_copy", "cat", "clone", "constant_pad_nd", "copy", "embedding", "fill", "flip", "gather", "im2col", "index",
-    "index_copy", "index_fill", "index_select", "masked_fill", "masked_scatter", "masked_select", "repeat", "roll",
-    "scatter", "select_scatter", "slice_scatter", "stack", "tril", "triu", "where", "zero",
-}  # fmt: skip
-"""Results made of the operand's elements, and of numbers given: linear."""
-_TAKE_WHOLE_NUMBERS = {"constant_pad_nd", "fill", "index_fill", "masked_fill", "scatter", "where"}
-_WHOLE = {
-    "_local_scalar_dense", "abs", "all", "amax", "amin", "aminmax", "any", "arange", "argmax", "argmin", "argsort",
-    "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "clamp", "clamp_max", "clamp_min",
-    "count_nonzero", "cummax", "cummin", "eq", "equal", "eye", "floor", "full", "full_like", "ge", "gt", "hardtanh",
-    "is_nonzero", "is_same_size", "isfinite", "isinf", "isnan", "kthvalue", "le", "logical_and", "logical_not",
-    "logical_or", "logical_xor", "lt", "max", "max_pool2d_with_indices", "maximum", "min", "minimum", "ne", "new_full",
-    "new_ones", "new_zeros", "nonzero", "ones", "ones_like", "relu", "round", "scalar_tensor", "sgn", "sign", "sort",
-    "threshold", "topk", "trunc", "zeros", "zeros_like",
-}  # fmt: skip
-"""Not linear, hence of whole values on ranks too, and exact; and what makes values."""
+_EMPTY, _VIEWS, _WHOLE = followed("empty"), followed("view"), followed("whole")
+_EXACT = _VIEWS | _WHOLE | followed("moves")
+_TAKE_WHOLE_NUMBERS = frozenset(name for name, op in OPERATORS.items() if op.takes_numbers)
 _OTHERWISE = {
     "mm.dtype", "bmm.dtype", "addmm.dtype", "baddbmm.dtype", "view.dtype", "round.decimals", "scatter.reduce",
     "scatter.value_reduce", "scatter_.reduce", "scatter_.value_reduce",
 }  # fmt: skip
 """Variants that do something else than their name says."""
-_EXACT = _VIEWS | _MOVES | _WHOLE

@@ -12,6 +12,8 @@ from torch._C import _functorch
 from torch._C._functorch import is_batchedtensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.oracles.operators import OPERATORS, Operator
+
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """Unit roundoff: the largest relative error of one rounding to nearest."""
 
@@ -22,24 +24,7 @@ _TRUE = torch.float64
 _HALF_TINY = 2.0**-25  # half the distance of float16's smallest numbers
 _NOISE = 1 << 13
 
-_UNROUNDED = """
-    _to_copy _unsafe_view abs alias argmax argmin broadcast_to cat clamp clamp_max clamp_min clone constant_pad_nd
-    copy detach embedding empty_like expand fill flip full_like gather hardtanh heaviside index index_fill
-    index_select lift lift_fresh masked_fill masked_select max max_pool2d_with_indices max_pool3d_with_indices
-    maximum min minimum nan_to_num neg new_empty new_empty_strided new_full new_ones new_zeros nonzero ones_like
-    relu repeat roll scatter select_backward select_scatter sgn sign slice_backward slice_scatter sort stack take
-    threshold threshold_backward topk tril triu where zero zeros_like
-"""
-"""Operations whose results are numbers that went in, or zero: nothing is rounded."""
-
-_OWN_PRECISION = frozenset(["embedding_dense_backward", "index_add", "index_put", "scatter_add", "scatter_reduce"])
-"""Sums that are kept in the tensor's own dtype, one addition at a time, where others are kept in float32."""
-
-_PRODUCTS = {"mm": 1, "bmm": 1, "addmm": 2, "baddbmm": 2, "convolution": 1, "convolution_backward": 1}
-"""How many of the leading operands get errors; an error in one factor is an error in the product.  Others: three."""
-
-_ABSOLUTE = frozenset(["gelu", "gelu_backward", "silu_backward"])
-"""Functions with a sum inside that cancels: their error is relative to the first operand, not to the result."""
+_UNKNOWN = Operator()
 
 
 class _Slot(NamedTuple):
@@ -217,12 +202,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operation.kind == "exact" or not any(isinstance(t, torch.Tensor) and t.dtype == _TRUE for t in results):
             return _NONE
         unit, within = self._unit, self._unit_within
+        known = OPERATORS.get(operation.name, _UNKNOWN)
         if operation.kind == "pointwise":
-            return _Errors(first=within if operation.name in _ABSOLUTE else 0.0, results=unit)
-        if operation.name in _OWN_PRECISION:
+            return _Errors(first=within if known.cancels else 0.0, results=unit)
+        if known.own_precision:
             within = unit
         length = _length(operation.name, args, results)
-        return self._sum(length, within, _PRODUCTS.get(operation.name, 3))
+        return self._sum(length, within, known.factors)
 
     def _sum(self, length: int, within: float, leading: int = 1) -> _Errors:
         """Of a sum of so many terms, added up in a precision of this unit roundoff."""
@@ -414,9 +400,6 @@ _Place = tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]
 _NONE = _Errors()
 
 
-_EXACT = frozenset(_UNROUNDED.split())
-
-
 def _storage(tensor: torch.Tensor) -> int:
     # Empty ones have no place; one for each dtype will do.
     return tensor.untyped_storage().data_ptr() or -id(tensor.dtype)
@@ -475,7 +458,7 @@ def _operation(func: Any) -> _Operation:
         kind = "random"
     elif not writes and any(r.alias_info is not None for r in schema.returns):
         kind = "view"
-    elif name in _EXACT:
+    elif not OPERATORS.get(name, _UNKNOWN).rounds:
         kind = "exact"
     else:
         kind = "pointwise" if torch.Tag.pointwise in func.tags else "reduction"

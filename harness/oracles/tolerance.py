@@ -4,11 +4,16 @@ says how far a healthy run in another precision may be from it.  The derivation 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import Generic, TypeVar
 
 import torch
 
+from harness.oracles.exact import Difference, Element, kind, kind_of
 from harness.oracles.rounding import UNIT, Tape
+
+Key = TypeVar("Key", bound=Hashable)
+"""What tensors are known by: their names, or whatever else a run gives them."""
 
 SAMPLES = 64
 MARGIN = 1.5
@@ -20,7 +25,7 @@ _TRUE = torch.float64
 _MOST_SHOWN = 3
 
 
-class Bounded:
+class Bounded(Generic[Key]):
     """What a healthy run in ``dtype`` on ``world`` ranks may give, element by element.
 
     ``run`` executes the program alone, on the CPU, with float64 tensors, and returns named tensors.  It is called once;
@@ -32,15 +37,15 @@ class Bounded:
     without errors, gives something else.
     """
 
-    truth: dict[str, torch.Tensor]
+    truth: dict[Key, torch.Tensor]
     """What ``run`` returned: float64, or whatever dtype it has."""
-    tolerance: dict[str, torch.Tensor]
+    tolerance: dict[Key, torch.Tensor]
     """The largest absolute difference that rounding explains: float64, in the shape of ``truth``; infinite where a run
     in this dtype may overflow or divide by a number that is zero."""
 
     def __init__(
         self,
-        run: Callable[[], Mapping[str, torch.Tensor]],
+        run: Callable[[], Mapping[Key, torch.Tensor]],
         dtype: torch.dtype,
         *,
         world: int = 1,
@@ -71,10 +76,10 @@ class Bounded:
         unknown = (_unknown(truth, self.tolerance[name]) for name, truth in self.truth.items())
         return sum(unknown) / total if total else 0.0
 
-    def differs(
-        self, name: str, found: torch.Tensor, *, dtype: torch.dtype | None = None, part: tuple[int, int] = (0, 1)
-    ) -> str:
-        """Say how ``found`` differs from the truth by more than rounding explains; empty where it does not.
+    def compare(
+        self, name: Key, found: torch.Tensor, *, dtype: torch.dtype | None = None, part: tuple[int, int] = (0, 1)
+    ) -> Difference | None:
+        """How ``found`` differs from the truth by more than rounding explains; None where it does not.
 
         ``dtype``: what it must have where that is another than the run's, which says what is allowed; ``part``: which
         part of how many it is, along the first dimension.
@@ -84,33 +89,30 @@ class Bounded:
         if part[1] > 1:
             truth, allowed = truth.tensor_split(part[1])[part[0]], allowed.tensor_split(part[1])[part[0]]
         dtype = (dtype or self.dtype) if truth.dtype == _TRUE else truth.dtype
+        expected = kind_of(dtype, truth.shape)
         if found.dtype != dtype or found.shape != truth.shape:
-            return (
-                f"{name}: expected {_short(dtype)}{list(truth.shape)}, found {_short(found.dtype)}{list(found.shape)}"
-            )
+            return Difference(expected, kind(found))
         value = found.detach().cpu().to(truth.dtype)
         near = (value - truth).abs() <= allowed if truth.dtype == _TRUE else value == truth
         if bool(near.all()):
-            return ""
+            return None
         if truth.dtype == _TRUE:
             # Written so that NaN is wrong; what the samples could not bound is allowed to be anything.
             wrong = ~(near | (value == truth) | allowed.isinf())
         else:
             wrong = ~(near | ((value != value) & (truth != truth)))
         if not bool(wrong.any()):
-            return ""
-        shown = [
-            f"[{', '.join(map(str, at))}] expected {truth[at].item():.9g}, found {value[at].item():.9g}, "
-            f"allowed ±{allowed[at].item():.2g}"
-            for at in (tuple(index) for index in wrong.nonzero()[:_MOST_SHOWN].tolist())
-        ]
-        count = int(wrong.sum())
-        more = f"; and {count - _MOST_SHOWN} more" if count > _MOST_SHOWN else ""
-        unknown = _unknown(truth, allowed)
-        note = f" ({unknown} are allowed more than their own size)" if unknown else ""
-        return f"{name}: {count} of {truth.numel()} elements differ by more than rounding explains{note}: " + (
-            "; ".join(shown) + more
-        )
+            return None
+        places = [tuple(index) for index in wrong.nonzero()[:_MOST_SHOWN].tolist()]
+        elements = tuple(Element(at, truth[at].item(), value[at].item(), allowed[at].item()) for at in places)
+        return Difference(expected, kind(found), int(wrong.sum()), truth.numel(), elements, _unknown(truth, allowed))
+
+    def differs(
+        self, name: Key, found: torch.Tensor, *, dtype: torch.dtype | None = None, part: tuple[int, int] = (0, 1)
+    ) -> str:
+        """Say how ``found`` differs, as :meth:`compare` has it; empty where it does not."""
+        difference = self.compare(name, found, dtype=dtype, part=part)
+        return "" if difference is None else f"{name}: {difference}"
 
 
 def _unknown(truth: torch.Tensor, allowed: torch.Tensor) -> int:
@@ -119,8 +121,8 @@ def _unknown(truth: torch.Tensor, allowed: torch.Tensor) -> int:
 
 
 def _tolerances(
-    truths: Mapping[str, torch.Tensor], sampled: Mapping[str, torch.Tensor], *, counted_first: bool
-) -> dict[str, torch.Tensor]:
+    truths: Mapping[Key, torch.Tensor], sampled: Mapping[Key, torch.Tensor], *, counted_first: bool
+) -> dict[Key, torch.Tensor]:
     """Of every element, how far samples were from the truth, and more; all tensors at once, which are many and small.
 
     ``sampled``: float64[1 + samples, *shape]; ``counted_first``: whether the first, without errors, is one of them.

@@ -22,7 +22,6 @@ from harness.plugin import (
     seeds,
     slots,
     summary,
-    thorough,
     waivers,
     worlds,
 )
@@ -30,6 +29,7 @@ from harness.plugin.folder import has_folder
 from harness.plugin.perf import perf_of
 from harness.plugin.redacting import record_testsuite_property, record_xml_attribute
 from harness.plugin.worlds import pytest_generate_tests, pytest_runtest_teardown, several_worlds, world
+from harness.thorough import rounds
 
 __all__ = [
     "perf_of",
@@ -82,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(worlds.Worlds(config, found, leasing), "concord-worlds")
     config.pluginmanager.register(waivers.Waivers(config, found), "concord-waivers")
     config.pluginmanager.register(perf.Nights(config, found), "concord-nights")
-    thorough.register(config)
+    rounds.register(config)
     seed = seeds.Seeds(config)
     config.pluginmanager.register(seed, "concord-seeds")
     config.pluginmanager.register(facts.Facts(config, found), "concord-facts")

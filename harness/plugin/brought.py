@@ -37,6 +37,15 @@ def add_suites(config: pytest.Config) -> None:
     config.args = [*named, *folders]
 
 
+def _broken_stacks() -> list[entry_points.Broken]:
+    """Imports the stacks, and torch with them, only where a package names one."""
+    if not any(entry_points.points(entry_points.STACKS)):
+        return []
+    from harness.stacks import registry
+
+    return registry.broken()
+
+
 class Brought:
     """Loads the requirements of packages when a session starts, and says what is broken."""
 
@@ -57,5 +66,5 @@ class Brought:
 
     def pytest_report_header(self) -> list[str]:
         broken = [str(each) for group in GROUPS if group != SUBJECTS for each in entry_points.points(group)[1]]
-        broken += [str(each) for each in subjects.known()[1]]
+        broken += [str(each) for each in (*subjects.known()[1], *_broken_stacks())]
         return [f"concord: broken plug-in: {line}" for line in dict.fromkeys([*broken, *self._wrong])]

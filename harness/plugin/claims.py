@@ -20,8 +20,7 @@ import pytest
 
 from harness.profiles.needs import Needs
 from harness.profiles.vocabulary import COLLECTIVES, FEATURES, OPS, REDUCING, features_of
-from harness.requirements import Requirement
-from harness.results import stack_of
+from harness.requirements import Requirement, stack_of
 
 _SOURCE = re.compile(r"torch\.distributed\.(\w+)(?![\w.,])")
 MARK = "needs"

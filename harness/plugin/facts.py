@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from harness import effort, provenance
+from harness import provenance, reproducers
 from harness.plugin.claims import with_case
 from harness.plugin.profiles import Profiles
 from harness.plugin.seeds import MARKER
 from harness.plugin.worlds import plugin_of, request_of
 from harness.profiles.recorded import as_recorded
 from harness.redaction import redacted
-from harness.results import LEVELS, ProfileText, Reproducer, RequirementText, stack_of
+from harness.requirements import LEVELS, stack_of
+from harness.results import ProfileText, Reproducer, RequirementText
+from harness.thorough import effort
 
 LONGEST_TEXT = 20_000
 LONGEST_REPRODUCER = 100_000
 
-_REPRODUCER = re.compile(r"^reproducer, which needs only torch: (torchrun .+)$", re.MULTILINE)
 _DTYPE = re.compile(r"b?float\d+\w*|u?int\d+|complex\d+|bool|bfloat16")
 _ASKED_FOR = {
     "keyword": "-k",
@@ -126,28 +126,17 @@ def message_of(report: Any) -> str:
 
 
 def reproducer_in(error: BaseException) -> Reproducer | None:
-    """The reproducer that a failure's notes name, with its text."""
-    for note in _notes(error):
-        match = _REPRODUCER.search(note)
-        if match is None:
-            continue
-        try:
-            file = Path(shlex.split(match[1])[-1])
-        except ValueError:  # the name of its folder has a line break
-            continue
-        try:
-            text = file.read_text(errors="replace")
-        except OSError:
-            text = ""
-        return Reproducer(file=file.name, command=match[1], text=text if len(text) <= LONGEST_REPRODUCER else "")
-    return None
-
-
-def _notes(error: BaseException) -> Iterator[str]:
-    yield from (str(note) for note in getattr(error, "__notes__", ()))
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _notes(inner)
+    """The first reproducer that a failure carries, with its text; that of a file that can't be read is empty."""
+    written = next(reproducers.carried(error), None)
+    if written is None:
+        return None
+    try:
+        text = written.file.read_text(errors="replace")
+    except OSError:
+        text = ""
+    return Reproducer(
+        file=written.file.name, command=written.command, text=text if len(text) <= LONGEST_REPRODUCER else ""
+    )
 
 
 def selection(config: pytest.Config, nodeids: Iterable[str], *, left_out: bool) -> tuple[list[str], list[str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.writing import new_folder
+from harness.safe_io.writing import new_folder
 
 _FOLDER = pytest.StashKey[Path]()
 

@@ -13,7 +13,7 @@ import pytest
 from _pytest.junitxml import LogXML
 
 from harness.plugin.folder import lose
-from harness.writing import write_whole
+from harness.safe_io.writing import write_whole
 
 
 class JUnit:

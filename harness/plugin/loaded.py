@@ -1,8 +1,9 @@
 """What a run was made with: the pytest plug-ins, and the files of harness, suites and fixtures, that it has loaded.
 
-Whatever was registered as a plug-in is recorded, also where it has taken itself out again.  Code that is imported and
-never registered can do the same harm, and code that runs in this process can forge the record: it shows what was loaded
-in good faith or carelessly, and is no proof.
+Whatever was registered as a plug-in is recorded, also where it has taken itself out again, and so is each module that
+was imported because a package or a profile names it, and bytecode that is not its source's.  Code that is imported in
+another way can do the same harm, and code that runs in this process can forge the record: it shows what was loaded in
+good faith or carelessly, and is no proof.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import importlib.metadata
 import site
 import sys
 import types
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import harness
-from harness.plugin.folder import folder_of
+from harness import entry_points
+from harness.plugin.cached import Cached
+from harness.plugin.folder import folder_of, has_folder
 
 CONCORD = "concord-harness"
 _NO_FILE = "no file"
@@ -40,6 +44,10 @@ class Loaded:
         self._seen: dict[str, str] = {}
         self._others: tuple[dict[str, str], dict[str, str]] = ({}, {})
         self._owners: Owners | None = None
+        self._cached = Cached(config)
+        self._strange: dict[str, str] = {}
+        folder, root = Path(harness.__file__).parent, config.rootpath
+        self._roots = {"harness": folder, "suites": root / "suites", "fixtures": root / "fixtures"}
 
     # hooks
 
@@ -48,12 +56,28 @@ class Loaded:
         self._registered.append((plugin_name, plugin))
 
     @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        if has_folder(self._config) and self._worker is None:  # harness files are the same in each process
+            self._cached.check(map(str, self._roots["harness"].rglob("*.py")))
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self) -> None:
         if folder_of(self._config) is not None:
             self._look()
+            self._cached.check(self._share())
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self) -> Generator[None, None, None]:
+        if has_folder(self._config):
+            self._cached.check(self._share())
+            self._strange = {f"bytecode of {self._name(file)}": d for file, d in self._cached.strange().items()}
+        self._hand_over()
+        return (yield)
+
+    def pytest_unconfigure(self) -> None:
+        self._cached.close()
+
+    def _hand_over(self) -> None:
         if hasattr(self._config, "workeroutput") and folder_of(self._config) is not None:
             self._config.workeroutput["concord_loaded"] = [self.plugins(), self.files()]
 
@@ -79,7 +103,9 @@ class Loaded:
         for name in _CUSTOMIZE:
             if name in sys.modules:
                 found[name] = owners.of(_file_of(sys.modules[name]))
-        found |= owners.startup
+        for name, file in entry_points.imported().items():
+            _merge(found, {name: owners.of(file)})
+        found |= owners.startup | self._strange
         _merge(found, self._others[0])
         return dict(sorted(found.items()))
 
@@ -95,15 +121,40 @@ class Loaded:
         return dict(sorted(found.items()))
 
     def _look(self) -> None:
-        folder, root = Path(harness.__file__).parent, self._config.rootpath
-        roots = {"harness": folder, "suites": root / "suites", "fixtures": root / "fixtures"}
-        starts = tuple(f"{path}/" for path in roots.values())
         ahead = "harness.worlds.launch" in sys.modules
+        folder = self._roots["harness"]
         files = {str(path) for pattern in _AHEAD for path in folder.glob(pattern)} if ahead else set()
-        files |= {file for module in list(sys.modules.values()) if (file := _file_of(module)).startswith(starts)}
-        for file in files:
-            name, path = next((n, p) for n, p in roots.items() if file.startswith(f"{p}/"))
-            self._seen.setdefault(f"{name}/{Path(file).relative_to(path).as_posix()}", _sha256(Path(file)))
+        for file in files | self._ours():
+            self._seen.setdefault(self._name(file), _sha256(Path(file)))
+
+    def _ours(self) -> set[str]:
+        """The files of harness, suites and fixtures that modules here are of."""
+        starts = tuple(f"{path}/" for path in self._roots.values())
+        return {file for module in list(sys.modules.values()) if (file := _file_of(module)).startswith(starts)}
+
+    def _name(self, file: str) -> str:
+        """What results call one of our files; any other as it is."""
+        found = ((name, path) for name, path in self._roots.items() if file.startswith(f"{path}/"))
+        of_ours = (f"{name}/{Path(file).relative_to(path).as_posix()}" for name, path in found)
+        return next(of_ours, "conftest.py" if file == self._conftest else file)
+
+    @property
+    def _conftest(self) -> str:
+        """The one beside the suites, which loads this plug-in."""
+        return str(self._config.rootpath / "conftest.py")
+
+    @property
+    def _worker(self) -> tuple[int, int] | None:
+        """Which worker of pytest-xdist this is, of how many; None if it is none."""
+        told = getattr(self._config, "workerinput", None)
+        return (int(told["workerid"].removeprefix("gw")), told["workercount"]) if told is not None else None
+
+    def _share(self) -> set[str]:
+        """Our files whose bytecode is compared from this process: workers have loaded the same and divide them."""
+        number, count = self._worker or (0, 1)
+        ours = {file for file in self._ours() if self._worker is None or not self._name(file).startswith("harness/")}
+        ours.add(self._conftest)
+        return {file for file in ours if zlib.crc32(file.encode(errors="replace")) % count == number % count}
 
 
 class Owners:
@@ -137,28 +188,36 @@ class Owners:
             for distribution in importlib.metadata.distributions():
                 self._files = listed(distribution) | self._files
             whose, expected = self._files.get(file, ("", ""))
-        return whose if whose and expected in ("", digest) else digest
+        return whose if whose and expected == digest else digest
 
     @functools.cached_property
     def startup(self) -> dict[str, str]:
-        """SHA-256 of each ``.pth`` file that executes something and that no distribution beside it has installed."""
+        """SHA-256 of each ``.pth`` file that executes something and is not as a distribution beside it has it."""
         found = {}
         for file in startup_files():
-            line = f"\n{file.name},".encode()
-            if not any(line in b"\n" + record.read_bytes() for record in file.parent.glob("*.dist-info/RECORD")):
-                found[file.name] = _sha256(file)
+            digest, line = _sha256(file), f"\n{file.name},"
+            texts = (record.read_text(errors="replace") for record in file.parent.glob("*.dist-info/RECORD"))
+            if not any(_recorded(text).get(file.name) == digest for text in texts if line in f"\n{text}"):
+                found[file.name] = digest
         return found
 
 
 def listed(distribution: importlib.metadata.Distribution) -> dict[str, tuple[str, str]]:
     """Of each Python file of a distribution, the distribution's name and version, and the file's SHA-256, if known."""
     whose = f"{distribution.metadata['Name']} {distribution.version}"
+    files = _recorded(distribution.read_text("RECORD") or "")
+    return {str(distribution.locate_file(name)): (whose, files[name]) for name in files if name.endswith(".py")}
+
+
+def _recorded(text: str) -> dict[str, str]:
+    """The SHA-256 of each file that a ``RECORD`` lists; empty where it states none, or none that can be read."""
     found = {}
-    for name, digest, *_ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
-        if name.endswith(".py"):
-            kind, _, encoded = digest.partition("=")
-            hexadecimal = base64.urlsafe_b64decode(f"{encoded}==").hex() if kind == "sha256" else ""
-            found[str(distribution.locate_file(name))] = (whose, hexadecimal)
+    for name, digest in (line[:2] for line in csv.reader(text.splitlines()) if len(line) > 1):
+        kind, _, encoded = digest.partition("=")
+        try:
+            found[name] = base64.urlsafe_b64decode(f"{encoded}==").hex() if kind == "sha256" else ""
+        except ValueError:
+            found[name] = ""
     return found
 
 
@@ -208,5 +267,5 @@ def _sha256(path: Path) -> str:
 def _merge(into: dict[str, str], more: Mapping[str, str]) -> None:
     """Add entries; where two differ, both are kept."""
     for name, value in more.items():
-        there = into.get(name, value)
-        into[name] = there if value in there.split(", ") else f"{there}, {value}"
+        both = [*into.get(name, value).split(", "), *value.split(", ")]
+        into[name] = ", ".join(dict.fromkeys(both))

@@ -18,11 +18,11 @@ import pytest
 from harness.plugin.folder import LOST, folder_of, lose
 from harness.plugin.profiles import Profiles
 from harness.redaction import recorded, redacted_arguments
-from harness.writing import append_or_nothing, open_new
+from harness.safe_io.writing import append_or_nothing, open_new
 
 if TYPE_CHECKING:
+    from harness.bench.measuring.timing import Effort
     from harness.bench.records import Measurement
-    from harness.bench.timing import Effort
 
 LARGEST_ON_HOST = 16 << 20
 LARGEST_ON_ACCELERATOR = 1 << 30
@@ -136,7 +136,7 @@ class Perf:
     @property
     def effort(self) -> Effort:
         """How much to measure."""
-        from harness.bench.timing import ONCE
+        from harness.bench.measuring.timing import ONCE
 
         return self._nights.effort if self.enabled else ONCE
 
@@ -197,7 +197,7 @@ class Nights:
     @property
     def effort(self) -> Effort:
         """As the options say."""
-        from harness.bench.timing import Effort
+        from harness.bench.measuring.timing import Effort
 
         option, usual = self._config.getoption, Effort()
         return Effort(
@@ -208,7 +208,7 @@ class Nights:
 
     def add(self, measurement: Measurement) -> None:
         """Write one down."""
-        from harness.bench import nights
+        from harness.bench.history import nights
 
         self.measurements.append(measurement)
         if self._fd is None and self.path is None:
@@ -260,7 +260,7 @@ class Nights:
     @pytest.hookimpl(tryfirst=True)  # the results say how the session ended, and files that were lost fail it
     def pytest_sessionfinish(self) -> None:
         if self._fd is not None:
-            from harness.bench import nights
+            from harness.bench.history import nights
 
             self._keep(lambda: nights.last_line(time.time()))
             os.close(self._fd)
@@ -270,7 +270,7 @@ class Nights:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.measurements:
-            from harness.bench.table import shown
+            from harness.bench.terminal import shown
 
             terminalreporter.section("figures", sep="-")
             width = terminalreporter._tw.fullwidth

@@ -41,7 +41,7 @@ class Redacting:
         redact(report)
         return (yield)
 
-    @pytest.hookimpl(tryfirst=True)  # no wrapper: pytest has_folder warnings for plug-ins that are yet to come
+    @pytest.hookimpl(tryfirst=True)  # no wrapper: pytest keeps warnings for plug-ins that are yet to come
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
         _redact_warning(warning_message)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.results import DEFAULT_SEED, FREE_SEED, stack_of
+from harness.requirements import stack_of
+from harness.results import DEFAULT_SEED, FREE_SEED
 
 RANDOM = "random"
 MARKER = "property_based"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.plugin.live import Live
+from harness.thorough.live import Live
 
 if TYPE_CHECKING:
     from harness.devices import Inventory

@@ -20,6 +20,7 @@ from harness.plugin.loaded import Loaded
 from harness.plugin.profiles import Profiles
 from harness.plugin.seeds import Seeds
 from harness.provenance import suite_hash
+from harness.requirements import stack_of
 from harness.results import (
     BAD,
     UNSUPPORTED,
@@ -31,9 +32,8 @@ from harness.results import (
     RunEnd,
     TestResult,
     foreign,
-    stack_of,
 )
-from harness.shown import printable
+from harness.safe_io.shown import printable
 from harness.subjects import TORCH
 
 _OTHER = "(other)"

@@ -12,7 +12,7 @@ import pytest
 
 from harness import entry_points
 from harness.entry_points import BACKENDS, DEVICES
-from harness.plugin import numprocesses, options, perf, thorough
+from harness.plugin import numprocesses, options, perf
 from harness.plugin.claims import needs_of
 from harness.plugin.marks import MEASURED, WorldRequest, read_marks
 from harness.plugin.profiles import Profiles
@@ -20,9 +20,10 @@ from harness.plugin.slots import Slots
 from harness.profiles.obeyed import Obeyed, obeying
 from harness.profiles.obeyed import of as obeyed_of
 from harness.redaction import remember
-from harness.results import stack_of
-from harness.shown import printable
+from harness.requirements import stack_of
+from harness.safe_io.shown import printable
 from harness.subjects import TORCH
+from harness.thorough import rounds
 
 if TYPE_CHECKING:
     from harness.devices import Inventory
@@ -347,7 +348,7 @@ class Worlds:
         yield
         funcargs = getattr(item, "funcargs", {})
         found = funcargs.get(FIXTURE) or funcargs.get(SEVERAL)
-        passed_over = item.stash.get(thorough.PASSED_OVER, False)
+        passed_over = item.stash.get(rounds.PASSED_OVER, False)
         if request_of(item) is not None and found is not None and found.runs == 0 and not passed_over:
             pytest.fail("no rank ran anything: the test has a world and never called world.run", pytrace=False)
 

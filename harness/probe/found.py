@@ -9,7 +9,7 @@ import msgspec
 
 from harness.profiles import Claims, Platform, Profile
 from harness.profiles.vocabulary import FEATURES
-from harness.untrusted import Refused, json_checked, said
+from harness.safe_io.untrusted import Refused, json_checked, said
 
 FORMAT = "concord.probe/1"
 

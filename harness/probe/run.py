@@ -158,7 +158,7 @@ class Prober:
         if failure is not None:
             return failure
         wrong = problems(program, truth_of(program), found)
-        return End("wrong", _line(wrong[0])) if wrong else End(RIGHT)
+        return End("wrong", _line(str(wrong[0]))) if wrong else End(RIGHT)
 
     # one run
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from harness.oracles.collectives import COLLECTIVES, COMPLEX, FLOATS, INTEGERS, REDUCING, Case, inputs
 from harness.oracles.exact import difference
 from harness.profiles.vocabulary import DTYPES, OPS
-from harness.programs.spec import Compile, Layout, Linear, Model, Program
+from harness.specs.program import Compile, Layout, Linear, Model, Program
 from harness.stacks.collectives import name_of, run_cases
 from harness.worlds.rank import Rank
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.files import FileError, contents
 from harness.profiles import keys
 from harness.profiles.keys import BadItem, Key, nearest, shown_key
 from harness.profiles.model import (
@@ -21,9 +20,10 @@ from harness.profiles.model import (
     Waiver,
     pattern,
 )
+from harness.profiles.toml_lines import Where, lines_of
 from harness.profiles.vocabulary import BOUNDED
-from harness.toml_lines import Where, lines_of
-from harness.untrusted import TOML_SIZE, Refused, toml
+from harness.safe_io.files import FileError, contents
+from harness.safe_io.untrusted import TOML_SIZE, Refused, toml
 
 _MOST_MISTAKES = 50
 _MOST_BASES = 20

@@ -11,10 +11,14 @@ from hypothesis import reject
 
 from harness.profiles.obeyed import in_force
 from harness.programs import execute, reproducer
-from harness.programs.check import Different, Truth, problems, tame, truth_of
+from harness.programs.check import Truth, problems, tame, truth_of
 from harness.programs.connecting import once_connected
+from harness.programs.options import dtypes_of
 from harness.programs.patience import Patience, patience_of
-from harness.programs.spec import Program
+from harness.programs.problem import Different
+from harness.reproducers import Written, attach
+from harness.specs.program import Program
+from harness.stacks.seen import Seen
 from harness.subjects import TORCH
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.world import World, WorldSpec
@@ -26,12 +30,12 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
     A program with numbers that may overflow is given up (Hypothesis draws another).  What fails is written down as a
     reproducer, each failure of a test over the one before, so that the smallest stays; the exception has a note that
     says where it is.  Shrinking ends after a while (:mod:`harness.programs.patience`).
-    Errors: :class:`~harness.programs.check.Different`; :class:`~harness.RanksFailed` if ranks fail, hang or die.
+    Errors: :class:`~harness.programs.problem.Different`; :class:`~harness.RanksFailed` if ranks fail, hang or die.
     """
     __tracebackhide__ = True
     patience = patience_of(worlds)
     patience.begin(program)
-    if "float16" in program.dtypes:  # often given up: it costs less to train alone first than to ask ranks in vain
+    if "float16" in dtypes_of(program):  # often given up: training alone first costs less than asking ranks in vain
         _require_tame(program, execute.trained_alone(program))
     truths: list[Truth] = []
     world = worlds(program.layout.world)
@@ -59,16 +63,16 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
     truth = truths[-1]
     _require_tame(program, truth.tensors)
     patience.passed(max(outcome.seconds for outcome in outcomes))
-    found = problems(program, truth, outcomes)
-    if found:
+    wrong = problems(program, truth, outcomes)
+    if wrong:
         if any(outcome.left for outcome in outcomes):
             world.kill()  # or what was left behind would be found again after every smaller program
-        error = Different(found)
-        _failed(patience, world, program, error, "\n".join(found), truth)
+        error = Different(wrong)
+        _failed(patience, world, program, error, error.whole(), truth)
         raise error
 
 
-def _require_tame(program: Program, seen: Mapping[str, torch.Tensor]) -> None:
+def _require_tame(program: Program, seen: Mapping[Seen, torch.Tensor]) -> None:
     if not tame(program, seen):
         reject()
 
@@ -83,7 +87,7 @@ def _failed(
 
 
 def write(world: World, program: Program, error: Exception, what: str, truth: Truth | None, *, part: str = "") -> None:
-    """Write a reproducer of a program that fails, and note in the exception where it is.
+    """Write a reproducer of a program that fails; the exception carries it, and has a note that says where it is.
 
     ``part``: goes into the file's name, where a failure has several programs.
     """
@@ -92,6 +96,7 @@ def write(world: World, program: Program, error: Exception, what: str, truth: Tr
             program,
             reproducer.name_of_test() + part,
             what=what,
+            problems=error.problems if isinstance(error, Different) else (),
             truth=truth,
             backend=world.spec.backend,
             device=world.spec.device,
@@ -101,6 +106,7 @@ def write(world: World, program: Program, error: Exception, what: str, truth: Tr
         error.add_note(f"no reproducer could be written: {e}")
         return
     again = _replayed(file.with_suffix(".json"), world.spec)
+    attach(error, Written(file, command, again))
     error.add_note(f"reproducer, which needs only torch: {command}\nthe program, with Concord: {again}")
 
 

@@ -17,40 +17,31 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 
-from harness.oracles.exact import difference, identical
+from harness.oracles.exact import Difference, compare, identical
 from harness.oracles.proof import Exactness, NotExact
 from harness.oracles.tolerance import Bounded
 from harness.profiles.obeyed import in_force
 from harness.programs import execute
 from harness.programs.execute import Outcome, Tensors
-from harness.programs.shapes import walk
-from harness.programs.spec import Model, Program
-
-_MOST_SHOWN = 6
-
-
-class Different(AssertionError):
-    """A run on ranks is not the run on one device.  ``problems``: a sentence for each thing that differs."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        more = f"\nand {len(problems) - _MOST_SHOWN} more" if len(problems) > _MOST_SHOWN else ""
-        super().__init__("\n".join(problems[:_MOST_SHOWN]) + more)
+from harness.programs.options import dtypes_of, output_dtype_of, promises_of
+from harness.programs.problem import Problem
+from harness.specs.program import Model, Program
+from harness.specs.shapes import walk
+from harness.stacks.seen import Launched, Pass, Seen
 
 
 @dataclass(frozen=True)
 class Truth:
     """What the single device says, and how near ranks must come."""
 
-    tensors: Mapping[str, torch.Tensor]
-    """float64, by name, in order."""
+    tensors: Mapping[Seen, torch.Tensor]
+    """float64, in order."""
     unproven: tuple[str, ...]
     """Why bits can't be compared; empty where they can."""
-    bounded: Bounded | None
+    bounded: Bounded[Seen] | None
     """What rounding can explain, where bits can't be compared."""
 
     @property
@@ -64,7 +55,7 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
 
     ``bound``: whether to find out what rounding explains where bits can't be asked for.
     """
-    narrowest = max((_torch(d) for d in program.dtypes), key=lambda d: torch.finfo(d).eps)
+    narrowest = max((_torch(d) for d in dtypes_of(program)), key=lambda d: torch.finfo(d).eps)
     # Ranks multiply the loss by their number, or halve it (the option ``divide``), and gradients go the other way.
     proof = Exactness(narrowest, factor=max(2, program.parts), stop=bound)
     train = execute.alone(program)
@@ -77,27 +68,26 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
     if not unproven or not bound:
         return Truth(tensors, tuple(unproven), None)
     bounded = Bounded(execute.alone(program), narrowest, world=program.layout.world)
-    allowed = in_force().factor(program.dtypes)  # what the profile says that its backend rounds more
-    bounded.tolerance = {name: allowed * tolerance for name, tolerance in bounded.tolerance.items()}
+    allowed = in_force().factor(dtypes_of(program))  # what the profile says that its backend rounds more
+    bounded.tolerance = {seen: allowed * tolerance for seen, tolerance in bounded.tolerance.items()}
     _allow_all_after_wild_clipping(program, bounded)
     return Truth(bounded.truth, tuple(unproven), bounded)
 
 
-def _allow_all_after_wild_clipping(program: Program, bounded: Bounded) -> None:
+def _allow_all_after_wild_clipping(program: Program, bounded: Bounded[Seen]) -> None:
     """Where nobody knows by how much gradients are clipped, nothing is known of what follows.
 
     Elsewhere larger errors have larger effects, so that samples, whose errors are larger than those of any run, say how
     far a run may be.  Where they let gradients explode that are clipped then, most of them become nothing, in samples;
     in a run they need not.
     """
-    clips = {f"step {number}: norm of gradients": step.clip for number, step in enumerate(program.steps) if step.clip}
     wild = False
-    for name, tolerance in bounded.tolerance.items():
+    for seen, tolerance in bounded.tolerance.items():
         if wild:
             tolerance.fill_(math.inf)
-        elif name in clips:
-            norm, far = float(bounded.truth[name]), float(tolerance)
-            wild = far > norm and norm + far > clips[name]
+        elif seen.kind == "norm" and seen.step is not None:
+            norm, far = float(bounded.truth[seen]), float(tolerance)
+            wild = far > norm and norm + far > program.steps[seen.step].clip
 
 
 def _averaged_again(program: Program) -> bool:
@@ -114,68 +104,71 @@ def _averaged_again(program: Program) -> bool:
     return False
 
 
-def tame(program: Program, seen: Mapping[str, torch.Tensor]) -> bool:
+def tame(program: Program, seen: Mapping[Seen, torch.Tensor]) -> bool:
     """Whether no number is so large that one on its way to it may have overflowed in the program's dtypes.
 
     ``seen``: what one device says.
     """
-    most = min(torch.finfo(_torch(name)).max for name in program.dtypes) / (64 * program.layout.world)
+    most = min(torch.finfo(_torch(name)).max for name in dtypes_of(program)) / (64 * program.layout.world)
     floats = [t for t in seen.values() if t.is_floating_point() and t.numel()]
     return all(bool(t.isfinite().all()) and float(t.abs().max()) <= most for t in floats)
 
 
 @execute.for_small_tensors()
-def problems(program: Program, truth: Truth, outcomes: Sequence[Outcome]) -> list[str]:
-    """What is wrong with the outcomes of all ranks, a sentence each; [] if nothing."""
-    found: list[str] = []
+def problems(program: Program, truth: Truth, outcomes: Sequence[Outcome]) -> list[Problem]:
+    """Everything that is wrong with the outcomes of all ranks."""
+    wrong: list[Problem] = []
     right: Tensors = {}
     for rank, outcome in enumerate(outcomes):
-        found += [f"rank {rank}: {problem}" for problem in _wrong(program, truth, rank, outcome.seen, right)]
+        wrong += _wrong(program, truth, rank, outcome.seen, right)
     for rank, outcome in enumerate(outcomes[1:], 1):
-        found += [f"ranks 0 and {rank} differ: {problem}" for problem in _disagree(outcomes[0].seen, outcome.seen)]
-    return found + _accounts(program, outcomes)
+        wrong += _disagree(rank, outcomes[0].seen, outcome.seen)
+    return wrong + _accounts(program, outcomes)
 
 
-def _wrong(program: Program, truth: Truth, rank: int, seen: Tensors, right: Tensors) -> list[str]:
+def _wrong(program: Program, truth: Truth, rank: int, tensors: Tensors, right: Tensors) -> list[Problem]:
     """``right``: what was found right of other ranks, and what every rank has to have; more is put into it."""
-    found = []
-    for name, tensor in seen.items():
-        if name in right and identical(tensor, right[name]):
+    wrong = []
+    for seen, tensor in tensors.items():
+        if seen in right and identical(tensor, right[seen]):
             continue
-        expected = truth.tensors.get(name)
+        expected = truth.tensors.get(seen)
         if expected is None:
             # FSDP1 gives zeros to a parameter that nothing used, beside others that were.
-            if not (program.layout.under == "tp_extension" and not tensor.any()):
-                found.append(f"{name}: there is one, where one device has none")
+            if not (promises_of(program).zeros_for_unused and not tensor.any()):
+                wrong.append(Problem("unexpected", seen, (rank,)))
             continue
-        part = (program.part(rank), program.parts) if name.endswith(": output") else (0, 1)
-        problem = _differs(program, truth, name, tensor, part)
-        if problem:
-            found.append(problem)
+        due = _dtype_of(program, seen) if expected.is_floating_point() else None
+        if due is not None and tensor.dtype != due:
+            wrong.append(Problem("dtype", seen, (rank,), due, tensor.dtype))
+            continue
+        part = (program.part(rank), program.parts) if seen.of_part else (0, 1)
+        difference = _difference(truth, seen, tensor, part)
+        if difference is not None:
+            wrong.append(Problem("values", seen, (rank,), found=difference))
         elif part[1] == 1:
-            right[name] = tensor
-    missing = [name for name in truth.tensors if name not in seen and _promised(program, name)]
-    return found + [f"{name}: there is none, where one device has one" for name in missing]
+            right[seen] = tensor
+    missing = [seen for seen in truth.tensors if seen not in tensors and _promised(program, seen)]
+    return wrong + [Problem("missing", seen, (rank,)) for seen in missing]
 
 
-def _promised(program: Program, name: str) -> bool:
+def _promised(program: Program, seen: Seen) -> bool:
     """Whether a stack shows a thing whole."""
-    if program.layout.under == "tp_extension":  # the states of FSDP1's optimizer are those of flat parameters
-        return " of " not in name or (program.gradients_promised and "gradient of" in name)
-    return True
+    promises = promises_of(program)
+    if seen.kind == "gradient":
+        return promises.gradients
+    return promises.states or seen.kind != "state"
 
 
-def _differs(program: Program, truth: Truth, name: str, found: torch.Tensor, part: tuple[int, int]) -> str:
-    expected = truth.tensors[name]
-    if expected.is_floating_point() and "norm of" not in name and found.dtype != (right := _dtype_of(program, name)):
-        return f"{name}: found {found.dtype}, where {right} is right"
+def _difference(truth: Truth, seen: Seen, found: torch.Tensor, part: tuple[int, int]) -> Difference | None:
     if truth.bounded is not None:
-        return truth.bounded.differs(name, found, dtype=found.dtype, part=part)
+        return truth.bounded.compare(seen, found, dtype=found.dtype, part=part)
+    expected = truth.tensors[seen]
     if part[1] > 1:
         expected = expected.tensor_split(part[1])[part[0]]
     if found.is_floating_point():  # 0.0 is added because the sign of a zero depends on the order of a sum
-        return difference(expected.to(found.dtype) + 0, found + 0, name)
-    return difference(expected, found, name)
+        return compare(expected.to(found.dtype) + 0, found + 0)
+    return compare(expected, found)
 
 
 @functools.lru_cache(maxsize=16)
@@ -184,68 +177,66 @@ def _own_dtypes(model: Model) -> dict[str, str]:
     return {n.name: n.dtype for n in walk(model) if n.dtype}
 
 
-def _dtype_of(program: Program, name: str) -> torch.dtype:
+def _dtype_of(program: Program, seen: Seen) -> torch.dtype | None:
     """The dtype of something that is compared: that of the layer that it belongs to, or the program's, or, of outputs,
-    what the stack casts to."""
-    options = dict(program.layout.options)
-    if name.endswith(": output") and (cast := options.get("output_dtype") or options.get("param_dtype")):
-        return _torch(str(cast))
-    own = (dtype for layer, dtype in _own_dtypes(program.model).items() if f" {layer}." in name)
+    what the stack casts to; None where any will do, as of the norm of gradients of several dtypes."""
+    if seen.kind == "norm":
+        return None
+    if seen.of_part and (cast := output_dtype_of(program.layout)):
+        return _torch(cast)
+    own = (dtype for layer, dtype in _own_dtypes(program.model).items() if seen.name.startswith(f"{layer}."))
     return _torch(next(own, program.dtype))
 
 
 def _torch(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
-def _disagree(one: Tensors, other: Tensors) -> list[str]:
-    found = []
-    for name, tensor in one.items():
-        if name.endswith(": output"):
+def _disagree(rank: int, first: Tensors, other: Tensors) -> list[Problem]:
+    """In what a rank differs from rank 0, of what all ranks have whole."""
+    wrong = []
+    for seen, tensor in first.items():
+        if seen.of_part:
             continue
-        if name not in other:
-            found.append(f"{name}: only the first has it")
-        elif not identical(tensor, other[name]) and difference(tensor, other[name], name):
-            found.append(f"{name}: other bits")
-    return found + [f"{name}: only the second has it" for name in other if name not in one]
+        if seen not in other:
+            wrong.append(Problem("one-sided", seen, (0, rank), found=0))
+        elif not identical(tensor, other[seen]) and compare(tensor, other[seen]) is not None:
+            wrong.append(Problem("bits", seen, (0, rank)))
+    return wrong + [Problem("one-sided", seen, (0, rank), found=rank) for seen in other if seen not in first]
 
 
-def _accounts(program: Program, outcomes: Sequence[Outcome]) -> list[str]:
-    found = [f"rank {rank}: left behind: {what}" for rank, outcome in enumerate(outcomes) for what in outcome.left]
-    for name in dict.fromkeys(name for outcome in outcomes for name in outcome.launched):
-        found += _launches(program, name, [o.launched.get(name) for o in outcomes])
-        found += _hooks(name, [o.hooked.get(name, {}) for o in outcomes])
+def _accounts(program: Program, outcomes: Sequence[Outcome]) -> list[Problem]:
+    wrong = [Problem("left behind", left, (rank,)) for rank, outcome in enumerate(outcomes) for left in outcome.left]
+    for each in dict.fromkeys(each for outcome in outcomes for each in outcome.launched):
+        wrong += _launches(program, each, [o.launched.get(each) for o in outcomes])
+        wrong += _hooks(each, [o.hooked.get(each, {}) for o in outcomes])
     if program.layout.compiled is not None:
-        graphs = [o.graphs for o in outcomes]
+        graphs = tuple(o.graphs for o in outcomes)
         if not all(graphs):
-            found.append(f"nothing was compiled on ranks {[i for i, g in enumerate(graphs) if not g]}")
+            wrong.append(Problem("not compiled", ranks=tuple(rank for rank, g in enumerate(graphs) if not g)))
         elif len(set(graphs)) > 1 and program.even:  # other shapes may compile anew
-            found.append(f"ranks compiled different graphs, of {' / '.join(map(str, graphs))} nodes")
-    return found
+            wrong.append(Problem("graphs", ranks=tuple(range(len(graphs))), found=graphs))
+    return wrong
 
 
-Launched: TypeAlias = dict[tuple[int, ...], int]
-
-
-def _launches(program: Program, name: str, ranks: Sequence[Launched | None]) -> list[str]:
+def _launches(program: Program, what: Pass, ranks: Sequence[Launched | None]) -> list[Problem]:
     """What is wrong with the numbers of collectives that ranks launched in one forward or backward."""
-    found = [f"{name}: rank {rank} has none" for rank, launched in enumerate(ranks) if launched is None]
+    wrong = [Problem("uncounted", what, (rank,)) for rank, launched in enumerate(ranks) if launched is None]
     tables = [launched or {} for launched in ranks]
+    data_groups = _data_groups(program)
     for group in sorted({group for launched in tables for group in launched}):
-        others = [rank for rank, launched in enumerate(tables) if rank not in group and launched.get(group)]
+        others = tuple(rank for rank, launched in enumerate(tables) if rank not in group and launched.get(group))
         if others:
-            found.append(f"{name}: ranks {others} launched collectives on the group of {_listed(group)}")
-        counts = [tables[rank].get(group, 0) for rank in group]
+            wrong.append(Problem("outsiders", what, others, found=group))
+        counts = tuple(tables[rank].get(group, 0) for rank in group)
         if len(set(counts)) > 1:
-            found.append(f"{name}: the ranks {_listed(group)} launched different numbers of collectives: {counts}")
-        elif ", unsynced" in name and group in _data_groups(program) and counts[0] > (most := _most_unsynced(program)):
-            allowed = f", at most {most}" if most else ""
-            what = f"{counts[0]} collectives of the ranks {_listed(group)}{allowed}"
-            found.append(f"{name}: {what}, though gradients are not to be synchronised")
-    idle = [group for group in (_data_groups(program) if ", synced" in name else ()) if not _joined(group, tables)]
-    what = "though gradients are to be synchronised"
-    return found + [f"{name}: no collective of the ranks {_listed(group)}, {what}" for group in idle]
+            wrong.append(Problem("counts", what, group, found=counts))
+        elif what.phase == "unsynced" and group in data_groups and counts[0] > (most := _most_unsynced(program)):
+            wrong.append(Problem("unsynced", what, group, most, counts[0]))
+    if what.phase == "synced":
+        wrong += [Problem("not joined", what, group) for group in data_groups if not _joined(group, tables)]
+    return wrong
 
 
 def _joined(group: Sequence[int], tables: Sequence[Launched]) -> bool:
@@ -257,20 +248,22 @@ def _joined(group: Sequence[int], tables: Sequence[Launched]) -> bool:
     return set(group) <= reached
 
 
-def _hooks(name: str, ranks: Sequence[Mapping[str, Sequence[tuple[int, bool]]]]) -> list[str]:
+def _hooks(what: Pass, ranks: Sequence[Mapping[str, Sequence[tuple[int, bool]]]]) -> list[Problem]:
     """What is wrong with the calls of communication hooks in one forward or backward."""
-    found = []
+    wrong = []
+    synced = what.phase == "synced"
     for module in dict.fromkeys(module for called in ranks for module in called):
+        first = tuple(ranks[0].get(module, ()))
         for rank, called in enumerate(ranks):
-            calls = list(called.get(module, ()))
-            due = [(bucket, bucket == len(calls) - 1) for bucket in range(len(calls))]
-            if calls and ", synced" not in name:
-                found.append(f"{name}: rank {rank}: the communication hook of {module!r} was called: {calls}")
-            elif ", synced" in name and (not calls or calls != due):
-                found.append(f"{name}: rank {rank}: the communication hook of {module!r} was called with {calls}")
-            elif calls != ranks[0].get(module, ()):
-                found.append(f"{name}: ranks 0 and {rank} called the communication hook of {module!r} otherwise")
-    return found
+            calls = tuple(called.get(module, ()))
+            due = tuple((bucket, bucket == len(calls) - 1) for bucket in range(len(calls)))
+            if calls and not synced:
+                wrong.append(Problem("hook called early", what, (rank,), found=calls, name=module))
+            elif synced and (not calls or calls != due):
+                wrong.append(Problem("hook calls", what, (rank,), due, calls, module))
+            elif calls != first:
+                wrong.append(Problem("hook calls differ", what, (0, rank), first, calls, module))
+    return wrong
 
 
 def _data_groups(program: Program) -> list[tuple[int, ...]]:
@@ -280,11 +273,5 @@ def _data_groups(program: Program) -> list[tuple[int, ...]]:
 
 
 def _most_unsynced(program: Program) -> int:
-    """How many collectives a backward may launch though it averages nothing: where FSDP1 has resharded, it gathers."""
-    layout = program.layout
-    gathers = layout.under == "tp_extension" and dict(layout.options).get("strategy") in ("FULL_SHARD", "HYBRID_SHARD")
-    return len(layout.wrapped) if gathers else 0
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+    """How many collectives a backward may launch though it averages nothing."""
+    return promises_of(program).unsynced_collectives

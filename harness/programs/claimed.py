@@ -6,17 +6,10 @@ from collections.abc import Sequence
 
 from harness.profiles import Claims
 from harness.profiles.obeyed import in_force
-from harness.programs.spec import Program
-
-_FEATURES = {
-    ("replicate", "static_graph"): "static_graph",
-    ("replicate", "hook"): "comm_hooks",
-    ("replicate", "find_unused_parameters"): "unused_parameters",
-    ("replicate_fsdp", "param_dtype"): "mixed_precision",
-    ("replicate_fsdp", "reduce_dtype"): "mixed_precision",
-    ("replicate_fsdp", "output_dtype"): "mixed_precision",
-}
-"""By stack and option of a layout, the feature that it is."""
+from harness.programs.options import dtypes_of
+from harness.specs.program import Program
+from harness.stacks.registry import parted
+from harness.stacks.stack import Stack
 
 
 def claimed_dtypes(dtypes: Sequence[str]) -> tuple[str, ...]:
@@ -32,17 +25,17 @@ def claimed_dtypes(dtypes: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def offered(stack: str, option: str) -> bool:
+def offered(stack: Stack, option: str) -> bool:
     """Whether the profile in force claims the feature that an option of a stack's layouts is."""
-    return not in_force().claims.lacks_features(stack, [_FEATURES[stack, option]])
+    feature = stack.features.get(option)
+    return feature is None or not in_force().claims.lacks_features(stack.name, [str(feature)])
 
 
 def unclaimed(program: Program, claims: Claims) -> str:
     """What of a program is not claimed, in words; empty if all is."""
-    under = program.layout.under
-    options = {name for name, value in program.layout.options if value}
-    features = dict.fromkeys(_FEATURES[under, name] for name in sorted(options) if (under, name) in _FEATURES)
-    if under == "tp_extension" and dict(program.layout.options).get("strategy") == "HYBRID_SHARD":
-        features["hybrid"] = None
-    dtypes = set(program.dtypes) - set(claims.claimed_dtypes(sorted(program.dtypes)))
-    return claims.lacks_features(under, features) or ", ".join(sorted(dtypes))
+    stack, _, options = parted(program.layout)
+    used = sorted(name for name, value in options.items() if value and name in stack.features)
+    features = dict.fromkeys([*(str(stack.features[name]) for name in used), *stack.claims(options)])
+    stored = dtypes_of(program)
+    dtypes = stored - set(claims.claimed_dtypes(sorted(stored)))
+    return claims.lacks_features(stack.name, features) or ", ".join(sorted(dtypes))

@@ -31,7 +31,13 @@ def once_connected(run: Callable[[], T]) -> T:
     try:
         return run()
     except RanksFailed as e:
-        if _SIGN not in str(e):
+        if not _unconnected(e):
             raise
         warnings.warn(f"ranks are asked once more: {e.headline}", NotConnected, stacklevel=2)
     return run()
+
+
+def _unconnected(error: RanksFailed) -> bool:
+    """Whether gloo told a rank that it could not connect a group: by its message, as it has no error of its own."""
+    reports = [end.report for end in error.ends if end.report is not None]
+    return any(_SIGN in str(report.get(field, "")) for report in reports for field in ("message", "text"))

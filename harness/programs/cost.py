@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from harness.programs.shapes import Named, walk
-from harness.programs.spec import Attention, Conv, Embedding, Linear, Model, Norm, Program, Step, Twice
+from harness.specs.program import Attention, Conv, Embedding, Linear, Model, Norm, Program, Step, Twice
+from harness.specs.shapes import Named, walk
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-from harness.effort import effort
+from harness.thorough.effort import effort
 
 
 def examples(count: int) -> Callable[[Any], Any]:

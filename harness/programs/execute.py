@@ -17,12 +17,15 @@ from typing import Any
 import torch
 
 from harness.programs import prelude, residue
+from harness.programs.options import promises_of
 from harness.programs.source import source
-from harness.programs.spec import Program
+from harness.specs.program import Program
 from harness.stacks import training
+from harness.stacks.registry import stack_of
+from harness.stacks.seen import Calls, Launched, Pass, Seen
 from harness.worlds.rank import Rank
 
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[Seen, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,15 @@ class Outcome:
     """What one rank saw.  Pickled, the tensors of each dtype are one: many small ones cost more than all else."""
 
     seen: Tensors
-    """Everything that is compared, by name, in order, whole and on the CPU."""
+    """Everything that is compared, in order, whole and on the CPU."""
     graphs: tuple[int, ...]
     """Nodes of each compiled graph."""
-    launched: dict[str, dict[tuple[int, ...], int]]
-    """How many collectives each forward and backward launched, by micro-batch and by the members of the group."""
-    hooked: dict[str, dict[str, list[tuple[int, bool]]]] = field(default_factory=dict)
-    """Which buckets communication hooks were called with, and whether with the last, by micro-batch and module."""
-    left: tuple[str, ...] = ()
-    """What the run left behind in the process, a sentence each."""
+    launched: dict[Pass, Launched]
+    """How many collectives each forward and backward launched."""
+    hooked: dict[Pass, Calls] = field(default_factory=dict)
+    """How each forward and backward called communication hooks."""
+    left: tuple[residue.Left, ...] = ()
+    """What the run left behind in the process."""
     seconds: float = 0.0
     """How long the program took: ``build``, ``distribute``, ``train``, and destroying what they made."""
 
@@ -46,7 +49,7 @@ class Outcome:
         flat: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in self.seen.values():
             flat.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
-        kinds = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in self.seen.items()}
+        kinds = {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in self.seen.items()}
         return vars(self) | {"seen": (kinds, {dtype: torch.cat(tensors) for dtype, tensors in flat.items()})}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -55,7 +58,7 @@ class Outcome:
         for dtype, shape in kinds.values():
             sizes[dtype].append(math.prod(shape))
         parts = {dtype: iter(tensor.split(sizes[dtype])) for dtype, tensor in flat.items()}
-        seen = {name: next(parts[dtype]).view(shape) for name, (dtype, shape) in kinds.items()}
+        seen = {key: next(parts[dtype]).view(shape) for key, (dtype, shape) in kinds.items()}
         vars(self).update(state | {"seen": seen})
 
 
@@ -89,6 +92,8 @@ def functions(program: Program) -> dict[str, Any]:
     text = source(program)
     code, file = _code(text)
     namespace: dict[str, Any] = {**vars(training), **vars(prelude), "__name__": "program", "__file__": file}
+    stack = stack_of(program.layout)
+    namespace[f"on_{stack.name}"] = stack.apply
     exec(code, namespace)
     return namespace
 
@@ -96,7 +101,7 @@ def functions(program: Program) -> dict[str, Any]:
 def alone(program: Program, dtype: torch.dtype = torch.float64) -> Callable[[], Tensors]:
     """Get ready to train on one device, on the whole of each batch.
 
-    The function that is returned trains, once, and returns everything that is compared, by name.
+    The function that is returned trains, once, and returns everything that is compared.
     """
     names = functions(program)
     one = training.Party(dtype=dtype)
@@ -125,7 +130,7 @@ def party(rank: Rank, program: Program) -> training.Party:
 
 def _trained(
     program: Program, party: training.Party, names: dict[str, Any]
-) -> tuple[Tensors, residue.Remains, list[str]]:
+) -> tuple[Tensors, residue.Remains, list[residue.Left]]:
     """What was seen, what must be gone when this has returned, and what is wrong with the model after training."""
     model = names["build"](party)
     remains = residue.Remains(model)
@@ -135,18 +140,13 @@ def _trained(
     seen = names["train"](party, model)
     remains.also("the stack's ", party.root(model).named_parameters())
     cleared, toggled = program.steps[-1].zero == "none", any(step.toggle for step in program.steps)
-    problems = residue.misplaced(party.root(model), plain, cleared=cleared, toggled=toggled)
+    left = residue.misplaced(party.root(model), plain, cleared=cleared, toggled=toggled)
     residue.release(party.root(model))
     if not torch.equal(random, residue.randomness()):
-        problems.append("random numbers: the state is another")
+        left.append(residue.Left("random numbers"))
     if party.unwaited:
-        problems.append(f"collectives: nothing has waited for {party.unwaited} after a backward")
-    return seen, remains, problems
-
-
-def _flattened(program: Program) -> bool:
-    mesh = str(dict(program.layout.options).get("mesh", ""))
-    return sum(size != "1" for size in mesh.split("x")) > 1
+        left.append(residue.Left("collectives", now=str(party.unwaited)))
+    return seen, remains, left
 
 
 def on_rank(rank: Rank, program: Program) -> Outcome:
@@ -159,13 +159,10 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
         seen, remains, left = _trained(program, of_rank, names)
     finally:
         training.clean_up()
-    of_rank.model = None
+    of_rank.model, of_rank.handle = None, training.Handle()
     names.clear()
     left += remains.alive()
     took = time.perf_counter() - began  # process groups are destroyed where they are freed
-    # FSDP1 over tensor parallelism keeps layers, and their groups, in memory (docs/findings/tp_memory.py).  DTensor
-    # remembers, of a flattened mesh, the groups of the mesh that it was, until it sees another.
-    freed = program.layout.under != "tp_extension" and not _flattened(program)
-    left += residue.left(before, groups_freed=freed)
+    left += residue.left(before, groups_freed=promises_of(program).frees_groups)
     residue.keep()
     return Outcome(seen, tuple(of_rank.graphs), of_rank.launched, of_rank.hooked, tuple(left), took)

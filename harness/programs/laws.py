@@ -8,21 +8,23 @@ operations in the same order (``same_order``), whatever they round to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 import torch
 from hypothesis import assume
 
-from harness.oracles.exact import difference
+from harness.oracles.exact import compare
 from harness.programs import assertion, execute, resumption
-from harness.programs.check import Different, tame, truth_of
+from harness.programs.check import tame, truth_of
 from harness.programs.connecting import once_connected
 from harness.programs.execute import Tensors
-from harness.programs.shapes import walk
-from harness.programs.spec import Branch, Program, Scale, Tied
-from harness.programs.tp_layouts import HYBRID, takes
+from harness.programs.options import case_of, casts_of, takes
+from harness.programs.problem import Different, Problem
+from harness.specs.program import Branch, Option, Program, Scale
+from harness.specs.shapes import walk
+from harness.stacks.registry import stack_of
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import Rank
 from harness.worlds.world import World
@@ -64,26 +66,15 @@ class Law:
     """Whether both do the same operations in the same order, so that bits are compared whatever is rounded."""
 
 
-def _legal(program: Program) -> bool:
-    """Whether the stack takes a program that a law has made."""
-    if program.layout.under != "tp_extension":
-        return True
-    p = program
-    return takes(p.layout, list(walk(p.model)), p.steps, p.optimizer, p.dtype)
-
-
 def _pair(one: Program, other: Program) -> tuple[Program, Program] | None:
-    return (one, other) if one != other and _legal(one) and _legal(other) else None
+    return (one, other) if one != other and takes(one) and takes(other) else None
 
 
-def _spanning(program: Program, world: int, **options: bool | int | float | str) -> Program:
+def _spanning(program: Program, world: int, **changes: Option) -> Program:
     """The same on so many ranks, with other options of the stack."""
-    merged = {**dict(program.layout.options), **options}
-    if merged.get("strategy") in HYBRID and "strategy" not in options:
-        merged["strategy"] = "FULL_SHARD"  # so many replicas may not fit
-    if merged.get("strategy") not in HYBRID:
-        merged.pop("replicas", None)
-    return _with(program, layout=_with(program.layout, world=world, options=tuple(merged.items())))
+    layout = program.layout
+    options = stack_of(layout).spanning(dict(layout.options), changes)
+    return _with(program, layout=_with(layout, world=world, options=tuple(options.items())))
 
 
 def permuted(program: Program) -> tuple[Program, Program] | None:
@@ -104,8 +95,6 @@ def accumulated(program: Program) -> tuple[Program, Program] | None:
         isinstance(n.layer, Branch) or (isinstance(n.layer, Scale) and n.layer.kind == "rebound")
         for n in walk(program.model)
     )
-    if program.layout.compiled is not None and program.layout.under == "tp_extension":
-        return None  # compiled_gradients.py
     if counting or program.same_data:
         return None  # what a layer does depends on how many forwards there were
     whole = _with(program, steps=tuple(_with(s, rows=(sum(s.rows),), synced=(), joint=True) for s in program.steps))
@@ -139,12 +128,11 @@ def undivided(program: Program) -> tuple[Program, Program] | None:
 
 def flattened(program: Program) -> tuple[Program, Program] | None:
     """Four ranks in one dimension, or in two that are flattened; for FSDP1, which takes two: sharded in pairs."""
-    layout = program.layout
-    if layout.under != "tp_extension":
-        return _pair(_spanning(program, 4), _spanning(program, 4, mesh="2x2"))
-    flat = _with(program, layout=_with(layout, tensor=1, plan=()))
-    flat = _spanning(flat, 4, strategy="FULL_SHARD")
-    return _pair(flat, _spanning(flat, 4, strategy="HYBRID_SHARD", replicas=2))
+    if (flat := stack_of(program.layout).flat) is None:
+        return None
+    plain = _with(program, layout=_with(program.layout, tensor=1, plan=()))
+    one, other = (_spanning(plain, 4, **options) for options in flat)
+    return _pair(one, other)
 
 
 def never_saved(program: Program) -> tuple[Program, Program] | None:
@@ -153,33 +141,19 @@ def never_saved(program: Program) -> tuple[Program, Program] | None:
 
 
 def resumed(program: Program) -> tuple[Program, Program] | None:
-    """Half of the steps in one world, the others in a fresh one of another size; a single step is done in both.
-
-    Whole state dicts of FSDP1 are not those of one device where there are tensor-parallel layers, and fail where there
-    are several tensor-parallel ranks.
-    """
-    if program.layout.under == "tp_extension" and (program.layout.tensor > 1 or program.layout.plan):
-        return None
+    """Half of the steps in one world, the others in a fresh one of another size; a single step is done in both."""
     stateful = program.optimizer.momentum or program.optimizer.kind != "sgd"
     if stateful and any(isinstance(n.layer, Branch) for n in walk(program.model)):
         return None  # what had no gradient has no state yet, and strict loading wants one
-    if program.layout.under == "replicate_fsdp" and _twice_in_one_module(program):
-        return None  # docs/findings/fsdp_two_names.py
+    case = case_of(program)
+    if any(limit.applies() and limit.forbids(case) for limit in stack_of(program.layout).resuming):
+        return None
     steps = program.steps if len(program.steps) > 1 else program.steps * 2
     half = len(steps) // 2
     # Gradients are no part of what is saved.
     steps = (*steps[: half - 1], _with(steps[half - 1], zero="none"), *steps[half:])
     program = _with(program, steps=steps)
-    return (program, program) if _legal(program) and _legal(_continued(program)) else None
-
-
-def _twice_in_one_module(program: Program) -> bool:
-    """Whether the model itself has one Parameter under two names, besides the layer's that made it."""
-    aliases: dict[str, str] = {}
-    for n in walk(program.model):
-        if isinstance(n.layer, Tied) and n.layer.alias:
-            aliases[n.name] = aliases.get(n.layer.of, n.layer.of)
-    return len(set(aliases.values())) < len(aliases)
+    return (program, program) if takes(program) and takes(_continued(program)) else None
 
 
 def _continued(program: Program) -> Program:
@@ -204,21 +178,13 @@ def eager(program: Program) -> tuple[Program, Program] | None:
 
 
 def single(program: Program) -> tuple[Program, Program] | None:
-    """One rank, or torch alone.  FSDP1 adds squares for the norm of gradients in the order of flat parameters."""
-    if program.layout.under == "tp_extension" and any(step.clip for step in program.steps):
-        return None
-    if program.layout.dtypes:
-        return None  # what the stack casts is rounded otherwise
-    every = not any(step.accumulates for step in program.steps)
-    last = all(sum(step.averages) == 1 and step.zero != "keep" for step in program.steps)
-    if program.layout.under != "replicate" and not (every or last):
-        return None  # what was averaged and what was not are added up apart
-    one = _with(program, layout=_with(program.layout, world=1, tensor=1, plan=()), rotated=0)
-    if program.layout.under == "tp_extension":
-        # Without original parameters they are flattened without a gap, and the bits of a product depend on whether its
-        # factors lie at multiples of 16 bytes.
-        one = _spanning(one, 1, use_orig_params=True)
-    return (one, one) if _legal(one) else None
+    """One rank, or torch alone."""
+    changes = stack_of(program.layout).alone(case_of(program))
+    if changes is None or casts_of(program.layout):
+        return None  # numbers are added up in another order, or rounded otherwise
+    one = _with(program, layout=_with(program.layout, tensor=1, plan=()), rotated=0)
+    one = _spanning(one, 1, **changes)
+    return (one, one) if takes(one) else None
 
 
 LAWS: dict[str, Law] = {
@@ -240,7 +206,7 @@ def assert_law(worlds: Worlds, program: Program, law: str) -> None:
     """Require that the two runs of a law end with the same parameters and states after every step.
 
     A program about which the law has nothing to say is given up (Hypothesis draws another).
-    Errors: :class:`~harness.programs.check.Different`; :class:`~harness.RanksFailed` if ranks fail, hang or die.
+    Errors: :class:`~harness.programs.problem.Different`; :class:`~harness.RanksFailed` if ranks fail, hang or die.
     Either has a note that says where the reproducers of both programs are.
     """
     __tracebackhide__ = True
@@ -262,8 +228,8 @@ def holds(worlds: Worlds, program: Program, law: str) -> bool:
         raise
     problems = list(_differences(one, other))
     if problems:
-        error = Different([f"the law {law!r} does not hold", *problems])
-        _write(worlds, made, error, "\n".join(error.problems))
+        error = Different(problems, law=law)
+        _write(worlds, made, error, error.whole())
         raise error
     return True
 
@@ -273,22 +239,20 @@ def _comparable(program: Program, law: Law) -> bool:
     return tame(program, truth.tensors) and (truth.exact or law.same_order)
 
 
-def _differences(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """What differs of the states after steps that the second run has seen, a sentence each."""
-    names = [
-        name
-        for name in one
-        if name.startswith("step ") and not any(word in name for word in ("loaded again", "calls of"))
-    ]
-    steps = {name.split(":")[0] for name in other if name.startswith("step ")}
+def _differences(one: Tensors, other: Tensors) -> Iterator[Problem]:
+    """What differs of the states after those steps that the second run has seen."""
+    steps = {seen.step for seen in other if seen.step is not None}
     if not steps:
-        yield "step: none was seen"
-    for name in names:
-        if name in other:
-            if problem := difference(one[name] + 0, other[name] + 0, name):
-                yield problem
-        elif name.split(":")[0] in steps and " of " not in name:
-            yield f"{name}: is missing of the other program"
+        yield Problem("no step")
+    for seen, tensor in one.items():
+        if seen.step is None or seen.reloaded or seen.kind == "calls":
+            continue
+        if seen in other:
+            difference = compare(tensor + 0, other[seen] + 0)
+            if difference is not None:
+                yield Problem("values", seen, found=difference)
+        elif seen.step in steps and seen.kind in ("parameter", "buffer"):  # not every stack shows the rest
+            yield Problem("missing of second", seen)
 
 
 def _write(worlds: Worlds, made: tuple[Program, Program], error: Exception, what: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from hypothesis import reject
 from hypothesis.control import current_build_context, currently_in_test_context
 
-from harness.effort import effort
+from harness.thorough.effort import effort
 
 LEAST = 5.0
 """Seconds that a run on ranks has at least."""

@@ -9,11 +9,12 @@ import math
 import random
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from harness.stacks.seen import Kind, Pass, Seen
 from harness.stacks.training import Party, finish, gradients, launched, optimizer_state, plain, reload, set_sync, since
 
 # modules
@@ -211,22 +212,23 @@ class Run:
         self.party = party
         self.seed, self.span, self.denominator = seed, span, denominator
         self.inputs, self.tokens = tuple(inputs), tokens
-        self.seen: dict[str, torch.Tensor] = {}
-        """Everything that is compared, by name, in order."""
+        self.seen: dict[Seen, torch.Tensor] = {}
+        """Everything that is compared, in order."""
         self.turn = 0
 
-    def count(self, name: str, before: dict[tuple[int, ...], int]) -> None:
-        """Keep how many collectives were launched on each group since there had been ``before``."""
-        self.party.launched[name] = since(before)
+    def count(self, phase: Literal["forward", "synced", "unsynced"], before: dict[tuple[int, ...], int]) -> None:
+        """Keep how many collectives this micro-batch launched on each group since there had been ``before``."""
+        key = Pass(self.turn, phase)
+        self.party.launched[key] = since(before)
         if self.party.buckets:
-            self.party.hooked[name] = {module: list(calls) for module, calls in self.party.buckets.items()}
+            self.party.hooked[key] = {module: list(calls) for module, calls in self.party.buckets.items()}
             for calls in self.party.buckets.values():
                 calls.clear()
 
-    def note(self, name: str, tensor: torch.Tensor) -> None:
+    def note(self, seen: Seen, tensor: torch.Tensor) -> None:
         """Keep a copy of a tensor."""
         with torch.no_grad():
-            self.seen[name] = tensor.to("cpu", copy=True)
+            self.seen[seen] = tensor.to("cpu", copy=True)
 
     def batch(self, rows: int, what: object) -> torch.Tensor:
         """A whole batch: tokens int64 or floats, [rows, *inputs]."""
@@ -248,7 +250,6 @@ class Run:
         The loss is the weighted sum of the outputs, so that gradients of parts add up to those of the whole; ranks
         average what they add up, hence the factor.
         """
-        name = f"micro-batch {self.turn}"
         key, first, size = of if of else (self.turn, 0, rows)
 
         def mine(batch: torch.Tensor) -> torch.Tensor:
@@ -257,18 +258,18 @@ class Run:
         set_sync(self.party, synced)
         before = launched()
         output = model(mine(self.batch(size, ("inputs", key))), self.turn)
-        self.count(f"{name}, forward", before)
+        self.count("forward", before)
         weights = mine(values((size, *output.shape[1:]), (self.seed, "weights", key), self.span, 1)).to(output)
         before = launched()
         losses = (output * weights).flatten(1).sum(1)
         losses.backward(torch.full_like(losses, self.party.factor))
-        self.count(f"{name}, {'' if synced else 'un'}synced", before)
-        self.note(f"{name}: output", output)
-        self.note(f"{name}, loss of each row: output", losses)
+        self.count("synced" if synced else "unsynced", before)
+        self.note(Seen("output", micro_batch=self.turn), output)
+        self.note(Seen("losses", micro_batch=self.turn), losses)
         if synced:
             finish(self.party)
-            for parameter, gradient in gradients(self.party, model).items():
-                self.note(f"{name}: gradient of {parameter}", gradient)
+            for name, gradient in gradients(self.party, model).items():
+                self.note(Seen("gradient", name, micro_batch=self.turn), gradient)
         self.turn += 1
 
     def evaluate(self, model: Any, rows: int) -> None:
@@ -276,33 +277,43 @@ class Run:
         model.eval()
         with torch.no_grad():
             output = model(self.part(self.batch(rows, ("evaluation", self.turn))), self.turn)
-        self.note(f"evaluation before micro-batch {self.turn}: output", output)
+        self.note(Seen("evaluation", micro_batch=self.turn), output)
         model.train()
 
     def step(self, number: int, model: Any, optimizer: torch.optim.Optimizer, *, clip: float = 0.0) -> None:
         """Clip, step, and look at everything."""
         if clip:
-            self.note(f"step {number}: norm of gradients", self.party.clip(model, clip))
+            self.note(Seen("norm", step=number), self.party.clip(model, clip))
         optimizer.step()
-        self.look(f"step {number}", model, optimizer)
+        self.look(number, model, optimizer)
 
-    def look(self, when: str, model: Any, optimizer: torch.optim.Optimizer) -> None:
+    def look(self, step: int, model: Any, optimizer: torch.optim.Optimizer, *, reloaded: bool = False) -> None:
         """Keep parameters, buffers, the optimizer's state, and how often hooks were called."""
+
+        def note(kind: Kind, name: str, tensor: torch.Tensor, state: str = "") -> None:
+            self.note(Seen(kind, name, step=step, state=state, reloaded=reloaded), tensor)
+
         others = set()
         for inner, module in self.party.root(model).named_modules():
             name = plain(f"{inner}.").rstrip(".")
             if isinstance(module, Hooked):
-                self.note(f"{when}: calls of hooks of {name}", torch.tensor(module.calls))
+                note("calls", name, torch.tensor(module.calls))
             if isinstance(module, Scale) and module.shares:  # each part has another
                 others.add(f"{name}.scale")
                 scales = [module.scale + share for share in module.shares]
-                self.note(f"{when}: scale of each part in {name}: output", torch.stack(scales))
-        for kind, tensors in optimizer_state(self.party, model, optimizer).items():
+                note("scales", name, torch.stack(scales))
+        for what, tensors in optimizer_state(self.party, model, optimizer).items():
             for name, tensor in tensors.items():
-                if name not in others:
-                    self.note(f"{when}: {kind} {name}", tensor)
+                if name in others:
+                    continue
+                if what == "parameter":
+                    note("parameter", name, tensor)
+                elif what == "buffer":
+                    note("buffer", name, tensor)
+                else:
+                    note("state", name, tensor, what)
 
     def reload(self, number: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
         """Save, disturb, load."""
         reload(self.party, model, optimizer)
-        self.look(f"step {number}, loaded again", model, optimizer)
+        self.look(number, model, optimizer, reloaded=True)

@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,13 +24,39 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.oracles.exact import kind, kind_of
+
 _POOLS = frozenset(("pt_autograd_",))
 """How names of threads begin that torch starts once and keeps."""
 
-_OF_GLOO = ("threads: gloo_", "threads: pt_gloo_")
+_OF_GLOO = ("gloo_", "pt_gloo_")
 _OF_TORCH = ("gloo_", "pt_")
 _PATIENCE = 0.5
 """Seconds in which threads must have ended, and let go of what they hold."""
+
+
+class Left(NamedTuple):
+    """Something that a run left behind in a process."""
+
+    kind: str
+    """A field of :class:`State`, or ``memory``, ``parameters``, ``gradients``, ``random numbers``, ``collectives``."""
+    name: str = ""
+    """Of the thread, variable, module, parameter …, where there are several."""
+    now: str = ""
+    before: str = ""
+
+    def __str__(self) -> str:
+        kind = self.kind.replace("_", " ")
+        match self.kind:
+            case "memory":
+                return f"{kind}: {self.name} is still there"
+            case "random numbers":
+                return f"{kind}: the state of the generator has changed"
+            case "collectives":
+                return f"{kind}: nothing has waited for {self.now} after a backward"
+            case "gradients":
+                return f"{kind}: {self.name}: {self.now}, expected {self.before}"
+        return f"{kind}: {f'{self.name}: ' if self.name else ''}{self.now}, before {self.before}"
 
 
 @dataclass(frozen=True)
@@ -92,20 +118,20 @@ _GLOBAL_HOOKS = frozenset(
 )
 
 
-def left(before: State, *, groups_freed: bool = True) -> list[str]:
-    """What is otherwise than before, a sentence each.
+def left(before: State, *, groups_freed: bool = True) -> list[Left]:
+    """What has changed since then.
 
     ``groups_freed``: whether threads of gloo must have ended, too; they live as long as anything holds their group.
     """
     if not groups_freed:
-        return [change for change in _changes(before) if not change.startswith(_OF_GLOO)]
-    found = _changes(before)
+        return [c for c in _changes(before) if not (c.kind == "threads" and c.name.startswith(_OF_GLOO))]
+    changes = _changes(before)
     until = time.monotonic() + _PATIENCE
     # A thread that has been joined is still listed for a moment.
-    while any(change.startswith("threads: ") for change in found) and time.monotonic() < until:
+    while any(change.kind == "threads" for change in changes) and time.monotonic() < until:
         time.sleep(0.001)
-        found = _changes(before)
-    return found
+        changes = _changes(before)
+    return changes
 
 
 def keep() -> None:
@@ -116,23 +142,22 @@ def keep() -> None:
     gc.freeze()
 
 
-def _changes(before: State) -> list[str]:
+def _changes(before: State) -> list[Left]:
     after = take()
-    found = []
+    changes = []
     for f in fields(State):
         was, now = getattr(before, f.name), getattr(after, f.name)
         if was == now:
             continue
-        what = f.name.replace("_", " ")
         if isinstance(was, Mapping):
-            found += [
-                f"{what}: {name}: {now.get(name)}, before {was.get(name)}"
+            changes += [
+                Left(f.name, name, str(now.get(name)), str(was.get(name)))
                 for name in sorted({*was, *now})
                 if was.get(name) != now.get(name) and (f.name != "threads" or was.get(name, 0) < now.get(name, 0))
             ]
         else:
-            found.append(f"{what}: {now}, before {was}")
-    return found
+            changes.append(Left(f.name, "", str(now), str(was)))
+    return changes
 
 
 def _threads() -> dict[str, int]:
@@ -192,17 +217,17 @@ class Remains:
         for name, thing in named:
             self._of.setdefault(f"{what}{name}", weakref.ref(thing))
 
-    def alive(self) -> list[str]:
-        """What is still there after a garbage collection, a sentence each."""
+    def alive(self) -> list[Left]:
+        """What is still there after a garbage collection."""
         # The backward of an accelerator's tensors runs in a thread of autograd's, which lets go of the graph later.
         until = time.monotonic() + (_PATIENCE if _has_device() else 0)
-        while (found := self._there()) and time.monotonic() < until:
+        while (kept := self._there()) and time.monotonic() < until:
             time.sleep(0.001)
-        return found
+        return kept
 
-    def _there(self) -> list[str]:
+    def _there(self) -> list[Left]:
         gc.collect()
-        return [f"memory: {name} is still there" for name, thing in self._of.items() if thing() is not None]
+        return [Left("memory", name) for name, thing in self._of.items() if thing() is not None]
 
 
 def release(model: nn.Module) -> None:
@@ -230,41 +255,53 @@ def misplaced(
     *,
     cleared: bool = False,
     toggled: bool = False,
-) -> list[str]:
+) -> list[Left]:
     """What is wrong with the parameters that a model has after a run, by their names in the plain model.
 
     ``cleared``: whether gradients were set to None last; ``toggled``: whether some began or stopped to require them.
     A gradient has its parameter's shape, dtype, device and placements, and no history; so does no parameter.
     FSDP1's flat parameters are in the place of others, so names and shapes are not looked at there.
     """
-    found = []
+    wrong: list[Left] = []
     flat = any(isinstance(m, FullyShardedDataParallel) for m in model.modules())
     seen = {_plain(name): parameter for name, parameter in model.named_parameters()}
     if not flat and list(seen) != list(plain):
-        found.append(f"parameters: {list(seen)}, before {list(plain)}")
+        wrong.append(Left("parameters", "", str(list(seen)), str(list(plain))))
     for name, parameter in seen.items():
         if not isinstance(parameter, nn.Parameter) or not parameter.is_leaf:
-            found.append(f"parameters: {name} is no parameter any more")
-        if not flat and name in plain and (parameter.shape, parameter.dtype) != plain[name][:2]:
-            found.append(f"parameters: {name} is {parameter.dtype}{list(parameter.shape)} now")
-        if not flat and not toggled and name in plain and parameter.requires_grad != plain[name][2]:
-            found.append(f"parameters: {name} requires a gradient: {parameter.requires_grad}, before {plain[name][2]}")
-        gradient = parameter.grad
-        if gradient is None:
-            continue
-        if cleared:
-            found.append(f"gradients: {name} has one, after all were set to None")
-        if gradient.requires_grad:
-            found.append(f"gradients: that of {name} has a history")
-        if (gradient.shape, gradient.dtype, gradient.device) != (parameter.shape, parameter.dtype, parameter.device):
-            found.append(f"gradients: that of {name} is {gradient.dtype}{list(gradient.shape)}")
-        if isinstance(gradient, DTensor) != isinstance(parameter, DTensor):
-            found.append(f"gradients: that of {name} is a {type(gradient).__name__}")
-    return found
+            now = f"a {type(parameter).__name__} that is {'a' if parameter.is_leaf else 'no'} leaf"
+            wrong.append(Left("parameters", name, now, "a Parameter that is a leaf"))
+        if not flat and name in plain:
+            shape, dtype, required = plain[name]
+            if (parameter.shape, parameter.dtype) != (shape, dtype):
+                wrong.append(Left("parameters", name, kind(parameter), kind_of(dtype, shape)))
+            if not toggled and parameter.requires_grad != required:
+                now = f"requires_grad={parameter.requires_grad}"
+                wrong.append(Left("parameters", name, now, f"requires_grad={required}"))
+        wrong += _misplaced_gradient(name, parameter, cleared=cleared)
+    return wrong
+
+
+def _misplaced_gradient(name: str, parameter: nn.Parameter, *, cleared: bool) -> list[Left]:
+    gradient = parameter.grad
+    if gradient is None:
+        return []
+    wrong = []
+    if cleared:
+        wrong.append(Left("gradients", name, kind(gradient), "None, since all were set to None"))
+    if gradient.requires_grad:
+        wrong.append(Left("gradients", name, "requires_grad=True", "requires_grad=False"))
+    if (gradient.shape, gradient.dtype, gradient.device) != (parameter.shape, parameter.dtype, parameter.device):
+        now, due = (f"{kind(t)} on {t.device}" for t in (gradient, parameter))
+        wrong.append(Left("gradients", name, now, due))
+    if isinstance(gradient, DTensor) != isinstance(parameter, DTensor):
+        due = "a DTensor" if isinstance(parameter, DTensor) else "no DTensor"
+        wrong.append(Left("gradients", name, f"a {type(gradient).__name__}", due))
+    return wrong
 
 
 def _plain(name: str) -> str:
     return name.replace("_fsdp_wrapped_module.", "").replace("_orig_mod.", "")
 
 
-__all__ = ["Remains", "State", "keep", "left", "misplaced", "parameters_of", "randomness", "release", "take"]
+__all__ = ["Left", "Remains", "State", "keep", "left", "misplaced", "parameters_of", "randomness", "release", "take"]

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from harness.programs import execute, prelude
 from harness.programs.execute import Tensors
-from harness.programs.spec import Program
+from harness.specs.program import Program
 from harness.stacks import training
 from harness.worlds.rank import Rank
 

@@ -1,7 +1,7 @@
 """A program as Python: a model, how it gets onto ranks, and how it is trained, written down as one would by hand.
 
 The same text is executed alone, on ranks, and in a reproducer, so a reproducer does what was seen to fail.  It stands
-on the definitions of :mod:`harness.programs.prelude` and :mod:`harness.stacks.training`, and on nothing else.
+on the definitions of :mod:`harness.programs.prelude`, of :mod:`harness.stacks.training` and of its stack's file.
 
 A program may have come from anybody: its types are checked before anything is written, and what it holds gets into the
 text through :mod:`harness.programs.literals` alone.
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from harness.programs import literals
 from harness.programs.literals import Code, call, literal
-from harness.programs.shapes import Named, walk, word
-from harness.programs.spec import (
+from harness.programs.validity import check_types
+from harness.specs.program import (
     Activation,
     Attention,
     Branch,
@@ -32,7 +32,8 @@ from harness.programs.spec import (
     Tied,
     Twice,
 )
-from harness.programs.validity import check_types
+from harness.specs.shapes import Named, walk, word
+from harness.stacks.registry import parted
 
 _EPS = 0.0625
 _MODEL = (Code("party"), Code("model"))
@@ -163,18 +164,13 @@ def _build(program: Program, named: list[Named]) -> list[str]:
 
 def _distribute(program: Program) -> list[str]:
     layout = program.layout
-    options: dict[str, object] = dict(layout.options)
-    options.pop("inner", "")
-    wrapped = list(layout.wrapped)
-    if layout.under == "tp_extension":
-        options = {"tensor": layout.tensor, "plan": dict(layout.plan), **options}
-    elif layout.under == "replicate_fsdp" or not wrapped:
-        wrapped.append("")
-    steps = [f"model = {call(f'on_{literals.name(layout.under)}', *_MODEL, wrapped, **options)}"]
+    stack, _, options = parted(layout)
+    wrapped, words = stack.arguments(layout)
+    steps = [f"model = {call(f'on_{literals.name(stack.name)}', *_MODEL, wrapped, **{**words, **options})}"]
     if layout.compiled is not None:
         how = layout.compiled
-        words = {key: True for key in ("fullgraph", "dynamic", "in_place") if getattr(how, key)}
-        steps.insert(0 if how.first else 1, f"model = {call('compiled', *_MODEL, how.backend, **words)}")
+        asked = {key: True for key in ("fullgraph", "dynamic", "in_place") if getattr(how, key)}
+        steps.insert(0 if how.first else 1, f"model = {call('compiled', *_MODEL, how.backend, **asked)}")
     return ["def distribute(party, model):", *(f"    {line}" for line in steps), "    return model"]
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from harness.programs import limits
-from harness.programs.spec import Data, Program
 from harness.programs.validity import check
-from harness.shown import printable
+from harness.safe_io.shown import printable
+from harness.specs import limits
+from harness.specs.program import Data, Program
 
 VERSION = 1
 """Of the format; goes into the JSON."""
@@ -30,7 +30,7 @@ def dumps(program: Program) -> str:
 def loads(text: str | bytes) -> Program:
     """A program from JSON, of which nothing is believed.
 
-    Every name is one of those that there are, every value of its type and within :mod:`harness.programs.limits`.
+    Every name is one of those that there are, every value of its type and within :mod:`harness.specs.limits`.
     Errors: ValueError in one line that says what is wrong where, fit to be shown.
     """
     try:

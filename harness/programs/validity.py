@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import msgspec
 
-from harness.programs import limits
 from harness.programs.cost import Cost, cost
-from harness.programs.options import Options, Replicate, ReplicateFsdp, TpExtension, options_of
-from harness.programs.shapes import walk
-from harness.programs.spec import Layout, Program, every
+from harness.programs.options import options_of
+from harness.specs import limits
+from harness.specs.program import Data, Layout, Program, every
+from harness.specs.shapes import walk
+from harness.stacks.registry import stack_of
 
 
-def check_types(program: Program) -> Options:
+def check_types(program: Program) -> Data:
     """Require that every field holds what its type says, and every option what its stack takes.
 
     Python does not hold the fields of a program to their types; what is decoded from JSON has been.  Returns the
@@ -43,13 +43,13 @@ def check(program: Program) -> None:
     _require_small(cost(program))
 
 
-def _meant(program: Program, options: Options) -> Iterable[tuple[str, tuple[str, ...]]]:
+def _meant(program: Program, options: Data) -> Iterable[tuple[str, tuple[str, ...]]]:
     """Lists of layers by their names."""
     layout = program.layout
     yield "layout.wrapped", layout.wrapped
     yield "layout.plan", tuple(name for name, _ in layout.plan)
-    if isinstance(options, (Replicate, ReplicateFsdp)):
-        yield "layout.options: ignored", options.ignored
+    for option in stack_of(layout).layers:
+        yield f"layout.options: {option}", getattr(options, option)
     for number, step in enumerate(program.steps):
         yield f"steps[{number}].toggle", (step.toggle,) if step.toggle else ()
 
@@ -63,17 +63,14 @@ def _require_names(what: str, names: tuple[str, ...], layers: set[str]) -> None:
         raise ValueError(f"{what}: a layer is named twice")
 
 
-def _check_world(layout: Layout, options: Options) -> None:
+def _check_world(layout: Layout, options: Data) -> None:
     world, tensor = layout.world, layout.tensor
     if world % tensor:
         raise ValueError(f"{world} ranks can't be divided into groups of {tensor}")
-    if layout.under != "tp_extension" and (tensor > 1 or layout.plan):
-        raise ValueError(f"{layout.under} has no tensor parallelism: layout.tensor is 1, and layout.plan empty")
-    if isinstance(options, TpExtension):
-        if options.replicas and world // tensor % options.replicas:
-            raise ValueError(f"{world // tensor} data-parallel ranks can't be divided into {options.replicas} replicas")
-    elif options.mesh and math.prod(map(int, options.mesh.split("x"))) != world:
-        raise ValueError(f"a mesh of {options.mesh} has not {world} ranks")
+    stack = stack_of(layout)
+    if not stack.tensor_parallel and (tensor > 1 or layout.plan):
+        raise ValueError(f"{stack.name} has no tensor parallelism: layout.tensor is 1, and layout.plan empty")
+    stack.check(layout, options)
 
 
 def _require_small(found: Cost) -> None:

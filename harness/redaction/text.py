@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from harness.redaction.arguments import valued, without_values
 from harness.redaction.named import AFTER_ESCAPE, without_named
 from harness.redaction.shapes import HIDDEN, is_path, looks_random, says_secret
 from harness.redaction.urls import urls_in, without_credentials
@@ -68,11 +69,7 @@ class Redactor:
 
     def arguments(self, arguments: Sequence[str]) -> list[str]:
         """A command line: texts, and the values of options whose names say that they are credentials."""
-        found = list(map(str, arguments))
-        for i, (option, value) in enumerate(_valued(found)):
-            if value and says_secret(option):
-                found[i] = found[i][: len(found[i]) - len(value)] + HIDDEN
-        return [self(argument) for argument in found]
+        return [self(argument) for argument in without_values(list(map(str, arguments)))]
 
 
 def has_credentials(name: str, value: str) -> bool:
@@ -82,7 +79,7 @@ def has_credentials(name: str, value: str) -> bool:
 
 def _secrets_in(variables: Mapping[str, str], arguments: Sequence[str] = ()) -> set[str]:
     found = {secret for name, value in variables.items() if not is_plain(name, value) for secret in _of(name, value)}
-    for option, value in _valued(arguments):
+    for option, value in valued(arguments):
         found.update([value] if says_secret(option) else [])
         found.update(_in_addresses(value))
     return found
@@ -115,20 +112,6 @@ def _of(name: str, value: str) -> Iterable[str]:
         if "://" not in piece and looks_random(piece) and not is_path(piece):
             yield piece
             yield piece.partition("=")[2]
-
-
-def _valued(arguments: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Of each argument, the name that it is given under (``--name=value``, ``--name value``), and the value."""
-    before = ""
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if equals and re.fullmatch(r"[\w.-]+", name):
-            yield name, value
-        elif argument.startswith("-"):
-            yield "", ""
-        else:
-            yield before, argument
-        before = name if argument.startswith("-") and not equals else ""
 
 
 def _spellings(secret: str) -> Iterable[str]:

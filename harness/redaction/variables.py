@@ -12,9 +12,10 @@ import re
 import shlex
 from collections.abc import Callable
 
+from harness.redaction.arguments import without_values
 from harness.redaction.named import without_named
 from harness.redaction.shapes import is_path, looks_random, says_secret
-from harness.redaction.urls import Url
+from harness.redaction.urls import Url, without_credentials
 
 NOT_SHOWN = "set, not shown"
 """Stands for a value that is not of the kind that its variable takes."""
@@ -57,12 +58,11 @@ def _commit(value: str) -> str | None:
 
 
 def _command_line(value: str) -> str | None:
-    from harness.redaction.text import redacted_arguments  # which needs this file
-
     try:
-        return shlex.join(redacted_arguments(shlex.split(value)))
+        arguments = without_values(shlex.split(value))
     except ValueError:  # a quote without its end
         return None
+    return shlex.join(without_named(without_credentials(argument)) for argument in arguments)
 
 
 _PATH = re.compile(r"[\w./+~ -]*")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import _functorch as functorch
@@ -16,13 +17,19 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
+from harness.specs.program import Compile, Hooked
 from harness.stacks import replicate
+from harness.stacks.drawing import Drawing
+from harness.stacks.limit import Limit, defect
+from harness.stacks.stack import Stack
+from harness.stacks.training import Party
 from harness.worlds.rank import Rank
 
 __all__ = [
     "COMPILES_MESSAGES",
     "COMPILES_ON_ONE_RANK",
     "REFUSED",
+    "STACK",
     "GraphCounter",
     "agreeing",
     "apply",
@@ -174,3 +181,49 @@ def parameters(module: nn.Module) -> Tensors:
 
 def _plain(tensors: Tensors) -> Tensors:
     return {name.removeprefix("_orig_mod."): tensor for name, tensor in tensors.items()}
+
+
+# for programs
+
+
+def on_dynamo(party: Party, model: nn.Module, wrapped: Sequence[str]) -> nn.Module:
+    """No model is on this stack alone: its layouts say which stack is under it."""
+    raise NotImplementedError
+
+
+LIMITS: tuple[Limit, ...] = (
+    defect(
+        "compiled_backward_hooks",
+        "Nothing is compiled of a model of which one module has a backward hook.",
+        lambda case: (
+            case.compiled and any(isinstance(n.layer, Hooked) and n.layer.kind == "backward" for n in case.named)
+        ),
+    ),
+    defect(
+        "compiled_dynamic",
+        "Compiling FSDP1 over a tensor-parallel layer with dynamic=True is an endless recursion.",
+        lambda case: bool(case.layout.plan) and case.layout.compiled is not None and case.layout.compiled.dynamic,
+    ),
+    Limit(
+        "Hooks of layers that are wrapped on their own break the graph.",
+        lambda case: bool(case.layout.wrapped) and case.layout.compiled is not None and case.layout.compiled.fullgraph,
+    ),
+)
+
+
+def draw_over(d: Drawing, how: Compile) -> None:
+    """Compile a layout that was drawn: of what ``how`` asks for, what fits."""
+    for changed in (
+        how,
+        msgspec.structs.replace(how, dynamic=False),
+        msgspec.structs.replace(how, fullgraph=False),
+        msgspec.structs.replace(how, dynamic=False, fullgraph=False),
+    ):
+        if d.fits(case := d.with_layout(compiled=changed)):
+            break
+    d.become(case)
+    options = (*d.case.layout.options, ("inner", d.case.layout.stack))
+    d.become(d.with_layout(stack="dynamo", options=options))
+
+
+STACK = Stack("dynamo", on_dynamo, limits=LIMITS, over=draw_over)

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
+import torch
+from msgspec import Meta
 from torch import nn
 from torch.distributed._composable.replicate import DDP, replicate
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel.distributed import _MixedPrecision as MixedPrecision
 
 from harness.oracles.baseline import plain_gradients as gradients
 from harness.oracles.baseline import plain_parameters as parameters
+from harness.specs.program import Branch, Data, Layout, Scale, one_of
+from harness.specs.shapes import Named
+from harness.stacks.drawing import (
+    Drawing,
+    draw_ignored,
+    draw_mesh,
+    draw_recast,
+    has_parameters,
+    several_dimensions,
+    sharing,
+    trainable,
+    within,
+    wrappable,
+)
+from harness.stacks.limit import STAYS_FROZEN, Case, Limit, defect
+from harness.stacks.stack import NONE, Layers, Mesh, Options, Promises, Stack, require_ranks
+from harness.stacks.training import Party, counted, line_mesh
 from harness.worlds.rank import Rank
 
-__all__ = ["DDP", "MixedPrecision", "apply", "gradients", "names", "parameters", "parts", "replicate"]
+__all__ = ["DDP", "STACK", "MixedPrecision", "apply", "gradients", "names", "parameters", "parts", "replicate"]
+
+
+# for tests of the stack
 
 
 def apply(module: nn.Module, rank: Rank, **options: Any) -> nn.Module:
@@ -28,3 +52,178 @@ def names(module: nn.Module) -> list[str]:
 def parts(size: int) -> list[int]:
     """Each rank its own part of the batch."""
     return list(range(size))
+
+
+# for programs
+
+
+def on_replicate(
+    party: Party,
+    model: nn.Module,
+    wrapped: Sequence[str],
+    *,
+    hook: str = "",
+    mesh: str = "",
+    ignored: Sequence[str] = (),
+    recast: bool = False,
+    **options: Any,
+) -> nn.Module:
+    """Composable DDP: ``wrapped`` submodules each on its own, or the whole model for [""].
+
+    ``mesh``: see :func:`line_mesh`; ``ignored``: submodules that are left alone; ``recast``: float64 while wrapped.
+    """
+    if recast:
+        model.to(torch.float64)
+    if mesh:
+        options["device_mesh"] = line_mesh(party, mesh)
+    if ignored:
+        options["ignored_modules"] = [model.get_submodule(name) for name in ignored]
+    for name in wrapped:
+        module: Any = model.get_submodule(name)
+        replicate(module, **options)
+        if hook:
+            module.register_comm_hook(None, counted(party, name, getattr(default_hooks, hook)))
+    if recast:
+        model.to(party.dtype)
+    party.model = model
+    return model
+
+
+HOOKS = {"allreduce_hook": "", "bf16_compress_hook": "bfloat16", "fp16_compress_hook": "float16"}
+"""Of ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks``, with the dtype that each sends, if it casts."""
+
+
+class ReplicateOptions(Data, frozen=True):
+    """The last five are DistributedDataParallel's own."""
+
+    hook: Annotated[str, one_of("", *HOOKS)] = ""
+    mesh: Mesh = ""
+    ignored: Layers = ()
+    recast: bool = False
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    gradient_as_bucket_view: bool = False
+    bucket_cap_mb: Annotated[float, Meta(ge=0, le=1024)] = 25.0
+    broadcast_buffers: bool = True
+
+
+def _arguments(layout: Layout) -> tuple[list[str], dict[str, Any]]:
+    return list(layout.wrapped) or [""], {}
+
+
+def _check(layout: Layout, options: ReplicateOptions) -> None:
+    require_ranks(options.mesh, layout.world)
+
+
+def _casts(options: Options) -> set[str]:
+    return {HOOKS.get(str(options.get("hook", "")), "")} - {""}
+
+
+def _promises(layout: Layout) -> Promises:
+    # DTensor remembers, of a flattened mesh, the groups of the mesh that it was, until it sees another.
+    return Promises(frees_groups=not several_dimensions(layout))
+
+
+def _alone(case: Case) -> Options:
+    return NONE  # gradients are averaged where they are added up
+
+
+def _branches(case: Case) -> set[str]:
+    return {n.layer.when for n in case.named if isinstance(n.layer, Branch)}
+
+
+def _per_rank(case: Case) -> bool:
+    return any(isinstance(n.layer, Scale) and n.layer.kind == "per_rank" for n in case.named)
+
+
+LIMITS: tuple[Limit, ...] = (
+    STAYS_FROZEN,
+    Limit(
+        "A static graph is the same in every micro-batch.",
+        lambda case: bool(case.options.get("static_graph")) and not _branches(case) <= {"never"},
+    ),
+    Limit(
+        "A layer that a micro-batch leaves out has to be looked for, unless the graph is static.",
+        lambda case: (
+            bool(_branches(case))
+            and not (case.options.get("find_unused_parameters") or case.options.get("static_graph"))
+        ),
+    ),
+    defect(
+        "replicate_static_unsynced",
+        "With a static graph, a first backward that is not synchronised is an internal assertion.",
+        lambda case: bool(case.options.get("static_graph")) and case.accumulates,
+    ),
+    defect(
+        "replicate_static_buckets",
+        "With a static graph, communication hooks are told the wrong numbers of buckets.",
+        lambda case: bool(case.options.get("static_graph") and case.options.get("hook")),
+    ),
+    defect(
+        "compiled_small_buckets",
+        "Dynamo's DDPOptimizer refuses buckets below 1 MiB.",
+        lambda case: case.compiled and float(case.options.get("bucket_cap_mb", 25.0)) < 1,  # type: ignore[arg-type]
+    ),
+    defect(
+        "compiled_replicated_layers",
+        "Nothing is compiled of a model whose layers are replicated one by one.",
+        lambda case: case.compiled and bool(case.layout.wrapped),
+    ),
+)
+
+
+def draw(d: Drawing) -> None:
+    """Draw a layout: the whole model, or its layers one by one; options of replicate() and of DDP."""
+    draw_mesh(d)
+    draw_recast(d)
+    draw_ignored(d)
+    branches = _branches(d.case)
+    if not d.any_world and d.offers("static_graph"):
+        d.option("static_graph", (False, False, False, True), default=False)
+    if "static_graph" not in d.case.options and (
+        branches or (d.offers("find_unused_parameters") and d.among((False, False, True)))
+    ):
+        d.set(find_unused_parameters=True)
+    if d.either():
+        d.set(gradient_as_bucket_view=True)
+    d.option("bucket_cap_mb", (25.0, 0.0001), default=25.0)  # about a hundred bytes: a bucket for every other parameter
+    if d.offers("hook"):
+        d.option("hook", ("", "", "allreduce_hook", "fp16_compress_hook"), default="")
+    # DDP's default is to send rank 0's; PyTorch's replicate() never does (docs/findings.md), and must not be relied on.
+    if _per_rank(d.case):
+        d.set(broadcast_buffers=False)
+    pieces = _pieces(d.case.named)
+    alone = pieces and not sharing(d.case.named) and "ignored" not in d.case.options
+    if alone and d.fits(case := d.with_layout(wrapped=pieces)) and d.among((False, False, True)):
+        d.become(case)
+
+
+def _pieces(named: Sequence[Named]) -> tuple[str, ...]:
+    """The top-level layers with parameters, if each can be replicated on its own; else ()."""
+    top = [n for n in named if "." not in n.name and has_parameters(n)]
+    if not all(wrappable(n) for n in top):
+        return ()
+    training = {n.name for n in named if trainable(n)}
+    return tuple(n.name for n in top) if all(training & within(n, named) for n in top) else ()
+
+
+STACK = Stack(
+    "replicate",
+    on_replicate,
+    options=ReplicateOptions,
+    layers=("ignored",),
+    arguments=_arguments,
+    check=_check,
+    casts=_casts,
+    promises=_promises,
+    limits=LIMITS,
+    features={
+        "static_graph": "static_graph",
+        "hook": "comm_hooks",
+        "find_unused_parameters": "unused_parameters",
+    },
+    draw=draw,
+    compilable=True,
+    flat=(NONE, {"mesh": "2x2"}),
+    alone=_alone,
+)

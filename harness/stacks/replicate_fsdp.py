@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import torch
+from msgspec import Meta
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import ReplicateModule, replicate
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from harness.oracles.baseline import Tensors
+from harness.specs.program import Data, Layout, Linear, Scale, Tied
+from harness.stacks.drawing import (
+    Drawing,
+    draw_ignored,
+    draw_mesh,
+    draw_recast,
+    several_dimensions,
+    sharing,
+    within,
+    wrappable,
+)
+from harness.stacks.limit import Case, Limit, defect
+from harness.stacks.stack import NONE, Dtype, Layers, Mesh, Options, Promises, Stack, require_ranks
+from harness.stacks.training import Party, dtype_of, line_mesh
 from harness.worlds.rank import Rank
 
-__all__ = ["MESH", "ReplicateModule", "apply", "gradients", "parameters", "parts", "replicate", "whole"]
+__all__ = ["MESH", "STACK", "ReplicateModule", "apply", "gradients", "parameters", "parts", "replicate", "whole"]
 
 MESH = "mesh" if "mesh" in inspect.signature(replicate).parameters else "device_mesh"
 """How the argument is called that takes the mesh."""
+
+
+# for tests of the stack
 
 
 def apply(module: nn.Module, rank: Rank, *, groups: bool = True, **options: Any) -> nn.Module:
@@ -53,3 +73,215 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor as one device would have it, a copy on its own."""
     tensor = tensor.detach()
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+
+
+# for programs
+
+
+def on_replicate_fsdp(
+    party: Party,
+    model: nn.Module,
+    wrapped: Sequence[str],
+    *,
+    offload: bool = False,
+    mesh: str = "",
+    param_dtype: str = "",
+    reduce_dtype: str = "",
+    output_dtype: str = "",
+    divide: float = 0.0,
+    sums: bool = False,
+    ignored: Sequence[str] = (),
+    recast: bool = False,
+) -> nn.Module:
+    """Replication on FSDP2's machinery, ``wrapped`` submodules first, each a group of its own.
+
+    ``mesh``: see :func:`line_mesh`; ``output_dtype``: of the whole model; ``divide``: summed gradients by that, not by
+    the number of ranks; ``sums``: no reduction but sums; ``ignored``: layers whose parameters are left alone;
+    ``recast``: float64 while wrapped.
+    """
+    if recast:
+        model.to(torch.float64)
+    known = inspect.signature(replicate).parameters
+    options: dict[str, Any] = {"offload_policy": CPUOffloadPolicy(pin_memory=False)} if offload else {}
+    if mesh:
+        options["mesh" if "mesh" in known else "device_mesh"] = line_mesh(party, mesh)
+    if ignored:
+        options["ignored_params"] = {p for name in ignored for p in model.get_submodule(name).parameters()}
+    for name in wrapped:
+        policy = MixedPrecisionPolicy(
+            dtype_of(param_dtype), dtype_of(reduce_dtype), None if name else dtype_of(output_dtype)
+        )
+        module: Any = replicate(model.get_submodule(name), mp_policy=policy, **options)
+        if divide:
+            module.set_gradient_divide_factor(divide)
+        if sums:
+            module.set_force_sum_reduction_for_comms(True)
+    if recast:
+        model.to(party.dtype)
+    party.divided_by = divide
+    party.model = model
+    return model
+
+
+class ReplicateFsdpOptions(Data, frozen=True):
+    """Of :func:`on_replicate_fsdp`."""
+
+    offload: bool = False
+    mesh: Mesh = ""
+    param_dtype: Dtype = ""
+    reduce_dtype: Dtype = ""
+    output_dtype: Dtype = ""
+    divide: Annotated[float, Meta(ge=0, le=1 << 20)] = 0.0
+    sums: bool = False
+    ignored: Layers = ()
+    recast: bool = False
+
+
+CASTS = ("param_dtype", "reduce_dtype", "output_dtype")
+
+
+def _check(layout: Layout, options: ReplicateFsdpOptions) -> None:
+    require_ranks(options.mesh, layout.world)
+
+
+def _casts(options: Options) -> set[str]:
+    return {str(options[name]) for name in CASTS if options.get(name)}
+
+
+def _output_dtype(options: Options) -> str:
+    return str(options.get("output_dtype") or options.get("param_dtype") or "")
+
+
+def _promises(layout: Layout) -> Promises:
+    # DTensor remembers, of a flattened mesh, the groups of the mesh that it was, until it sees another.
+    return Promises(frees_groups=not several_dimensions(layout))
+
+
+def _reduced(case: Case) -> str:
+    """The dtype in which gradients are reduced."""
+    return str(case.options.get("reduce_dtype") or case.options.get("param_dtype") or case.dtype)
+
+
+def _ignores_trained(case: Case) -> bool:
+    ignored: object = case.options.get("ignored", ())
+    return any(n.trains and n.name in ignored for n in case.named) if isinstance(ignored, tuple) else False
+
+
+def _twice_in_one_module(case: Case) -> bool:
+    """Whether the model itself has one Parameter under two names, besides the layer's that made it."""
+    aliases: dict[str, str] = {}
+    for n in case.named:
+        if isinstance(n.layer, Tied) and n.layer.alias:
+            aliases[n.name] = aliases.get(n.layer.of, n.layer.of)
+    return len(set(aliases.values())) < len(aliases)
+
+
+LIMITS: tuple[Limit, ...] = (
+    Limit(
+        "Only parameters of one dtype are cast.",
+        lambda case: bool(_casts(case.options)) and (case.own_dtypes or case.dtype not in ("float64", "float32")),
+    ),
+    Limit(
+        "Buffers and ignored layers keep their dtype: a product with float32 is no input for a layer of bfloat16.",
+        lambda case: (
+            bool(case.options.get("param_dtype"))
+            and (bool(case.options.get("ignored")) or any(isinstance(n.layer, Scale) for n in case.named))
+        ),
+    ),
+    Limit(
+        "clip_grad_norm_ takes no mixture of DTensors and the plain gradients of ignored layers.",
+        lambda case: case.clips and _ignores_trained(case),
+    ),
+    Limit(
+        "Each dtype is wrapped on its own, and hooks of what is wrapped break the graph of a compiled model.",
+        lambda case: case.compiled and case.own_dtypes,
+    ),
+    defect(
+        "fsdp_no_elements",
+        "The backward of a replicated parameter without elements fails.",
+        lambda case: any(isinstance(n.layer, Linear) and not n.layer.out for n in case.named),
+    ),
+    defect(
+        "fsdp_thawed",
+        "A group that is frozen in the first forward forgets its dtypes.",
+        lambda case: bool(_casts(case.options)) and case.toggles,
+        torch=">=2.11,<2.15",
+    ),
+    defect(
+        "fsdp_accumulated_dtype",
+        "With a reduce_dtype, a layer that an unsynchronised backward left out breaks the next backward.",
+        lambda case: bool(_casts(case.options)) and case.optional and case.accumulates,
+        torch=">=2.11,<2.15",
+    ),
+    defect(
+        "fsdp_divided_twice",
+        "Where sums are forced, or float64 or float16 is reduced, a divide factor is divided by twice.",
+        lambda case: (
+            bool(case.options.get("divide"))
+            and (bool(case.options.get("sums")) or case.own_dtypes or _reduced(case) not in ("float32", "bfloat16"))
+        ),
+    ),
+)
+
+RESUMING: tuple[Limit, ...] = (
+    defect(
+        "fsdp_two_names",
+        "The whole state can't be set where one parameter has two names in one module.",
+        _twice_in_one_module,
+    ),
+)
+
+
+def draw(d: Drawing) -> None:
+    """Draw a layout: layers that are groups of their own; mixed precision, offloading, factors."""
+    draw_mesh(d)
+    draw_recast(d)
+    draw_ignored(d)
+    draw_options(d)
+    named, ignored = d.case.named, d.case.options.get("ignored", ())
+    kept = set(ignored) if isinstance(ignored, tuple) else set()
+    own = {n.name for n in named if n.dtype}
+    # Parameters of two dtypes can't be in one group; shared ones must be.
+    able = [n.name for n in named if wrappable(n) and not (sharing(named) | kept) & within(n, named)]
+    chosen = d.some(able)
+    if d.case.compiled:  # hooks break graphs: what is wrapped is not in the root's, and something must be
+        chosen -= within(named[0], named)
+    d.become(d.with_layout(wrapped=tuple(n.name for n in reversed(named) if n.name in chosen | (own - kept))))
+
+
+def draw_options(d: Drawing) -> None:
+    """Draw the options that are not about layers."""
+    narrow, wide = ("bfloat16", "float16"), ("float32", "float64")
+    fixed = d.same_data or d.any_world
+    if d.among((False, False, True)):
+        d.set(offload=True)
+    if d.offers("param_dtype") and d.among((False, False, True)):
+        if not fixed:
+            d.option("param_dtype", narrow)
+            if "param_dtype" in d.case.options and d.either():
+                d.option("output_dtype", wide)
+        if d.either():
+            d.option("reduce_dtype", ("float32", *narrow))
+    factor = d.among(("", "", "", "divide", "sums"))
+    if factor == "sums":
+        d.set(sums=True)
+    elif factor and not fixed:
+        d.option("divide", (1.0, 2.0, 0.5, float(d.case.layout.world)))
+
+
+STACK = Stack(
+    "replicate_fsdp",
+    on_replicate_fsdp,
+    options=ReplicateFsdpOptions,
+    layers=("ignored",),
+    check=_check,
+    casts=_casts,
+    output_dtype=_output_dtype,
+    promises=_promises,
+    limits=LIMITS,
+    features=dict.fromkeys(CASTS, "mixed_precision"),
+    draw=draw,
+    compilable=True,
+    flat=(NONE, {"mesh": "2x2"}),
+    resuming=RESUMING,
+)

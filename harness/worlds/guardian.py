@@ -40,6 +40,7 @@ def main(fd: int, parent: int, modules: list[str], private: bool) -> NoReturn:
     signal.signal(ORPHANED, lambda *_: None)
     processes.die_with_parent(parent, ORPHANED)
     processes.adopt_orphans()
+    processes.mark_below()
     os.set_inheritable(fd, False)
     guardian = os.getpid()
     server = os.fork()

@@ -1,22 +1,12 @@
-"""The controller's end of a rank, and what every launcher of ranks does."""
+"""What every launcher of ranks needs: how it fails, how ranks end, what they print, what they take over from here."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
-import struct
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from harness.worlds import wire
-from harness.worlds.blackbox import CRASH_SIZE, BlackBox
-from harness.worlds.rank import STACK_SIGNAL, RankSetup
-
-_MOST_SNAPSHOT = 8 << 20  # bytes of a monitor's answer
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 
 class LaunchError(RuntimeError):
@@ -96,162 +86,6 @@ class Output:
         return (head + note + tail).decode(errors="replace")
 
 
-@dataclass
-class RankProcess:
-    """The controller's end of one rank."""
-
-    index: int
-    token: int
-    control: socket.socket
-    monitor: socket.socket
-    output_fd: int
-    box: BlackBox
-    crash_fd: int
-    pid: int = 0
-    exit: Exit | None = None
-    output: Output = field(default_factory=Output)
-    reader: wire.FrameReader = field(init=False)
-    control_there: int = 0
-    """The rank's descriptor of its end of the control channel; 0 as long as it has not said."""
-    _crash_read: int = 0
-    _monitor_bytes: bytearray = field(default_factory=bytearray)
-    _asked: int = 0
-    monitor_lost: bool = False
-    """Whether something that is no answer came from the monitor: nothing else that comes from it can be read."""
-    closed: bool = False
-    output_closed: bool = False
-
-    def __post_init__(self) -> None:
-        self.control.setblocking(False)
-        self.monitor.setblocking(False)
-        os.set_blocking(self.output_fd, False)
-        self.reader = wire.FrameReader(self.control)
-
-    def send(self, frame: list[bytes], timeout: float = 30.0) -> None:
-        """Write a frame to the rank.  Errors: :class:`WireError` if it has gone, or does not read for ``timeout`` s."""
-        self.control.settimeout(timeout)
-        try:
-            wire.send_parts(self.control, frame)
-        finally:
-            self.control.setblocking(False)
-
-    def drain_output(self, most: int = 1 << 22) -> bytes:
-        """Take what the rank has printed since the last time, at most about ``most`` bytes; never waits."""
-        taken = bytearray()
-        while len(taken) < most:
-            try:
-                data = os.read(self.output_fd, 65536)
-            except OSError:
-                break
-            if not data:
-                self.output_closed = True
-                break
-            taken += data
-        self.output.add(bytes(taken))
-        return bytes(taken)
-
-    # evidence
-
-    def ask_snapshot(self) -> None:
-        """Ask the monitor thread where the rank is; :meth:`take_snapshot` has the answer once it came."""
-        if self._asked == 0 and not self.monitor_lost:
-            try:
-                # What came without a question would be taken for the answer to this one.
-                self.monitor_lost = bool(self._monitor_bytes or self.monitor.recv(1, socket.MSG_PEEK))
-            except OSError:
-                pass
-            try:
-                self.monitor.send(b"s")
-                self._asked = 1
-            except OSError:
-                pass
-
-    def take_snapshot(self) -> dict[str, Any] | None:
-        """The monitor's answer, or None as long as it is not there; empty if nothing can be read of it."""
-        if self.monitor_lost:
-            return {}
-        try:
-            while len(self._monitor_bytes) <= _MOST_SNAPSHOT and (data := self.monitor.recv(1 << 16)):
-                self._monitor_bytes += data
-        except OSError:
-            pass
-        if len(self._monitor_bytes) < 4:
-            return None
-        (length,) = struct.unpack_from("!I", self._monitor_bytes)
-        if length > _MOST_SNAPSHOT:
-            self.monitor_lost = True
-            return {}
-        if len(self._monitor_bytes) < 4 + length:
-            return None
-        try:
-            answer = json.loads(bytes(self._monitor_bytes[4 : 4 + length]))
-        except (ValueError, RecursionError):
-            answer = None
-        del self._monitor_bytes[: 4 + length]
-        self._asked = 0
-        return answer if isinstance(answer, dict) else {}
-
-    def ask_stack(self) -> None:
-        """Make the rank dump its Python stacks from a signal handler: works without its interpreter lock."""
-        self.crash_text()
-        if self.exit is None and self.pid:
-            try:
-                os.kill(self.pid, STACK_SIGNAL)
-            except OSError:
-                pass
-
-    def stack_is_there(self) -> bool:
-        """Whether the stack that :meth:`ask_stack` asked for has been written, or never will be."""
-        return self.exit is not None or not has_yet_to_handle(self.pid, STACK_SIGNAL)
-
-    def crash_text(self) -> str:
-        """What faulthandler has written since the last call."""
-        data = os.pread(self.crash_fd, CRASH_SIZE, self._crash_read).split(b"\0", 1)[0]
-        self._crash_read += len(data)
-        return data.decode(errors="replace")
-
-    def close(self) -> None:
-        """Give back every descriptor."""
-        if not self.closed:
-            self.closed = True
-            self.control.close()
-            self.monitor.close()
-            os.close(self.output_fd)
-            os.close(self.crash_fd)
-            self.box.close()
-
-
-class Launcher(Protocol):
-    """Starts ranks somewhere and tells how they end."""
-
-    def spawn(self, setups: Sequence[RankSetup]) -> list[RankProcess]:
-        """Start a rank for each set-up.  Returns at once; the ranks report for themselves."""
-        ...
-
-    def kill(self, process: RankProcess) -> None:
-        """Kill a rank and all that it started."""
-        ...
-
-    def fileno(self) -> int:
-        """Readable when :meth:`poll` has something to do."""
-        ...
-
-    def poll(self) -> None:
-        """Note which ranks have ended: sets :attr:`RankProcess.exit`."""
-        ...
-
-    def check(self) -> bool:
-        """See to it that silence is no fault of the launcher's own: called again and again while ranks are waited for.
-
-        Returns whether anything has been noted, as by :meth:`poll`.
-        """
-        ...
-
-    def close(self) -> None:
-        """Kill all ranks and stop."""
-        ...
-
-
 def import_path() -> list[str]:
     """``sys.path`` without what is no string, which the import system passes over as well."""
     return [entry for entry in sys.path if isinstance(entry, str)]
@@ -271,36 +105,3 @@ def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"environment of a world: {key!r}={value!r}: names and values must be strings")
     return dict(extra)
-
-
-def has_yet_to_handle(pid: int, number: int) -> bool:
-    """Whether a signal that a process was sent waits for its main thread, or is being handled there.
-
-    False for one that has gone, and for one that has been stopped: it handles nothing.
-    """
-    try:
-        with open(f"/proc/{pid}/status") as f:
-            status = dict(line.split(":", 1) for line in f)
-        if status["State"].split()[0] in "TtZX":
-            return False
-        masks = [int(status[name], 16) for name in ("SigPnd", "ShdPnd", "SigBlk")]  # blocked while it is handled
-    except (OSError, ValueError, LookupError):
-        return False
-    return any(mask >> (number - 1) & 1 for mask in masks)
-
-
-def kernel_state(pid: int) -> tuple[str, int, list[str]]:
-    """A process as the kernel sees it: state of its main thread, CPU ticks used by all threads, states of all threads.
-
-    ``("", 0, [])`` if it has gone.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as f:
-            fields = f.read().rsplit(b")", 1)[1].split()
-        states = []
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/stat", "rb") as f:
-                states.append(f.read().rsplit(b")", 1)[1].split()[0].decode())
-        return fields[0].decode(), int(fields[11]) + int(fields[12]), states
-    except (OSError, IndexError):
-        return "", 0, []

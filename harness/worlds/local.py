@@ -15,13 +15,16 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from harness.shown import printable
+from harness.safe_io.shown import printable
 from harness.worlds import processes, wire
 from harness.worlds.blackbox import CRASH_SIZE, BlackBox, fixed_file
-from harness.worlds.launch import Exit, LaunchError, RankProcess, ServerLost, import_path
+from harness.worlds.handle import Clock, Heard, RankHandle
+from harness.worlds.launch import Exit, LaunchError, ServerLost, import_path
+from harness.worlds.listening import LocalListener
+from harness.worlds.local_rank import LocalRank
 from harness.worlds.network import Refusal
 from harness.worlds.rank import RankSetup
 
@@ -65,8 +68,6 @@ RANK_ENVIRONMENT = {
 
 
 _SERVER = "the server that ranks are forked from"
-_MARK = "CONCORD_SERVER"
-"""Environment variable of everything below the guardian: what is found by it when nobody is above it any more."""
 _ENDING = 3.0  # seconds for the guardian to end everything below it
 _MOST_PACKET = 65536
 
@@ -89,7 +90,8 @@ class LocalLauncher:
         private: bool = True,
         patience: int = 10,
     ) -> None:
-        self._processes: dict[int, RankProcess] = {}
+        self.clock: Clock = time
+        self._processes: dict[int, LocalRank] = {}
         self._next_token = 1
         self._start_timeout = start_timeout
         self._patience = patience
@@ -100,6 +102,7 @@ class LocalLauncher:
         self._listeners: list[socket.socket] = []
         self._server_pid = 0
         self._server_fd = -1
+        self._network_fd = -1
         self.lost = ""
         """What became of the server, once it is no more of use."""
         self.environment = {**RANK_ENVIRONMENT, **os.environ}
@@ -118,7 +121,12 @@ class LocalLauncher:
         argument = json.dumps([import_path(), theirs.fileno(), os.getpid(), list(preload), private])
         # Imports of numpy and torch start helper threads in BLAS unless told not to, and a process with threads
         # must not be forked.
-        environment = {**self.environment, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", _MARK: self._mark}
+        environment = {
+            **self.environment,
+            "OPENBLAS_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            processes.MARK: self._mark,
+        }
         self._guardian = subprocess.Popen(
             [sys.executable, "-c", code, argument],
             pass_fds=[theirs.fileno()],
@@ -159,9 +167,6 @@ class LocalLauncher:
         refusal = self.refusal
         return f"host: {refusal.why}" if refusal else "private"
 
-    def fileno(self) -> int:
-        return self._sock.fileno()
-
     def wait_ready(self) -> dict[str, Any]:
         """Wait until the server has imported what it preloads; returns what it said of itself."""
         deadline = time.monotonic() + self._start_timeout
@@ -179,7 +184,7 @@ class LocalLauncher:
         size = os.fstat(self._log_fd).st_size
         return printable(os.pread(self._log_fd, 4000, max(0, size - 4000)).decode(errors="replace"))
 
-    def spawn(self, setups: Sequence[RankSetup]) -> list[RankProcess]:
+    def spawn(self, setups: Sequence[RankSetup]) -> list[LocalRank]:
         """Start a rank for each set-up.  Returns at once; the ranks report for themselves.
 
         Errors: :class:`LaunchError` if no server comes up; :class:`ServerLost` if the one that did is gone.
@@ -190,7 +195,7 @@ class LocalLauncher:
         wanted = {**RANK_ENVIRONMENT, **os.environ}
         changed = {k: v for k, v in wanted.items() if self.environment.get(k) != v}
         unset = tuple(k for k in self.environment if k not in wanted)
-        processes: list[RankProcess] = []
+        processes: list[LocalRank] = []
         try:
             for setup in setups:
                 env = {
@@ -216,7 +221,7 @@ class LocalLauncher:
             listener.close()
         return processes
 
-    def _spawn_one(self, setup: RankSetup, listener: int | None) -> RankProcess:
+    def _spawn_one(self, setup: RankSetup, listener: int | None) -> LocalRank:
         token, self._next_token = self._next_token, self._next_token + 1
         control, rank_control = socket.socketpair()
         watch, rank_watch = socket.socketpair()
@@ -224,7 +229,7 @@ class LocalLauncher:
         fcntl.fcntl(output_w, fcntl.F_SETPIPE_SZ, 1 << 18)
         box_fd = BlackBox.create(f"concord-rank-{setup.index}")
         crash_fd = fixed_file(f"concord-crash-{setup.index}", CRASH_SIZE)
-        process = RankProcess(setup.index, token, control, watch, output_r, BlackBox(box_fd), crash_fd)
+        process = LocalRank(setup.index, token, control, watch, output_r, BlackBox(box_fd), crash_fd)
         fds = [rank_control.fileno(), rank_watch.fileno(), output_w, box_fd, crash_fd]
         try:
             self._tell({"spawn": token}, fds if listener is None else [*fds, listener])
@@ -262,14 +267,21 @@ class LocalLauncher:
                 self._lose(late if isinstance(e, BlockingIOError) else self._guardian_gone())
             raise ServerLost(f"{self.lost} ({e})\n{self._log()}") from e
 
-    def kill(self, process: RankProcess) -> None:
+    def kill(self, rank: RankHandle) -> None:
+        """Kill a rank and all that it started, without waiting for its end."""
+        process = _own(rank)
         if process.exit is None:
             try:
                 self._tell({"kill": process.token})
             except LaunchError:
                 pass  # its ranks have ended with it
 
+    def listen(self, ranks: Sequence[RankHandle], to: Collection[Heard]) -> LocalListener:
+        """A listener to ranks of this launcher; see :class:`~harness.worlds.handle.Launcher`."""
+        return LocalListener(self._sock.fileno(), self.poll, self.check, [_own(rank) for rank in ranks], to)
+
     def poll(self) -> None:
+        """Note which ranks have ended, and what has become of the server; never waits."""
         while not self.lost:
             try:
                 data, fds = _received(self._sock)
@@ -320,6 +332,7 @@ class LocalLauncher:
     def _note(self, message: Mapping[str, Any]) -> None:
         if "ready" in message:
             self._ready = dict(message)
+            self._network_fd = processes.namespace_of(message["ready"])
         elif "server" in message:
             self._server_pid = message["server"]
             try:
@@ -363,7 +376,7 @@ class LocalLauncher:
         self.lost = why
         self._kill_server()
         self._end_guardian()
-        processes.kill_marked(_MARK, self._mark)  # if somebody has killed both, or each had stood still
+        processes.kill_marked(self._mark, self._network_fd)  # if somebody has killed both, or each had stood still
         for process in self._processes.values():
             process.exit = Exit(int(signal.SIGKILL), time.monotonic_ns(), server=why)
         self._processes.clear()
@@ -383,7 +396,7 @@ class LocalLauncher:
             self._kill_server()
             self._guardian.kill()
             self._guardian.wait()
-            processes.kill_marked(_MARK, self._mark)
+            processes.kill_marked(self._mark, self._network_fd)
 
     def close(self) -> None:
         """Kill all ranks and stop."""
@@ -394,9 +407,17 @@ class LocalLauncher:
         self._end_guardian()
         for listener in self._listeners:
             listener.close()
-        if self._server_fd >= 0:
-            os.close(self._server_fd)
+        for fd in (self._server_fd, self._network_fd):
+            if fd >= 0:
+                os.close(fd)
         os.close(self._log_fd)
+
+
+def _own(rank: RankHandle) -> LocalRank:
+    """A rank of ours as what it is.  Errors: TypeError for another launcher's."""
+    if not isinstance(rank, LocalRank):
+        raise TypeError(f"rank {rank.index} is not on this host: {type(rank).__name__}")
+    return rank
 
 
 def _received(sock: socket.socket) -> tuple[bytes, list[int]]:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from harness.worlds import network
-from harness.worlds.launch import Launcher, LaunchError, working_directory
+from harness.worlds.handle import Launcher
+from harness.worlds.launch import LaunchError, working_directory
 from harness.worlds.local import LocalLauncher
 from harness.worlds.terminal import Terminal
 from harness.worlds.world import World, WorldSpec
@@ -45,8 +46,8 @@ class Pool:
     def launcher(self, *, private: bool = True) -> Launcher:
         """The launcher of ranks on a network of their own, or on the host's; made anew if there was one and is lost."""
         found = self._launchers.get(private)
-        if found is not None and not getattr(found, "alive", True):
-            self.replaced.append(getattr(found, "lost", ""))
+        if found is not None and not found.alive:
+            self.replaced.append(found.lost)
             del self._launchers[private]
             found.close()
             found = None
@@ -58,14 +59,14 @@ class Pool:
         """The launcher of a world's ranks.  Errors: LaunchError where there is no network as it was asked for."""
         variables = {**os.environ, **dict(spec.env)}
         found = self.launcher(private=not network.needs_host(spec.network, spec.device, variables))
-        if spec.network == network.PRIVATE and (refusal := getattr(found, "refusal", None)):
+        if spec.network == network.PRIVATE and (refusal := found.refusal):
             raise LaunchError(f"ranks can't have a network of their own: {refusal.why}; {refusal.remedy}")
         return found
 
     @property
     def networks(self) -> list[str]:
         """Which networks ranks are on, in words, and why on the host's."""
-        return [text for one in self._launchers.values() if (text := getattr(one, "network", ""))]
+        return [text for one in self._launchers.values() if (text := one.network)]
 
     def _world(self, spec: WorldSpec, devices: Sequence[str]) -> World:
         return World(spec, lambda: self._launcher_of(spec), devices=devices, terminal=self._terminal)

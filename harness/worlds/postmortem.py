@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.shown import printable
+from harness.safe_io.shown import printable
 from harness.worlds.blackbox import Issued
 from harness.worlds.launch import Exit
 from harness.worlds.places import short_path, source_line

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +16,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 ORPHANED = signal.SIGUSR2
 """What the kernel sends when the thread that started a process ends, which need not be its parent's last."""
+
+MARK = "CONCORD_SERVER"
+"""Environment variable of everything below a guardian: a hexadecimal number of its own."""
+_ROUNDS = 50
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -110,20 +115,59 @@ def end_children(until: float, ended: Callable[[int, int], None] = lambda pid, s
         time.sleep(0.002)
 
 
-def kill_marked(name: str, value: str) -> int:
-    """Kill this user's processes that were started with an environment variable of that value; returns how many.
+def mark_below() -> None:
+    """Mark this process, and all that it starts, by a limit that matters to nobody: of time on real-time schedules.
 
-    For those that nobody is above any more who could find them otherwise.
+    Limits outlive a program that is started without its environment, and only root can raise them again.
     """
-    mark, found = f"{name}={value}".encode(), 0
-    for entry in os.listdir("/proc"):
-        try:
-            if entry.isdigit() and int(entry) != os.getpid():
-                with open(f"/proc/{entry}/environ", "rb") as f:
-                    marked = mark in f.read().split(b"\0")
-                if marked:
-                    kill(int(entry))
-                    found += 1
-        except OSError:
-            continue  # it has gone, or is another user's
-    return found
+    try:
+        resource.setrlimit(resource.RLIMIT_RTTIME, (_limit(os.environ[MARK]),) * 2)
+    except (KeyError, ValueError, OSError):
+        pass  # there is a lower one already, and the environment must do
+
+
+def _limit(mark: str) -> int:
+    """Microseconds that no process ever comes to, and no other server has."""
+    return 1 << 61 | int(mark, 16) % (1 << 60)
+
+
+def namespace_of(pid: int) -> int:
+    """A descriptor that keeps a process's network namespace, and its number; -1 if it is ours, or can't be had."""
+    try:
+        fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    if os.path.samestat(os.fstat(fd), os.stat("/proc/self/ns/net")):
+        os.close(fd)
+        return -1
+    return fd
+
+
+def kill_marked(mark: str, network: int = -1) -> None:
+    """Kill this user's processes below a server, when nobody is above them any more who could find them otherwise.
+
+    ``mark``: what :data:`MARK` was for that server; ``network``: as of :func:`namespace_of`.
+    """
+    for _ in range(_ROUNDS):  # one of them may start another meanwhile
+        found = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _is_marked(entry, mark, network)]
+        for pid in found:
+            kill(pid)
+        if not found:
+            return
+        time.sleep(0.002)
+
+
+def _is_marked(entry: str, mark: str, network: int) -> bool:
+    if int(entry) == os.getpid() or _stat(int(entry))[:1] in ([], [b"Z"], [b"X"]):
+        return False
+    try:
+        with open(f"/proc/{entry}/environ", "rb") as f:
+            if f"{MARK}={mark}".encode() in f.read().split(b"\0"):
+                return True
+        with open(f"/proc/{entry}/limits", "rb") as f:
+            limits = next((line.split() for line in f if line.startswith(b"Max realtime timeout")), [b"", b""])
+        if limits[-2] == str(_limit(mark)).encode():  # the hard one, before its unit
+            return True
+        return network >= 0 and os.path.samestat(os.stat(f"/proc/{entry}/ns/net"), os.fstat(network))
+    except OSError:
+        return False  # it has gone, or is another user's

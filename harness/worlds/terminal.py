@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-from harness.shown import printable
+from harness.safe_io.shown import printable
 from harness.worlds.launch import Output
 
 _LONGEST = 8192  # bytes of a line that are held until its end comes

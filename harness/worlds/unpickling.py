@@ -70,10 +70,14 @@ class _Reader(pickle.Unpickler):
 
 
 def _is_data(found: Any, module: str) -> bool:
-    """Whether this is a class that a module of Concord's defines, and has not imported, and that only holds data."""
+    """Whether this is a class that a module of Concord's defines, and has not imported, and that only holds data.
+
+    These are dataclasses, named tuples, enumerations and msgspec's structs.
+    """
     if not isinstance(found, type) or found.__module__ != module:
         return False
-    return dataclasses.is_dataclass(found) or issubclass(found, (enum.Enum, msgspec.Struct))
+    named_tuple = found.__bases__ == (tuple,) and hasattr(found, "_fields")
+    return named_tuple or dataclasses.is_dataclass(found) or issubclass(found, (enum.Enum, msgspec.Struct))
 
 
 def plain(body: bytes | bytearray, buffers: Sequence[bytearray]) -> Any:

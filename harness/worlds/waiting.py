@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +13,7 @@ import msgspec
 from harness.worlds import answers, looking, postmortem, unpickling, watchdog, wire
 from harness.worlds.bounded import TooLongError, within
 from harness.worlds.evidence import describe_exception
-from harness.worlds.launch import RankProcess
+from harness.worlds.handle import Heard, RankHandle
 from harness.worlds.places import is_source
 from harness.worlds.postmortem import End, RanksFailed
 from harness.worlds.ranks import Ranks
@@ -55,13 +53,12 @@ class Waiting:
         self._timeout = timeout
         self._proof = proof
         self._on_host = on_host
-        self._started = time.monotonic()
+        self._clock = ranks.clock
+        self._started = self._clock.monotonic()
         self._deadline = self._started + timeout
         self._results: dict[int, Any] = {}
         self._ends: dict[int, End] = {}
         self._failed = False
-        self._exits_unseen = False
-        """Whether the launcher was listened to while it was another process's end that was waited for."""
 
     def results(self, frame: list[bytes] | None = None, beside: Callable[[], object] | None = None) -> list[Any]:
         """Send every rank ``frame``, if there is one, and wait; returns the answers in rank order.
@@ -93,7 +90,7 @@ class Waiting:
         grace_ends = math.inf
         self._exits()  # what is known by now; news comes while we wait
         while len(self._ends) < len(ranks.processes):
-            now = time.monotonic()
+            now = self._clock.monotonic()
             if self._failed and grace_ends == math.inf:
                 grace_ends = now + _BUSY_GRACE
                 self._watch.hurry(now)
@@ -101,18 +98,15 @@ class Waiting:
                 self._fail(None, self._too_late())
             if now >= grace_ends:
                 self._fail(None, "")
-            for source in ranks.ready(max(0.0, min(self._deadline, self._next_look, grace_ends) - now)):
-                self._event(source)
-            if self._exits_unseen:
-                self._exits_unseen = False
-                self._exits()
-            if time.monotonic() >= self._next_look:
-                self._exits()  # another thread, with a world of its own, may have had the news
-                explanation = self._watch.look(time.monotonic(), self._ended_how())
+            for what, process in ranks.wait(max(0.0, min(self._deadline, self._next_look, grace_ends) - now)):
+                self._event(what, process)
+            self._exits()
+            if (now := self._clock.monotonic()) >= self._next_look:
+                explanation = self._watch.look(now, self._ended_how())
                 if explanation is not None:
                     self._fail(explanation, "")
-        for source in ranks.ready(0):  # what was printed just before the answers
-            self._event(source)
+        for what, process in ranks.wait(0):  # what was printed just before the answers
+            self._event(what, process)
         if self._failed:
             self._fail(None, "")
         ranks.show_output()
@@ -120,12 +114,16 @@ class Waiting:
     @functools.cached_property
     def _watch(self) -> looking.Watch:  # made when it is first needed: most runs end before
         return looking.Watch(
-            self._ranks.processes, started=self._started, run_timeout=self._timeout, on_host=self._on_host
+            self._ranks.launcher,
+            self._ranks.processes,
+            started=self._started,
+            run_timeout=self._timeout,
+            on_host=self._on_host,
         )
 
     @property
     def _next_look(self) -> float:
-        """When to look at the ranks, on the monotonic clock."""
+        """When to look at the ranks, on the launcher's clock."""
         if not self._proof:
             return math.inf
         return self._watch.next_look if "_watch" in self.__dict__ else self._started + FIRST_LOOK
@@ -134,18 +132,14 @@ class Waiting:
         self._ends[end.index] = end
         self._failed = self._failed or end.failed
 
-    def _event(self, source: Any) -> None:
-        """Handle one readable thing."""
-        if isinstance(source, tuple):
-            process = source[0]
-            self._ranks.drain_one(process)
-            if process.output_closed:
-                self._ranks.ignore(process.output_fd)  # every holder of the pipe has gone
-        elif isinstance(source, RankProcess):
-            self._message(source)
-        else:
-            self._ranks.launcher.poll()
-            self._exits()
+    def _event(self, what: Heard, process: RankHandle) -> None:
+        """Take what there is news of."""
+        if what is Heard.MESSAGE:
+            self._message(process)
+            return
+        self._ranks.drain_one(process)
+        if process.output_closed:
+            self._ranks.ignore(process, Heard.OUTPUT)  # nobody is left who could print
 
     def _exits(self) -> None:
         for process in self._ranks.processes:
@@ -154,7 +148,7 @@ class Waiting:
                 if process.index not in self._ends:
                     self._end(self._ended(process))
 
-    def _ended(self, process: RankProcess) -> End:
+    def _ended(self, process: RankHandle) -> End:
         ended = process.exit
         assert ended is not None
         if self._answer == EXIT and ended.clean:
@@ -162,42 +156,45 @@ class Waiting:
         kind = "lost" if ended.server else "died" if ended.signal is not None else "exited"
         return End(process.index, kind, ended.time_ns, exit=ended)
 
-    def _last_words(self, process: RankProcess) -> None:
+    def _last_words(self, process: RankHandle) -> None:
         """Read what a rank had sent before it ended."""
         try:
-            while process.index not in self._ends and (frame := process.reader.read()) is not None:
+            while process.index not in self._ends and (frame := process.receive()) is not None:
                 self._note(process, *answers.read(frame))
         except (wire.WireError, answers.NotAnAnswer):
             return  # that it ended says more
 
-    def _message(self, process: RankProcess) -> None:
+    def _message(self, process: RankHandle) -> None:
         try:
-            while (frame := process.reader.read()) is not None:
+            while (frame := process.receive()) is not None:
                 answer, buffers = answers.read(frame)
                 if isinstance(answer, answers.Debug):
                     self._lend_terminal(process)
                 else:
                     self._note(process, answer, buffers)
-                if not process.reader.ahead:
+                if not process.more:
                     return
         except (wire.NotAFrame, answers.NotAnAnswer) as e:
             self._garbled(process, str(e))
         except wire.WireError:
-            self._ranks.ignore(process.control.fileno())  # its exit comes from the launcher
+            self._ranks.ignore(process, Heard.MESSAGE)  # its exit comes from the launcher
 
-    def _garbled(self, process: RankProcess, why: str) -> None:
+    def _garbled(self, process: RankHandle, why: str) -> None:
         """A rank has said what is no answer: its code wrote into a descriptor that is not its own, mostly."""
-        self._ranks.ignore(process.control.fileno())
+        self._ranks.ignore(process, Heard.MESSAGE)
+        self._exits()  # if it has ended by now, that says more
         if process.index in self._ends and self._ends[process.index].failed:
             return
-        descriptor = f" (descriptor {process.control_there})" if process.control_there else ""
+        number = self._ranks.descriptors.get(process.index)
+        descriptor = f" (descriptor {number})" if number else ""
         what = f"wrote what is no answer to its control channel{descriptor}: {why}"
-        self._end(End(process.index, "garbled", time.monotonic_ns(), standing=what))
+        self._end(End(process.index, "garbled", self._clock.monotonic_ns(), standing=what))
 
-    def _note(self, process: RankProcess, answer: answers.Answer, buffers: Sequence[bytearray] = ()) -> None:
+    def _note(self, process: RankHandle, answer: answers.Answer, buffers: Sequence[bytearray] = ()) -> None:
         """Take an answer of a rank.  Errors: :class:`~answers.NotAnAnswer` for one that nobody waits for."""
         if isinstance(answer, answers.Raised) and answer.job in (self._job, -1):
             report = msgspec.structs.asdict(answer.report)
+            report["time_ns"] = process.time_here(report["time_ns"])
             self._raised(process, report, "skipped" if answer.report.skip else "raised")
             return
         if process.index in self._ends or answers.kind(answer) != self._answer or answer.job != self._job:
@@ -210,14 +207,14 @@ class Waiting:
         elif isinstance(answer, answers.Checked):
             self._results[process.index] = answer.left
         elif isinstance(answer, answers.Ready):
-            process.control_there = answer.descriptor
+            self._ranks.descriptors[process.index] = answer.descriptor
         self._ends[process.index] = _returned(process.index)
 
-    def _raised(self, process: RankProcess, report: dict[str, Any], kind: str = "raised") -> None:
-        now = time.monotonic_ns()
+    def _raised(self, process: RankHandle, report: dict[str, Any], kind: str = "raised") -> None:
+        now = self._clock.monotonic_ns()
         self._end(End(process.index, kind, min(report["time_ns"], now), report=report))
 
-    def _read(self, process: RankProcess, answer: answers.Returned, buffers: list[bytearray]) -> list[Any]:
+    def _read(self, process: RankHandle, answer: answers.Returned, buffers: list[bytearray]) -> list[Any]:
         """The result of a rank, alone in a list; [] where it can't be read, and then the rank has failed."""
         if not answer.pickled and not buffers:
             return [None]
@@ -229,12 +226,11 @@ class Waiting:
         except Exception as e:
             self._raised(process, describe_exception(e, context=_UNREAD))
             return []
-        until = max(self._deadline, time.monotonic() + _LEAST_READING)
+        until = max(self._deadline, self._clock.monotonic() + _LEAST_READING)
         became = self._ranks.try_out(wire.parts_of(bytes(pickled), [bytes(b) for b in buffers]), until)
-        self._exits_unseen = True
         if not became:
             try:
-                left = max(_LEAST_READING, until - time.monotonic())
+                left = max(_LEAST_READING, until - self._clock.monotonic())
                 found, report = within(left, functools.partial(_read_here, pickled, buffers))
             except TooLongError as e:
                 became = f"{e}\n{postmortem.stack_text(e.frames)}"
@@ -248,32 +244,35 @@ class Waiting:
         self._raised(process, {**told, "type": "", "message": message, "text": stack or message})
         return []
 
-    def _lend_terminal(self, process: RankProcess) -> None:
+    def _lend_terminal(self, process: RankHandle) -> None:
         """Give our terminal to a rank's debugger until it says that it has done with it; the clock stands still."""
-        began = time.monotonic()
+        began = self._clock.monotonic()
         terminal = self._ranks.terminal
         if terminal is None:
             self._fail(None, f"rank {process.index} asks for a debugger, but there is no terminal to lend")
             return
         with terminal.lent() as (stdin, stdout):
-            process.send(wire.dumps((_ways_to(stdin), _ways_to(stdout))))
-            process.control.setblocking(True)
+            process.lend(stdin, stdout)
             try:
-                while not isinstance((answer := self._receive(process))[0], answers.Debugged):
+                while not isinstance((answer := self._next_answer(process))[0], answers.Debugged):
                     self._note(process, *answer)
             except (wire.NotAFrame, answers.NotAnAnswer) as e:
                 self._garbled(process, str(e))
             except wire.WireError:
                 pass  # it died in the debugger: its exit comes from the launcher
-            finally:
-                process.control.setblocking(False)
-        self._deadline += time.monotonic() - began
-        self._started += time.monotonic() - began
+        lent = self._clock.monotonic() - began
+        self._deadline += lent
+        self._started += lent
         if "_watch" in self.__dict__:
-            self._watch.next_look += time.monotonic() - began
+            self._watch.next_look += lent
 
-    def _receive(self, process: RankProcess) -> tuple[answers.Answer, list[bytearray]]:
-        return answers.read(wire.receive_frame(process.control, process.reader))
+    def _next_answer(self, process: RankHandle) -> tuple[answers.Answer, list[bytearray]]:
+        """Wait for an answer of one rank, however long it takes.  Errors: :class:`~wire.WireError` if it has ended."""
+        while (frame := process.receive()) is None:
+            if process.exit is not None:
+                raise wire.WireError("the rank has ended")
+            self._ranks.wait_for_message(process)
+        return answers.read(frame)
 
     # failing
 
@@ -306,7 +305,7 @@ class Waiting:
 
     def _views(self) -> list[View]:
         """Where each rank is now, or how it has ended."""
-        views = looking.views_of(self._ranks.processes, {})
+        views = looking.views_of(self._ranks.launcher, self._ranks.processes, {})
         self._ranks.launcher.poll()
         ended = self._ended_how()
         return [dataclasses.replace(view, state=ended.get(view.index, view.state)) for view in views]
@@ -322,9 +321,7 @@ class Waiting:
         silent = [p for p in processes if p.exit is None and not views[p.index].answered]
         for process in silent:
             process.ask_stack()
-        until = time.monotonic() + _DUMP_WAIT
-        while time.monotonic() < until and not all(p.stack_is_there() for p in silent):
-            time.sleep(0.005)
+        self._ranks.wait_for_stacks(silent, _DUMP_WAIT)
         self._ranks.drain()
         ends = []
         for process in processes:
@@ -340,9 +337,9 @@ class Waiting:
                 stack = postmortem.stack_text(view.frames, view.called)
             if end is None:
                 doing = looking.standing(process, view)
-                if process.reader.begun:
-                    doing += f"; it has sent {process.reader.begun}"
-                end = End(process.index, "stopped", time.monotonic_ns())
+                if process.begun:
+                    doing += f"; it has sent {process.begun}"
+                end = End(process.index, "stopped", self._clock.monotonic_ns())
             ends.append(
                 End(
                     end.index,
@@ -354,7 +351,7 @@ class Waiting:
                     stack=stack,
                     frames=view.frames,
                     collectives=postmortem.describe_collectives(view.records, process.box.recent(64)),
-                    output=process.output.text(),
+                    output=self._ranks.outputs[process.index].text(),
                 )
             )
         return ends
@@ -378,14 +375,6 @@ def _read_here(pickled: bytes | bytearray, buffers: list[bytearray]) -> tuple[An
         return wire.loads((pickled, buffers)), None
     except BaseException as e:
         return None, describe_exception(e, context=_UNREAD)
-
-
-def _ways_to(fd: int) -> list[str]:
-    """Paths by which a rank may open what a descriptor of ours is open on.
-
-    A terminal has a name; everything else can be reached through us, but not by ranks in a user namespace of their own.
-    """
-    return [*([os.ttyname(fd)] if os.isatty(fd) else []), f"/proc/{os.getpid()}/fd/{fd}"]
 
 
 @functools.cache

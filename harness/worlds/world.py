@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.devices import backend_for
-from harness.shown import printable
+from harness.safe_io.shown import printable
 from harness.worlds import wire
-from harness.worlds.launch import Launcher, RankProcess, ServerLost, environment_of, import_path, working_directory
+from harness.worlds.handle import Launcher, RankHandle
+from harness.worlds.launch import ServerLost, environment_of, import_path, working_directory
 from harness.worlds.network import AUTO, NETWORKS
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import RankSetup
@@ -114,7 +115,7 @@ class World:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the ranks, in rank order; empty if none are there."""
+        """Process ids of the ranks where they run, in rank order; empty if none are there."""
         return [p.pid for p in self._processes]
 
     @property
@@ -123,7 +124,7 @@ class World:
         return bool(self._processes) and all(p.exit is None for p in self._processes)
 
     @property
-    def _processes(self) -> list[RankProcess]:
+    def _processes(self) -> list[RankHandle]:
         return self._ranks.processes if self._ranks is not None else []
 
     # running

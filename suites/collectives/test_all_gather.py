@@ -15,7 +15,7 @@ from suites.collectives.cases import DTYPES, repeated, shaped, swept
 
 @requirement(
     "COLL-ALLGATHER-01",
-    "After all_gather every rank holds every rank's tensor, in the group's order, whatever the dtype and count.",
+    "After all_gather every rank holds every rank's tensor, in group order, whatever the dtype or count.",
     source="torch.distributed.all_gather",
 )
 @pytest.mark.world(1, 2, 3, 4, 5)
@@ -26,7 +26,7 @@ def test_into_a_list(world: World, thorough: bool) -> None:
 
 @requirement(
     "COLL-ALLGATHER-02",
-    "all_gather_into_tensor joins all ranks' tensors along dimension 0, in the group's order.",
+    "all_gather_into_tensor concatenates all ranks' tensors along dimension 0, in group order.",
     source="torch.distributed.all_gather_into_tensor",
 )
 @pytest.mark.world(1, 2, 3, 4, 5)
@@ -37,7 +37,7 @@ def test_into_a_tensor(world: World, thorough: bool) -> None:
 
 @requirement(
     "COLL-ALLGATHER-05",
-    "all_gather_into_tensor stacks all ranks' tensors if the output has a dimension more than the input.",
+    "all_gather_into_tensor stacks all ranks' tensors if the output has one more dimension than the input.",
     source="torch.distributed.all_gather_into_tensor: 'a stack of all the input tensors along the primary dimension'",
 )
 @pytest.mark.world(1, 2, 3)
@@ -48,7 +48,7 @@ def test_stacked(world: World) -> None:
 
 @requirement(
     "COLL-ALLGATHER-03",
-    "all_gather and all_gather_into_tensor take tensors of any shape and size, and are right every time.",
+    "Repeated calls of all_gather or all_gather_into_tensor are correct for tensors of any shape or size.",
     source="torch.distributed.all_gather",
 )
 @pytest.mark.world(2, 3)
@@ -61,12 +61,12 @@ def test_shapes_and_sizes(world: World, thorough: bool) -> None:
 
 @requirement(
     "COLL-ALLGATHER-04",
-    "all_gather takes tensors of different sizes from different ranks.",
+    "all_gather accepts tensors of a different size from each rank.",
     source="torch.distributed.all_gather: 'Uneven sized tensors are supported'",
 )
 @spmd(2, 3)
 def test_uneven(rank: Rank) -> None:
-    """Rank r gives r + 1 elements."""
+    """Rank r contributes r + 1 elements."""
     expected = [torch.arange(i + 1.0) + 10 * i for i in range(rank.size)]
     found = [torch.full_like(e, -1, device=rank.device) for e in expected]
     dist.all_gather(found, expected[rank.index].to(rank.device, copy=True))
@@ -76,7 +76,7 @@ def test_uneven(rank: Rank) -> None:
 
 @requirement(
     "COLL-ALLGATHER-06",
-    "all_gather_single does what all_gather_into_tensor does, under its newer name.",
+    "all_gather_single gives the same result as all_gather_into_tensor.",
     source="torch.distributed.all_gather_single",
 )
 @pytest.mark.needs(collective="all_gather_into_tensor")
@@ -84,7 +84,7 @@ def test_uneven(rank: Rank) -> None:
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
 @pytest.mark.world(3)
 def test_newer_name(world: World, ranks: tuple[int, ...]) -> None:
-    """Synchronous and asynchronous, floats and integers."""
+    """The calls are synchronous or asynchronous, on floats or integers."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))

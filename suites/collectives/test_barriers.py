@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, requirement, spmd
+from harness import Rank, World, assert_on_ranks, requirement, spmd
 
 
 def arrivals(rank: Rank, barrier: str, rounds: int = 5) -> list[int]:
@@ -39,19 +39,18 @@ def arrivals(rank: Rank, barrier: str, rounds: int = 5) -> list[int]:
 )
 @pytest.mark.world(1, 2, 3, 4)
 def test_nobody_leaves_early(world: World, barrier: str) -> None:
-    """Each rank notes its arrival in the store before, and counts arrivals after; five rounds."""
-    for seen in world.run(arrivals, barrier):
-        assert seen == [world.size * (i + 1) for i in range(5)]
+    """Each rank records its arrival in the store before the barrier and counts arrivals after it; five rounds."""
+    assert_on_ranks([[world.size * (i + 1) for i in range(5)]] * world.size, world.run(arrivals, barrier))
 
 
 @requirement(
     "COLL-BARRIER-02",
-    "A barrier holds ranks for as long as one is missing.",
+    "A barrier blocks as long as a rank is missing.",
     source="torch.distributed.barrier",
 )
 @spmd(2, 3)
 def test_waits_for_the_last(rank: Rank) -> None:
-    """Rank 0 enters only when it has seen that the others are waiting and not done."""
+    """Rank 0 enters only after it has seen that the others are still waiting."""
     store = dist.PrefixStore("late", rank.store)
     if rank.index > 0:
         work = dist.barrier(async_op=True)
@@ -66,13 +65,13 @@ def test_waits_for_the_last(rank: Rank) -> None:
 
 @requirement(
     "COLL-BARRIER-03",
-    "monitored_barrier raises on rank 0 an error that names the first missing rank.",
+    "monitored_barrier raises an error on rank 0 that names the first missing rank.",
     source="torch.distributed.monitored_barrier",
 )
 @pytest.mark.parametrize("missing", [1, 2])
 @pytest.mark.world(3)
 def test_missing_rank_is_named(world: World, missing: int) -> None:
-    """One rank does not come."""
+    """One rank never enters."""
 
     def body(rank: Rank) -> None:
         if rank.index == 0:
@@ -90,12 +89,12 @@ def test_missing_rank_is_named(world: World, missing: int) -> None:
 
 @requirement(
     "COLL-BARRIER-04",
-    "monitored_barrier with wait_all_ranks names every missing rank.",
+    "With wait_all_ranks=True, monitored_barrier names every missing rank.",
     source="torch.distributed.monitored_barrier: wait_all_ranks",
 )
 @pytest.mark.world(3)
 def test_all_missing_ranks_are_named(world: World) -> None:
-    """Nobody comes but rank 0."""
+    """Only rank 0 enters."""
 
     def body(rank: Rank) -> None:
         if rank.index == 0:
@@ -106,11 +105,13 @@ def test_all_missing_ranks_are_named(world: World) -> None:
 
 
 @requirement(
-    "COLL-BARRIER-05", "A barrier of a subgroup waits for its members alone.", source="torch.distributed.barrier"
+    "COLL-BARRIER-05",
+    "A barrier of a subgroup waits for the members of the subgroup only.",
+    source="torch.distributed.barrier",
 )
 @spmd(3)
 def test_subgroup(rank: Rank) -> None:
-    """Rank 0 stays away until the others have told it that they are through."""
+    """Rank 0 stays away until the others have left the barrier."""
     store = dist.PrefixStore("subgroup", rank.store)
     group = dist.new_group([1, 2])
     if rank.index > 0:

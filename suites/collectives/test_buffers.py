@@ -19,13 +19,13 @@ from harness.stacks.collectives import functional, issue
 
 @requirement(
     "COLL-BUFFER-01",
-    "The tensors of a list may be parts of one buffer.",
+    "The tensors of a list may be views of one buffer.",
     source="torch.distributed.all_gather, gather, scatter, reduce_scatter, all_to_all",
 )
 @pytest.mark.parametrize("collective", ["all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"])
 @pytest.mark.world(2, 3, 4)
 def test_lists_of_parts(world: World, collective: str) -> None:
-    """Inputs and outputs, each list the parts of a tensor that holds a border as well; twice."""
+    """The tensors of each input or output list are views of one buffer with guard elements; two calls."""
 
     def parts(tensors: list[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, list[torch.Tensor]]:
         count = sum(tensor.numel() for tensor in tensors)
@@ -50,13 +50,13 @@ def test_lists_of_parts(world: World, collective: str) -> None:
 
 @requirement(
     "COLL-BUFFER-02",
-    "all_gather_into_tensor may be given the rank's own part of its output.",
+    "The input of all_gather_into_tensor may be the rank's own chunk of its output.",
     source="torch.distributed.all_gather_into_tensor, as torch.distributed.fsdp.fully_shard calls it",
 )
 @pytest.mark.needs(collective="all_gather_into_tensor")
 @spmd(1, 2, 3)
 def test_gathering_in_place(rank: Rank) -> None:
-    """Each rank has written its part of the buffer that is gathered into; twice."""
+    """Each rank fills its own chunk of the output buffer; two calls."""
     for call in range(2):
         case = Case("all_gather_into_tensor", shape=(5,))
         (right,) = outputs(case, rank.size, rank.index, call)
@@ -69,12 +69,12 @@ def test_gathering_in_place(rank: Rank) -> None:
 
 @requirement(
     "COLL-BUFFER-03",
-    "reduce_scatter_tensor may be given the rank's own part of its input as output.",
+    "The output of reduce_scatter_tensor may be the rank's own chunk of its input.",
     source="torch.distributed.reduce_scatter_tensor; NCCL, in-place operations",
 )
 @spmd(1, 2, 3)
 def test_scattering_in_place(rank: Rank) -> None:
-    """What is reduced is written over the rank's own part; twice."""
+    """The reduction overwrites the rank's own chunk; two calls."""
     for call in range(2):
         case = Case("reduce_scatter_tensor", shape=(5,))
         (buffer,) = moved(inputs(case, rank.size, rank.index, call), rank.device)
@@ -85,12 +85,12 @@ def test_scattering_in_place(rank: Rank) -> None:
 
 @requirement(
     "COLL-BUFFER-04",
-    "The tensor that a rank gives to all_gather may be its own tensor of the list.",
+    "The input of all_gather may be the rank's own tensor of the output list.",
     source="torch.distributed.all_gather",
 )
 @spmd(1, 2, 3)
 def test_own_slot(rank: Rank) -> None:
-    """The list's tensor at the rank's own place is the input; twice."""
+    """The input is the tensor at the rank's own index of the output list; two calls."""
     for call in range(2):
         case = Case("all_gather", shape=(5,))
         expected = outputs(case, rank.size, rank.index, call)
@@ -103,14 +103,14 @@ def test_own_slot(rank: Rank) -> None:
 
 @requirement(
     "COLL-KIND-01",
-    "Collectives take parameters, and tensors made in inference mode.",
+    "Collectives accept parameters and tensors created in inference mode.",
     source="torch.nn.Parameter, torch.inference_mode",
 )
 @pytest.mark.parametrize("kind", ["parameter", "inference"])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.world(2)
 def test_kinds_of_tensors(world: World, collective: str, kind: str) -> None:
-    """Inputs and outputs; without gradients being recorded."""
+    """Inputs and outputs are of that kind, and gradients are not recorded."""
 
     def body(rank: Rank) -> None:
         case = Case(collective, form="async")
@@ -130,13 +130,13 @@ def test_kinds_of_tensors(world: World, collective: str, kind: str) -> None:
 
 @requirement(
     "COLL-FREE-01",
-    "Once a collective is done and its work is gone, nothing holds its tensors for long.",
+    "Once a collective is done and its Work is released, nothing keeps its tensors alive for long.",
     source="torch.distributed: collectives do not own tensors",
 )
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.world(2)
 def test_tensors_are_freed(world: World, collective: str) -> None:
-    """A dozen calls; a backend may still have to do with a few."""
+    """Of a dozen calls, a backend may still hold the tensors of a few."""
 
     def body(rank: Rank) -> None:
         def call() -> list[Any]:
@@ -154,13 +154,13 @@ def test_tensors_are_freed(world: World, collective: str) -> None:
 
 @requirement(
     "COLL-FREE-02",
-    "Once the result of a functional collective is gone, nothing holds it, nor its input.",
+    "Once the result of a functional collective is released, nothing keeps the result or the input alive.",
     source="torch.distributed._functional_collectives: AsyncCollectiveTensor, wait_tensor",
 )
 @pytest.mark.parametrize("waited", [True, False], ids=["waited-for", "used"])
 @spmd(2)
 def test_functional_results_are_freed(rank: Rank, waited: bool) -> None:
-    """Sums and gatherings, waited for or waited for by their use."""
+    """all_reduce and all_gather results, waited for explicitly or by their first use."""
 
     def call(given: torch.Tensor) -> list[Any]:
         results = [functional.all_reduce(given, "sum", rank.group), functional.all_gather_tensor(given, 0, rank.group)]

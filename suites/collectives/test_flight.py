@@ -20,13 +20,13 @@ from suites.collectives.cases import every_collective
 
 @requirement(
     "COLL-ASYNC-06",
-    "A hundred works may be in flight, of one collective or of all in turn.",
+    "A hundred asynchronous collectives may be in flight, all of one kind or of every kind in turn.",
     source="torch.distributed.Work.wait",
 )
 @pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "in turn"])
 @pytest.mark.world(2, 3)
 def test_a_hundred(world: World, collective: str) -> None:
-    """Waited for in reverse."""
+    """The works are waited for in reverse order."""
     turn = [case.collective for case in claimed_cases(every_collective())] if collective == "in turn" else [collective]
 
     def body(rank: Rank) -> None:
@@ -49,13 +49,13 @@ def test_a_hundred(world: World, collective: str) -> None:
 
 @requirement(
     "COLL-ASYNC-07",
-    "Work is not completed as long as a rank that it needs has not come.",
+    "Work is not completed as long as a rank that it needs is missing.",
     source="torch.distributed.Work.is_completed",
 )
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter_tensor", "barrier", "irecv"])
 @pytest.mark.world(2)
 def test_not_completed_alone(world: World, collective: str) -> None:
-    """Rank 0 asks, and then tells rank 1 to come."""
+    """Rank 0 asks is_completed() before it lets rank 1 join."""
 
     def begin(rank: Rank) -> Any:
         tensor = torch.arange(4.0, device=rank.device) + rank.index
@@ -84,13 +84,13 @@ def test_not_completed_alone(world: World, collective: str) -> None:
 
 @requirement(
     "COLL-ASYNC-08",
-    "The future of work has the tensors of its result.",
+    "The future of a Work holds the tensors of its result.",
     source="torch.distributed.Work.get_future",
 )
 @pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "all_gather"])
 @pytest.mark.world(1, 2, 3)
 def test_future(world: World, collective: str) -> None:
-    """Waited for, and in a callback."""
+    """Read the future with wait() and in a callback."""
 
     def body(rank: Rank) -> None:
         for call in range(2):
@@ -120,13 +120,13 @@ def _flat(value: Any) -> list[torch.Tensor]:
 
 @requirement(
     "COLL-ASYNC-09",
-    "A collective is right while other work on the group has not been waited for.",
+    "A collective is correct while other work on the group has not been waited for.",
     source="torch.distributed: asynchronous collective operations; intel/torch-xpu-ops#2178",
 )
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.world(2, 3)
 def test_beside_other_work(world: World, collective: str) -> None:
-    """A large sum in flight, then the collective, then the sum's result."""
+    """Start a large all_reduce, run the collective, then wait for the all_reduce."""
 
     def body(rank: Rank) -> None:
         large = Case("all_reduce", shape=(1 << 16,))
@@ -173,7 +173,7 @@ def _synchronously(collective: str, given: list[torch.Tensor], found: list[torch
 )
 @spmd(2, 3)
 def test_messages_beside_other_work(rank: Rank) -> None:
-    """A large sum in flight, then a message from the first rank to the last."""
+    """Start a large all_reduce, then send a message from the first rank to the last."""
     for call in range(3):
         total = torch.full((1 << 16,), float(rank.index + call), device=rank.device)
         pending = dist.all_reduce(total, async_op=True)
@@ -190,12 +190,12 @@ def test_messages_beside_other_work(rank: Rank) -> None:
 
 @requirement(
     "COLL-THREAD-01",
-    "Another thread than the main one may call collectives on a group of its own, while the main one calls others.",
+    "A second thread may call collectives on its own group while the main thread calls collectives on another group.",
     source="torch.distributed.new_group: for use beside the default group",
 )
 @spmd(2, 3)
 def test_from_another_thread(rank: Rank) -> None:
-    """Fifty sums and broadcasts in a thread, beside fifty in the main one."""
+    """Run fifty all_reduces and broadcasts in each of two threads."""
 
     def work(group: Any, offset: int) -> None:
         for call in range(50):
@@ -226,13 +226,13 @@ def test_from_another_thread(rank: Rank) -> None:
 
 @requirement(
     "COLL-REPEAT-01",
-    "A collective is right however often it has been called on a group.",
+    "A collective is correct no matter how often it has been called on a group.",
     source="torch.distributed: its collectives",
 )
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.world(2)
 def test_again_and_again(world: World, collective: str) -> None:
-    """Five hundred calls; one element for each rank, which tells the sender, the receiver and the call."""
+    """Of five hundred calls, each has one element per rank that encodes sender, receiver and call."""
 
     def body(rank: Rank) -> None:
         me, wrong = rank.index, []
@@ -267,12 +267,12 @@ def test_again_and_again(world: World, collective: str) -> None:
 
 @requirement(
     "COLL-OBJECT-08",
-    "Collectives of objects are right while other work on the group has not been waited for.",
+    "Object collectives are correct while other work on the group has not been waited for.",
     source="torch.distributed.all_gather_object; intel/torch-xpu-ops#2178",
 )
 @spmd(2, 3)
 def test_objects_beside_other_work(rank: Rank) -> None:
-    """A large sum in flight, then objects of all ranks, then objects of one."""
+    """Start a large all_reduce, then gather objects from all ranks and broadcast those of one."""
     for call in range(3):
         total = torch.full((1 << 16,), float(rank.index + call), device=rank.device)
         pending = dist.all_reduce(total, async_op=True)

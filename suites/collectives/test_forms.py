@@ -16,12 +16,12 @@ from suites.collectives.cases import DTYPES, FUNCTIONAL, every_collective, shape
 
 @requirement(
     "COLL-ASYNC-01",
-    "With async_op a collective returns work; after wait() the result is there.",
+    "With async_op=True a collective returns a Work, and the result is available after wait().",
     source="torch.distributed: Synchronous and asynchronous collective operations",
 )
 @pytest.mark.world(1, 2, 3, 4)
 def test_asynchronous(world: World) -> None:
-    """Every collective, read at once after wait(), over poisoned outputs; small and large."""
+    """Every collective, small or large; the poisoned outputs are read right after wait()."""
     assert_right(world, every_collective(form="async", repeats=3))
     assert_right(world, every_collective(form="async", shape=((1 << 18) + 1,)))
 
@@ -34,7 +34,7 @@ def test_asynchronous(world: World) -> None:
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "reduce_scatter_tensor"])
 @pytest.mark.world(2)
 def test_completed_after_wait(world: World, collective: str) -> None:
-    """is_completed() of work, right after wait() and, on an accelerator, what makes the host wait."""
+    """Ask is_completed() right after wait() and, on an accelerator, after a copy to the host."""
 
     def body(rank: Rank) -> None:
         tensor = torch.ones(4, device=rank.device)
@@ -55,12 +55,12 @@ def test_completed_after_wait(world: World, collective: str) -> None:
 
 @requirement(
     "COLL-ASYNC-02",
-    "Several works may be in flight, and be waited for in any order.",
+    "Several works may be in flight and be waited for in any order.",
     source="torch.distributed.Work.wait",
 )
 @spmd(1, 2, 3)
 def test_many_in_flight(rank: Rank) -> None:
-    """Eight reductions, waited for in reverse."""
+    """Eight all_reduces are waited for in reverse order."""
     case = Case("all_reduce", shape=(1000,))
     tensors = [inputs(case, rank.size, rank.index, call)[0].to(rank.device) for call in range(8)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -72,7 +72,7 @@ def test_many_in_flight(rank: Rank) -> None:
 
 @requirement(
     "COLL-PAIR-01",
-    "Any collective works after any other.",
+    "Any collective is correct right after any other collective.",
     source="torch.distributed; pytorch/xla#3506",
 )
 @pytest.mark.world(2, 3)
@@ -84,12 +84,13 @@ def test_pairs(world: World) -> None:
 
 @requirement(
     "COLL-COALESCED-01",
-    "Collectives issued under a coalescing manager give what they give alone, once it has been waited for.",
+    "Collectives issued under a coalescing manager give the same results as alone, once the manager has been "
+    "waited for.",
     source="torch.distributed: _coalescing_manager",
 )
 @spmd(1, 2, 3)
 def test_coalesced(rank: Rank) -> None:
-    """Several tensors of several sizes, for each collective that can be coalesced."""
+    """Several tensors of different sizes, for each collective that can be coalesced."""
     for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
         cases = [Case(name, shape=(count,)) for count in (1, 4, 33)]
         given = [inputs(case, rank.size, rank.index)[0].to(rank.device) for case in cases]
@@ -105,12 +106,12 @@ def test_coalesced(rank: Rank) -> None:
 
 @requirement(
     "COLL-COALESCED-02",
-    "all_reduce_coalesced reduces each tensor of a list as all_reduce would.",
+    "all_reduce_coalesced reduces each tensor of a list as all_reduce does.",
     source="torch.distributed.all_reduce_coalesced",
 )
 @spmd(1, 2, 3)
 def test_all_reduce_coalesced(rank: Rank) -> None:
-    """Three tensors of one dtype and several sizes."""
+    """Three tensors of one dtype and different sizes."""
     cases = [Case("all_reduce", shape=(count,)) for count in (1, 4, 33)]
     tensors = moved((inputs(case, rank.size, rank.index)[0] for case in cases), rank.device)
     dist.all_reduce_coalesced(tensors)
@@ -120,12 +121,12 @@ def test_all_reduce_coalesced(rank: Rank) -> None:
 
 @requirement(
     "COLL-COALESCED-03",
-    "all_gather_coalesced gathers each tensor of a list as all_gather would.",
+    "all_gather_coalesced gathers each tensor of a list as all_gather does.",
     source="torch.distributed.all_gather_coalesced",
 )
 @spmd(1, 2, 3)
 def test_all_gather_coalesced(rank: Rank) -> None:
-    """Three tensors of several sizes."""
+    """Three tensors of different sizes."""
     cases = [Case("all_gather", shape=(count,)) for count in (1, 4, 33)]
     tensors = moved((inputs(case, rank.size, rank.index)[0] for case in cases), rank.device)
     found = [[torch.full_like(tensor, -1) for tensor in tensors] for _ in range(rank.size)]
@@ -137,7 +138,12 @@ def test_all_gather_coalesced(rank: Rank) -> None:
 
 @requirement(
     "COLL-FUNC-01",
-    "A functional collective returns what the plain one would leave in its output, and leaves its input as it was.",
+    "A functional collective returns what the regular collective writes to its output.",
+    source="torch.distributed._functional_collectives: its functions",
+)
+@requirement(
+    "COLL-FUNC-16",
+    "A functional collective leaves its input unchanged.",
     source="torch.distributed._functional_collectives: its functions",
 )
 @pytest.mark.parametrize("collective", FUNCTIONAL)
@@ -151,49 +157,49 @@ def test_functional(world: World, collective: str, thorough: bool) -> None:
 
 @requirement(
     "COLL-FUNC-08",
-    "The functional all_to_all_single takes complex tensors, as the plain one does.",
+    "The functional all_to_all_single accepts complex tensors, as the regular one does.",
     source="torch.distributed._functional_collectives: all_to_all_single",
 )
 @pytest.mark.world(2)
 def test_functional_complex_exchange(world: World) -> None:
-    """complex64, equal parts."""
+    """complex64 in equal chunks."""
     assert_right(world, [Case("all_to_all_single", form="functional", dtype=torch.complex64)])
 
 
 @requirement(
     "COLL-FUNC-02",
-    "A functional collective takes views of any strides.",
+    "A functional collective accepts views with any strides.",
     source="torch.distributed._functional_collectives: its functions",
 )
 @pytest.mark.parametrize("layout", ["offset", "column", "transposed", "expanded"])
 @pytest.mark.parametrize("collective", [name for name in FUNCTIONAL if name not in ("all_reduce", "broadcast")])
 @pytest.mark.world(2, 3)
 def test_functional_layouts(world: World, collective: str, layout: str) -> None:
-    """Input as a view of a larger buffer."""
+    """The input is a view of a larger buffer."""
     assert_right(world, [Case(collective, form="functional", layout=layout, shape=(4, 3), repeats=2)])
 
 
 @requirement(
     "COLL-FUNC-03",
-    "all_reduce and broadcast in functional form take views of any strides.",
+    "The functional all_reduce and broadcast accept views with any strides.",
     source="torch.distributed._functional_collectives: all_reduce",
 )
 @pytest.mark.parametrize("layout", ["offset", "column", "transposed"])
 @pytest.mark.parametrize("collective", ["all_reduce", "broadcast"])
 @pytest.mark.world(2, 3)
 def test_functional_in_place_layouts(world: World, collective: str, layout: str) -> None:
-    """Input as a view of a larger buffer."""
+    """The input is a view of a larger buffer."""
     assert_right(world, [Case(collective, form="functional", layout=layout, shape=(4, 3), repeats=2)])
 
 
 @requirement(
     "COLL-FUNC-04",
-    "all_to_all_single exchanges parts of different sizes in its functional form.",
+    "The functional all_to_all_single exchanges chunks of different sizes.",
     source="torch.distributed._functional_collectives: all_to_all_single",
 )
 @pytest.mark.world(1, 2, 3)
 def test_functional_uneven(world: World) -> None:
-    """0, 1 and 2 rows."""
+    """Chunks have 0, 1 or 2 rows."""
     assert_right(world, shaped(Case("all_to_all_single", form="functional", uneven=True, repeats=3), [(1,), (1, 3)]))
 
 
@@ -204,7 +210,7 @@ def test_functional_uneven(world: World) -> None:
 )
 @spmd(1, 2, 3)
 def test_functional_dimensions(rank: Rank) -> None:
-    """Dimension 1 of a matrix, there and back."""
+    """Gather and scatter a matrix along dimension 1."""
     parts = [torch.arange(6.0, device=rank.device).reshape(2, 3) + 100 * i for i in range(rank.size)]
     whole = functional.wait_tensor(functional.all_gather_tensor(parts[rank.index], 1, rank.group))
     assert_same(torch.cat(parts, dim=1), whole, "gathered")
@@ -214,12 +220,12 @@ def test_functional_dimensions(rank: Rank) -> None:
 
 @requirement(
     "COLL-FUNC-06",
-    "An unwaited functional result waits by itself when it is first used.",
+    "The result of a functional collective is waited for automatically when it is first used.",
     source="torch.distributed._functional_collectives: AsyncCollectiveTensor, wait_tensor",
 )
 @spmd(1, 2, 3)
 def test_functional_waits_when_used(rank: Rank) -> None:
-    """A large sum, used at once."""
+    """A large all_reduce whose result is used at once."""
     ones = torch.ones(1 << 18, device=rank.device)
     total = functional.all_reduce(ones * (rank.index + 1), "sum", rank.group) + 1
     assert_same(ones * (rank.size * (rank.size + 1) / 2 + 1), total, "sum")
@@ -233,7 +239,7 @@ def test_functional_waits_when_used(rank: Rank) -> None:
 )
 @spmd(1, 2, 3)
 def test_functional_gradients(rank: Rank) -> None:
-    """all_gather, reduce_scatter and all_to_all_single, each against the formula."""
+    """Compare all_gather, reduce_scatter and all_to_all_single with the formula."""
     size, me, device = rank.size, rank.index, rank.device
     weights = [torch.arange(3.0 * size, device=device) + 10 * i for i in range(size)]
     x = torch.arange(3.0, device=device).requires_grad_()

@@ -65,7 +65,7 @@ def among(world: World, ranks: tuple[int, ...], body: Callable[[Any, int, int, t
 @pytest.mark.parametrize("name", here(OF_LISTS))
 @pytest.mark.world(3)
 def test_of_lists(world: World, name: str, ranks: tuple[int, ...]) -> None:
-    """Three sizes, MAX and SUM of float32 and int64, twice; inputs stay as they were."""
+    """Three sizes, SUM of float32 and MAX of int64; inputs stay unchanged."""
 
     def body(group: Any, member: int, size: int, device: torch.device) -> None:
         for op, dtype, call in (("SUM", torch.float32, 0), ("MAX", torch.int64, 1)):
@@ -84,7 +84,7 @@ def test_of_lists(world: World, name: str, ranks: tuple[int, ...]) -> None:
 
 @requirement(
     "COLL-FUNC-10",
-    "Functional collectives do the same under their shorter names.",
+    "Functional collectives give the same results under their shorter names.",
     source="torch.distributed._functional_collectives: all_gather_single, all_gather_single_autograd, "
     "reduce_scatter_single, reduce_scatter_single_autograd",
 )
@@ -92,7 +92,7 @@ def test_of_lists(world: World, name: str, ranks: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", here(OTHER_NAMES))
 @pytest.mark.world(3)
 def test_other_names(world: World, name: str, ranks: tuple[int, ...]) -> None:
-    """SUM and MIN, counts and a matrix."""
+    """SUM of a vector and MIN of a matrix."""
 
     def body(group: Any, member: int, size: int, device: torch.device) -> None:
         for call, (op, shape) in enumerate((("SUM", (7,)), ("MIN", (3, 5)))):
@@ -107,7 +107,7 @@ def test_other_names(world: World, name: str, ranks: tuple[int, ...]) -> None:
 
 @requirement(
     "COLL-FUNC-11",
-    "The forms that write into a given tensor leave there what the plain collective leaves.",
+    "The in-place forms of functional collectives write what the regular collective writes.",
     source="torch.distributed._functional_collectives: all_reduce_inplace, all_gather_tensor_inplace, "
     "reduce_scatter_tensor_inplace, all_to_all_inplace, all_gather_inplace",
 )
@@ -142,7 +142,7 @@ def test_in_place(world: World, name: str, ranks: tuple[int, ...]) -> None:
 @GROUPS
 @pytest.mark.world(3)
 def test_permutation(world: World, ranks: tuple[int, ...]) -> None:
-    """To the next member, to oneself, and in reverse."""
+    """Send to the next member, to oneself, and in reverse order."""
 
     def body(group: Any, member: int, size: int, device: torch.device) -> None:
         case = Case("all_gather", shape=(7,))
@@ -156,7 +156,7 @@ def test_permutation(world: World, ranks: tuple[int, ...]) -> None:
 
 @requirement(
     "COLL-FUNC-13",
-    "Functional messages arrive, in a subgroup too.",
+    "Functional send and receive operations deliver their messages, in subgroups too.",
     source="torch.distributed._functional_collectives: isend_inplace, irecv_inplace, batch_p2p_ops_inplace; "
     "pytorch/pytorch#187924",
 )
@@ -164,7 +164,7 @@ def test_permutation(world: World, ranks: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", here(["isend_inplace", "batch_p2p_ops_inplace"]))
 @pytest.mark.world(3)
 def test_messages(world: World, name: str, ranks: tuple[int, ...]) -> None:
-    """From each member to the next, whose global rank is named; all at once where it is a batch."""
+    """Each member sends to the next by global rank; a batch sends all messages at once."""
 
     def body(group: Any, member: int, size: int, device: torch.device) -> None:
         case = Case("all_gather", shape=(7,))
@@ -188,13 +188,14 @@ def test_messages(world: World, name: str, ranks: tuple[int, ...]) -> None:
 
 @requirement(
     "COLL-FUNC-14",
-    "The group of a functional collective may be given as ranks, as a mesh, or as a mesh and one of its dimensions.",
+    "A functional collective accepts its group as a process group, ranks, a mesh, or a mesh with one of its "
+    "dimensions.",
     source="torch.distributed._functional_collectives: all_reduce: group",
 )
 @pytest.mark.parametrize("given", ["ranks", "mesh", "dimension", "group"])
 @pytest.mark.world(4)
 def test_ways_to_name_a_group(world: World, given: str) -> None:
-    """A sum that tells whose tensors are in it."""
+    """The digits of a sum show which ranks took part."""
 
     def body(rank: Rank) -> None:
         everyone, column = [0, 1, 2, 3], [rank.index % 2, rank.index % 2 + 2]

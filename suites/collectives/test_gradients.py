@@ -150,7 +150,7 @@ def test_functional(world: World, name: str, ranks: tuple[int, ...]) -> None:
 
 @requirement(
     "COLL-GRAD-03",
-    "The gradient of an exchange of parts of different sizes goes back where each part came from.",
+    "The gradient of an all-to-all with chunks of different sizes returns to the rank that each chunk came from.",
     source="torch.distributed.nn.functional.all_to_all_single; torch.distributed._functional_collectives: "
     "all_to_all_single_autograd",
 )
@@ -188,13 +188,18 @@ def _rows(sender: int, receiver: int, count: int) -> torch.Tensor:
 
 @requirement(
     "COLL-GRAD-04",
-    "A functional collective along any dimension has its gradient along that dimension, and its result before.",
+    "The gradient of a functional collective along any dimension is the transposed collective along that dimension.",
     source="torch.distributed._functional_collectives: all_gather_tensor_autograd, reduce_scatter_tensor_autograd",
+)
+@requirement(
+    "COLL-FUNC-05",
+    "A functional collective gathers or scatters along any dimension.",
+    source="torch.distributed._functional_collectives.all_gather_tensor, reduce_scatter_tensor",
 )
 @pytest.mark.parametrize("dimension", [0, 1, 2])
 @pytest.mark.world(1, 2, 3)
 def test_along_dimensions(world: World, dimension: int) -> None:
-    """Tensors of three dimensions of different extent."""
+    """Tensors have three dimensions of different size."""
 
     def body(rank: Rank) -> None:
         size, me = rank.size, rank.index
@@ -225,13 +230,13 @@ def test_along_dimensions(world: World, dimension: int) -> None:
 
 @requirement(
     "COLL-GRAD-05",
-    "A gradient that is one number for all elements goes through a collective as any other.",
+    "A collective's backward accepts an expanded gradient, such as the gradient of a sum.",
     source="torch.Tensor.sum: its gradient is expanded",
 )
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all_single"])
 @pytest.mark.world(2, 3)
 def test_expanded(world: World, name: str) -> None:
-    """The sum of what comes out, times the rank's own number; functional forms."""
+    """The gradient of every output element is one number per rank, in functional forms."""
 
     def body(rank: Rank) -> None:
         size, me = rank.size, rank.index
@@ -256,13 +261,14 @@ def test_expanded(world: World, name: str) -> None:
 
 @requirement(
     "COLL-FUNC-15",
-    "A functional exchange of parts of different sizes has as many rows as it receives, without elements too.",
+    "A functional all_to_all_single with split sizes returns as many rows as it receives, even for rows without "
+    "elements.",
     source="torch.distributed._functional_collectives: all_to_all_single; pytorch/pytorch#84099",
 )
 @pytest.mark.parametrize("width", [0, 1, 3])
 @pytest.mark.world(2, 3)
 def test_rows_received(world: World, width: int) -> None:
-    """Member s sends s + 1 rows to everyone; rows of no, one and three elements."""
+    """Member s sends s + 1 rows to every rank; rows have no, one or three elements."""
 
     def body(rank: Rank) -> None:
         size, me = rank.size, rank.index

@@ -19,12 +19,12 @@ from suites.collectives.cases import DTYPES, every_collective, groups_of
 
 @requirement(
     "COLL-GROUP-01",
-    "A collective on a subgroup works among its members alone, whether or not rank 0 is one of them.",
+    "A collective on a subgroup involves the members of the subgroup only, with or without rank 0.",
     source="torch.distributed.new_group",
 )
 @pytest.mark.world(2, 3, 4, 5)
 def test_every_collective_in_subgroups(world: World) -> None:
-    """Reversed, single, without rank 0, with gaps, overlapping; the last member is the root; twice each."""
+    """Groups are reversed, single, without rank 0, with gaps or overlapping; the last member is root; two calls."""
     cases = []
     for group in groups_of(world.size):
         for named in ("global", "group"):
@@ -34,25 +34,25 @@ def test_every_collective_in_subgroups(world: World) -> None:
 
 @requirement(
     "COLL-GROUP-02",
-    "Any collective can be the first on a fresh group.",
+    "Any collective can be the first one on a new group.",
     source="torch.distributed.new_group",
 )
 @pytest.mark.world(3)
 def test_first_on_a_fresh_group(world: World) -> None:
-    """A new group without rank 0 for every collective."""
+    """Each collective gets a new group without rank 0."""
     for case in every_collective(group=(1, 2), root=1):
         assert_right(world, [case])
 
 
 @requirement(
     "COLL-GROUP-03",
-    "Ranks of a group are in ascending order, whatever the order they are given in.",
+    "new_group puts its ranks in ascending order, whatever the order they are given in.",
     source="torch.distributed.new_group, get_process_group_ranks, get_rank, get_world_size, get_global_rank, "
     "get_group_rank",
 )
 @spmd(3)
 def test_order_of_ranks(rank: Rank) -> None:
-    """Global ranks, ranks in the group, and the way back."""
+    """Check global ranks, group ranks and the translation between them."""
     group = dist.new_group([2, 1])
     if rank.index == 0:
         assert group is dist.GroupMember.NON_GROUP_MEMBER
@@ -67,12 +67,12 @@ def test_order_of_ranks(rank: Rank) -> None:
 
 @requirement(
     "COLL-GROUP-04",
-    "With use_local_synchronization only members call new_group.",
+    "With use_local_synchronization=True, only the members of a group need to call new_group.",
     source="torch.distributed.new_group: use_local_synchronization",
 )
 @spmd(3)
 def test_local_synchronization(rank: Rank) -> None:
-    """Rank 0 knows nothing of the group of the others."""
+    """Rank 0 never hears of the others' group."""
     if rank.index > 0:
         group = dist.new_group([1, 2], use_local_synchronization=True)
         tensor = torch.tensor([float(rank.index)], device=rank.device)
@@ -82,12 +82,12 @@ def test_local_synchronization(rank: Rank) -> None:
 
 @requirement(
     "COLL-GROUP-05",
-    "new_subgroups divides the world into groups of equal size, in order.",
+    "new_subgroups divides the world into groups of equal size, in rank order.",
     source="torch.distributed.new_subgroups, new_subgroups_by_enumeration",
 )
 @spmd(4)
 def test_new_subgroups(rank: Rank) -> None:
-    """Two groups of two; the same by enumeration, with gaps."""
+    """Two groups of two ranks; then groups with gaps, by enumeration."""
     mine, groups = dist.new_subgroups(2)
     assert len(groups) == 2
     assert dist.get_process_group_ranks(mine) == [rank.index // 2 * 2, rank.index // 2 * 2 + 1]
@@ -105,7 +105,7 @@ def test_new_subgroups(rank: Rank) -> None:
 @pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "all_gather", "barrier"])
 @pytest.mark.world(3)
 def test_not_a_member(world: World, collective: str) -> None:
-    """Rank 0 calls with the group of the others."""
+    """Rank 0 passes the group of the other ranks."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group([1, 2])
@@ -127,7 +127,7 @@ def test_not_a_member(world: World, collective: str) -> None:
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (0, 1), (1, 2)], ids=["world", "with-rank-0", "without-rank-0"])
 @pytest.mark.world(3)
 def test_broadcast_gradient(world: World, ranks: tuple[int, ...]) -> None:
-    """The first member is the source; its gradient is the sum of all members' gradients."""
+    """The first member is the source, and its gradient is the sum of all members' gradients."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))
@@ -143,13 +143,13 @@ def test_broadcast_gradient(world: World, ranks: tuple[int, ...]) -> None:
 
 @requirement(
     "COLL-MESH-01",
-    "Each dimension of a mesh has a group of the ranks that differ in that dimension alone.",
+    "get_group of a mesh dimension returns the group of the ranks whose coordinates differ in that dimension only.",
     source="torch.distributed.device_mesh.DeviceMesh.get_group",
 )
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4), (1, 2, 2)], ids=str)
 @pytest.mark.world(4)
 def test_mesh_groups(world: World, shape: tuple[int, ...]) -> None:
-    """A sum over each dimension, against the mesh of ranks."""
+    """An all_reduce over each dimension, compared with the ranks of the mesh."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(*shape)
@@ -172,7 +172,7 @@ def test_mesh_groups(world: World, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)], ids=["ascending", "permuted"])
 @pytest.mark.world(3)
 def test_mesh_order(world: World, order: tuple[int, ...]) -> None:
-    """A mesh of the whole world in one dimension."""
+    """A one-dimensional mesh of the whole world."""
 
     def body(rank: Rank) -> None:
         mesh = DeviceMesh(rank.device.type, list(order))
@@ -208,12 +208,12 @@ def drawn_cases(draw: st.DrawFn, size: int) -> list[Case]:
 
 @requirement(
     "COLL-MIX-01",
-    "Any sequence of collectives gives the right answers on any group.",
+    "Any sequence of collectives gives correct results on any group.",
     source="torch.distributed",
 )
 @pytest.mark.world(2, 3, 4)
 @settings(max_examples=15)
 @given(data=st.data())
 def test_any_sequence(world: World, data: st.DataObject) -> None:
-    """Drawn collectives, dtypes, shapes, groups, roots, forms and repeats."""
+    """Draw collectives, dtypes, shapes, groups, roots, forms and repeats."""
     assert_right(world, data.draw(drawn_cases(world.size)))

@@ -17,33 +17,48 @@ SHAPES = ((5,), (4, 3))
 
 @requirement(
     "COLL-LAYOUT-01",
-    "A collective reads the elements of a view, whatever its strides, and leaves its memory as it was.",
+    "A collective reads an input view by its elements, whatever its strides.",
+    source="torch.distributed: tensors are given by their elements; no page asks for contiguous ones",
+)
+@requirement(
+    "COLL-LAYOUT-07",
+    "A collective leaves the memory of a strided input unchanged.",
     source="torch.distributed: tensors are given by their elements; no page asks for contiguous ones",
 )
 @pytest.mark.parametrize("layout", ["offset", "column", "transposed", "expanded"])
 @pytest.mark.parametrize("collective", INPUTS_OUTPUTS)
 @pytest.mark.world(2)
 def test_input(world: World, collective: str, layout: str) -> None:
-    """Input as a view of a larger buffer; the output is contiguous."""
+    """The input is a view of a larger buffer, and the output is contiguous."""
     assert_right(world, [Case(collective, layout=layout, shape=shape, repeats=2) for shape in ((4, 3), (2, 3, 2))])
 
 
 @requirement(
     "COLL-LAYOUT-02",
-    "A collective writes the elements of a view, whatever its strides, and none between them.",
+    "A collective writes an output view by its elements, whatever its strides.",
+    source="torch.distributed: tensors are given by their elements; no page asks for contiguous ones",
+)
+@requirement(
+    "COLL-LAYOUT-08",
+    "A collective leaves the memory between the elements of a strided output unchanged.",
     source="torch.distributed: tensors are given by their elements; no page asks for contiguous ones",
 )
 @pytest.mark.parametrize("layout", ["offset", "column", "transposed"])
 @pytest.mark.parametrize("collective", INPUTS_OUTPUTS)
 @pytest.mark.world(2)
 def test_output(world: World, collective: str, layout: str) -> None:
-    """Output as a view of a larger buffer; the input is contiguous."""
+    """The output is a view of a larger buffer, and the input is contiguous."""
     assert_right(world, [Case(collective, out_layout=layout, shape=shape, repeats=2) for shape in ((4, 3), (2, 3, 2))])
 
 
 @requirement(
     "COLL-LAYOUT-03",
-    "A collective in place works on the elements of a view, whatever its strides, and on none between them.",
+    "An in-place collective works on a view by its elements, whatever its strides.",
+    source="torch.distributed.all_reduce, broadcast, reduce; pytorch/pytorch#192920",
+)
+@requirement(
+    "COLL-LAYOUT-09",
+    "An in-place collective leaves the memory between the elements of a strided tensor unchanged.",
     source="torch.distributed.all_reduce, broadcast, reduce; pytorch/pytorch#192920",
 )
 @pytest.mark.parametrize("layout", ["offset", "column", "transposed"])
@@ -56,20 +71,20 @@ def test_in_place(world: World, collective: str, layout: str) -> None:
 
 @requirement(
     "COLL-LAYOUT-04",
-    "A lazily negated tensor takes part with the values that it shows.",
+    "A collective uses the values of a lazily negated tensor, not the memory behind it.",
     source="torch.Tensor.imag: of a conjugated tensor, a view with its negative bit set",
 )
 @pytest.mark.parametrize("collective", ALL)
 @pytest.mark.world(2)
 def test_negative_bit(world: World, collective: str) -> None:
-    """One element, so that strides do not matter."""
+    """Tensors have one element, so that strides do not matter."""
     given = torch.float32
     assert_right(world, [Case(collective, layout="negative", dtype=given, shape=(1,), root=0)])
 
 
 @requirement(
     "COLL-LAYOUT-05",
-    "A lazily conjugated tensor takes part with the values that it shows, or every rank raises an error.",
+    "A collective uses the values of a lazily conjugated tensor, or raises an error on every rank.",
     source="torch.Tensor.conj: a view with its conjugate bit set",
 )
 @pytest.mark.parametrize("collective", [name for name in ALL if name not in ("gather", "scatter")])
@@ -82,10 +97,10 @@ def test_conjugate_bit(world: World, collective: str) -> None:
 
 @requirement(
     "COLL-PURE-01",
-    "Under no_grad a collective leaves requires_grad of the tensors that it is given as it was.",
+    "Under no_grad a collective leaves requires_grad of its tensors unchanged.",
     source="torch.distributed: collectives are no differentiable operations",
 )
 @pytest.mark.world(2, 3)
 def test_requires_grad_stays(world: World) -> None:
-    """Every collective, on leaves that require gradients."""
+    """Every collective gets leaves that require gradients."""
     assert_right(world, every_collective(requires_grad=True, repeats=2))

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, requirement, spmd
+from harness import Rank, World, assert_on_ranks, requirement, spmd
 from harness.stacks.collectives import set_timeout
 
 SECONDS = 0.5
@@ -49,26 +49,28 @@ def _end(work: dist.Work, tensor: torch.Tensor) -> None:
 
 @requirement(
     "COLL-TIMEOUT-01",
-    "A rank whose peer does not come gets an error after the group's timeout, at the very first collective too.",
+    "A rank whose peer never joins a collective raises an error after the group's timeout, even at the group's "
+    "first collective.",
     source="torch.distributed.new_group: timeout; torch.distributed.Work.wait: timeout",
 )
 @pytest.mark.parametrize("what", ["all_reduce", "broadcast", "barrier", "recv", "wait"])
 @pytest.mark.world(2)
 def test_timeout_is_honoured(world: World, what: str) -> None:
-    """Not before it, and not long after it."""
+    """The error comes neither before the timeout nor long after it."""
     for seconds in world.run(late, what, watch=False, timeout=30):
         assert 0.9 * SECONDS <= seconds < SECONDS + 5
 
 
 @requirement(
     "COLL-TIMEOUT-02",
-    "Groups of some ranks, groups whose timeout was changed, and default groups have the timeout they were given.",
+    "A timeout applies to the group it was set for: a subgroup, the default group, or a group whose timeout was "
+    "changed.",
     source="torch.distributed.new_group, init_process_group: timeout; pytorch/pytorch#165422",
 )
 @pytest.mark.parametrize("how", ["subgroup", "changed", "default"])
 @pytest.mark.world(3)
 def test_timeout_of_a_group(world: World, how: str) -> None:
-    """Rank 2 waits for rank 1, which stays away until it has seen the error."""
+    """Rank 2 waits for rank 1, which stays away until rank 2 has seen the error."""
 
     def body(rank: Rank) -> float:
         short = timedelta(seconds=SECONDS)
@@ -99,13 +101,13 @@ def test_timeout_of_a_group(world: World, how: str) -> None:
 
 @requirement(
     "COLL-TIMEOUT-03",
-    "A rank whose peer has left before their first collective gets an error after the group's timeout at the latest.",
+    "A rank whose peer has left before their first collective raises an error no later than the group's timeout.",
     source="torch.distributed.new_group: timeout; pytorch/gloo#520",
 )
 @pytest.mark.parametrize("connecting", ["at-once", "lazily"])
 @pytest.mark.world(3)
 def test_peer_has_left(world: World, connecting: str) -> None:
-    """Rank 2 destroys a dozen groups; which rank is to connect to which is left to chance in each."""
+    """Rank 2 destroys a dozen groups, so that the direction in which ranks connect varies."""
     seconds = 2.0
 
     def body(rank: Rank) -> float:
@@ -140,7 +142,7 @@ def test_peer_has_left(world: World, connecting: str) -> None:
 )
 @spmd(2)
 def test_destroyed_group(rank: Rank) -> None:
-    """An error in Python on every rank."""
+    """Every rank raises an error in Python."""
     group = dist.new_group()
     dist.all_reduce(torch.ones(1, device=rank.device), group=group)
     dist.barrier()
@@ -151,12 +153,17 @@ def test_destroyed_group(rank: Rank) -> None:
 
 @requirement(
     "COLL-LIFE-02",
-    "Without a default group a collective raises an error; after init_process_group it works again.",
+    "Without a default group a collective raises an error.",
+    source="torch.distributed.destroy_process_group, init_process_group",
+)
+@requirement(
+    "COLL-LIFE-09",
+    "After destroy_process_group, init_process_group makes collectives work again.",
     source="torch.distributed.destroy_process_group, init_process_group",
 )
 @pytest.mark.world(1, 2, 3)
 def test_destroy_and_start_again(world: World) -> None:
-    """Five cycles, each on fresh keys of the store; then the same number of groups as before."""
+    """Five cycles, each with fresh keys in the store."""
 
     def body(rank: Rank) -> None:
         dist.barrier()
@@ -180,12 +187,12 @@ def test_destroy_and_start_again(world: World) -> None:
 
 @requirement(
     "COLL-LIFE-03",
-    "A process can start again with another rank and another world size.",
+    "After destroy_process_group, a process can join again with another rank and world size.",
     source="torch.distributed.init_process_group",
 )
 @spmd(3)
 def test_start_again_smaller(rank: Rank) -> None:
-    """Ranks 1 and 2 become ranks 1 and 0 of a world of two; then all three are back."""
+    """Ranks 1 and 2 become ranks 1 and 0 of a world of two; then all three return."""
     dist.barrier()
     dist.destroy_process_group()
     if rank.index > 0:
@@ -202,11 +209,13 @@ def test_start_again_smaller(rank: Rank) -> None:
 
 
 @requirement(
-    "COLL-LIFE-04", "A second init_process_group raises an error.", source="torch.distributed.init_process_group"
+    "COLL-LIFE-04",
+    "A second init_process_group raises an error.",
+    source="torch.distributed.init_process_group",
 )
 @spmd(1, 2)
 def test_started_twice(rank: Rank) -> None:
-    """ValueError, and the group that there is stays usable."""
+    """init_process_group raises ValueError, and the existing group stays usable."""
     with pytest.raises(ValueError, match="twice"):
         dist.init_process_group(rank.backend, store=rank.store, rank=rank.index, world_size=rank.size)
     dist.barrier()
@@ -214,13 +223,13 @@ def test_started_twice(rank: Rank) -> None:
 
 @requirement(
     "COLL-LIFE-08",
-    "A backend that is registered for a device, or for several, is the default one of those and of no other.",
+    "register_backend makes a backend the default backend of the devices it is given, and of no other device.",
     source="torch.distributed.Backend.register_backend: devices, str or list of str; get_default_backend_for_device",
 )
 @pytest.mark.parametrize("devices", ["fpga", ["fpga"], ["fpga", "ve"]], ids=["text", "list", "two"])
 @pytest.mark.world(1, warm=False)
 def test_registered_for_devices(world: World, devices: str | list[str]) -> None:
-    """Types of devices that torch knows and has no backend for; the backend itself is never made."""
+    """Use device types that torch knows without a backend; the backend is never created."""
 
     def body(rank: Rank) -> tuple[dict[str, str], set[str]]:
         before = set(dist.Backend.default_device_backend_map)
@@ -229,7 +238,7 @@ def test_registered_for_devices(world: World, devices: str | list[str]) -> None:
         return {name: _default_of(name) for name in named}, others
 
     named = [devices] if isinstance(devices, str) else devices
-    assert world.run(body) == [(dict.fromkeys(named, "made_up"), set())]
+    assert_on_ranks([(dict.fromkeys(named, "made_up"), set())], world.run(body))
 
 
 def _default_of(device: str) -> str:

@@ -18,12 +18,17 @@ SHORT = timedelta(seconds=1)
 
 @requirement(
     "COLL-REFUSE-01",
-    "What a backend does not offer it refuses with the same kind of error on every rank, and the group stays usable.",
+    "A dtype or reduction that a backend does not support raises an error on every rank.",
+    source="torch.distributed: Backends",
+)
+@requirement(
+    "COLL-REFUSE-02",
+    "The group stays usable after an unsupported collective has raised an error.",
     source="torch.distributed: Backends",
 )
 @pytest.mark.world(2, 3)
 def test_refusals_are_clean(world: World) -> None:
-    """Dtypes few backends have, reductions without a meaning, PREMUL_SUM: right or refused, alike on all ranks."""
+    """Rare dtypes, reductions without a meaning and PREMUL_SUM are correct or raise, alike on all ranks."""
     cases = [case for dtype in OPTIONAL for case in every_collective(dtype=dtype)]
     for op in (*OPS, "PREMUL_SUM"):
         known = dtypes_of(op) if op != "PREMUL_SUM" else ()
@@ -43,12 +48,12 @@ def _has_a_model(op: str, dtype: torch.dtype) -> bool:
 
 @requirement(
     "COLL-MISUSE-01",
-    "Arguments of a wrong kind raise TypeError or ValueError before anything is sent.",
+    "A collective called with invalid arguments raises an error before it sends anything.",
     source="torch.distributed.distributed_c10d",
 )
 @spmd(2)
 def test_wrong_arguments(rank: Rank) -> None:
-    """No tensor, a list for a tensor, a missing list, a root out of range; then a healthy collective."""
+    """Pass no tensor, a list for a tensor, a missing list, a root out of range; then a valid collective."""
     tensor, two = torch.ones(2, device=rank.device), [torch.ones(2, device=rank.device) for _ in range(2)]
     wrong = [
         lambda: dist.all_reduce(None),
@@ -71,7 +76,7 @@ def test_wrong_arguments(rank: Rank) -> None:
 
 @requirement(
     "COLL-MISUSE-03",
-    "all_to_all_single without splits refuses a dimension 0 that the world size does not divide.",
+    "all_to_all_single without split sizes raises an error if the world size does not divide dimension 0.",
     source="torch.distributed.all_to_all_single: 'dim 0 of output and input tensor must divide equally'",
 )
 @spmd(2)
@@ -83,7 +88,7 @@ def test_indivisible_exchange(rank: Rank) -> None:
 
 @requirement(
     "COLL-MISUSE-02",
-    "Ranks that give tensors of different size or dtype to one collective get an error.",
+    "Tensors of a different size or dtype on each rank raise an error instead of giving a wrong result on every rank.",
     source="torch.distributed: all ranks must pass tensors of the same size and dtype; NVIDIA/nccl#1394",
 )
 @pytest.mark.parametrize(
@@ -91,7 +96,7 @@ def test_indivisible_exchange(rank: Rank) -> None:
 )
 @pytest.mark.world(2)
 def test_mismatch_raises(world: World, what: str) -> None:
-    """At least one rank raises, in Python and in time; none takes wrong data for good."""
+    """At least one rank raises in Python before the timeout."""
 
     def body(rank: Rank) -> str:
         group = dist.new_group(timeout=SHORT)

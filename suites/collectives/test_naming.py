@@ -21,13 +21,13 @@ def total(rank: Rank, group: object) -> int:
 
 @requirement(
     "COLL-GROUP-10",
-    "Ranks in a group and global ranks are translated into each other, in groups with gaps too.",
+    "Global ranks and ranks in a group translate into each other, even if the group's ranks have gaps.",
     source="torch.distributed.get_global_rank, get_group_rank, get_process_group_ranks, get_rank, get_world_size",
 )
 @pytest.mark.parametrize("ranks", [(0, 2), (3, 1), (1, 3, 2), (2,), (0, 1, 3)], ids=str)
 @pytest.mark.world(4)
 def test_translation(world: World, ranks: tuple[int, ...]) -> None:
-    """Every member asks about every member; of the world, both are the same."""
+    """Every member translates every member; in the default group both ranks are equal."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))
@@ -47,13 +47,13 @@ def test_translation(world: World, ranks: tuple[int, ...]) -> None:
 
 @requirement(
     "COLL-GROUP-11",
-    "new_subgroups of a group divides that group, and gives each member the part that it is in.",
+    "new_subgroups divides the given group and returns to each member the subgroup it is in.",
     source="torch.distributed.new_subgroups: group; pytorch/pytorch#153798",
 )
 @pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (2, 3)], ids=str)
 @pytest.mark.world(4)
 def test_parts_of_a_group(world: World, ranks: tuple[int, ...]) -> None:
-    """Parts of one rank and, of the world, of two."""
+    """Subgroups have one or two ranks."""
 
     def body(rank: Rank) -> None:
         parent = dist.group.WORLD if len(ranks) == 4 else dist.new_group(list(ranks))
@@ -72,12 +72,12 @@ def test_parts_of_a_group(world: World, ranks: tuple[int, ...]) -> None:
 
 @requirement(
     "COLL-GROUP-12",
-    "There may be many groups at a time, and each works among its own ranks.",
+    "Many groups may exist at a time, each working among its own ranks.",
     source="torch.distributed.new_group",
 )
 @spmd(3)
 def test_many_groups(rank: Rank) -> None:
-    """Forty-eight groups, each pair of ranks and the world in turn; every one is used when all are there."""
+    """Create forty-eight groups of pairs and of the world, then use each."""
     pairs = [(0, 1), (1, 2), (0, 2), (0, 1, 2)] * 12
     groups = [dist.new_group(list(pair)) for pair in pairs]
     for pair, group in zip(pairs, groups, strict=True):
@@ -88,12 +88,17 @@ def test_many_groups(rank: Rank) -> None:
 
 @requirement(
     "COLL-GROUP-13",
-    "Groups of the same ranks are apart: each keeps its own calls, and outlives the others.",
+    "Groups of the same ranks are independent: calls on one group never match calls on another.",
+    source="torch.distributed.new_group, destroy_process_group",
+)
+@requirement(
+    "COLL-GROUP-14",
+    "A group stays usable after another group of the same ranks is destroyed.",
     source="torch.distributed.new_group, destroy_process_group",
 )
 @spmd(2, 3)
 def test_twins(rank: Rank) -> None:
-    """Calls on two groups, issued in another order on each rank; then one is destroyed, and the other used."""
+    """Ranks issue calls on two groups in different order; then one group is destroyed and the other used."""
     groups = [dist.new_group(), dist.new_group()]
     tensors = [torch.tensor([10**rank.index * weight], device=rank.device) for weight in (1, 2)]
     order = (0, 1) if rank.index == 0 else (1, 0)
@@ -110,13 +115,18 @@ def test_twins(rank: Rank) -> None:
 
 @requirement(
     "COLL-MESH-03",
-    "Dimensions of a mesh can be asked for by number and by name, and sliced off by name, and are the same.",
+    "A mesh dimension is the same whether it is given by its number or by its name.",
+    source="torch.distributed.device_mesh.DeviceMesh: get_group, size, get_coordinate, slicing",
+)
+@requirement(
+    "COLL-MESH-04",
+    "Slicing a mesh by the name of a dimension gives the submesh of that dimension's ranks.",
     source="torch.distributed.device_mesh.DeviceMesh: get_group, size, get_coordinate, slicing",
 )
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4), (1, 2, 2), (2, 1, 2)], ids=str)
 @pytest.mark.world(4)
 def test_named_dimensions(world: World, shape: tuple[int, ...]) -> None:
-    """Sizes, coordinates, local ranks, members of the group and of the slice, for each dimension."""
+    """For each dimension check size, coordinate, local rank, and the members of its group and its slice."""
 
     def body(rank: Rank) -> None:
         names = ("outer", "middle", "inner")[: len(shape)]
@@ -141,7 +151,7 @@ def test_named_dimensions(world: World, shape: tuple[int, ...]) -> None:
 
 @requirement(
     "COLL-BARRIER-06",
-    "Nobody leaves a barrier of a subgroup before all of its members have entered it, the first on the group too.",
+    "No rank leaves a barrier of a subgroup before all members have entered it, even at the group's first collective.",
     source="torch.distributed.barrier: group; mosaicml/llm-foundry#1133",
 )
 @pytest.mark.parametrize(
@@ -151,7 +161,7 @@ def test_named_dimensions(world: World, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("ranks", [(0, 1), (1, 2), (0, 1, 2)], ids=str)
 @pytest.mark.world(3)
 def test_barrier_of_a_group(world: World, ranks: tuple[int, ...], barrier: str) -> None:
-    """Each member notes its arrival in the store before, and counts arrivals after; three rounds on a fresh group."""
+    """Each member records its arrival in the store before the barrier and checks all arrivals after it."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))

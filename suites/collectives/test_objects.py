@@ -19,12 +19,12 @@ def thing(rank: int, call: int = 0) -> Any:
 
 @requirement(
     "COLL-OBJECT-01",
-    "all_gather_object gives every rank every rank's object, in the group's order.",
+    "all_gather_object gives every rank every rank's object, in group order.",
     source="torch.distributed.all_gather_object",
 )
 @spmd(1, 2, 3, 4)
 def test_all_gather_object(rank: Rank) -> None:
-    """Objects of different kinds and sizes, ten times in a row, after other work."""
+    """Objects differ in kind and size; ten calls, each after an all_reduce."""
     for call in range(10):
         dist.all_reduce(torch.ones(3, device=rank.device), async_op=True).wait()
         found: list[Any] = [None] * rank.size
@@ -34,13 +34,13 @@ def test_all_gather_object(rank: Rank) -> None:
 
 @requirement(
     "COLL-OBJECT-02",
-    "gather_object gives the destination every rank's object, in the group's order.",
+    "gather_object gives the destination every rank's object, in group order.",
     source="torch.distributed.gather_object",
 )
 @pytest.mark.needs(collective="gather")
 @spmd(1, 2, 3)
 def test_gather_object(rank: Rank) -> None:
-    """Every rank in turn is the destination."""
+    """Each rank in turn is the destination."""
     for root in range(rank.size):
         found: list[Any] | None = [None] * rank.size if rank.index == root else None
         dist.gather_object(thing(rank.index, root), found, dst=root)
@@ -54,7 +54,7 @@ def test_gather_object(rank: Rank) -> None:
 )
 @spmd(1, 2, 3)
 def test_broadcast_object_list(rank: Rank) -> None:
-    """Every rank in turn is the source of two objects."""
+    """Each rank in turn is the source of two objects."""
     for root in range(rank.size):
         found = [thing(root), thing(root, 1)] if rank.index == root else [None, None]
         dist.broadcast_object_list(found, src=root)
@@ -63,13 +63,13 @@ def test_broadcast_object_list(rank: Rank) -> None:
 
 @requirement(
     "COLL-OBJECT-04",
-    "scatter_object_list gives each rank its own of the source's objects.",
+    "scatter_object_list gives each rank its own object of the source's list.",
     source="torch.distributed.scatter_object_list",
 )
 @pytest.mark.needs(collective="scatter")
 @spmd(1, 2, 3)
 def test_scatter_object_list(rank: Rank) -> None:
-    """Every rank in turn is the source."""
+    """Each rank in turn is the source."""
     for root in range(rank.size):
         found: list[Any] = [None]
         given = [thing(i, root) for i in range(rank.size)] if rank.index == root else None
@@ -79,7 +79,7 @@ def test_scatter_object_list(rank: Rank) -> None:
 
 @requirement(
     "COLL-OBJECT-05",
-    "recv_object_list gets what the peer's send_object_list gave.",
+    "recv_object_list receives what the peer's send_object_list sent.",
     source="torch.distributed.send_object_list, recv_object_list",
 )
 @spmd(2, 3)
@@ -96,7 +96,7 @@ def test_send_recv_object_list(rank: Rank) -> None:
 
 @requirement(
     "COLL-OBJECT-06",
-    "Object collectives work in a subgroup without rank 0, with roots by global rank or by rank in the group.",
+    "Object collectives work in a subgroup without rank 0, with roots given by global rank or by group rank.",
     source="torch.distributed.broadcast_object_list: group_src; pytorch/pytorch#149200",
 )
 @spmd(3)
@@ -115,11 +115,13 @@ def test_in_a_subgroup(rank: Rank) -> None:
 
 
 @requirement(
-    "COLL-OBJECT-07", "An object that can't be pickled raises an error.", source="torch.distributed.all_gather_object"
+    "COLL-OBJECT-07",
+    "An object that cannot be pickled raises an error.",
+    source="torch.distributed.all_gather_object",
 )
 @spmd(2)
 def test_unpicklable(rank: Rank) -> None:
-    """On every rank, and the group is as good as before."""
+    """Every rank raises, and the group stays usable."""
     with pytest.raises((TypeError, AttributeError)):
         dist.all_gather_object([None] * rank.size, lambda: None)
     found: list[Any] = [None] * rank.size
@@ -129,7 +131,8 @@ def test_unpicklable(rank: Rank) -> None:
 
 @requirement(
     "COLL-OBJECT-09",
-    "In any subgroup objects are gathered, scattered and sent, with roots by global rank or by rank in the group.",
+    "In any subgroup, objects are gathered, scattered and sent with roots or peers given by global rank or by "
+    "group rank.",
     source="torch.distributed.gather_object: group_dst, scatter_object_list: group_src, send_object_list: group_dst, "
     "recv_object_list: group_src; pytorch/pytorch#149200",
 )
@@ -137,7 +140,7 @@ def test_unpicklable(rank: Rank) -> None:
 @pytest.mark.parametrize("ranks", [(1, 2, 3), (0, 2), (1, 3)], ids=str)
 @pytest.mark.world(4)
 def test_roots_in_subgroups(world: World, ranks: tuple[int, ...], named: str) -> None:
-    """The last member is the root, and sends to the first."""
+    """The last member is the root and sends to the first."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))
@@ -167,14 +170,14 @@ def test_roots_in_subgroups(world: World, ranks: tuple[int, ...], named: str) ->
 
 @requirement(
     "COLL-OBJECT-10",
-    "Objects may be large, and of very different sizes on the ranks.",
+    "Object collectives accept large objects, even if their sizes differ greatly between ranks.",
     source="torch.distributed.all_gather_object, broadcast_object_list, gather_object, scatter_object_list",
 )
 @pytest.mark.parametrize("collective", ["all_gather", "broadcast", "gather", "scatter"])
 @pytest.mark.parametrize("large", [0, 1])
 @pytest.mark.world(2)
 def test_large_objects(world: World, large: int, collective: str) -> None:
-    """Texts of some bytes, 100 kB and 3 MB; one rank has the largest."""
+    """Strings of a few bytes, 100 kB and 3 MB; one rank has the largest."""
 
     def text(count: int, of: int) -> str:
         return f"{of}:" + "".join(chr(97 + (i * 7 + of) % 26) for i in range(26)) * (count // 26)
@@ -203,12 +206,12 @@ def test_large_objects(world: World, large: int, collective: str) -> None:
 
 @requirement(
     "COLL-OBJECT-11",
-    "Tensors among objects keep dtype, shape and elements.",
+    "Tensors among objects keep their dtype, shape and elements.",
     source="torch.distributed.all_gather_object",
 )
 @spmd(2, 3)
 def test_tensors_among_objects(rank: Rank) -> None:
-    """Alone and inside of a dictionary; a view, an empty one, one without a dimension."""
+    """Tensors alone or in a dictionary, including a view, an empty and a zero-dimensional tensor."""
 
     def things(of: int) -> list[Any]:
         some = torch.arange(6, dtype=torch.float64).reshape(2, 3) + of

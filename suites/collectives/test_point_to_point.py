@@ -32,12 +32,17 @@ def incoming(rank: Rank, count: int = 7) -> torch.Tensor:
 
 @requirement(
     "COLL-P2P-01",
-    "recv gets what the peer's send gave, whatever the dtype and count, and returns the sender's rank.",
+    "recv receives what the peer's send sent, whatever the dtype or count.",
+    source="torch.distributed.send, recv",
+)
+@requirement(
+    "COLL-P2P-13",
+    "recv returns the sender's rank.",
     source="torch.distributed.send, recv",
 )
 @pytest.mark.world(2, 3)
 def test_send_recv(world: World) -> None:
-    """Rank 0 sends to each other rank, every dtype, counts from 0."""
+    """Rank 0 sends every dtype to each other rank, at counts from 0."""
     dtypes = claimed((*DTYPES, *OPTIONAL))
 
     def body(rank: Rank) -> None:
@@ -58,12 +63,12 @@ def test_send_recv(world: World) -> None:
 
 @requirement(
     "COLL-P2P-02",
-    "recv without a source takes a message from any rank, and returns whose it was.",
+    "recv without a source receives a message from any rank and returns the sender's rank.",
     source="torch.distributed.recv: src=None",
 )
 @spmd(2, 3, 4)
 def test_any_source(rank: Rank) -> None:
-    """Each of the other ranks sends one message to rank 0."""
+    """Each other rank sends one message to rank 0."""
     if rank.index > 0:
         dist.send(outgoing(rank), 0)
         return
@@ -77,11 +82,13 @@ def test_any_source(rank: Rank) -> None:
 
 
 @requirement(
-    "COLL-P2P-03", "A message is received under the tag it was sent with.", source="torch.distributed.isend: tag"
+    "COLL-P2P-03",
+    "A message is received under the tag it was sent with.",
+    source="torch.distributed.isend: tag",
 )
 @spmd(2)
 def test_tags_in_reverse(rank: Rank) -> None:
-    """Four tags, received in the reverse order."""
+    """Four tags are received in reverse order."""
     if rank.index == 0:
         for work in [dist.isend(outgoing(rank, call=tag), 1, tag=tag) for tag in range(4)]:
             work.wait()
@@ -94,11 +101,13 @@ def test_tags_in_reverse(rank: Rank) -> None:
 
 
 @requirement(
-    "COLL-P2P-04", "Messages with equal tags arrive in the order they were sent.", source="torch.distributed.send"
+    "COLL-P2P-04",
+    "Messages with equal tags arrive in the order they were sent.",
+    source="torch.distributed.send",
 )
 @spmd(2)
 def test_order(rank: Rank) -> None:
-    """Thirty messages, small and large in turn."""
+    """Thirty messages alternate between small and large."""
     for call in range(30):
         count = (1, 5000)[call % 2]
         if rank.index == 0:
@@ -111,13 +120,13 @@ def test_order(rank: Rank) -> None:
 
 @requirement(
     "COLL-P2P-05",
-    "batch_isend_irecv exchanges in all directions at once.",
+    "batch_isend_irecv exchanges messages in all directions at once.",
     source="torch.distributed.batch_isend_irecv, P2POp",
 )
 @pytest.mark.parametrize("count", [1, 7, 1 << 18])
 @spmd(2, 3, 4)
 def test_ring(rank: Rank, count: int) -> None:
-    """Each rank sends to the next and receives from the one before; three rounds."""
+    """Each rank sends to the next and receives from the previous, for three rounds."""
     after, before = (rank.index + 1) % rank.size, (rank.index - 1) % rank.size
     for call in range(3):
         found = incoming(rank, count)
@@ -131,12 +140,12 @@ def test_ring(rank: Rank, count: int) -> None:
 
 @requirement(
     "COLL-P2P-06",
-    "In a subgroup a peer is named by its global rank, or as group_dst and group_src by its rank in the group.",
+    "In a subgroup a peer is given by its global rank, or with group_dst or group_src by its rank in the group.",
     source="torch.distributed.send: dst, group_dst",
 )
 @spmd(3)
 def test_in_a_subgroup(rank: Rank) -> None:
-    """The group of ranks 1 and 2, both ways to name a peer."""
+    """The group of ranks 1 and 2, with the peer given in both ways."""
     group = dist.new_group([1, 2])
     if rank.index == 1:
         dist.send(outgoing(rank), 2, group=group)
@@ -150,12 +159,12 @@ def test_in_a_subgroup(rank: Rank) -> None:
 
 @requirement(
     "COLL-P2P-07",
-    "A strided tensor is sent by its elements, or refused with an error.",
+    "send and recv transfer a strided tensor by its elements, or raise an error.",
     source="torch.distributed.send",
 )
 @spmd(2)
 def test_strided(rank: Rank) -> None:
-    """A column to a column; nothing goes on the wire where the sender refuses, and then the receiver refuses, too."""
+    """Send a column into a column; if the sender raises, nothing is sent and the receiver raises too."""
     sent = torch.arange(6.0, device=rank.device).reshape(3, 2)[:, 0]
     found = torch.zeros(3, 2, device=rank.device)
     refused = False
@@ -173,23 +182,27 @@ def test_strided(rank: Rank) -> None:
         assert_same(message(0), found, "the next message")
 
 
-@requirement("COLL-P2P-08", "A rank cannot send to itself.", source="torch.distributed.send: dst")
+@requirement(
+    "COLL-P2P-08",
+    "A rank that sends to itself gets an error.",
+    source="torch.distributed.send: dst",
+)
 @spmd(1, 2)
 def test_to_itself(rank: Rank) -> None:
-    """An error in Python."""
+    """send raises ValueError."""
     with pytest.raises(ValueError, match="Invalid destination rank"):
         dist.send(torch.ones(1, device=rank.device), rank.index)
 
 
 @requirement(
     "COLL-P2P-09",
-    "In a subgroup too, recv without a source returns the sender's global rank.",
+    "In a subgroup, recv without a source returns the sender's global rank.",
     source="torch.distributed.recv: 'Sender rank'",
 )
 @pytest.mark.parametrize("ranks", [(1, 2, 3), (0, 3), (1, 3)], ids=str)
 @pytest.mark.world(4)
 def test_any_source_in_a_subgroup(world: World, ranks: tuple[int, ...]) -> None:
-    """Each of the other members sends to the first."""
+    """Each other member sends to the first."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))
@@ -209,12 +222,12 @@ def test_any_source_in_a_subgroup(world: World, ranks: tuple[int, ...]) -> None:
 
 @requirement(
     "COLL-P2P-10",
-    "Messages are told apart by any tags, large ones too.",
+    "Tags of any size keep messages apart.",
     source="torch.distributed.isend: tag",
 )
 @spmd(2)
 def test_large_tags(rank: Rank) -> None:
-    """Tags that have bytes in common, received in the reverse order."""
+    """Tags that share bytes are received in reverse order."""
     tags = (1, 257, 65537, 1 << 20, 0)
     if rank.index == 0:
         for work in [dist.isend(outgoing(rank, call=call), 1, tag=tag) for call, tag in enumerate(tags)]:
@@ -229,14 +242,14 @@ def test_large_tags(rank: Rank) -> None:
 
 @requirement(
     "COLL-P2P-11",
-    "A batch may have several messages to and from each peer, in a subgroup too, which arrive in their order.",
+    "A batch may hold several messages to and from each peer, which arrive in order, in subgroups too.",
     source="torch.distributed.batch_isend_irecv, P2POp: group, group_peer",
 )
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2), (2, 0)], ids=str)
 @pytest.mark.parametrize("named", ["peer", "group_peer"])
 @pytest.mark.world(3)
 def test_larger_batches(world: World, ranks: tuple[int, ...], named: str) -> None:
-    """Two messages of different sizes to every other member, and two from each."""
+    """Each member exchanges two messages of different sizes with every other member."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))
@@ -267,12 +280,12 @@ def test_larger_batches(world: World, ranks: tuple[int, ...], named: str) -> Non
 
 @requirement(
     "COLL-P2P-12",
-    "Messages of any size arrive, at each power of two and one above it.",
+    "Messages of any size arrive, at each power of two and one element above it.",
     source="torch.distributed.send, recv",
 )
 @spmd(2)
 def test_every_size(rank: Rank) -> None:
-    """256 bytes to half a megabyte, there and back, blocking and not."""
+    """256 bytes to half a megabyte, there and back, blocking or not."""
     for power in range(6, 18):
         for more in (0, 1):
             count = (1 << power) + more

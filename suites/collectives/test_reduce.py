@@ -12,7 +12,7 @@ from suites.collectives.cases import OPS, dtypes_of, for_every_root, repeated, s
 
 @requirement(
     "COLL-REDUCE-01",
-    "After reduce the destination holds the reduction of all ranks' tensors, whatever the op, dtype and count.",
+    "After reduce the destination holds the reduction of all ranks' tensors, whatever the op, dtype or count.",
     source="torch.distributed.reduce",
 )
 @pytest.mark.parametrize("op", OPS)
@@ -24,7 +24,7 @@ def test_destination_has_the_reduction(world: World, op: str, thorough: bool) ->
 
 @requirement(
     "COLL-REDUCE-02",
-    "Any rank can be the destination of reduce, named by its global rank or by its rank in the group.",
+    "Any rank can be the destination of reduce, given by its global rank or by its rank in the group.",
     source="torch.distributed.reduce",
 )
 @pytest.mark.world(1, 2, 3, 4)
@@ -35,7 +35,7 @@ def test_every_destination(world: World) -> None:
 
 @requirement(
     "COLL-REDUCE-03",
-    "reduce takes tensors of any shape and size, and is right every time.",
+    "Repeated calls of reduce are correct for tensors of any shape or size.",
     source="torch.distributed.reduce",
 )
 @pytest.mark.world(2, 3)

@@ -27,7 +27,7 @@ def test_of_lists(world: World, op: str, thorough: bool) -> None:
 
 @requirement(
     "COLL-REDUCESCATTER-02",
-    "After reduce_scatter_tensor rank i holds the i-th part of the reduction of all ranks' tensors.",
+    "After reduce_scatter_tensor rank i holds the i-th chunk of the reduction of all ranks' tensors.",
     source="torch.distributed.reduce_scatter_tensor",
 )
 @pytest.mark.parametrize("op", OPS)
@@ -39,7 +39,7 @@ def test_of_tensors(world: World, op: str, thorough: bool) -> None:
 
 @requirement(
     "COLL-REDUCESCATTER-03",
-    "reduce_scatter and reduce_scatter_tensor take tensors of any shape and size, and are right every time.",
+    "Repeated calls of reduce_scatter or reduce_scatter_tensor are correct for tensors of any shape or size.",
     source="torch.distributed.reduce_scatter_tensor",
 )
 @pytest.mark.world(2, 3)
@@ -52,7 +52,7 @@ def test_shapes_and_sizes(world: World, thorough: bool) -> None:
 
 @requirement(
     "COLL-REDUCESCATTER-04",
-    "reduce_scatter_tensor takes an input that has a dimension more than the output.",
+    "reduce_scatter_tensor accepts an input with one more dimension than the output.",
     source="torch.distributed.reduce_scatter_tensor: 'a stack of the output tensors along the primary dimension'",
 )
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5)], ids=["scalar", "one", "matrix"])
@@ -64,7 +64,7 @@ def test_stacked(world: World, shape: tuple[int, ...]) -> None:
 
 @requirement(
     "COLL-REDUCESCATTER-05",
-    "reduce_scatter_single does what reduce_scatter_tensor does, under its newer name.",
+    "reduce_scatter_single gives the same result as reduce_scatter_tensor.",
     source="torch.distributed.reduce_scatter_single",
 )
 @pytest.mark.needs(collective="reduce_scatter_tensor")
@@ -72,7 +72,7 @@ def test_stacked(world: World, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
 @pytest.mark.world(3)
 def test_newer_name(world: World, ranks: tuple[int, ...]) -> None:
-    """Synchronous and asynchronous, SUM of floats and MAX of integers."""
+    """The calls are synchronous or asynchronous: SUM of floats, MAX of integers."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, requirement, spmd
+from harness import Rank, World, assert_on_ranks, requirement, spmd
 
 
 def started(rank: Rank, name: str, me: int, size: int) -> None:
@@ -30,12 +30,12 @@ def assert_usable(group: dist.ProcessGroup | None, ranks: list[int], me: int, de
 
 @requirement(
     "COLL-LIFE-05",
-    "Destroying and starting again works with any size of the world, and for ranks that are out of step.",
+    "The default group can be destroyed and initialized again with any world size, even by ranks that are out of step.",
     source="torch.distributed.destroy_process_group, init_process_group; pytorch/pytorch#119196",
 )
 @spmd(3)
 def test_start_again_out_of_step(rank: Rank) -> None:
-    """Twenty cycles of 3, 2, 1 and 3 ranks; each rank comes up to 4 ms late and leaves when it is done."""
+    """Twenty cycles of 3, 2, 1 and 3 ranks; each rank joins up to 4 ms late and leaves when it is done."""
     dist.barrier()
     dist.destroy_process_group()
     delay = random.Random(rank.index)
@@ -54,13 +54,14 @@ def test_start_again_out_of_step(rank: Rank) -> None:
 
 @requirement(
     "COLL-LIFE-07",
-    "Destroying and starting again works on fresh keys, on the same store, and at the same address.",
+    "The default group can be destroyed and initialized again with fresh keys, on the same store, or at the same "
+    "address.",
     source="torch.distributed.init_process_group: store, init_method; pytorch/pytorch#119196, pytorch/pytorch#55967",
 )
 @pytest.mark.parametrize("place", ["fresh-keys", "same-store", "same-address"])
 @pytest.mark.world(2)
 def test_start_again_in_the_same_place(world: World, place: str) -> None:
-    """Six cycles; rank 0, which has the store of an address, is late to leave, and one or the other late to come."""
+    """Six cycles; rank 0, which hosts the store, leaves late, and the ranks take turns to join late."""
 
     def where(rank: Rank, cycle: int) -> dict[str, Any]:
         if place == "same-address":
@@ -101,13 +102,13 @@ def held() -> dict[str, int]:
 
 @requirement(
     "COLL-LIFE-06",
-    "destroy_process_group gives threads and file descriptors back.",
+    "destroy_process_group releases the group's threads and file descriptors.",
     source="torch.distributed.destroy_process_group; pytorch/pytorch#107298, pytorch/pytorch#111392",
 )
 @pytest.mark.parametrize("what", ["default", "subgroup"])
 @pytest.mark.world(2)
 def test_nothing_is_kept(world: World, what: str) -> None:
-    """As many after ten cycles as after the second; a second's grace for threads that are on their way out."""
+    """Ten cycles end with as many threads and files as two; ending threads get a second."""
 
     def body(rank: Rank) -> None:
         if what == "default":
@@ -139,12 +140,17 @@ def test_nothing_is_kept(world: World, what: str) -> None:
 
 @requirement(
     "COLL-GROUP-08",
-    "split_group gives each rank the group of its part, or every rank the same kind of error; the world stays usable.",
+    "split_group returns to each rank the group of its part, or raises the same kind of error on every rank.",
+    source="torch.distributed.split_group",
+)
+@requirement(
+    "COLL-GROUP-15",
+    "The default group stays usable after split_group.",
     source="torch.distributed.split_group",
 )
 @pytest.mark.world(3)
 def test_split(world: World) -> None:
-    """Ranks 0 and 2 in one part, rank 1 in the other; the default group is bound to a device where there is one."""
+    """Ranks 0 and 2 form one part, rank 1 the other; on an accelerator the default group is bound to a device."""
 
     def body(rank: Rank) -> str:
         if rank.device.type != "cpu":
@@ -174,13 +180,14 @@ def test_split(world: World) -> None:
 
 @requirement(
     "COLL-GROUP-09",
-    "shrink_group gives the ranks that are left a new default group, or TypeError where a backend does not shrink.",
+    "shrink_group gives the remaining ranks a new default group, or raises TypeError where the backend does not "
+    "support it.",
     source="torch.distributed.shrink_group",
 )
 @pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="this version of torch does not have it")
 @pytest.mark.world(3)
 def test_shrink(world: World) -> None:
-    """Without the last rank, which does not call; after a refusal the world is as it was."""
+    """The last rank is left out and does not call; after an error the world is unchanged."""
 
     def body(rank: Rank) -> str:
         dist.all_reduce(torch.ones(1, device=rank.device))
@@ -197,4 +204,4 @@ def test_shrink(world: World) -> None:
         assert tensor.item() == 11
         return "shrunk"
 
-    assert world.run(body) in (["refused", "refused", "left out"], ["shrunk", "shrunk", "left out"])
+    assert_on_ranks(["refused", "refused", "left out"], world.run(body), or_all=["shrunk", "shrunk", "left out"])

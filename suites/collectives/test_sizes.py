@@ -23,49 +23,49 @@ SHAPES_IN_GROUPS = ((), (1,), (2, 0, 3), (1, 4, 1), (2, 1, 3, 2))
 
 @requirement(
     "COLL-SIZE-01",
-    "A collective is right at every power of two of elements and one above it, in whole pages and across them.",
+    "A collective is correct at each power of two of elements and one element above it, within or across memory pages.",
     source="torch.distributed: its collectives; NVIDIA/nccl#740",
 )
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.world(2)
 def test_every_band(world: World, collective: str) -> None:
-    """256 bytes to half a megabyte, each band of sizes at both its ends."""
+    """256 bytes to half a megabyte, with each power of two at both ends."""
     cases = [Case(collective, shape=((1 << power) + more,)) for power in POWERS for more in (0, 1)]
     assert_right(world, cases)
 
 
 @requirement(
     "COLL-SIZE-03",
-    "A collective is right among six, seven and eight ranks, on which algorithms differ.",
+    "A collective is correct on six, seven or eight ranks, where algorithms differ.",
     source="torch.distributed: its collectives",
 )
 @pytest.mark.world(6, 7, 8)
 def test_more_ranks(world: World) -> None:
-    """Every collective, the last rank the root; one more element than four for each rank."""
+    """Every collective, with the last rank as root and 4 * size + 1 elements."""
     cases = every_collective(root=world.size - 1, shape=(4 * world.size + 1,), repeats=2)
     assert_right(world, [*cases, Case("all_reduce", "MAX", torch.int64), Case("all_to_all_single", uneven=True)])
 
 
 @requirement(
     "COLL-SIZE-02",
-    "A collective is right for tensors of four and of five dimensions.",
+    "A collective is correct for tensors of four or five dimensions.",
     source="torch.distributed: its collectives; intel/torch-xpu-ops#3021",
 )
 @pytest.mark.world(2, 3)
 def test_many_dimensions(world: World) -> None:
-    """Every collective; as attention exchanges them, and longer."""
+    """Every collective, with shapes as attention layers exchange them."""
     assert_right(world, [case for shape in ((2, 1, 3, 2), (2, 3, 1, 2, 2)) for case in every_collective(shape=shape)])
 
 
 @requirement(
     "COLL-SIZE-04",
-    "In a subgroup a collective is right for tensors of any number of dimensions and without elements.",
+    "In a subgroup a collective is correct for tensors of any number of dimensions, including empty tensors.",
     source="torch.distributed.new_group",
 )
 @pytest.mark.parametrize("group", [(1, 2), (0, 2)], ids=str)
 @pytest.mark.world(3)
 def test_dimensions_in_subgroups(world: World, group: tuple[int, ...]) -> None:
-    """No dimension, where the collective takes that, one, three, and four; one of no extent."""
+    """Shapes have zero, one, three or four dimensions, or a dimension of size zero."""
     cases = [
         case for shape in SHAPES_IN_GROUPS for case in every_collective(shape=shape, group=group, root=1, repeats=2)
     ]
@@ -79,7 +79,7 @@ def channels_last(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 @requirement(
     "COLL-LAYOUT-06",
-    "A collective takes channels-last tensors by their elements.",
+    "A collective reads channels-last tensors by their elements.",
     source="torch.distributed: tensors are given by their elements; no page asks for contiguous ones",
 )
 @pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name not in IN_PLACE])

@@ -57,14 +57,15 @@ def assert_right(rank: Rank, case: Case, found: Sequence[torch.Tensor], what: st
 
 @requirement(
     "COLL-STREAM-01",
-    "A collective takes what the current stream has before it, made there or on a stream that it waits for.",
+    "A collective runs after the work queued before it on the current stream, including work that this stream "
+    "waits for.",
     source="torch.distributed.Work.wait",
 )
 @pytest.mark.parametrize("stream", ["default", "side", "handed over"])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.world(2)
 def test_after_what_was_queued(world: World, collective: str, stream: str) -> None:
-    """The input is late; it is made on the current stream, or on another that the current one waits for."""
+    """The input is produced late, on the current stream or on another that the current one waits for."""
 
     def body(rank: Rank) -> None:
         case = Case(collective, shape=LARGE)
@@ -87,14 +88,14 @@ def test_after_what_was_queued(world: World, collective: str, stream: str) -> No
 
 @requirement(
     "COLL-STREAM-02",
-    "What is queued after wait() on the stream that is current there comes after the collective.",
+    "Work queued after wait() on the current stream runs after the collective.",
     source="torch.distributed.Work.wait",
 )
 @pytest.mark.parametrize("waiting", ["same", "other"])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.world(2)
 def test_before_what_is_queued(world: World, collective: str, waiting: str) -> None:
-    """Rank 0 is late; results are copied, and inputs overwritten, on the stream of the launch or on another one."""
+    """Rank 0 is late; results are copied and inputs overwritten on the launching stream or on another."""
 
     def body(rank: Rank) -> None:
         case = Case(collective, shape=LARGE)
@@ -118,14 +119,14 @@ def test_before_what_is_queued(world: World, collective: str, waiting: str) -> N
 
 @requirement(
     "COLL-STREAM-03",
-    "The memory of what an asynchronous collective was given is nobody else's before the collective is done, though "
-    "nobody has the tensors any more.",
+    "The memory of an asynchronous collective's inputs is not reused before the collective is done, even if "
+    "nothing references the inputs anymore.",
     source="torch.distributed.Work.wait",
 )
 @pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name not in IN_PLACE])
 @pytest.mark.world(2)
 def test_memory_is_kept(world: World, collective: str) -> None:
-    """The other ranks come late; meanwhile the inputs are let go of, and others of their size are made."""
+    """The other ranks are late; meanwhile the inputs are released and tensors of their size are allocated."""
 
     def body(rank: Rank) -> None:
         case = Case(collective, shape=LARGE)
@@ -146,13 +147,13 @@ def test_memory_is_kept(world: World, collective: str) -> None:
 
 @requirement(
     "COLL-STREAM-04",
-    "Callbacks of a collective's future, and streams that wait for it, come after the collective.",
+    "Callbacks of a collective's future run after the collective, and so do streams that wait for the future.",
     source="torch.distributed: Work.get_future",
 )
 @pytest.mark.parametrize("collective", ["all_reduce", "broadcast"])
 @pytest.mark.world(2)
 def test_futures(world: World, collective: str) -> None:
-    """Rank 0 is late; the callback copies the value, and the result of that is copied on another stream."""
+    """Rank 0 is late; the callback copies the value, and another stream copies the callback's result."""
 
     def body(rank: Rank) -> None:
         case = Case(collective, shape=LARGE)
@@ -172,13 +173,13 @@ def test_futures(world: World, collective: str) -> None:
 
 @requirement(
     "COLL-STREAM-05",
-    "Collectives of two groups that are issued on two streams are right, whichever of them is late.",
+    "Collectives of two groups issued on two streams are correct, whichever of them is late.",
     source="torch.distributed.Work.wait",
 )
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather_into_tensor"])
 @pytest.mark.world(2)
 def test_two_groups_on_two_streams(world: World, collective: str) -> None:
-    """On each rank another one of the streams is busy."""
+    """Each rank has a different busy stream."""
 
     def body(rank: Rank) -> None:
         case = Case(collective, shape=LARGE)
@@ -204,14 +205,19 @@ def test_two_groups_on_two_streams(world: World, collective: str) -> None:
 
 @requirement(
     "COLL-STREAM-06",
-    "Messages take what the current stream has before them, and give what is queued on it after wait().",
+    "A message is sent after the work queued before it on the current stream.",
+    source="torch.distributed.isend, irecv, batch_isend_irecv",
+)
+@requirement(
+    "COLL-STREAM-08",
+    "Work queued on the current stream after wait() on a message runs after the message.",
     source="torch.distributed.isend, irecv, batch_isend_irecv",
 )
 @pytest.mark.parametrize("form", ["one by one", "batch"])
 @pytest.mark.parametrize("stream", ["default", "side"])
 @pytest.mark.world(2)
 def test_messages(world: World, form: str, stream: str) -> None:
-    """Rank 0 sends what is late, and overwrites it; rank 1 copies what has come."""
+    """Rank 0 sends a tensor that is produced late, then overwrites it; rank 1 copies what it received."""
 
     def body(rank: Rank) -> None:
         values = torch.arange(2100.0, device=rank.device)
@@ -239,15 +245,19 @@ def test_messages(world: World, form: str, stream: str) -> None:
 
 @requirement(
     "COLL-STREAM-07",
-    "Collectives that are issued together come after what the current stream has before them, and before what is "
-    "queued on it after wait().",
+    "Coalesced collectives run after the work queued before them on the current stream.",
+    source="torch.distributed: _coalescing_manager",
+)
+@requirement(
+    "COLL-STREAM-09",
+    "Work queued on the current stream after wait() on a coalescing manager runs after its collectives.",
     source="torch.distributed: _coalescing_manager",
 )
 @pytest.mark.parametrize("stream", ["default", "side"])
 @pytest.mark.parametrize("collective", COALESCED)
 @pytest.mark.world(2)
 def test_coalesced(world: World, collective: str, stream: str) -> None:
-    """Three of them; the inputs are late."""
+    """Three collectives whose inputs are produced late."""
 
     def body(rank: Rank) -> None:
         case = Case(collective, shape=LARGE)

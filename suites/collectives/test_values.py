@@ -29,13 +29,13 @@ def special(dtype: torch.dtype, rank: int, slot: int) -> torch.Tensor:
 
 @requirement(
     "COLL-VALUE-01",
-    "What is only moved arrives bit for bit: infinities, not-a-numbers, negative zeros, subnormal numbers.",
+    "Collectives that only move data keep every bit of infinities, NaNs, negative zeros and subnormal numbers.",
     source="torch.distributed: its collectives",
 )
 @pytest.mark.parametrize("collective", MOVING)
 @pytest.mark.world(2, 3)
 def test_moved(world: World, collective: str) -> None:
-    """Every floating dtype; not-a-numbers that tell sender and receiver."""
+    """Every floating dtype, with NaNs that encode sender and receiver."""
     floats = claimed(FLOATS, collective)
 
     def body(rank: Rank) -> None:
@@ -65,14 +65,19 @@ def test_moved(world: World, collective: str) -> None:
 
 @requirement(
     "COLL-VALUE-02",
-    "A sum or an average with an infinity is infinite, one with a not-a-number or both infinities is not a number.",
+    "A sum or average with one infinity is that infinity.",
+    source="torch.distributed.ReduceOp; IEEE 754",
+)
+@requirement(
+    "COLL-VALUE-06",
+    "A sum or average with NaN, or with infinities of both signs, is NaN.",
     source="torch.distributed.ReduceOp; IEEE 754",
 )
 @pytest.mark.parametrize("op", ["SUM", "AVG"])
 @pytest.mark.parametrize("collective", sorted(REDUCING))
 @pytest.mark.world(2, 3)
 def test_not_finite(world: World, collective: str, op: str) -> None:
-    """Every floating dtype; one rank alone has what is special, or two have opposite infinities."""
+    """One rank holds the infinity or NaN, or two ranks hold opposite infinities, in every floating dtype."""
     floats = claimed(FLOATS, collective, op)
 
     def body(rank: Rank) -> None:
@@ -100,13 +105,13 @@ def test_not_finite(world: World, collective: str, op: str) -> None:
 
 @requirement(
     "COLL-VALUE-03",
-    "Sums use the whole range of their dtype: next to its largest numbers, at its smallest normal ones, and below.",
+    "Sums are exact over the whole range of their dtype, from subnormal numbers to the largest finite ones.",
     source="torch.distributed.ReduceOp",
 )
 @pytest.mark.parametrize("collective", sorted(REDUCING))
 @pytest.mark.world(2, 3)
 def test_range(world: World, collective: str) -> None:
-    """Exact sums of whole numbers, multiplied with a power of two on every rank: exact still."""
+    """Exact sums of integers, scaled by a power of two, stay exact."""
     floats = claimed(FLOATS, collective, "SUM")
 
     def body(rank: Rank) -> None:
@@ -146,7 +151,7 @@ def extremes(rank: Rank, collective: str, op: str, who: int, dtype: torch.dtype)
 
 @requirement(
     "COLL-VALUE-04",
-    "The maximum or minimum of numbers of which one is NaN is NaN, or that of all the others: none of them is lost.",
+    "MAX or MIN with NaN on one rank gives NaN or the result of all other ranks, so that no number is lost.",
     source="torch.distributed.ReduceOp; IEEE 754 (maximum, maximumNumber)",
 )
 @pytest.mark.parametrize("who", ["first", "middle", "last"])
@@ -154,7 +159,7 @@ def extremes(rank: Rank, collective: str, op: str, who: int, dtype: torch.dtype)
 @pytest.mark.parametrize("collective", sorted(REDUCING))
 @pytest.mark.world(3, 4)
 def test_extremes_beside_nan(world: World, collective: str, op: str, who: str) -> None:
-    """1, 2, 3 and so on by rank, of which one is NaN, in every floating dtype."""
+    """Ranks hold 1, 2, 3 and so on, except one that holds NaN, in every floating dtype."""
     floats = claimed(FLOATS, collective, op)
 
     def body(rank: Rank) -> None:
@@ -171,14 +176,14 @@ def test_extremes_beside_nan(world: World, collective: str, op: str, who: str) -
 
 @requirement(
     "COLL-VALUE-05",
-    "Whether the maximum or minimum of numbers of which one is NaN is NaN does not depend on which rank has it.",
+    "Whether MAX or MIN with NaN on one rank gives NaN does not depend on which rank holds it.",
     source="torch.distributed.ReduceOp; IEEE 754 (maximum, maximumNumber)",
 )
 @pytest.mark.parametrize("op", ["MAX", "MIN"])
 @pytest.mark.parametrize("collective", sorted(REDUCING))
 @pytest.mark.world(2, 3)
 def test_nan_of_each_rank(world: World, collective: str, op: str) -> None:
-    """Each rank in turn has the NaN."""
+    """Each rank in turn holds the NaN."""
     floats = claimed(FLOATS, collective, op)
 
     def body(rank: Rank) -> None:

@@ -20,13 +20,13 @@ SHORT = timedelta(seconds=1)
 
 @requirement(
     "COLL-ASYNC-04",
-    "Waiting again for work that has been waited for returns, and changes nothing.",
+    "A second wait() on the same Work returns and changes nothing.",
     source="torch.distributed.Work.wait",
 )
 @pytest.mark.parametrize("collective", [*COLLECTIVES, "barrier"])
 @pytest.mark.world(2)
 def test_second_wait(world: World, collective: str) -> None:
-    """The result is changed by hand between two waits, and stays so."""
+    """The result is overwritten between two waits and stays overwritten."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(timeout=SHORT)
@@ -53,13 +53,13 @@ def test_second_wait(world: World, collective: str) -> None:
 
 @requirement(
     "COLL-ASYNC-05",
-    "Waiting again for a message that has been waited for returns.",
+    "A second wait() on the Work of a message returns.",
     source="torch.distributed.isend, irecv: Work.wait",
 )
 @pytest.mark.parametrize("side", ["isend", "irecv"])
 @pytest.mark.world(2)
 def test_second_wait_for_a_message(world: World, side: str) -> None:
-    """The rank of one side waits twice."""
+    """The rank on one side waits twice."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(timeout=SHORT)
@@ -75,12 +75,12 @@ def test_second_wait_for_a_message(world: World, side: str) -> None:
 
 @requirement(
     "COLL-COALESCED-04",
-    "After an error under a coalescing manager a collective on the group works, or raises an error.",
+    "After an error under a coalescing manager, a collective on the group works or raises an error.",
     source="torch.distributed: _coalescing_manager",
 )
 @spmd(2)
 def test_after_an_error_in_a_manager(rank: Rank) -> None:
-    """An error in the body, before anything is issued; then a sum."""
+    """The body raises before it issues anything; then an all_reduce follows."""
     with pytest.raises(KeyError), coalescing_manager():
         raise KeyError("not about collectives")
     tensor = torch.ones(2, device=rank.device)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.tensors import numbers
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.oracles.exact import assert_same, dyadic
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
@@ -24,12 +24,12 @@ WIDE = 512
 
 @requirement(
     "DYN-AGREE-01",
-    "Where ranks agree on guards, all of them compile as soon as one has to, and none otherwise.",
+    "With guard collectives enabled, all ranks recompile if one rank must, and none otherwise.",
     source="torch.compiler: set_enable_guard_collectives",
 )
 @pytest.mark.world(3)
 def test_guards(world: World) -> None:
-    """Five calls; in the second and third each rank has another number of rows."""
+    """Of five calls, the second and third have a different number of rows on each rank."""
 
     def body(rank: Rank) -> list[int]:
         def total(x: torch.Tensor) -> torch.Tensor:
@@ -44,18 +44,17 @@ def test_guards(world: World) -> None:
                 counts.append(counter.graphs)
         return counts
 
-    assert world.run(body) == [[1, 2, 2, 3, 3]] * world.size
+    assert_on_ranks([[1, 2, 2, 3, 3]] * world.size, world.run(body))
 
 
 @requirement(
     "DYN-AGREE-05",
-    "Ranks whose inputs have different sizes, and of which one compiles again where others do not, launch the same "
-    "collectives.",
+    "Ranks launch the same collectives even if their inputs differ in size and only one rank recompiles.",
     source="torch.compile: automatic dynamic shapes; pytorch/pytorch#130935",
 )
 @pytest.mark.world(3)
 def test_other_sizes(world: World) -> None:
-    """In the second call only the last rank has another number of rows, in the third each rank has."""
+    """In the second call only the last rank has other rows, in the third every rank has."""
 
     def body(rank: Rank) -> list[int]:
         def total(x: torch.Tensor) -> torch.Tensor:
@@ -72,18 +71,18 @@ def test_other_sizes(world: World) -> None:
             counts.append(counter.graphs)
         return counts
 
-    assert world.run(body) == [[1, 1, 2, 2], [1, 1, 2, 2], [1, 2, 2, 2]]
+    assert_on_ranks([[1, 1, 2, 2], [1, 1, 2, 2], [1, 2, 2, 2]], world.run(body))
 
 
 @requirement(
     "DYN-AGREE-02",
-    "Ranks that tell each other the sizes of their inputs while they compile make the same graphs, for any size where "
-    "sizes differ.",
+    "With compiler collectives enabled, ranks with inputs of different sizes compile the same graph, dynamic in "
+    "the sizes that differ.",
     source="torch/_dynamo/config.py: enable_compiler_collectives",
 )
 @pytest.mark.world(2)
 def test_sizes(world: World) -> None:
-    """One call with as many rows as the rank's number and four more."""
+    """Two calls with 4 + r and 6 + r rows on rank r."""
 
     def body(rank: Rank) -> list[list[tuple[str, str]]]:
         tracer = Tracer("eager")
@@ -96,20 +95,20 @@ def test_sizes(world: World) -> None:
         return [list(graph.fingerprint()) for graph in tracer.graphs]
 
     graphs = world.run(body)
-    assert graphs == [graphs[0]] * world.size
+    assert_on_ranks([graphs[0]] * world.size, graphs)
     assert len(graphs[0]) == 1
 
 
 @requirement(
     "DYN-AGREE-03",
-    "A compiled forward and its backward launch each collective once, in the same order on every rank, whatever memory "
-    "each rank may keep in between.",
+    "A compiled forward and backward launch each collective once, in the same order on every rank, whatever each "
+    "rank's activation memory budget.",
     source="torch/_functorch/partitioners.py: collectives are never recomputed; activation_memory_budget",
 )
 @pytest.mark.parametrize("least", [0.5, 0.0], ids=["half", "none"])
 @pytest.mark.world(3)
 def test_partitions(world: World, least: float) -> None:
-    """Two collectives whose results the backward needs; the first rank keeps the least, the last one everything."""
+    """The backward needs the results of two collectives; the first rank has the least budget, the last the most."""
 
     def body(rank: Rank) -> list[str]:
         def through(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -161,15 +160,15 @@ def _collectives(x: torch.Tensor, size: int, group: Any) -> torch.Tensor:
 
 @requirement(
     "DYN-AGREE-04",
-    "A graph that is made for every rank is the same on each, constants and all, with the default group, named or not, "
-    "and with groups whose names differ.",
+    "With compile_on_one_rank, a graph is the same on every rank, including its constants, even for groups whose "
+    "names differ.",
     source="torch/distributed/config.py: compile_on_one_rank",
 )
 @pytest.mark.skipif(not dynamo.COMPILES_ON_ONE_RANK, reason="this version of torch makes graphs for one rank only")
 @pytest.mark.parametrize("group", ["implicit", "named", "own"])
 @pytest.mark.world(2)
 def test_made_for_every_rank(world: World, group: str) -> None:
-    """Five collectives against the same uncompiled, and their graphs from both ranks; one group is the rank alone."""
+    """Compare five collectives with the uncompiled ones, and the graphs of both ranks; one group is the rank alone."""
 
     def body(rank: Rank) -> list[Any]:
         own = rank.mesh(rank.size, 1).get_group(1)
@@ -226,14 +225,14 @@ class Blocks(nn.Module):
 
 @requirement(
     "DYN-DDP-04",
-    "A model under DDP whose blocks have several buckets and differ by a number has, compiled, the gradients of one "
+    "A compiled model under DDP whose blocks have several buckets and differ by a number has the gradients of one "
     "device.",
     source="torch/_dynamo/backends/distributed.py: DDPOptimizer",
 )
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.world(1)
 def test_numbers(world: World, backend: str) -> None:
-    """Two steps; the second block of a kind is compiled for any number."""
+    """In two steps, the second block of a kind is compiled for any number."""
 
     def body(rank: Rank) -> None:
         alone = Blocks().to(rank.device)

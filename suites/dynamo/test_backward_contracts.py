@@ -59,16 +59,25 @@ BACKWARDS = {
 
 @requirement(
     "DYN-TRACE-03",
-    "Compiled autograd captures the backward of a distributed construct in one graph for all steps, with the "
-    "collectives that AOTAutograd's own backward has and no others, on every rank; gradients are those of uncompiled "
-    "code either way.",
+    "Compiled autograd captures the backward of a distributed construct in one graph for all steps.",
+    source="torch._dynamo.compiled_autograd; torch/distributed/_functional_collectives.py: autograd formulas",
+)
+@requirement(
+    "DYN-TRACE-04",
+    "The backward graph of a distributed construct has exactly the collectives of its autograd formula, on every rank.",
+    source="torch._dynamo.compiled_autograd; torch/distributed/_functional_collectives.py: autograd formulas",
+)
+@requirement(
+    "DYN-TRACE-05",
+    "Gradients through a compiled distributed construct equal those of uncompiled code, with or without compiled "
+    "autograd.",
     source="torch._dynamo.compiled_autograd; torch/distributed/_functional_collectives.py: autograd formulas",
 )
 @pytest.mark.parametrize("captured", [True, False], ids=["compiled-autograd", "aot-autograd"])
 @pytest.mark.parametrize("name", BACKWARDS)
 @pytest.mark.world(2, timeout=180)
 def test_backward(world: World, name: str, captured: bool) -> None:
-    """Two steps; values differ by step, rank and element."""
+    """Two steps whose values differ by step, rank and element."""
 
     def body(rank: Rank) -> list[str]:
         backward, mesh = BACKWARDS[name], rank.mesh(2)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.oracles.collectives import Case, inputs, lay, outputs
 from harness.oracles.exact import assert_same
 from harness.stacks import dynamo
@@ -49,8 +49,17 @@ def issue(case: Case, given: Any, into: Any, group: Any) -> Any:
 
 @requirement(
     "DYN-COLL-01",
-    "A compiled collective leaves in its tensors what it leaves uncompiled, returns None, is waited for, and is "
-    "compiled once.",
+    "A compiled collective writes the same result to its tensors as an uncompiled one.",
+    source=SOURCE,
+)
+@requirement(
+    "DYN-COLL-12",
+    "A compiled collective returns None and is waited for.",
+    source=SOURCE,
+)
+@requirement(
+    "DYN-COLL-13",
+    "A collective is compiled once, into one graph, for all calls of one tensor shape.",
     source=SOURCE,
 )
 @GROUPS
@@ -59,7 +68,7 @@ def issue(case: Case, given: Any, into: Any, group: Any) -> Any:
 )
 @pytest.mark.world(3)
 def test_rewritten(world: World, name: str, members: tuple[int, ...]) -> None:
-    """Every operation, two calls with different data, the group being found in a closure."""
+    """Every operation, in two calls with different data; the function closes over the group."""
 
     def body(rank: Rank, group: Any, member: int, size: int) -> None:
         for op, dtype in KINDS.get(name, FLOATS[:1]):
@@ -81,7 +90,7 @@ def test_rewritten(world: World, name: str, members: tuple[int, ...]) -> None:
 
 @requirement(
     "DYN-COLL-02",
-    "A compiled collective works in place on tensors of any layout, and of no dimension.",
+    "A compiled all_reduce works in place on tensors of any layout, including zero-dimensional ones.",
     source=SOURCE,
 )
 @pytest.mark.parametrize(
@@ -92,7 +101,7 @@ def test_rewritten(world: World, name: str, members: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bfloat16], ids=lambda d: str(d)[6:])
 @pytest.mark.world(2)
 def test_in_place(world: World, dtype: torch.dtype, shape: tuple[int, ...], layout: str) -> None:
-    """Sums; the memory between the elements stays as it was."""
+    """The memory between the elements stays unchanged."""
 
     def body(rank: Rank) -> None:
         case = Case("all_reduce", "SUM", dtype, shape or (1,), layout=layout)
@@ -113,12 +122,12 @@ def test_in_place(world: World, dtype: torch.dtype, shape: tuple[int, ...], layo
 
 @requirement(
     "DYN-COLL-03",
-    "A compiled all_to_all_single exchanges parts of any sizes.",
+    "A compiled all_to_all_single exchanges chunks of any sizes.",
     source=SOURCE,
 )
 @pytest.mark.world(2, 3)
 def test_uneven_exchange(world: World) -> None:
-    """Rank i gives rank j one number more than i + j."""
+    """Rank i sends i + j + 1 numbers to rank j."""
 
     def body(rank: Rank) -> None:
         sent = [rank.index + j + 1 for j in range(rank.size)]
@@ -137,13 +146,13 @@ def test_uneven_exchange(world: World) -> None:
 
 @requirement(
     "DYN-COLL-04",
-    "The same compiled function works with each group that it is given.",
+    "One compiled function works with each group that it is given.",
     source="torch/_dynamo/variables/distributed.py; torch.compile: guards",
 )
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "functional"])
 @pytest.mark.world(3)
 def test_other_groups(world: World, name: str) -> None:
-    """The world, two of its ranks, and one alone, one after the other and again."""
+    """The world, two ranks, and one rank alone, in turn and again."""
 
     def body(rank: Rank) -> None:
         case = Case("all_reduce" if name == "functional" else name, shape=(6,))
@@ -172,12 +181,12 @@ def test_other_groups(world: World, name: str) -> None:
 
 @requirement(
     "DYN-COLL-05",
-    "An asynchronous collective in compiled code can be waited for, and has its result then.",
+    "An asynchronous collective in compiled code has its result after wait().",
     source="torch.distributed.all_reduce: async_op",
 )
 @pytest.mark.world(2)
 def test_asynchronous(world: World) -> None:
-    """Work between the collective and the wait; the graph may be broken."""
+    """Compute between the collective and the wait; graph breaks are allowed."""
 
     def body(rank: Rank) -> None:
         def collective(tensor: torch.Tensor) -> torch.Tensor:
@@ -196,13 +205,17 @@ def test_asynchronous(world: World) -> None:
 
 @requirement(
     "DYN-COLL-06",
-    "Compiled code launches the collectives that it has uncompiled, in the same order, used or not; compiling launches "
-    "none.",
+    "Compiled code launches the same collectives as uncompiled code, in the same order, even if a result is not used.",
+    source="torch.compile; torch/distributed/_functional_collectives.py",
+)
+@requirement(
+    "DYN-COLL-14",
+    "Compiling launches no collective.",
     source="torch.compile; torch/distributed/_functional_collectives.py",
 )
 @pytest.mark.world(2, 3)
 def test_launched(world: World) -> None:
-    """Three collectives of which one is not used and two do not depend on each other, in three calls of two shapes."""
+    """Three collectives, one of them unused and two independent, in three calls with two shapes."""
 
     def body(rank: Rank) -> None:
         def collectives(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -254,14 +267,14 @@ def gradient(name: str, weights: list[torch.Tensor], index: int) -> torch.Tensor
 
 @requirement(
     "DYN-COLL-07",
-    "Gradients through functional collectives are, compiled, the sums over ranks of what they are uncompiled.",
+    "The gradient of a functional collective, compiled or not, is the transposed collective of the gradients.",
     source="torch/distributed/_functional_collectives.py: register_autograd",
 )
 @pytest.mark.parametrize("how", ["compiled", "uncompiled"])
 @pytest.mark.parametrize("collective", [_summed, _gathered, _scattered, _exchanged], ids=lambda f: f.__name__[1:])
 @pytest.mark.world(2, 3)
 def test_gradients(world: World, collective: Callable[[torch.Tensor], torch.Tensor], how: str) -> None:
-    """Each rank gives every element of its output another weight; the gradient is found from all of them."""
+    """Each rank weights every element of its output differently; the expected gradient uses all weights."""
 
     def body(rank: Rank) -> None:
         size = rank.size
@@ -285,8 +298,8 @@ def test_gradients(world: World, collective: Callable[[torch.Tensor], torch.Tens
 
 @requirement(
     "DYN-COLL-08",
-    "Whatever is done with the result of a functional collective is done with what it gives, in compiled code or "
-    "before it.",
+    "An operation on the result of a functional collective uses the completed result, inside or outside of "
+    "compiled code.",
     source="torch/distributed/_functional_collectives.py: AsyncCollectiveTensor",
 )
 @pytest.mark.parametrize(
@@ -306,7 +319,7 @@ def test_gradients(world: World, collective: Callable[[torch.Tensor], torch.Tens
 )
 @pytest.mark.world(2)
 def test_result(world: World, use: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """At once after an all_reduce: uncompiled, in one graph with it, and in a graph that is given its result."""
+    """Use it right after an all_reduce: uncompiled, in the same graph, and in a graph that is given the result."""
 
     def body(rank: Rank) -> None:
         def both(x: torch.Tensor) -> torch.Tensor:
@@ -323,12 +336,12 @@ def test_result(world: World, use: Callable[[torch.Tensor], torch.Tensor]) -> No
 
 @requirement(
     "DYN-COLL-09",
-    "A collective can be compiled whatever the module that calls it has imported besides.",
+    "A collective can be compiled no matter what else the calling module has imported.",
     source="torch._dynamo.guards; pytorch/pytorch#122404",
 )
 @pytest.mark.world(2)
 def test_imported_alone(world: World) -> None:
-    """A function in a module that has all_reduce, and has not imported torch."""
+    """Compile a function of a module that has imported all_reduce but not torch."""
 
     def body(rank: Rank) -> list[float]:
         module = types.ModuleType("has_all_reduce_alone")
@@ -340,4 +353,4 @@ def test_imported_alone(world: World) -> None:
         assert counter.graphs == 1
         return found
 
-    assert world.run(body) == [[4.0, 4.0]] * 2
+    assert_on_ranks([[4.0, 4.0]] * 2, world.run(body))

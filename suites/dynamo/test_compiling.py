@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.oracles.exact import assert_same, dyadic
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
@@ -36,14 +36,14 @@ class Layers(nn.Module):
 
 @requirement(
     "DYN-GUARD-01",
-    "What was compiled in one mode is not used in another: with and without gradients, training and evaluating, with "
-    "another number, with frozen parameters and thawed ones.",
+    "Code compiled in one mode is not used in another: gradients on or off, training or evaluation, another "
+    "number, frozen or thawed parameters.",
     source="torch.compile: guards",
 )
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "replicated"])
 @pytest.mark.world(2)
 def test_modes(world: World, wrapped: bool) -> None:
-    """Each mode twice, in turn; ranks have different data."""
+    """Run each mode twice, in turn, with different data on each rank."""
 
     def body(rank: Rank) -> None:
         alone, plain = Layers(), Layers().to(rank.device)
@@ -87,14 +87,18 @@ def test_modes(world: World, wrapped: bool) -> None:
 
 @requirement(
     "DYN-COUNT-01",
-    "A model is compiled at its first step and not again, unless its inputs are of another kind; to the same graphs on "
-    "every rank.",
+    "A model is compiled at its first step, and again only for inputs of another kind.",
+    source="torch.compile: guards",
+)
+@requirement(
+    "DYN-COUNT-02",
+    "Every rank compiles a model into the same number of graphs.",
     source="torch.compile: guards",
 )
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "replicated"])
 @pytest.mark.world(1, 3)
 def test_compiled_once(world: World, wrapped: bool) -> None:
-    """Three steps, then three of another number of rows, and one of a third, which is dynamic."""
+    """Three steps, three with another number of rows, and one with a third number, which is dynamic."""
 
     def body(rank: Rank) -> list[int]:
         plain = Layers().to(rank.device)
@@ -109,20 +113,24 @@ def test_compiled_once(world: World, wrapped: bool) -> None:
             counts.append(counter.graphs)
         return counts
 
-    assert world.run(body) == [[1, 1, 1, 2, 2, 2, 2]] * world.size
+    assert_on_ranks([[1, 1, 1, 2, 2, 2, 2]] * world.size, world.run(body))
 
 
 @requirement(
     "DYN-DDP-03",
-    "A model under DDP is compiled to a graph for each of its buckets, and has the gradients of one device, for every "
-    "size of the batch.",
+    "A model under DDP is compiled into one graph for each of its buckets.",
+    source="torch/_dynamo/backends/distributed.py: DDPOptimizer",
+)
+@requirement(
+    "DYN-DDP-06",
+    "A compiled model under DDP has the gradients of one device for every batch size.",
     source="torch/_dynamo/backends/distributed.py: DDPOptimizer",
 )
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(("layers", "width", "graphs"), [(4, WIDE, 4), (4, 8, 1)], ids=["four-buckets", "one-bucket"])
 @pytest.mark.world(2)
 def test_buckets(world: World, layers: int, width: int, graphs: int, dynamic: bool | None) -> None:
-    """Buckets of 1 MiB and layers of as much, or of less; steps of two, three and two rows."""
+    """Buckets of 1 MiB with layers of that size or less; steps of two, three and two rows."""
 
     def body(rank: Rank) -> None:
         alone = Layers(layers, width)
@@ -146,14 +154,14 @@ def test_buckets(world: World, layers: int, width: int, graphs: int, dynamic: bo
 
 @requirement(
     "DYN-HOOK-02",
-    "Backward hooks of modules are called, compiled with compiled autograd, as often and with what they are called "
-    "with uncompiled.",
+    "Under compiled autograd, backward hooks of modules are called as often and with the same arguments as "
+    "without compiling.",
     source="torch/_dynamo/variables/distributed.py: BackwardHookVariable",
 )
 @pytest.mark.parametrize("kind", ["hook", "pre-hook", "both"])
 @pytest.mark.world(1, 2)
 def test_backward_hooks(world: World, kind: str) -> None:
-    """On a layer in the middle; hooks change the gradients, each in its own way; two steps."""
+    """Hooks on a middle layer change the gradients, each differently, in two steps."""
 
     def body(rank: Rank) -> None:
         def train(compile: bool) -> list[torch.Tensor]:
@@ -184,13 +192,17 @@ def test_backward_hooks(world: World, kind: str) -> None:
 
 @requirement(
     "DYN-HOOK-04",
-    "Hooks before and after a module's forward are in the graph with it, collectives and all, and change what they "
-    "change uncompiled.",
+    "Forward pre-hooks and forward hooks of a module are captured in its graph, including their collectives.",
+    source="torch.nn.Module: register_forward_pre_hook, register_forward_hook; torch.compile",
+)
+@requirement(
+    "DYN-HOOK-05",
+    "Captured forward hooks change the same values as without compiling.",
     source="torch.nn.Module: register_forward_pre_hook, register_forward_hook; torch.compile",
 )
 @pytest.mark.world(2)
 def test_forward_hooks(world: World) -> None:
-    """On the middle of three layers: one halves its input, one sums its output over ranks; two steps."""
+    """On the middle layer one hook halves the input and one sums the output over ranks; two steps."""
 
     def body(rank: Rank) -> None:
         model = Layers(3).to(rank.device)
@@ -221,8 +233,7 @@ def test_forward_hooks(world: World) -> None:
 
 @requirement(
     "DYN-P2P-01",
-    "Compiled messages reach the ranks that they are addressed to, in a group as in the world, by global rank or by "
-    "rank in the group.",
+    "Compiled messages reach the ranks they are addressed to, in any group, by global rank or by group rank.",
     source="torch/_dynamo/variables/functions.py: isend, irecv, batch_isend_irecv",
 )
 @pytest.mark.skipif(not dynamo.COMPILES_MESSAGES, reason="this version of torch compiles no messages")
@@ -230,7 +241,7 @@ def test_forward_hooks(world: World) -> None:
 @pytest.mark.parametrize("members", [(0, 1), (1, 2), (0, 2)], ids=["first-two", "last-two", "ends"])
 @pytest.mark.world(3, timeout=15)
 def test_messages(world: World, members: tuple[int, int], named: str) -> None:
-    """Two ranks send each other what they have, twice."""
+    """Two ranks send each other their tensors, twice."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(list(members))
@@ -270,7 +281,7 @@ def test_messages(world: World, members: tuple[int, int], named: str) -> None:
 @pytest.mark.skipif(not dynamo.COMPILES_MESSAGES, reason="this version of torch compiles no messages")
 @pytest.mark.world(2, 3)
 def test_batches(world: World) -> None:
-    """Around a ring, to the next rank and from the one before, and the other way round."""
+    """Send around a ring in both directions."""
 
     def body(rank: Rank) -> None:
         following, before = (rank.index + 1) % rank.size, (rank.index - 1) % rank.size

@@ -35,15 +35,25 @@ def setting(rank: Rank) -> tuple[Setting, dict[str, Any]]:
 
 @requirement(
     "DYN-TRACE-01",
-    "Of each construct of torch.distributed the graph holds what the contract says, constants and guards and all; it "
-    "is compiled again, and broken, for the contract's reasons alone, and computes what it computes uncompiled.",
+    "The graph of each construct in suites/dynamo/contracts.py has the operators, constants and guards listed there.",
+    source="torch/_dynamo/variables/distributed.py; torch.compile: guards, recompilation, graph breaks",
+)
+@requirement(
+    "DYN-TRACE-06",
+    "A construct of torch.distributed recompiles or breaks the graph only for the reasons that "
+    "suites/dynamo/contracts.py lists.",
+    source="torch/_dynamo/variables/distributed.py; torch.compile: guards, recompilation, graph breaks",
+)
+@requirement(
+    "DYN-TRACE-07",
+    "A compiled construct of torch.distributed computes what it computes uncompiled.",
     source="torch/_dynamo/variables/distributed.py; torch.compile: guards, recompilation, graph breaks",
 )
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 @pytest.mark.parametrize("family", CONSTRUCTS)
 @pytest.mark.world(2, timeout=180)
 def test_contract(world: World, family: str, backend: str) -> None:
-    """Every construct of a family on both ranks, which have the same graphs."""
+    """Check every construct of a family on both ranks."""
 
     def body(rank: Rank) -> list[Any]:
         about, facts = setting(rank)
@@ -66,15 +76,31 @@ def test_contract(world: World, family: str, backend: str) -> None:
 
 @requirement(
     "DYN-TRACE-02",
-    "With dynamic=True the graph of each construct has symbols for sizes, the same constants and guards, and is used "
-    "for every size but 0 and 1; what a contract lets into one graph, fullgraph=True takes, and nothing else.",
+    "With dynamic=True, the graph of each construct in suites/dynamo/contracts.py has symbolic sizes, so that it "
+    "serves every size except 0 or 1.",
+    source="torch.compile: dynamic, fullgraph; torch/_dynamo/variables/distributed.py",
+)
+@requirement(
+    "DYN-TRACE-08",
+    "With dynamic=True, the graph of each construct keeps the constants and guards that "
+    "suites/dynamo/sized_contracts.py lists.",
+    source="torch.compile: dynamic, fullgraph; torch/_dynamo/variables/distributed.py",
+)
+@requirement(
+    "DYN-TRACE-09",
+    "fullgraph=True accepts exactly the constructs that suites/dynamo/contracts.py lists without a graph break.",
+    source="torch.compile: dynamic, fullgraph; torch/_dynamo/variables/distributed.py",
+)
+@requirement(
+    "DYN-TRACE-07",
+    "A compiled construct of torch.distributed computes what it computes uncompiled.",
     source="torch.compile: dynamic, fullgraph; torch/_dynamo/variables/distributed.py",
 )
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("family", CONSTRUCTS)
 @pytest.mark.world(2, timeout=180)
 def test_sized(world: World, family: str, backend: str) -> None:
-    """Every construct of a family, called with tensors of three sizes."""
+    """Check every construct of a family with tensors of three sizes."""
 
     def body(rank: Rank) -> list[Any]:
         about, facts = setting(rank)
@@ -105,5 +131,5 @@ def test_sized(world: World, family: str, backend: str) -> None:
 
 
 def test_changes_are_of_constructs() -> None:
-    """Each change is of a construct that there is."""
+    """Each change names an existing construct."""
     assert set(CHANGES) <= {str(construct) for constructs in CONSTRUCTS.values() for construct in constructs}

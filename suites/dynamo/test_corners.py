@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.programs.assertion import assert_same_as_alone
-from harness.programs.spec import Activation, Compile, Layout, Linear, Model, Program, Step
+from harness.specs.program import Activation, Compile, Layout, Linear, Model, Program, Step
 from harness.stacks import dynamo, replicate, tp_extension
 
 
@@ -31,13 +31,13 @@ class OneLayer(nn.Module):
 
 @requirement(
     "DYN-DDP-01",
-    "A model with replicated layers that torch.compile was given has a compiled graph after its first step.",
+    "A model with replicated layers given to torch.compile has a compiled graph after its first step.",
     source="torch.compile: optimizes the given model",
 )
 @pytest.mark.parametrize("kind", ["torch", "own"])
 @pytest.mark.world(2)
 def test_replicated_layers(world: World, kind: str) -> None:
-    """Two layers, each replicated on its own: of torch.nn, or of a class of the user's."""
+    """Replicate two layers one by one: of torch.nn, or of a user's class."""
 
     class Own(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -65,13 +65,13 @@ def test_replicated_layers(world: World, kind: str) -> None:
 
 @requirement(
     "DYN-DDP-02",
-    "torch.compile takes a model under DDP with any size of buckets that DDP takes.",
+    "torch.compile accepts a model under DDP with any bucket size that DDP accepts.",
     source="torch.nn.parallel.DistributedDataParallel: bucket_cap_mb; torch/_dynamo/backends/distributed.py",
 )
 @pytest.mark.parametrize("megabytes", [0.5, 1, 25])
 @pytest.mark.world(2)
 def test_bucket_sizes(world: World, megabytes: float) -> None:
-    """Below, at and above the size of DDP's first bucket."""
+    """Use sizes below, at and above DDP's first bucket."""
 
     def body(rank: Rank) -> bool:
         model = DistributedDataParallel(OneLayer().to(rank.device), bucket_cap_mb=megabytes)
@@ -79,18 +79,18 @@ def test_bucket_sizes(world: World, megabytes: float) -> None:
         torch.compile(model, backend=counter)(torch.ones(1, 4, device=rank.device)).sum().backward()
         return counter.graphs > 0
 
-    assert world.run(body) == [True, True]
+    assert_on_ranks([True, True], world.run(body))
 
 
 @requirement(
     "DYN-FSDP-01",
-    "A compiled model under FSDP1 is compiled again, for other shapes, whether it has gradients or not.",
+    "A compiled model under FSDP1 recompiles for other input shapes, whether or not it already has gradients.",
     source="torch/distributed/fsdp: ShardingStrategy; torch.compile",
 )
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
 @pytest.mark.world(2)
 def test_compiled_again(world: World, strategy: str) -> None:
-    """Two backwards, of four rows and of one, that add up."""
+    """Two backwards, of four rows and of one, accumulate gradients."""
 
     def body(rank: Rank) -> bool:
         model = FullyShardedDataParallel(
@@ -105,12 +105,12 @@ def test_compiled_again(world: World, strategy: str) -> None:
             compiled(torch.ones(rows, 4, device=rank.device)).sum().backward()
         return counter.graphs > 0
 
-    assert world.run(body) == [True, True]
+    assert_on_ranks([True, True], world.run(body))
 
 
 @requirement(
     "DYN-HOOK-01",
-    "What of a model has no backward hook is compiled, whatever the rest has.",
+    "torch.compile compiles the parts of a model that have no backward hook, whatever hooks the other parts have.",
     source="torch/_dynamo/variables: module backward hooks",
 )
 @pytest.mark.parametrize("hooked", [False, True], ids=["plain", "hooked"])
@@ -127,12 +127,12 @@ def test_backward_hooks(world: World, hooked: bool) -> None:
         torch.compile(model, backend=counter)(x).sum().backward()
         return counter.graphs > 0
 
-    assert world.run(body) == [True]
+    assert_on_ranks([True], world.run(body))
 
 
 @requirement(
     "DYN-GRAD-04",
-    "A model compiled with Inductor, and replicated, has the gradients of one device.",
+    "A replicated model compiled with Inductor has the gradients of one device.",
     source="torch.compile: backend='inductor', PyTorch's default",
 )
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -142,7 +142,7 @@ def test_backward_hooks(world: World, hooked: bool) -> None:
     reason="Inductor needs a C++ compiler on this machine",
 )
 def test_inductor(worlds: Callable[[int], World], dynamic: bool) -> None:
-    """Two layers of small whole numbers, so that any order of additions has the same bits."""
+    """Two layers of small integers, so that any order of additions gives the same bits."""
     program = Program(
         Model(inputs=(3,), layers=(Linear(4), Activation("relu"), Linear(2))),
         Layout("dynamo", world=2, compiled=Compile("inductor", dynamic=dynamic)),
@@ -154,13 +154,13 @@ def test_inductor(worlds: Callable[[int], World], dynamic: bool) -> None:
 
 @requirement(
     "DYN-TP-01",
-    "A tensor-parallel layer under FSDP1 can be compiled for dynamic shapes, as for static ones.",
+    "A tensor-parallel layer under FSDP1 can be compiled with dynamic or static shapes.",
     source="torch.compile: dynamic",
 )
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.world(2)
 def test_dynamic(world: World, dynamic: bool) -> None:
-    """A forward and a backward through AOTAutograd."""
+    """Run a forward and a backward through AOTAutograd."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -178,4 +178,4 @@ def test_dynamic(world: World, dynamic: bool) -> None:
         output.sum().backward()
         return list(output.shape)
 
-    assert world.run(body) == [[2, 4]] * 2
+    assert_on_ranks([[2, 4]] * 2, world.run(body))

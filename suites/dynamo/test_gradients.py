@@ -22,7 +22,17 @@ def train_on_rank(rank: Rank, backend: str) -> tuple[int, list[Step]]:
 
 @requirement(
     "DYN-GRAD-01",
-    "A compiled replicated module trains as the eager one does, and every rank compiles the same number of graphs.",
+    "A compiled replicated module trains as the eager one does.",
+    source="torch/_dynamo/variables/distributed.py; torch.compile",
+)
+@requirement(
+    "DYN-COUNT-02",
+    "Every rank compiles a model into the same number of graphs.",
+    source="torch/_dynamo/variables/distributed.py; torch.compile",
+)
+@requirement(
+    "DYN-COUNT-03",
+    "Compiling a model on ranks produces at least one graph on every rank.",
     source="torch/_dynamo/variables/distributed.py; torch.compile",
 )
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

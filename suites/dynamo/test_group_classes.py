@@ -33,13 +33,13 @@ def compare(rank: Rank, function: Callable[[torch.Tensor], Any], *, fullgraph: b
 
 @requirement(
     "DYN-WORLD-01",
-    "One graph knows of the classes group and GroupMember their type, name, hash and truth, WORLD and "
-    "NON_GROUP_MEMBER, as uncompiled code does.",
+    "In one graph, the classes group or GroupMember have the type, name, hash, truth value and members that they "
+    "have uncompiled.",
     source=f"{SOURCE}: WorldMetaClassVariable",
 )
 @pytest.mark.world(1)
 def test_known(world: World) -> None:
-    """Each in a function of its own, called twice."""
+    """Each property in its own function, called twice."""
 
     def body(rank: Rank) -> None:
         known: list[Callable[[torch.Tensor], Any]] = [
@@ -60,12 +60,12 @@ def test_known(world: World) -> None:
 
 @requirement(
     "DYN-WORLD-02",
-    "Compiled code that compares the classes group and GroupMember has the answers of uncompiled code.",
+    "Comparisons of the classes group and GroupMember give the same answers compiled as uncompiled.",
     source=f"{SOURCE}: DistributedVariable.richcompare_impl",
 )
 @pytest.mark.world(1)
 def test_compared(world: World) -> None:
-    """Equal, not equal, identical, in a tuple; the graph may be broken."""
+    """Compare by ==, !=, is and in; graph breaks are allowed."""
 
     def body(rank: Rank) -> None:
         compared: list[Callable[[torch.Tensor], Any]] = [
@@ -83,12 +83,12 @@ def test_compared(world: World) -> None:
 
 @requirement(
     "DYN-WORLD-03",
-    "Compiled code finds what a dictionary has under the class group.",
+    "Compiled code finds the value that a dictionary holds under the class group.",
     source=f"{SOURCE}: DistributedVariable.is_python_equal",
 )
 @pytest.mark.world(1)
 def test_key(world: World) -> None:
-    """A dictionary that the function makes; the graph may be broken."""
+    """The function creates the dictionary; graph breaks are allowed."""
 
     def body(rank: Rank) -> None:
         compare(rank, lambda x: (x + 1, {MEMBER: 1, GROUP: 2}[GROUP]), fullgraph=False)
@@ -98,13 +98,13 @@ def test_key(world: World) -> None:
 
 @requirement(
     "DYN-WORLD-04",
-    "What the class group and a backward hook do not have is an AttributeError in compiled code as well.",
+    "An unknown attribute of the class group or of a backward hook raises AttributeError in compiled code too.",
     source=f"{SOURCE}: var_getattr, call_method",
 )
 @pytest.mark.parametrize("of", ["group", "hook"])
 @pytest.mark.world(1)
 def test_unknown(world: World, of: str) -> None:
-    """An attribute of the one, a method of the other."""
+    """Ask for an attribute of the class and a method of the hook."""
 
     def body(rank: Rank) -> None:
         def ask(x: torch.Tensor) -> Any:
@@ -119,13 +119,14 @@ def test_unknown(world: World, of: str) -> None:
 
 @requirement(
     "DYN-HOOK-03",
-    "Without compiled autograd a backward hook of a module is refused in one graph, and the message says what to set.",
+    "Without compiled autograd, fullgraph=True raises an error for a module's backward hook that names the "
+    "setting to change.",
     source=f"{SOURCE}: BackwardHookVariable.create",
 )
 @pytest.mark.parametrize("kind", ["hook", "pre-hook"])
 @pytest.mark.world(1)
 def test_refused(world: World, kind: str) -> None:
-    """A layer with a hook, in a function; broken graphs call the hook as uncompiled code does."""
+    """A function calls a layer with a hook; with graph breaks the hook runs as in uncompiled code."""
 
     def body(rank: Rank) -> None:
         layer, called = nn.Linear(2, 2).to(rank.device), []

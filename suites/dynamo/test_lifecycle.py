@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.oracles.exact import assert_same
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
@@ -41,13 +41,13 @@ def _gathered(x: torch.Tensor) -> torch.Tensor:
 
 @requirement(
     "DYN-LIFE-01",
-    "After the default group was destroyed and made anew, compiled code knows the new one's ranks and works with it.",
+    "After the default group is destroyed and created again, compiled code uses the ranks of the new group.",
     source="torch.distributed.destroy_process_group; torch.compile: guards",
 )
 @pytest.mark.parametrize("function", [_functions, _world, _collective, _gathered], ids=lambda f: f.__name__.strip("_"))
 @pytest.mark.world(2)
 def test_made_anew(world: World, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Three times, with ranks in another order each time, against the same uncompiled."""
+    """Create it three times, with ranks in another order, and compare with uncompiled code."""
 
     def body(rank: Rank) -> None:
         compiled, counter = dynamo.compiled(function)
@@ -65,12 +65,12 @@ def test_made_anew(world: World, function: Callable[[torch.Tensor], torch.Tensor
 
 @requirement(
     "DYN-LIFE-02",
-    "A compiled function works with groups that are made and destroyed one after the other.",
+    "A compiled function works with groups that are created and destroyed one after the other.",
     source="torch.distributed.new_group, destroy_process_group; torch.compile: guards",
 )
 @pytest.mark.world(3)
 def test_groups_in_turn(world: World) -> None:
-    """Six groups of two and of three ranks, of which there is one at a time."""
+    """Six groups of two or three ranks exist one at a time."""
 
     def body(rank: Rank) -> None:
         def total(x: torch.Tensor, group: Any) -> torch.Tensor:
@@ -91,12 +91,12 @@ def test_groups_in_turn(world: World) -> None:
 
 @requirement(
     "DYN-LIFE-03",
-    "Once the compiler's caches are emptied, a function is compiled again at its next call, on every rank, and once.",
+    "After torch.compiler.reset(), every rank recompiles a function once, at its next call.",
     source="torch.compiler.reset",
 )
 @pytest.mark.world(2)
 def test_reset(world: World) -> None:
-    """Between the second and third of five calls."""
+    """Reset between the second and third of five calls."""
 
     def body(rank: Rank) -> list[int]:
         compiled, counter = dynamo.compiled(_collective)
@@ -109,7 +109,7 @@ def test_reset(world: World) -> None:
             counts.append(counter.graphs)
         return counts
 
-    assert world.run(body) == [[1, 1, 2, 2, 2]] * 2
+    assert_on_ranks([[1, 1, 2, 2, 2]] * 2, world.run(body))
 
 
 def _new_group(x: torch.Tensor) -> torch.Tensor:
@@ -153,7 +153,7 @@ def _coalesced(x: torch.Tensor) -> torch.Tensor:
 
 @requirement(
     "DYN-BREAK-01",
-    "What cannot be in a graph is done outside of it: compiled code makes groups and meshes, sends objects and waits "
+    "Compiled code that creates groups or meshes, sends objects or waits at barriers breaks the graph and works "
     "as uncompiled code does.",
     source="torch.compile: fullgraph=False",
 )
@@ -164,7 +164,7 @@ def _coalesced(x: torch.Tensor) -> torch.Tensor:
 )
 @pytest.mark.world(2)
 def test_inside(world: World, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Two calls, against the same uncompiled."""
+    """Compare two calls with uncompiled code."""
 
     def body(rank: Rank) -> None:
         compiled, _ = dynamo.compiled(function, backend="eager", fullgraph=False)

@@ -22,13 +22,13 @@ SOURCE = "torch/_dynamo/variables/distributed.py"
 
 @requirement(
     "DYN-CONST-01",
-    "Compiled code knows the rank and the size of the world, and of a group, as uncompiled code does.",
+    "Compiled code sees the same rank and size of the world or of a group as uncompiled code.",
     source=f"{SOURCE}: is_constant_pg_functions; torch/_dynamo/variables/torch.py",
 )
 @pytest.mark.parametrize("members", [None, (0, 1, 2), (1, 2), (0, 2)], ids=str)
 @pytest.mark.world(3)
 def test_groups(world: World, members: tuple[int, ...] | None) -> None:
-    """The group is found in a closure."""
+    """The function closes over the group."""
 
     def body(rank: Rank) -> None:
         group = None if members is None else dist.new_group(list(members))
@@ -52,13 +52,13 @@ def test_groups(world: World, members: tuple[int, ...] | None) -> None:
 
 @requirement(
     "DYN-CONST-02",
-    "The same compiled function knows the rank and size of each group that it is given.",
+    "One compiled function sees the rank and size of each group that it is given.",
     source="torch.compile: guards",
 )
 @pytest.mark.parametrize("how", ["functions", "methods"])
 @pytest.mark.world(3)
 def test_other_groups(world: World, how: str) -> None:
-    """The world, two of its ranks, and one alone, in turn."""
+    """The world, two ranks, and one rank alone, in turn."""
 
     def body(rank: Rank) -> None:
         def about(x: torch.Tensor, group: Any) -> torch.Tensor:
@@ -78,12 +78,12 @@ def test_other_groups(world: World, how: str) -> None:
 
 @requirement(
     "DYN-MESH-01",
-    "Compiled code knows of a mesh, and of each other mesh that it is given, what uncompiled code knows.",
+    "Compiled code sees the same properties of each mesh that it is given as uncompiled code.",
     source="torch/distributed/device_mesh.py: DeviceMesh in torch.compile",
 )
 @pytest.mark.world(4)
 def test_meshes(world: World) -> None:
-    """Meshes of different shapes, in turn and again, and a sum over each dimension."""
+    """Meshes of different shapes, in turn and again, with an all_reduce over each dimension."""
 
     def body(rank: Rank) -> None:
         def about(x: torch.Tensor, mesh: Any) -> Any:
@@ -112,12 +112,12 @@ def test_meshes(world: World) -> None:
 
 @requirement(
     "DYN-MESH-02",
-    "Compiled code slices and flattens meshes of one to three dimensions, and sums over what comes of it.",
+    "Compiled code slices, flattens and sums over meshes of one to three dimensions as uncompiled code does.",
     source="torch/distributed/device_mesh.py: DeviceMesh.__getitem__, _flatten",
 )
 @pytest.mark.world(4)
 def test_slices(world: World) -> None:
-    """Each dimension, two of three, and all of them flattened, in turn and again, against the same uncompiled."""
+    """Slice each dimension, slice two of three, flatten all, and compare with uncompiled code."""
 
     def body(rank: Rank) -> None:
         def about(x: torch.Tensor, mesh: Any) -> Any:
@@ -151,14 +151,15 @@ def test_slices(world: World) -> None:
 
 @requirement(
     "DYN-DT-01",
-    "DTensors that are made, redistributed and taken apart in compiled code have their values, and their gradients.",
+    "DTensors that are created, redistributed or converted in compiled code have the same values and gradients as "
+    "in uncompiled code.",
     source="torch.compile; torch.distributed.tensor: from_local, redistribute, to_local, full_tensor",
 )
 @pytest.mark.parametrize("target", [ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.parametrize("source", [ROWS, COLUMNS, WHOLE, Partial()], ids=str)
 @pytest.mark.world(2)
 def test_made_inside(world: World, source: Placement, target: Placement) -> None:
-    """In one graph, compiled once; two calls of different data, against the same uncompiled."""
+    """One graph serves two calls with different data, compared with uncompiled code."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(rank.size)
@@ -186,12 +187,12 @@ def test_made_inside(world: World, source: Placement, target: Placement) -> None
 
 @requirement(
     "DYN-DT-02",
-    "The same compiled function takes DTensors of any placement and mesh, with a graph for each.",
+    "One compiled function accepts DTensors of any placement and mesh, with one graph for each.",
     source="torch.compile: guards of DTensor",
 )
 @pytest.mark.world(4)
 def test_given(world: World) -> None:
-    """Every placement on meshes of one and two dimensions, one after the other and again."""
+    """Every placement on one- and two-dimensional meshes, in turn and again."""
 
     def body(rank: Rank) -> None:
         def about(tensor: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -223,7 +224,7 @@ def test_given(world: World) -> None:
 @pytest.mark.parametrize("placement", [ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(2)
 def test_parameters(world: World, placement: Placement) -> None:
-    """Three steps of a product with a tensor-parallel weight."""
+    """Train a product with a tensor-parallel weight for three steps."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(rank.size)

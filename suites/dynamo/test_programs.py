@@ -10,43 +10,53 @@ from hypothesis import given
 from harness import World, requirement
 from harness.programs.assertion import assert_same_as_alone
 from harness.programs.examples import examples
-from harness.programs.spec import Program
 from harness.programs.strategies import programs
+from harness.specs.program import Program
 
 SIZES = (1, 2, 3)
 
 
 @requirement(
     "DYN-GRAD-02",
-    "Any model that is compiled on ranks trains as it does uncompiled on one device, bit for bit where every result is "
-    "representable, and every rank compiles the same graphs, at least one.",
+    "Any model compiled on ranks trains as it does uncompiled on one device, bit for bit if every result is "
+    "representable.",
+    source="torch/_dynamo/variables/distributed.py; torch.compile",
+)
+@requirement(
+    "DYN-COUNT-02",
+    "Every rank compiles a model into the same number of graphs.",
+    source="torch/_dynamo/variables/distributed.py; torch.compile",
+)
+@requirement(
+    "DYN-COUNT-03",
+    "Compiling a model on ranks produces at least one graph on every rank.",
     source="torch/_dynamo/variables/distributed.py; torch.compile",
 )
 @pytest.mark.world(*SIZES, timeout=120)
 @given(program=programs("dynamo", SIZES, smooth=False, most_steps=2))
 @examples(8)
 def test_representable(worlds: Callable[[int], World], program: Program) -> None:
-    """Layers and optimizers that only add and multiply small numbers."""
+    """Draw layers and optimizers that only add and multiply small numbers."""
     assert_same_as_alone(worlds, program)
 
 
 @requirement(
     "DYN-GRAD-03",
-    "Any model that is compiled on ranks trains as it does uncompiled on one device, within what rounding explains.",
+    "Any model compiled on ranks trains as it does uncompiled on one device, within the rounding error.",
     source="torch/_dynamo/variables/distributed.py; torch.compile",
 )
 @pytest.mark.world(*SIZES, timeout=120)
 @given(program=programs("dynamo", SIZES, smooth=True, most_steps=2))
 @examples(4)
 def test_rounded(worlds: Callable[[int], World], program: Program) -> None:
-    """Norms, attention, smooth activations, AdamW, clipping."""
+    """Draw norms, attention, smooth activations, AdamW and clipping."""
     assert_same_as_alone(worlds, program)
 
 
 @requirement(
     "DYN-GRAD-05",
-    "Any model whose layers are divided among tensor-parallel ranks and sharded among data-parallel ones, two by two, "
-    "trains compiled as it does uncompiled on one device.",
+    "Any model under FSDP1 over tensor parallelism, two by two ranks, trains compiled as it does uncompiled on "
+    "one device.",
     source="torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions; torch.compile",
 )
 @pytest.mark.world(4, timeout=120)
@@ -58,5 +68,5 @@ def test_rounded(worlds: Callable[[int], World], program: Program) -> None:
 )
 @examples(4)
 def test_two_dimensional(worlds: Callable[[int], World], program: Program) -> None:
-    """FSDP1 over a plan of tensor parallelism, which takes four ranks: those above are fewer."""
+    """FSDP1 over a tensor-parallel plan needs four ranks, more than the tests above use."""
     assert_same_as_alone(worlds, program)

@@ -59,9 +59,18 @@ def _tensor_parallel(module: nn.Module, rank: Rank) -> nn.Module:
 
 @requirement(
     "DYN-STACK-01",
-    "A module that DDP, either replicate, FSDP or tensor parallelism has put on ranks gives, compiled by torch.compile "
-    "or by module.compile(), the outputs and gradients that it gives uncompiled, from the same graphs on every rank, "
-    "to which only another batch size adds.",
+    "A module distributed by any stack gives the same outputs and gradients compiled, by torch.compile or "
+    "module.compile(), as uncompiled.",
+    source="torch.compile; torch.nn.Module.compile",
+)
+@requirement(
+    "DYN-STACK-02",
+    "A module distributed by any stack is compiled into the same graphs on every rank.",
+    source="torch.compile; torch.nn.Module.compile",
+)
+@requirement(
+    "DYN-STACK-03",
+    "A compiled module distributed by any stack recompiles only for another batch size.",
     source="torch.compile; torch.nn.Module.compile",
 )
 @HOW
@@ -74,7 +83,7 @@ def _tensor_parallel(module: nn.Module, rank: Rank) -> nn.Module:
 def test_as_uncompiled(
     world: World, stack: Callable[..., nn.Module], how: Callable[[nn.Module, Tracer], Callable[..., Any]]
 ) -> None:
-    """Three steps of four rows and two of three; ranks have different data where the stack divides it."""
+    """Three steps of four rows and two of three; ranks have different data where the stack is data-parallel."""
 
     def body(rank: Rank) -> list[Any]:
         tracer, counts = Tracer("eager"), []
@@ -124,7 +133,7 @@ class Stacked(nn.Module):
 
 @requirement(
     "DYN-DDP-05",
-    "Graphs of a model under DDP, or replicated by composable DDP, end where its buckets end, however it is compiled.",
+    "The graphs of a model under DDP or composable DDP end where its buckets end, however it is compiled.",
     source="torch/_dynamo/backends/distributed.py: DDPOptimizer; replicate.py: _active_ddp_module",
 )
 @HOW
@@ -133,7 +142,7 @@ class Stacked(nn.Module):
 def test_cuts(
     world: World, stack: Callable[..., nn.Module], how: Callable[[nn.Module, Tracer], Callable[..., Any]]
 ) -> None:
-    """A first bucket of 1 MiB, the last in the forward, and others of 1 and 2 MiB; then the model without DDP."""
+    """A first bucket of 1 MiB, then others of 1 or 2 MiB; last, the model without DDP."""
 
     def body(rank: Rank) -> None:
         for megabytes, layers in ((1, [1, 1, 1, 1, 1]), (2, [2, 2, 1]), (0, [5])):

@@ -49,15 +49,15 @@ FORMS: dict[str, Callable[[DTensor, Any], Any]] = {
 
 @requirement(
     "DYN-COLL-10",
-    "A collective's result that nothing has waited for is waited for by the compiled code that it is given to, as a "
-    "tensor or inside a DTensor, before that computes with it, and gives what it gives uncompiled.",
+    "Compiled code waits for an unwaited collective result that it is given, as a tensor or inside a DTensor, "
+    "before it computes with it.",
     source="DTensor.redistribute: async_op; pytorch/pytorch#180614",
 )
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 @pytest.mark.world(2, timeout=180)
 def test_given(world: World, backend: str, form: str) -> None:
-    """Every placement, in two calls; in the second, other ranks join the collective when rank 0 is past it."""
+    """Every placement in two calls; in the second, other ranks join after rank 0 has launched the collective."""
     tag = uuid.uuid4().hex
 
     def body(rank: Rank) -> None:
@@ -86,14 +86,14 @@ def test_given(world: World, backend: str, form: str) -> None:
 
 @requirement(
     "DYN-COLL-11",
-    "Compiled code takes DTensors whose collective nothing has waited for, and others, one after the other.",
+    "One compiled function accepts DTensors with and without an unwaited collective, in any order.",
     source="DTensor.redistribute: async_op; pytorch/pytorch#180614; torch.compile: guards, caches on disk",
 )
 @pytest.mark.parametrize("first", ["waited-for", "late"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 @pytest.mark.world(2, timeout=180)
 def test_by_turns(world: World, backend: str, first: str) -> None:
-    """Four calls, with a cache on disk in which there is nothing yet."""
+    """Four calls with an empty cache on disk."""
     tag = uuid.uuid4().hex
 
     def body(rank: Rank) -> None:

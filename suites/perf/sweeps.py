@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.bench.collectives import Timed
+from harness.bench.measuring.collectives import Timed
 
 RANKS = (2, 4)
 LATENCY, MIDDLE, BANDWIDTH = 1 << 10, 1 << 16, 1 << 20

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import alone, layers, row, train
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.replicate import DDP, replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
@@ -34,13 +34,14 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], object], type[Exception], str]] =
 
 @requirement(
     "REPL-APPLY-01",
-    "What composable DDP can't be put on, or can't do, is refused at once by an error that names it.",
+    "replicate() raises an error that names the problem for a wrong device, an already distributed module, or a "
+    "deepcopy.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("case", list(REFUSED))
 @pytest.mark.world(1)
 def test_refused(world: World, case: str) -> None:
-    """A device that is none, another stack's module, a second time, a copy."""
+    """Pass an invalid device or another stack's module, replicate twice, or copy."""
     refused, kind, word = REFUSED[case]
 
     def body(rank: Rank) -> str:
@@ -50,17 +51,22 @@ def test_refused(world: World, case: str) -> None:
             return "" if word in str(e) else f"{type(e).__name__}: {e}"
         return "no error"
 
-    assert world.run(body) == [""]
+    assert_on_ranks([""], world.run(body))
 
 
 @requirement(
     "REPL-APPLY-02",
-    "A replicated module is of its own class and of DDP's, and its layers and parameters have the names that they had.",
+    "A replicated module is an instance of both its own class and DDP.",
+    source=SOURCE,
+)
+@requirement(
+    "REPL-APPLY-11",
+    "The layers and parameters of a replicated module keep their names.",
     source=SOURCE,
 )
 @pytest.mark.world(1)
 def test_class(world: World) -> None:
-    """A container of two layers."""
+    """Replicate a container of two layers."""
 
     def body(rank: Rank) -> list[Any]:
         model = replicate(layers())
@@ -71,53 +77,53 @@ def test_class(world: World) -> None:
             type(model[0]).__name__,  # type: ignore[index]
         ]
 
-    assert world.run(body) == [["DDPSequential", True, ["0.weight", "1.weight"], "Linear"]]
+    assert_on_ranks([["DDPSequential", True, ["0.weight", "1.weight"], "Linear"]], world.run(body))
 
 
 @requirement(
     "REPL-APPLY-08",
-    "A part of a replicated container, taken by a slice, is a container of that class that is not replicated.",
+    "Slicing a replicated container gives a container of the original class that is not replicated.",
     source="torch/distributed/_composable/replicate.py: DDP.__new__",
 )
 @pytest.mark.parametrize("kind", [nn.Sequential, nn.ModuleList])
 @pytest.mark.world(1)
 def test_slice(world: World, kind: type[nn.Module]) -> None:
-    """The first of two layers."""
+    """Take the first of two layers."""
 
     def body(rank: Rank) -> list[Any]:
         part = replicate(kind(*layers()) if kind is nn.Sequential else kind(layers()))[:1]  # type: ignore[arg-type,index]
         return [type(part).__name__, [name for name, _ in part.named_parameters()]]
 
-    assert world.run(body) == [[kind.__name__, ["0.weight"]]]
+    assert_on_ranks([[kind.__name__, ["0.weight"]]], world.run(body))
 
 
 @requirement(
     "REPL-APPLY-03",
-    "However the device is said that the module is on, gradients are those of the mean over all ranks.",
+    "Gradients are averaged over all ranks, however device_id names the module's device.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("said", ["as-device", "as-number", "not-at-all"])
 @pytest.mark.world(2, 4)
 def test_device(world: World, said: str) -> None:
-    """device_id as a torch.device, as its number if devices of that type have numbers, and none."""
+    """Pass device_id as a torch.device, as an index if the device has one, or not at all."""
 
     def body(rank: Rank) -> list[list[float]]:
         number = rank.device if rank.device.index is None else rank.device.index
         options = {"as-device": {"device_id": rank.device}, "as-number": {"device_id": number}, "not-at-all": {}}
         return train(replicate(layers().to(rank.device), **options[said]), rank.index)
 
-    assert world.run(body) == [alone(world.size)] * world.size
+    assert_on_ranks([alone(world.size)] * world.size, world.run(body))
 
 
 @requirement(
     "REPL-APPLY-10",
-    "A device that is not the one that the module is on is refused in the first forward by an error that names it.",
+    "A device_id other than the module's device raises an error in the first forward that names the device.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("said", ["index", "device"])
 @pytest.mark.world(1)
 def test_other_device(world: World, said: str) -> None:
-    """The first device of an accelerator, for a module on the host."""
+    """Pass the first device of an accelerator for a module on the host."""
     given = {"index": 0, "device": torch.device("cuda", 0)}[said]
 
     def body(rank: Rank) -> str:
@@ -131,13 +137,13 @@ def test_other_device(world: World, said: str) -> None:
 
 @requirement(
     "REPL-APPLY-04",
-    "A layer inside that fully_shard manages is left to fully_shard, and all layers have the gradients of the mean.",
+    "replicate() skips a layer that fully_shard manages, and all layers have averaged gradients.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("which", ["0", "1"])
 @pytest.mark.world(2)
 def test_sharded_inside(world: World, which: str) -> None:
-    """The first layer, and the second."""
+    """Shard the first or the second layer."""
 
     def body(rank: Rank) -> list[list[float]]:
         model = layers().to(rank.device)
@@ -145,18 +151,18 @@ def test_sharded_inside(world: World, which: str) -> None:
         replicate(model)
         return train(model, rank.index)
 
-    assert world.run(body) == [alone(2)] * 2
+    assert_on_ranks([alone(2)] * 2, world.run(body))
 
 
 @requirement(
     "REPL-APPLY-05",
-    "Ignored modules are left alone with all that is in them: their gradients are the rank's own.",
+    "Ignored modules are skipped with everything in them: their gradients stay local to the rank.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("nested", [False, True], ids=["a-layer", "a-container"])
 @pytest.mark.world(2)
 def test_ignored(world: World, nested: bool) -> None:
-    """A layer, and a container with one."""
+    """Ignore a layer, or a container with a layer."""
 
     def body(rank: Rank) -> list[list[float]]:
         model = layers()
@@ -170,17 +176,17 @@ def test_ignored(world: World, nested: bool) -> None:
         model = layers()
         model(row(part)).sum().backward()
         own.append([p.grad.flatten().tolist() for p in model.parameters()])  # type: ignore[union-attr]
-    assert world.run(body) == [[own[part][0], alone(2)[1]] for part in range(2)]
+    assert_on_ranks([[own[part][0], alone(2)[1]] for part in range(2)], world.run(body))
 
 
 @requirement(
     "REPL-APPLY-06",
-    "With tensor-parallel layers on the other dimension of its mesh, a replicated model trains as on one device.",
+    "A replicated model with tensor-parallel layers on the other mesh dimension trains as on one device.",
     source="torch/distributed/_composable/replicate.py: device_mesh; torch/distributed/tensor/parallel/ddp.py",
 )
 @pytest.mark.world(2, 4)
 def test_tensor_parallel(world: World) -> None:
-    """Two layers, column-wise and row-wise, on two tensor-parallel ranks; outputs of three steps."""
+    """Compare outputs of three steps; two layers, column-wise and row-wise, on two tensor-parallel ranks."""
     data = world.size // 2
 
     def body(rank: Rank) -> list[list[float]]:
@@ -191,18 +197,25 @@ def test_tensor_parallel(world: World) -> None:
         return steps(model, [mesh["data"].get_local_rank()])
 
     expected = steps(layers(), list(range(data)))
-    assert world.run(body) == [[e[2 * (r // 2) : 2 * (r // 2) + 2] for e in expected] for r in range(world.size)]
+    assert_on_ranks(
+        [[e[2 * (r // 2) : 2 * (r // 2) + 2] for e in expected] for r in range(world.size)], world.run(body)
+    )
 
 
 @requirement(
     "REPL-APPLY-09",
-    "With tensor-parallel layers on the other dimension of its mesh, a replicated model gives the outputs of one "
-    "device, forward after forward, and its backwards do not fail.",
+    "A replicated model with tensor-parallel layers on the other mesh dimension gives the outputs of one device "
+    "in every forward.",
+    source="torch/distributed/_composable/replicate.py: device_mesh; torch/distributed/tensor/parallel/ddp.py",
+)
+@requirement(
+    "REPL-APPLY-12",
+    "Repeated backwards of a replicated model with tensor-parallel layers do not fail.",
     source="torch/distributed/_composable/replicate.py: device_mesh; torch/distributed/tensor/parallel/ddp.py",
 )
 @pytest.mark.world(2, 4)
 def test_tensor_parallel_outputs(world: World) -> None:
-    """Two layers, column-wise and row-wise, on two tensor-parallel ranks; three forwards and backwards."""
+    """Run three forwards and backwards; two layers, column-wise and row-wise, on two tensor-parallel ranks."""
 
     def body(rank: Rank) -> list[list[float]]:
         mesh = rank.mesh(rank.size // 2, 2, names=("data", "tensor"))
@@ -218,18 +231,18 @@ def test_tensor_parallel_outputs(world: World) -> None:
 
     model = layers()
     expected = [[model(row(p + n)).flatten().tolist() for n in range(3)] for p in range(2)]
-    assert world.run(body) == [expected[r // 2] for r in range(world.size)]
+    assert_on_ranks([expected[r // 2] for r in range(world.size)], world.run(body))
 
 
 @requirement(
     "REPL-APPLY-07",
-    "A forward takes no parameters away from a replicated model, nor from its state dict.",
+    "A forward removes no parameter from a replicated model or from its state dict.",
     source="torch/distributed/_composable/replicate.py: device_mesh; torch/distributed/tensor/parallel/ddp.py",
 )
 @pytest.mark.parametrize("plan", ["divided", "whole"])
 @pytest.mark.world(2)
 def test_names_after_forward(world: World, plan: str) -> None:
-    """With tensor-parallel layers, and without."""
+    """Test with and without tensor-parallel layers."""
 
     def body(rank: Rank) -> list[list[str]]:
         mesh = rank.mesh(1, 2, names=("data", "tensor"))
@@ -241,7 +254,7 @@ def test_names_after_forward(world: World, plan: str) -> None:
         return [[name for name, _ in model.named_parameters()], list(model.state_dict())]
 
     names = ["0.weight", "1.weight"]
-    assert world.run(body) == [[names, names]] * world.size
+    assert_on_ranks([[names, names]] * world.size, world.run(body))
 
 
 def steps(model: nn.Module, parts: list[int]) -> list[list[float]]:
@@ -260,13 +273,13 @@ def steps(model: nn.Module, parts: list[int]) -> list[list[float]]:
 
 @requirement(
     "REPL-LIFE-01",
-    "What was made for a replicated module goes with it.",
+    "A replicated module and everything created for it are freed once nothing references the module.",
     source="torch/distributed/_composable/replicate.py: _ReplicateState.init, _ddp_weakref",
 )
 @pytest.mark.parametrize("trained", [False, True], ids=["wrapped", "trained"])
 @pytest.mark.world(1, 2)
 def test_lifetime(world: World, trained: bool) -> None:
-    """The module, a parameter, a layer, its state and, if there is one, its DDP, once nobody refers to the module."""
+    """Hold weak references to the module, a parameter, a layer, its state and, after training, its DDP."""
 
     def body(rank: Rank) -> list[bool]:
         model = replicate(layers().to(rank.device))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import layer
-from harness import Rank, RanksFailed, World, requirement
+from harness import Rank, RanksFailed, World, assert_on_ranks, requirement
 from harness.oracles.exact import assert_same, dyadic
 from harness.stacks import replicate
 
@@ -44,13 +44,14 @@ class Own(nn.Module):
 
 @requirement(
     "REPL-INIT-01",
-    "Once it has been called, a replicated model has the parameters of rank 0 on every rank, of whatever kind.",
+    "After its first call, a replicated model has the parameters of rank 0 on every rank, whatever their shape or "
+    "dtype.",
     source="torch.nn.parallel.DistributedDataParallel: parameters are broadcast from rank 0 when it is made",
 )
 @pytest.mark.parametrize("how", list(WRAPPED))
 @pytest.mark.world(2, 3)
 def test_parameters_of_rank_0(world: World, how: str) -> None:
-    """Parameters of several shapes and dtypes, trained and frozen, that begin differently on each rank."""
+    """Parameters of several shapes and dtypes, trained or frozen, start with different values on each rank."""
 
     def body(rank: Rank) -> dict[str, torch.Tensor]:
         model = Own(rank.index)
@@ -65,13 +66,13 @@ def test_parameters_of_rank_0(world: World, how: str) -> None:
 
 @requirement(
     "REPL-INIT-05",
-    "Only the first forward makes parameters equal: later ones compute with what a rank has.",
+    "Only the first forward broadcasts parameters, so that later forwards use each rank's own values.",
     source="torch.nn.parallel.DistributedDataParallel: parameters are broadcast from rank 0 when it is made",
 )
 @pytest.mark.parametrize("how", list(WRAPPED))
 @pytest.mark.world(2)
 def test_equal_once(world: World, how: str) -> None:
-    """Between two forwards each rank writes its own numbers into a parameter."""
+    """Between two forwards each rank overwrites a parameter with its own values."""
 
     def body(rank: Rank) -> list[float]:
         module = layer()
@@ -80,17 +81,17 @@ def test_equal_once(world: World, how: str) -> None:
         nn.init.constant_(module.weight, 1.0 + rank.index)
         return [float(x) for x in model(torch.ones(1, 2, device=rank.device)).flatten()]
 
-    assert world.run(body) == [[2.0] * 2, [4.0] * 2]
+    assert_on_ranks([[2.0] * 2, [4.0] * 2], world.run(body))
 
 
 @requirement(
     "DDP-INIT-02",
-    "When it is made, DistributedDataParallel gives every rank the buffers of rank 0, of whatever dtype.",
+    "The constructor of DistributedDataParallel gives every rank the buffers of rank 0, whatever their dtype.",
     source="torch.nn.parallel.DistributedDataParallel: forward_sync_buffers",
 )
 @pytest.mark.world(2, 3)
 def test_buffers_of_rank_0(world: World) -> None:
-    """Buffers of floats, whole numbers and bool; nothing is called."""
+    """Buffers of floats, integers and bool, without a forward."""
 
     def body(rank: Rank) -> dict[str, torch.Tensor]:
         model = Own(rank.index).to(rank.device)
@@ -104,13 +105,14 @@ def test_buffers_of_rank_0(world: World) -> None:
 
 @requirement(
     "REPL-INIT-03",
-    "Models whose parameters differ in shape or number between ranks are refused, also where the sizes are the same.",
+    "Models whose parameters differ in shape or number between ranks raise an error, even if their total size is "
+    "the same.",
     source="torch.nn.parallel.DistributedDataParallel: the model is verified across processes",
 )
 @pytest.mark.parametrize("differing", ["shape", "number"])
 @pytest.mark.world(2, 3)
 def test_other_shapes_are_refused(world: World, differing: str) -> None:
-    """The last rank has a last layer of as many elements in another shape, or one layer more."""
+    """The last rank has a final layer of the same size in another shape, or one more layer."""
 
     def body(rank: Rank) -> None:
         other = rank.index == rank.size - 1
@@ -128,12 +130,12 @@ def test_other_shapes_are_refused(world: World, differing: str) -> None:
 
 @requirement(
     "REPL-INIT-04",
-    "Replicating a model leaves the random state as it was.",
+    "Replicating a model leaves the random number generator's state unchanged.",
     source="torch/distributed/_composable/replicate.py: replicate",
 )
 @pytest.mark.world(2)
 def test_random_state(world: World) -> None:
-    """What is drawn after a first step is what is drawn without a model."""
+    """Random numbers drawn after a first step equal those drawn without a model."""
 
     def body(rank: Rank) -> list[float]:
         module = nn.Linear(2, 2)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel: forward_sync_buffers"
 
@@ -57,28 +57,32 @@ def seen(rank: Rank, model: nn.Module, calls: Sequence[str]) -> list[float]:
     return found
 
 
-@requirement("DDP-BUF-02", "Before every forward ranks get the buffers of rank 0, as they are then.", source=SOURCE)
+@requirement(
+    "DDP-BUF-02",
+    "Before every forward, ranks receive the current buffers of rank 0.",
+    source=SOURCE,
+)
 @pytest.mark.parametrize("rebound", [False, True], ids=["in-place", "rebound"])
 @pytest.mark.world(2, 3)
 def test_sent_before_every_forward(world: World, rebound: bool) -> None:
-    """Training and evaluation in turns; each rank moves its buffers on by its own step."""
+    """Training and evaluation alternate; each rank changes its buffers by a different amount."""
     calls = ["training", "training", "evaluation", "training", "evaluation"]
     right = [0.0, 4.0, 8.0, 8.0, 12.0]  # rank 0 adds one to each of four numbers, and its flags stay off
 
     def body(rank: Rank) -> list[float]:
         return seen(rank, DistributedDataParallel(Counting(rank.index, rebound=rebound).to(rank.device)), calls)
 
-    assert world.run(body) == [right] * world.size
+    assert_on_ranks([right] * world.size, world.run(body))
 
 
 @requirement(
     "DDP-BUF-03",
-    "Buffers are not sent in a forward after one without synchronisation, and are again after that.",
+    "Forwards without synchronization suspend the broadcast of buffers, which later forwards resume.",
     source="torch.nn.parallel.DistributedDataParallel: no_sync, require_forward_param_sync",
 )
 @pytest.mark.world(2)
 def test_sent_again_after_accumulation(world: World) -> None:
-    """Two forwards without synchronisation between others."""
+    """Two forwards without synchronization lie between others."""
     calls = ["training", "unsynced", "unsynced", "training", "training", "training"]
 
     def body(rank: Rank) -> list[float]:
@@ -90,39 +94,47 @@ def test_sent_again_after_accumulation(world: World) -> None:
     assert second[4:] == first[4:]
 
 
-@requirement("DDP-BUF-04", "Without forward_sync_buffers ranks keep buffers of their own.", source=SOURCE)
+@requirement(
+    "DDP-BUF-04",
+    "With broadcast_buffers=False, ranks keep their own buffers.",
+    source=SOURCE,
+)
 @pytest.mark.world(2)
 def test_not_sent_where_not_asked(world: World) -> None:
-    """Three forwards; each rank goes on from where it was."""
+    """In three forwards, each rank continues from its own values."""
 
     def body(rank: Rank) -> list[float]:
         model = Counting(rank.index, rebound=False).to(rank.device)
         return seen(rank, DistributedDataParallel(model, broadcast_buffers=False), ["training"] * 3)
 
-    assert world.run(body) == [[0.0, 4.0, 8.0], [0.0, 10.0, 18.0]]
+    assert_on_ranks([[0.0, 4.0, 8.0], [0.0, 10.0, 18.0]], world.run(body))
 
 
 @requirement(
     "DDP-BUF-06",
-    "Where parameters are not made equal at the beginning, buffers still are, before the first forward.",
+    "With init_sync=False, buffers are still broadcast before the first forward.",
     source="torch.nn.parallel.DistributedDataParallel: init_sync",
 )
 @pytest.mark.world(2)
 def test_sent_without_init_sync(world: World) -> None:
-    """Buffers that begin differently on each rank, and one forward."""
+    """Buffers start with different values on each rank; one forward."""
 
     def body(rank: Rank) -> list[float]:
         model = Counting(rank.index, rebound=False).to(rank.device)
         model.level += 1.0 + rank.index
         return seen(rank, DistributedDataParallel(model, init_sync=False), ["training"])
 
-    assert world.run(body) == [[2.0]] * 2
+    assert_on_ranks([[2.0]] * 2, world.run(body))
 
 
-@requirement("DDP-BUF-05", "In a group of some ranks, buffers come from the first rank of the group.", source=SOURCE)
+@requirement(
+    "DDP-BUF-05",
+    "In a subgroup, buffers come from the first rank of the group.",
+    source=SOURCE,
+)
 @pytest.mark.world(4)
 def test_sent_within_the_group(world: World) -> None:
-    """Two groups of two ranks, one of which is without rank 0."""
+    """Two groups of two ranks, one without rank 0."""
 
     def body(rank: Rank) -> list[float]:
         groups = [rank.subgroup([0, 1]), rank.subgroup([2, 3])]
@@ -132,4 +144,4 @@ def test_sent_within_the_group(world: World) -> None:
         dist.destroy_process_group(mine)
         return found
 
-    assert world.run(body) == [[0.0, 4.0, 8.0]] * 2 + [[0.0, 14.0, 26.0]] * 2
+    assert_on_ranks([[0.0, 4.0, 8.0]] * 2 + [[0.0, 14.0, 26.0]] * 2, world.run(body))

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import Hidden, layer
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
@@ -38,13 +38,13 @@ class Structured(nn.Module):
 
 @requirement(
     "REPL-CALL-01",
-    "Inputs of every kind reach a replicated module, and outputs come back in the containers that it gave.",
+    "A replicated module passes on inputs of every kind, and its outputs keep their containers.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("find", [False, True], ids=["plain", "find-unused"])
 @pytest.mark.world(1, 2)
 def test_structure(world: World, find: bool) -> None:
-    """Positions, keywords and defaults; tuples, lists, dicts, named tuples, None, text and whole numbers."""
+    """Positional, keyword and default arguments; tuples, lists, dicts, named tuples, None, text and integers."""
 
     def body(rank: Rank) -> None:
         model = replicate.apply(Structured(), rank, find_unused_parameters=find)
@@ -66,13 +66,15 @@ def test_structure(world: World, find: bool) -> None:
 
 
 @requirement(
-    "REPL-CALL-02", "Gradients are averaged whichever of several outputs a loss is computed from.", source=SOURCE
+    "REPL-CALL-02",
+    "Gradients are averaged whichever of several outputs the loss is computed from.",
+    source=SOURCE,
 )
 @pytest.mark.parametrize("find", [False, True], ids=["plain", "find-unused"])
 @pytest.mark.parametrize("output", range(5))
 @pytest.mark.world(2)
 def test_any_output(world: World, output: int, find: bool) -> None:
-    """A loss from one of five outputs, of which no other is a part, in two steps."""
+    """Compute the loss from one of five independent outputs, in two steps."""
 
     def body(rank: Rank) -> list[float]:
         model = replicate.apply(Structured(), rank, find_unused_parameters=find)
@@ -84,18 +86,18 @@ def test_any_output(world: World, output: int, find: bool) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[1.5 * (output + 1)] * 2] * 2
+    assert_on_ranks([[1.5 * (output + 1)] * 2] * 2, world.run(body))
 
 
 @requirement(
     "REPL-CALL-04",
-    "Gradients are averaged also where the output that a loss comes from is in an object, or kept by the module.",
+    "Gradients are averaged even if the loss comes from an output inside an object or kept by the module.",
     source="torch.nn.parallel.DistributedDataParallel: gradients are reduced by hooks on parameters",
 )
 @pytest.mark.parametrize("where", ["object", "kept"])
 @pytest.mark.world(2)
 def test_hidden_output(world: World, where: str) -> None:
-    """A namespace, which is no container, or nothing is given back; two steps."""
+    """The forward returns a namespace, or nothing; two steps."""
 
     def body(rank: Rank) -> list[list[float]]:
         model: Any = replicate.apply(Hidden(layer(), where == "object"), rank)
@@ -107,17 +109,17 @@ def test_hidden_output(world: World, where: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[[1.5] * 4] * 2] * 2
+    assert_on_ranks([[[1.5] * 4] * 2] * 2, world.run(body))
 
 
 @requirement(
     "REPL-SYNC-01",
-    "set_requires_gradient_sync holds for the module that it is called on, from the next forward on, and no other.",
+    "set_requires_gradient_sync takes effect from the next forward on, for the module it is called on and no other.",
     source="torch/distributed/_composable/replicate.py: DDP.set_requires_gradient_sync",
 )
 @pytest.mark.world(2)
 def test_sync_of_one_module(world: World) -> None:
-    """Two modules replicated on their own; one is off before the first forward, then the other, then none."""
+    """Replicate two modules separately; disable sync on one before the first forward, then on the other, then none."""
 
     def body(rank: Rank) -> list[list[float]]:
         modules = [replicate.apply(nn.Linear(1, 1, bias=False), rank) for _ in range(2)]
@@ -139,12 +141,12 @@ def test_sync_of_one_module(world: World) -> None:
 
 @requirement(
     "DDP-SYNC-02",
-    "no_sync ends with its block, also where an error leaves it, and blocks within blocks end one by one.",
+    "no_sync ends with its own block, even if the block is nested or left by an error.",
     source="torch.nn.parallel.DistributedDataParallel: no_sync",
 )
 @pytest.mark.world(2)
 def test_no_sync(world: World) -> None:
-    """An error in a block within a block; then a forward inside the outer one, and one outside."""
+    """Raise an error in a nested block, then run a backward inside the outer block and one outside."""
 
     def body(rank: Rank) -> list[float]:
         model = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(rank.device))
@@ -165,12 +167,12 @@ def test_no_sync(world: World) -> None:
         backward()
         return found
 
-    assert world.run(body) == [[1.0 + rank, 1.5, 1.5] for rank in range(2)]
+    assert_on_ranks([[1.0 + rank, 1.5, 1.5] for rank in range(2)], world.run(body))
 
 
 @requirement(
     "REPL-CALL-03",
-    "A forward without gradients, between a forward and its backward, changes nothing.",
+    "A forward without gradients, between a forward and its backward, has no effect.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("find", [False, True], ids=["plain", "find-unused"])
@@ -192,18 +194,18 @@ def test_forward_without_gradients_in_between(world: World, find: bool) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[1.5] * 3] * 2
+    assert_on_ranks([[1.5] * 3] * 2, world.run(body))
 
 
 @requirement(
     "REPL-BACK-01",
-    "Every backward averages, or raises an error, also where several forwards come before it or a graph is kept.",
+    "Every backward averages gradients or raises an error, even after several forwards or with a retained graph.",
     source="torch.nn.parallel.DistributedDataParallel; pytorch/pytorch#47260",
 )
 @pytest.mark.parametrize("backwards", ["one", "in-order", "reversed", "retained"])
 @pytest.mark.world(2)
 def test_several_forwards(world: World, backwards: str) -> None:
-    """Two forwards, or one that is used twice, in which each rank has 3 altogether, times its number plus one."""
+    """Two forwards, or one that is used twice; each rank r has gradient 3 (r + 1) in total."""
 
     def body(rank: Rank) -> str | float:
         model = replicate.apply(nn.Linear(1, 1, bias=False), rank)
@@ -222,18 +224,18 @@ def test_several_forwards(world: World, backwards: str) -> None:
             return "an error"
         return float(replicate.gradients(model)["weight"])
 
-    assert world.run(body) in ([4.5] * 2, ["an error"] * 2)
+    assert_on_ranks([4.5] * 2, world.run(body), or_all=["an error"] * 2)
 
 
 @requirement(
     "REPL-INF-01",
-    "A model that was called in inference mode trains as if it had not been.",
+    "A forward in inference mode has no effect on training.",
     source="torch.inference_mode",
 )
 @pytest.mark.parametrize("when", ["first", "between"])
 @pytest.mark.world(1, 2)
 def test_inference_mode(world: World, when: str) -> None:
-    """Before the first step, or between two steps."""
+    """Call it before the first step or between two steps."""
 
     def body(rank: Rank) -> list[float]:
         model = replicate.apply(nn.Linear(1, 1, bias=False), rank)
@@ -248,17 +250,17 @@ def test_inference_mode(world: World, when: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[world.size + 1.0] * 2] * world.size
+    assert_on_ranks([[world.size + 1.0] * 2] * world.size, world.run(body))
 
 
 @requirement(
     "REPL-STATE-02",
-    "A replicated model's state dict has the names, the values and the memory of the plain model's.",
+    "A replicated model's state dict has the names, values and memory of the plain model's.",
     source=SOURCE,
 )
 @pytest.mark.world(2)
 def test_state_dict(world: World) -> None:
-    """Before the first forward, and after a step."""
+    """Compare before the first forward and after a step."""
 
     def body(rank: Rank) -> None:
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
@@ -276,12 +278,13 @@ def test_state_dict(world: World) -> None:
 
 @requirement(
     "REPL-MP-01",
-    "A module that is replicated with mixed precision computes in the dtype that was asked for, or asking is refused.",
+    "A module replicated with mixed precision computes in the requested dtype, or replicate() raises "
+    "NotImplementedError.",
     source="torch/nn/parallel/distributed.py: _MixedPrecision",
 )
 @pytest.mark.world(1, 2)
 def test_mixed_precision(world: World) -> None:
-    """A product that bfloat16 rounds, averaged over ranks in bfloat16, for parameters that stay float32."""
+    """A product that bfloat16 rounds is averaged in bfloat16, while the parameters stay float32."""
 
     def body(rank: Rank) -> Any:
         layer = nn.Linear(1, 1, bias=False)
@@ -300,18 +303,18 @@ def test_mixed_precision(world: World) -> None:
 
     size = world.size
     expected = [[torch.bfloat16, 1.0 + rank, torch.float32, 1 + (size - 1) / 2] for rank in range(size)]
-    assert world.run(body) in (expected, [None] * size)
+    assert_on_ranks(expected, world.run(body), or_all=[None] * size)
 
 
 @requirement(
     "REPL-BACK-02",
-    "After a forward or a backward that has failed on every rank, the next step averages, or is an error.",
+    "After a forward or backward that failed on every rank, the next step averages gradients or raises an error.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("failing", ["forward", "backward"])
 @pytest.mark.world(2)
 def test_after_a_failure(world: World, failing: str) -> None:
-    """An error in the second of three steps, after the first of two layers."""
+    """The second of three steps raises an error after the first of two layers."""
 
     class Model(nn.Sequential):
         fails = False
@@ -344,19 +347,24 @@ def test_after_a_failure(world: World, failing: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) in ([[[1.5, 1.5]] * 2] * 2, ["an error"] * 2)
+    assert_on_ranks([[[1.5, 1.5]] * 2] * 2, world.run(body), or_all=["an error"] * 2)
 
 
 @requirement(
     "REPL-BACK-03",
-    "torch.autograd.grad gives each rank gradients of its own, and the next backward averages.",
+    "torch.autograd.grad returns each rank's own gradients.",
+    source="torch.autograd.grad",
+)
+@requirement(
+    "REPL-BACK-04",
+    "The backward after torch.autograd.grad averages gradients.",
     source="torch.autograd.grad",
 )
 @pytest.mark.parametrize("same", [False, True], ids=["other-forward", "same-forward"])
 @pytest.mark.parametrize("of", ["inputs", "parameters"])
 @pytest.mark.world(2)
 def test_autograd_grad(world: World, of: str, same: bool) -> None:
-    """Before each of two backwards, which may come from the same forward."""
+    """Call it before each of two backwards, which may share its forward."""
 
     def body(rank: Rank) -> list[float]:
         layer = nn.Linear(1, 1, bias=False)
@@ -373,4 +381,4 @@ def test_autograd_grad(world: World, of: str, same: bool) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[2.0 * (1 + r) ** (1 if of == "inputs" else 2), 1.5] * 2 for r in range(2)]
+    assert_on_ranks([[2.0 * (1 + r) ** (1 if of == "inputs" else 2), 1.5] * 2 for r in range(2)], world.run(body))

@@ -9,19 +9,19 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 
 @requirement(
     "REPL-BUF-01",
-    "With broadcast_buffers, which is DDP's default, ranks have the buffers of rank 0 after a forward.",
+    "With broadcast_buffers=True, the default, ranks have the buffers of rank 0 after a forward.",
     source="torch/distributed/_composable/replicate.py: replicate passes its options on to DistributedDataParallel",
 )
 @pytest.mark.parametrize("options", [{}, {"broadcast_buffers": True}], ids=["default", "asked"])
 @pytest.mark.world(2, 3)
 def test_buffers(world: World, options: dict[str, bool]) -> None:
-    """A buffer that begins differently on each rank."""
+    """A buffer starts with a different value on each rank."""
 
     class Model(nn.Module):
         scale: torch.Tensor
@@ -40,18 +40,18 @@ def test_buffers(world: World, options: dict[str, bool]) -> None:
         model(torch.ones(1, 4, device=rank.device))
         return [float(x) for x in model.get_buffer("scale")]
 
-    assert world.run(body) == [[1.0] * 4] * world.size
+    assert_on_ranks([[1.0] * 4] * world.size, world.run(body))
 
 
 @requirement(
     "REPL-GRAD-04",
-    "A step that leaves a module out either has averaged gradients of the others, or raises an error.",
+    "A step that skips a module averages the gradients of the other modules, or raises an error.",
     source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters; pytorch/pytorch#128949",
 )
 @pytest.mark.parametrize("find", [True, False], ids=["found", "not-looked-for"])
 @pytest.mark.world(2)
 def test_unused_module(world: World, find: bool) -> None:
-    """One backward, with a layer that no output comes from."""
+    """One backward with a layer that no output uses."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -71,18 +71,18 @@ def test_unused_module(world: World, find: bool) -> None:
         return replicate.gradients(model)["used.weight"].flatten().tolist()
 
     ends = world.run(body)
-    assert ends in ([[1.5, 1.5]] * 2, ["an error"] * 2)
+    assert_on_ranks([[1.5, 1.5]] * 2, ends, or_all=["an error"] * 2)
 
 
 @requirement(
     "REPL-STATIC-01",
-    "With static_graph, gradients accumulate without synchronisation, and are averaged with it.",
+    "With static_graph=True, gradients accumulate locally without synchronization and are averaged with it.",
     source="torch.nn.parallel.DistributedDataParallel: static_graph; pytorch/pytorch#143580",
 )
 @pytest.mark.parametrize("synced_first", [True, False], ids=["synced-first", "unsynced-first"])
 @pytest.mark.world(2)
 def test_static_graph(world: World, synced_first: bool) -> None:
-    """A step of two micro-batches, the first not synchronised, perhaps after a synchronised step."""
+    """A step of two micro-batches, the first unsynchronized, optionally after a synchronized step."""
 
     def body(rank: Rank) -> list[float]:
         model = replicate.apply(nn.Linear(2, 1, bias=False), rank, static_graph=True)
@@ -91,18 +91,18 @@ def test_static_graph(world: World, synced_first: bool) -> None:
             model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
         return replicate.gradients(model)["weight"].flatten().tolist()
 
-    assert world.run(body) == [[4.5 if synced_first else 3.0] * 2] * 2
+    assert_on_ranks([[4.5 if synced_first else 3.0] * 2] * 2, world.run(body))
 
 
 @requirement(
     "REPL-STATIC-02",
-    "With static_graph, parameters that a loss never depends on have no gradient, and the others the average.",
+    "With static_graph=True, parameters that the loss never uses have no gradient, while the others have the average.",
     source="torch.nn.parallel.DistributedDataParallel: static_graph; pytorch/pytorch#97030",
 )
 @pytest.mark.parametrize("unused", ["output", "module"])
 @pytest.mark.world(2)
 def test_static_graph_unused(world: World, unused: str) -> None:
-    """An output that the loss leaves out, or a module that no output comes from, in three steps."""
+    """The loss skips an output, or no output uses a module; three steps."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -121,18 +121,18 @@ def test_static_graph_unused(world: World, unused: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[{"used.weight": 1.5}] * 3] * 2
+    assert_on_ranks([[{"used.weight": 1.5}] * 3] * 2, world.run(body))
 
 
 @requirement(
     "REPL-STATE-01",
-    "The whole state of model and optimizer, got, can be set.",
+    "The full state dict of a model and its optimizer can be loaded back.",
     source="torch/distributed/checkpoint/state_dict.py: set_state_dict",
 )
 @pytest.mark.world(1, 2)
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_stateless_optimizer(world: World, momentum: float) -> None:
-    """SGD, whose state is empty without momentum."""
+    """SGD without momentum has an empty state."""
 
     def body(rank: Rank) -> None:
         model = replicate.apply(nn.Linear(4, 4), rank)
@@ -146,13 +146,13 @@ def test_stateless_optimizer(world: World, momentum: float) -> None:
 
 @requirement(
     "REPL-HOOK-01",
-    "A communication hook is told the number of each bucket, and which is the last.",
+    "A communication hook sees the index of each bucket, and whether it is the last one.",
     source="torch.distributed.GradBucket: index, is_last",
 )
 @pytest.mark.parametrize("static", [False, True], ids=["plain", "static"])
 @pytest.mark.world(2)
 def test_hook_buckets(world: World, static: bool) -> None:
-    """Two layers of two dtypes, hence two buckets, in the first backward."""
+    """Two layers of two dtypes fill two buckets in the first backward."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -175,18 +175,18 @@ def test_hook_buckets(world: World, static: bool) -> None:
         model(torch.ones(1, 2, device=rank.device)).sum().backward()
         return buckets
 
-    assert world.run(body) == [[(0, False), (1, True)]] * 2
+    assert_on_ranks([[(0, False), (1, True)]] * 2, world.run(body))
 
 
 @requirement(
     "REPL-FREEZE-01",
-    "A step after a layer has been frozen either has averaged gradients of the others, or raises an error.",
+    "A step after a layer was frozen averages the gradients of the other layers, or raises an error.",
     source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters",
 )
 @pytest.mark.parametrize("find", [True, False], ids=["found", "not-looked-for"])
 @pytest.mark.world(2)
 def test_frozen_later(world: World, find: bool) -> None:
-    """One step with two layers, and one with the second frozen."""
+    """One step with two layers, then one with the second frozen."""
 
     def body(rank: Rank) -> str | list[float]:
         model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(2)))
@@ -203,18 +203,18 @@ def test_frozen_later(world: World, find: bool) -> None:
             return "an error"
         return replicate.gradients(model)["0.weight"].flatten().tolist()
 
-    assert world.run(body) in ([[1.5]] * 2, ["an error"] * 2)
+    assert_on_ranks([[1.5]] * 2, world.run(body), or_all=["an error"] * 2)
 
 
 @requirement(
     "REPL-CHANGED-01",
-    "A model whose parameters are others after its first step has averaged gradients, or raises an error.",
+    "A model whose parameters change after its first step has averaged gradients, or raises an error.",
     source="torch.nn.Module.load_state_dict: assign; torch.nn.Module.double",
 )
 @pytest.mark.parametrize("change", ["assigned", "cast", "thawed"])
 @pytest.mark.world(2)
 def test_changed(world: World, change: str) -> None:
-    """A state dict is assigned, or the model is cast to float64, or a layer begins to be trained; two more steps."""
+    """Assign a state dict, cast the model to float64, or unfreeze a layer; then two more steps."""
 
     def body(rank: Rank) -> str | list[list[float]]:
         model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(2)))
@@ -240,4 +240,4 @@ def test_changed(world: World, change: str) -> None:
             found.append([float(g) for g in replicate.gradients(model).values()])
         return found
 
-    assert world.run(body) in ([[[1.5, 1.5]] * 2] * 2, ["an error"] * 2)
+    assert_on_ranks([[[1.5, 1.5]] * 2] * 2, world.run(body), or_all=["an error"] * 2)

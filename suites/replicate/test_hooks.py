@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.oracles.exact import assert_same
 from harness.stacks import replicate
 
@@ -41,13 +41,18 @@ def gradient(rank: Rank, model: nn.Module, factor: float, dtype: torch.dtype) ->
 
 @requirement(
     "REPL-HOOK-02",
-    "A communication hook is called with the state it was registered with, and gradients are what it gives back.",
+    "A communication hook receives the state it was registered with.",
+    source=SOURCE,
+)
+@requirement(
+    "REPL-HOOK-09",
+    "The gradients after backward are the tensors that the communication hook returns.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("how", ["positions", "keywords", "DDP"])
 @pytest.mark.world(2)
 def test_state_and_result(world: World, how: str) -> None:
-    """A hook that writes into its state, and gives back a new tensor, in three steps."""
+    """The hook writes to its state and returns a new tensor, in three steps."""
 
     def fourfold(state: dict[str, int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         state["calls"] += 1
@@ -72,19 +77,18 @@ def test_state_and_result(world: World, how: str) -> None:
             model.zero_grad()
         return state["calls"], found
 
-    for rank, found in enumerate(world.run(body)):
-        assert found == (3, [[4.0 + 4 * rank, 8.0 + 8 * rank]] * 3)
+    assert_on_ranks([(3, [[4.0 + 4 * rank, 8.0 + 8 * rank]] * 3) for rank in range(world.size)], world.run(body))
 
 
 @requirement(
     "REPL-HOOK-03",
-    "The hooks that come with PyTorch average, and do not overflow where the average does not.",
+    "PyTorch's allreduce and fp16 hooks average without overflow if the average itself does not overflow.",
     source="torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py: allreduce_hook, fp16_compress_hook",
 )
 @pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook"])
 @pytest.mark.world(2, 4)
 def test_large_half_precision(world: World, name: str) -> None:
-    """Gradients of float16 near its largest number."""
+    """float16 gradients near the largest finite number."""
     values = [49152.0, -65472.0, 1.0]
 
     def body(rank: Rank) -> torch.Tensor:
@@ -98,12 +102,12 @@ def test_large_half_precision(world: World, name: str) -> None:
 
 @requirement(
     "REPL-HOOK-04",
-    "A compressing hook sends gradients rounded to its dtype, and they come back in their own.",
+    "A compression hook reduces gradients rounded to its dtype and returns them in their own dtype.",
     source="torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py: fp16_compress_hook",
 )
 @pytest.mark.world(1, 2, 4)
 def test_compression(world: World) -> None:
-    """Numbers that float16 holds and bfloat16 does not, and numbers that neither does; ranks have the same."""
+    """Gradients that float16 can represent but bfloat16 cannot, or neither can; equal on all ranks."""
     values = [1.0, 257.0, 2049.0, 1.0 + 2.0**-9, 1.0 + 2.0**-12, 2.0**-20 * 1.5]
 
     def body(rank: Rank) -> torch.Tensor:
@@ -118,12 +122,12 @@ def test_compression(world: World) -> None:
 
 @requirement(
     "REPL-HOOK-07",
-    "The bfloat16 hook averages in bfloat16, or is refused by an error that names it.",
+    "The bfloat16 hook averages in bfloat16, or raises an error that names it.",
     source="torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py: bf16_compress_hook",
 )
 @pytest.mark.world(2)
 def test_bfloat16(world: World) -> None:
-    """Numbers that bfloat16 holds and one that it rounds; ranks have the same."""
+    """Gradients that bfloat16 can represent, and one that it rounds; equal on all ranks."""
     values = [1.0, 257.0, -0.375]
 
     def body(rank: Rank) -> list[float] | str:
@@ -134,18 +138,23 @@ def test_bfloat16(world: World) -> None:
         except (RuntimeError, TypeError) as e:
             return "refused" if "bf16" in str(e).lower() else str(e)
 
-    assert world.run(body) in ([torch.tensor(values).bfloat16().tolist()] * 2, ["refused"] * 2)
+    assert_on_ranks([torch.tensor(values).bfloat16().tolist()] * 2, world.run(body), or_all=["refused"] * 2)
 
 
 @requirement(
     "REPL-HOOK-08",
-    "The PowerSGD hook averages until it begins to compress; then ranks have the same gradient, and that of an average "
-    "of rank one is the average.",
+    "The PowerSGD hook averages gradients until it begins to compress.",
+    source="torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py",
+)
+@requirement(
+    "REPL-HOOK-10",
+    "The compressing PowerSGD hook gives all ranks the same gradient, which is the average if the average has "
+    "rank one.",
     source="torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py",
 )
 @pytest.mark.world(2, 3)
 def test_power_sgd(world: World) -> None:
-    """Six steps, of which the last three are compressed; ranks' gradients are multiples of one outer product."""
+    """Of six steps the last three are compressed; ranks' gradients are multiples of one outer product."""
     rows, columns = torch.arange(1.0, 9), torch.arange(1.0, 17)
 
     def body(rank: Rank) -> list[torch.Tensor]:
@@ -172,13 +181,14 @@ def test_power_sgd(world: World) -> None:
 
 @requirement(
     "REPL-HOOK-06",
-    "A bucket has the parameters whose gradients are in it, each as a part of the buffer, in the parameter's shape.",
+    "A bucket lists the parameters whose gradients it holds, each gradient being a view of the buffer in the "
+    "parameter's shape.",
     source="torch.distributed.GradBucket: parameters, gradients, buffer",
 )
 @pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
 @pytest.mark.world(1, 2)
 def test_bucket(world: World, views: bool) -> None:
-    """A layer with a bias, in three steps; whoever writes into a part writes into the buffer."""
+    """A layer with a bias, in three steps; writing to a view changes the buffer."""
 
     def body(rank: Rank) -> list[list[list[float]]]:
         shapes: list[bool] = []
@@ -202,17 +212,18 @@ def test_bucket(world: World, views: bool) -> None:
         assert shapes == [True] * 3
         return found
 
-    assert world.run(body) == [[[[2.0] * 6, [1.0] * 3]] * 3] * world.size
+    assert_on_ranks([[[[2.0] * 6, [1.0] * 3]] * 3] * world.size, world.run(body))
 
 
 @requirement(
     "REPL-HOOK-05",
-    "A communication hook that is registered between two steps is called in the second, or is refused.",
+    "A communication hook registered between two steps is called in the second step, or its registration raises "
+    "an error.",
     source="torch/distributed/_composable/replicate.py: DDP.register_comm_hook",
 )
 @pytest.mark.world(2)
 def test_between_steps(world: World) -> None:
-    """A hook that gives back four times the rank's own gradient."""
+    """The hook returns four times the rank's own gradient."""
 
     def hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -229,4 +240,4 @@ def test_between_steps(world: World) -> None:
         model.zero_grad()
         return [*found, gradient(rank, model, 1.0 + rank.index, torch.float32).tolist()]
 
-    assert world.run(body) in ([[[1.5], [4.0]], [[1.5], [8.0]]], ["refused"] * 2)
+    assert_on_ranks([[[1.5], [4.0]], [[1.5], [8.0]]], world.run(body), or_all=["refused"] * 2)

@@ -10,13 +10,14 @@ from torch import nn
 
 from fixtures.layers import layer
 from fixtures.micro_batches import PATTERNS, average, given
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 
 @requirement(
     "REPL-ACC-01",
-    "What micro-batches have accumulated, with and without synchronisation, is the average over ranks of their sum.",
+    "Gradients accumulated over micro-batches, with or without synchronization, are the average over ranks of "
+    "their sum.",
     source="torch/distributed/_composable/replicate.py: DDP.set_requires_gradient_sync",
 )
 @pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
@@ -38,7 +39,7 @@ def test_patterns(world: World, pattern: str, views: bool) -> None:
         return found
 
     right = average(world.size, len(pattern))
-    assert world.run(body) == [[[right] * 4] * 2] * world.size
+    assert_on_ranks([[[right] * 4] * 2] * world.size, world.run(body))
 
 
 class Tied(nn.Module):
@@ -63,14 +64,14 @@ class Tied(nn.Module):
 
 @requirement(
     "REPL-PAR-05",
-    "A parameter with two names has the average over ranks of its whole gradient, in one step after the other.",
+    "A parameter with two names has the average over ranks of its whole gradient in every step.",
     source="torch/distributed/_composable/replicate.py: _ReplicateState._collect_params; pytorch/pytorch#41324",
 )
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}], ids=str)
 @pytest.mark.parametrize("within", [False, True], ids=["two-modules", "one-module"])
 @pytest.mark.world(2, 3)
 def test_two_names(world: World, within: bool, options: dict[str, bool]) -> None:
-    """Two modules, or two names in one; both are used."""
+    """Two modules share a parameter, or one module has two names for it; both are used."""
 
     def body(rank: Rank) -> list[Any]:
         with rank.device:  # moving a module may make parameters anew, and of one with two names two
@@ -85,17 +86,17 @@ def test_two_names(world: World, within: bool, options: dict[str, bool]) -> None
         return found
 
     right = [[[2 * average(world.size, 1) * 10**number] * 4] for number in range(3)]
-    assert world.run(body) == [right] * world.size
+    assert_on_ranks([right] * world.size, world.run(body))
 
 
 @requirement(
     "REPL-FROZEN-01",
-    "A parameter that does not require gradients does not once it is replicated, has none, and keeps its value.",
+    "A frozen parameter stays frozen: no gradient, same value.",
     source="torch/distributed/_composable/replicate.py: _ReplicateState.init",
 )
 @pytest.mark.world(1, 2)
 def test_frozen(world: World) -> None:
-    """The first of two layers, in two steps."""
+    """Freeze the first of two layers for two steps."""
 
     def body(rank: Rank) -> list[Any]:
         module = nn.Sequential(layer(), layer())
@@ -109,4 +110,4 @@ def test_frozen(world: World) -> None:
         frozen, trained = model.parameters()
         return [frozen.requires_grad, frozen.grad, frozen.flatten().tolist(), trained.requires_grad]
 
-    assert world.run(body) == [[False, None, [1.0] * 4, True]] * world.size
+    assert_on_ranks([[False, None, [1.0] * 4, True]] * world.size, world.run(body))

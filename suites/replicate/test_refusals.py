@@ -45,13 +45,14 @@ WRONG: dict[str, tuple[Callable[[], nn.Module], Callable[[Rank], dict[str, Any]]
 
 @requirement(
     "REPL-REFUSE-01",
-    "What cannot be is refused on every rank, in the first forward at the latest, by an error that says what is wrong.",
+    "Unsupported uses of replicate() raise an error that names the problem on every rank, in the first forward at "
+    "the latest.",
     source="torch/distributed/_composable/replicate.py: replicate; torch.nn.parallel.DistributedDataParallel",
 )
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.world(2)
 def test_refused(world: World, what: str) -> None:
-    """A first forward; nothing is sent before the error, so ranks are not left waiting."""
+    """The error comes before any communication, so that no rank is left waiting."""
     make, options, prepare, says = WRONG[what]
 
     def body(rank: Rank) -> str:

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import layer
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
@@ -26,13 +26,14 @@ def backward(rank: Rank, model: nn.Module) -> dict[str, list[float]]:
 
 @requirement(
     "REPL-IGN-01",
-    "Parameters of ignored modules, and of modules within them, keep the gradients of their rank; others don't.",
+    "Parameters of ignored modules, including nested ones, keep the gradients of their rank, while all others are "
+    "averaged.",
     source="torch/distributed/_composable/replicate.py: replicate, ignored_modules",
 )
 @pytest.mark.parametrize("ignored", ["", "outer", "outer.inner", "last"])
 @pytest.mark.world(2)
 def test_ignored(world: World, ignored: str) -> None:
-    """Layers side by side, all of one class, one of them two modules deep."""
+    """Layers of one class, side by side, one of them nested two modules deep."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -57,12 +58,12 @@ def test_ignored(world: World, ignored: str) -> None:
 
 @requirement(
     "REPL-IGN-02",
-    "A parameter that an ignored module shares with another keeps the gradient of its rank.",
+    "A parameter that an ignored module shares with another module keeps the gradient of its rank.",
     source="torch/distributed/_composable/replicate.py: _ReplicateState.init, ignored_params",
 )
 @pytest.mark.world(2)
 def test_ignored_and_shared(world: World) -> None:
-    """Two modules have one weight, of which the second is ignored; a third has its own."""
+    """Two modules share a weight, and the second is ignored; a third has its own."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -79,18 +80,20 @@ def test_ignored_and_shared(world: World) -> None:
             model = Model()
         return backward(rank, replicate.apply(model, rank, ignored_modules=[model.ignored]))
 
-    for rank, found in enumerate(world.run(body)):
-        assert found == {"first.weight": [2.0 + 2 * rank] * 4, "third.weight": [1.5] * 4}
+    assert_on_ranks(
+        [{"first.weight": [2.0 + 2 * rank] * 4, "third.weight": [1.5] * 4} for rank in range(world.size)],
+        world.run(body),
+    )
 
 
 @requirement(
     "REPL-IGN-03",
-    "Ignored modules keep the parameters and the buffers of their rank, whatever a forward sends.",
+    "Ignored modules keep the parameters and buffers of their rank, which no forward broadcasts.",
     source="torch/distributed/_composable/replicate.py: replicate, ignored_modules",
 )
 @pytest.mark.world(2)
 def test_ignored_are_not_sent(world: World) -> None:
-    """Two layers whose weights and buffers begin differently on each rank; the second is ignored."""
+    """Two layers start with different weights and buffers on each rank; the second is ignored."""
 
     class Own(nn.Linear):
         level: torch.Tensor
@@ -107,18 +110,18 @@ def test_ignored_are_not_sent(world: World) -> None:
             model(torch.ones(1, 2, device=rank.device)).sum().backward()
         return [float(first.weight[0, 0]), float(second.weight[0, 0]), float(second.level)]
 
-    assert world.run(body) == [[1.0, 1.0, 1.0], [1.0, 2.0, 2.0]]
+    assert_on_ranks([[1.0, 1.0, 1.0], [1.0, 2.0, 2.0]], world.run(body))
 
 
 @requirement(
     "REPL-UNUSED-03",
-    "A synchronised backward that comes to no parameter averages what was accumulated before.",
+    "A synchronized backward that reaches no parameter averages the gradients accumulated before.",
     source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters, no_sync",
 )
 @pytest.mark.parametrize("how", ["replicate", "DDP"])
 @pytest.mark.world(2)
 def test_no_parameter_at_last(world: World, how: str) -> None:
-    """A backward without synchronisation, then one with it, of an output that comes from the input alone."""
+    """An unsynchronized backward, then a synchronized one of an output that only depends on the input."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -150,18 +153,23 @@ def test_no_parameter_at_last(world: World, how: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[[1.5] * 4] * 2] * 2
+    assert_on_ranks([[[1.5] * 4] * 2] * 2, world.run(body))
 
 
 @requirement(
     "REPL-UNUSED-01",
-    "A parameter that only some ranks use has the average over all ranks, on all ranks; one that none uses has none.",
+    "A parameter that only some ranks use has the average over all ranks on every rank.",
+    source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters",
+)
+@requirement(
+    "REPL-UNUSED-04",
+    "A parameter that no rank uses has no gradient.",
     source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters",
 )
 @pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
 @pytest.mark.world(2, 4)
 def test_used_by_some_ranks(world: World, views: bool) -> None:
-    """Each rank takes another branch, in three steps that go round the ranks, then all the first; one is left out."""
+    """Ranks take different branches, rotating in three steps, then all take the first; one branch is never used."""
 
     class Model(nn.Module):
         def __init__(self, branches: int) -> None:
@@ -201,14 +209,14 @@ def test_used_by_some_ranks(world: World, views: bool) -> None:
 
 @requirement(
     "REPL-UNUSED-02",
-    "What was accumulated without synchronisation is averaged, also of a parameter that the synchronised micro-batch "
-    "does not use.",
+    "Gradients accumulated without synchronization are averaged even for parameters that the synchronized micro-"
+    "batch does not use.",
     source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters, no_sync; pytorch/pytorch#69031",
 )
 @pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
 @pytest.mark.world(2, 3)
 def test_unused_at_last(world: World, views: bool) -> None:
-    """One branch without synchronisation, the other with it, in three steps."""
+    """One branch without synchronization, the other with it, in three steps."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -232,18 +240,18 @@ def test_unused_at_last(world: World, views: bool) -> None:
         return found
 
     average = float(sum(range(1, world.size + 1)))
-    assert world.run(body) == [[[[average] * 4] * 2] * 3] * world.size
+    assert_on_ranks([[[[average] * 4] * 2] * 3] * world.size, world.run(body))
 
 
 @requirement(
     "REPL-GROUP-01",
-    "Gradients are averaged over the group, or the dimension of a mesh, that was given, and over no other ranks.",
+    "Gradients are averaged over the given group or mesh dimension only.",
     source="torch.nn.parallel.DistributedDataParallel: process_group, device_mesh",
 )
 @pytest.mark.parametrize("given", ["group", "first dimension", "second dimension"])
 @pytest.mark.world(4)
 def test_groups(world: World, given: str) -> None:
-    """Pairs of ranks: two groups, or either dimension of a mesh; parameters come from the pair's first."""
+    """Pairs of ranks form two groups or either dimension of a mesh; parameters come from the pair's first rank."""
     pairs = [[0, 2], [1, 3]] if given == "first dimension" else [[0, 1], [2, 3]]
 
     def body(rank: Rank) -> tuple[list[float], dict[str, list[float]]]:
@@ -268,12 +276,12 @@ def test_groups(world: World, given: str) -> None:
 
 @requirement(
     "REPL-GROUP-02",
-    "Whether a parameter is used is asked among the ranks of the group alone.",
+    "Only the ranks of the group decide whether a parameter is used.",
     source="torch.nn.parallel.DistributedDataParallel: process_group, find_unused_parameters",
 )
 @pytest.mark.world(4)
 def test_used_by_another_group(world: World) -> None:
-    """Two pairs of ranks, each of which has a branch of its own; the other's has no gradient."""
+    """Each of two pairs of ranks uses its own branch; the other branch has no gradient."""
 
     def body(rank: Rank) -> dict[str, list[float]]:
         groups = [rank.subgroup([0, 1]), rank.subgroup([2, 3])]
@@ -292,15 +300,21 @@ def test_used_by_another_group(world: World) -> None:
         dist.destroy_process_group(mine)
         return found
 
-    for rank, found in enumerate(world.run(body)):
-        assert found == {f"branches.{rank // 2}.weight": [1.5 if rank < 2 else 3.5] * 4}
+    assert_on_ranks(
+        [{f"branches.{rank // 2}.weight": [1.5 if rank < 2 else 3.5] * 4} for rank in range(world.size)],
+        world.run(body),
+    )
 
 
-@requirement("REPL-CONTRACT-01", "A module that is replicated, or sharded, already is refused.", source=SOURCE)
+@requirement(
+    "REPL-CONTRACT-01",
+    "replicate() raises an error for a module that is already replicated or sharded.",
+    source=SOURCE,
+)
 @pytest.mark.parametrize("before", ["replicated", "sharded"])
 @pytest.mark.world(1)
 def test_refused(world: World, before: str) -> None:
-    """replicate() after replicate(), and after fully_shard()."""
+    """Call replicate() after replicate() or after fully_shard()."""
 
     def body(rank: Rank) -> str:
         model = layer(rank.device)
@@ -314,17 +328,17 @@ def test_refused(world: World, before: str) -> None:
             return "refused" if "applied" in str(e) or "managed" in str(e) else str(e)
         return "taken"
 
-    assert world.run(body) == ["refused"]
+    assert_on_ranks(["refused"], world.run(body))
 
 
 @requirement(
     "REPL-NAMES-01",
-    "The state of a replicated module has the names of the parameters that are averaged, as the module has them.",
+    "The state of a replicated module lists the names of the averaged parameters as the module has them.",
     source="torch/distributed/_composable/replicate.py: _ReplicateState._collect_params",
 )
 @pytest.mark.world(1)
 def test_names(world: World) -> None:
-    """Parameters of the module itself, of a layer, of one in a container in a container, and none of an ignored one."""
+    """Parameters of the module itself, of a layer, of nested containers, and none of an ignored module."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -343,4 +357,4 @@ def test_names(world: World) -> None:
         model(torch.ones(1, 2, device=rank.device)).sum().backward()
         return replicate.names(model)
 
-    assert world.run(body) == [["own", "first.weight", "inner.list.0.weight"]]
+    assert_on_ranks([["own", "first.weight", "inner.list.0.weight"]], world.run(body))

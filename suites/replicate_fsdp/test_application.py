@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
 from fixtures.layers import alone, layers, row, train
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.replicate_fsdp import MESH, replicate
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
@@ -56,13 +56,14 @@ REFUSED: dict[str, tuple[Callable[[Rank], object], type[Exception], str]] = {
 
 @requirement(
     "RFSDP-APPLY-01",
-    "What replicate can't be put on, or can't do, is refused at once by an error that names it.",
+    "replicate raises an error that names the problem for a wrong module or mesh, an already distributed module, "
+    "or a deepcopy.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("case", list(REFUSED))
 @pytest.mark.world(1)
 def test_refused(world: World, case: str) -> None:
-    """Another stack's module, containers without a forward, meshes that do not fit, a second time, a copy."""
+    """Pass another stack's module, containers without a forward or wrong meshes; replicate twice; copy."""
     refused, kind, word = REFUSED[case]
     if case.endswith("-dimension") and not hasattr(fsdp, "DataParallelMeshDims"):
         pytest.skip("unsupported: this torch has no dp_mesh_dims")
@@ -74,18 +75,27 @@ def test_refused(world: World, case: str) -> None:
             return "" if word in str(e) else f"{type(e).__name__}: {e}"
         return "no error"
 
-    assert world.run(body) == [""]
+    assert_on_ranks([""], world.run(body))
 
 
 @requirement(
     "RFSDP-APPLY-02",
-    "A replicated module is the module that was given, of its own class and of FSDP's, with its names; a slice of a "
-    "container is a container of that class that is not replicated.",
+    "replicate returns the given module, which becomes an instance of both its own class and FSDPModule.",
+    source=SOURCE,
+)
+@requirement(
+    "RFSDP-APPLY-06",
+    "The parameters of a replicated module keep their names.",
+    source=SOURCE,
+)
+@requirement(
+    "RFSDP-APPLY-07",
+    "Slicing a replicated container gives a container of the original class that is not replicated.",
     source=SOURCE,
 )
 @pytest.mark.world(1)
 def test_class(world: World) -> None:
-    """A container of two layers."""
+    """Replicate a container of two layers."""
 
     def body(rank: Rank) -> list[Any]:
         given = layers(rank.device)
@@ -100,19 +110,23 @@ def test_class(world: World) -> None:
             len(part),
         ]
 
-    assert world.run(body) == [[True, "ReplicateSequential", True, ["0.weight", "1.weight"], "Sequential", 1]]
+    assert_on_ranks([[True, "ReplicateSequential", True, ["0.weight", "1.weight"], "Sequential", 1]], world.run(body))
 
 
 @requirement(
     "RFSDP-APPLY-03",
-    "Every parameter of a replicated model is whole on each rank, and gradients are those of the mean over all ranks, "
-    "whatever mesh the ranks are given as.",
+    "Every parameter of a replicated model is whole on each rank, whatever mesh is given.",
+    source=SOURCE,
+)
+@requirement(
+    "RFSDP-APPLY-08",
+    "Gradients are averaged over all ranks, whatever mesh of these ranks is given.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("mesh", ["none", "whole", "list", "ignoring"])
 @pytest.mark.world(1, 2, 4)
 def test_mesh(world: World, mesh: str) -> None:
-    """No mesh; all ranks; both layers at once; a parameter left out."""
+    """Pass no mesh, all ranks, both layers as a list, or an ignored parameter."""
 
     def body(rank: Rank) -> list[Any]:
         model = layers(rank.device)
@@ -134,7 +148,7 @@ def test_mesh(world: World, mesh: str) -> None:
     found = world.run(body)
     expected = alone(world.size)
     if mesh != "ignoring":
-        assert found == [[[True, True], expected]] * world.size
+        assert_on_ranks([[[True, True], expected]] * world.size, found)
         return
     for part, (kinds, gradients) in enumerate(found):
         own = layers()
@@ -146,14 +160,18 @@ def test_mesh(world: World, mesh: str) -> None:
 
 @requirement(
     "RFSDP-APPLY-04",
-    "Layers that are replicated on their own inside a replicated model have gradients that are averaged once, and "
-    "belong to one root, which is asked to synchronise all of them.",
+    "Gradients of layers replicated on their own inside a replicated model are averaged once.",
+    source=SOURCE,
+)
+@requirement(
+    "RFSDP-APPLY-09",
+    "set_requires_gradient_sync on a root module applies to all layers replicated inside it.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("order", ["inner-first", "layers-only"])
 @pytest.mark.world(2)
 def test_nested(world: World, order: str) -> None:
-    """A first backward without synchronisation, a second with it: what both add up to is averaged."""
+    """The sum of an unsynchronized and a synchronized backward is averaged."""
 
     def body(rank: Rank) -> list[list[float]]:
         model = layers(rank.device)
@@ -168,7 +186,7 @@ def test_nested(world: World, order: str) -> None:
             model(row(rank.index).to(rank.device)).sum().backward()
         return [p.grad.full_tensor().flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
 
-    assert world.run(body) == [[[2 * x for x in gradient] for gradient in alone(2)]] * 2
+    assert_on_ranks([[[2 * x for x in gradient] for gradient in alone(2)]] * 2, world.run(body))
 
 
 class Cube(nn.Module):
@@ -185,17 +203,18 @@ class Cube(nn.Module):
 
 @requirement(
     "RFSDP-APPLY-05",
-    "Gradients are those of the mean over the ranks of the mesh, and those of two backwards add up, whatever the "
-    "dimensions of a parameter, where it is kept, who hooks on to it, and how many ranks there are beside the mesh.",
+    "Gradients are averaged over the mesh and accumulate over backwards, whatever a parameter's shape, offloading "
+    "or hooks.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("kind", ["plain", "offloaded", "hooked"])
 @pytest.mark.parametrize("over", ["all-ranks", "a-dimension"])
 @pytest.mark.world(4, 5)
 def test_two_backwards(world: World, kind: str, over: str) -> None:
-    """Layers with weights of two and of three dimensions; four ranks as 2 x 2, five as 1 x 5.
+    """Layers have two- or three-dimensional weights; four ranks form a 2 x 2 mesh, five a 1 x 5 mesh.
 
-    A fifth is no binary number: ranks multiply their losses by how many they are, so that every mean is an integer.
+    One fifth is not exact in binary: ranks multiply their losses by the number of ranks, so that every mean is an
+    integer.
     """
     data = world.size if over == "all-ranks" else {4: 2, 5: 1}[world.size]
 
@@ -220,18 +239,18 @@ def test_two_backwards(world: World, kind: str, over: str) -> None:
     model = nn.Sequential(Cube(), *layers())
     for number in range(2):
         model(torch.cat([row(part + number) for part in range(data)])).sum().backward()
-    assert world.run(body) == [(gradients(model), 6 if kind == "hooked" else 0)] * world.size
+    assert_on_ranks([(gradients(model), 6 if kind == "hooked" else 0)] * world.size, world.run(body))
 
 
 @requirement(
     "RFSDP-LIFE-01",
-    "What was made for a replicated module goes with it.",
+    "A replicated module and everything created for it are freed once nothing references the module.",
     source="torch/distributed/_composable/replicate_with_fsdp.py: replicate",
 )
 @pytest.mark.parametrize("trained", [False, True], ids=["wrapped", "trained"])
 @pytest.mark.world(1, 2)
 def test_lifetime(world: World, trained: bool) -> None:
-    """The module, a layer with a group of its own, and parameters, once nobody refers to the module any more."""
+    """Hold weak references to the module, a layer with its own group, and their parameters."""
 
     def body(rank: Rank) -> list[bool]:
         model = layers(rank.device)
@@ -251,16 +270,16 @@ def test_lifetime(world: World, trained: bool) -> None:
 
 @requirement(
     "RFSDP-MESH-03",
-    "Without a mesh, parameters are replicated over one of all ranks, whose dimension is called replicate.",
+    "Without a mesh, parameters are replicated over a mesh of all ranks whose dimension is named replicate.",
     source="torch/distributed/_composable/replicate_with_fsdp.py: replicate, mesh",
 )
 @pytest.mark.world(1, 3)
 def test_default_mesh(world: World) -> None:
-    """The mesh that a parameter says it is on."""
+    """Read the mesh from a parameter."""
 
     def body(rank: Rank) -> list[Any]:
         weight = next(replicate(layers(rank.device)).parameters())
         assert isinstance(weight, DTensor)
         return [weight.device_mesh.mesh_dim_names, weight.device_mesh.mesh.tolist(), weight.placements]
 
-    assert world.run(body) == [[("replicate",), list(range(world.size)), (Replicate(),)]] * world.size
+    assert_on_ranks([[("replicate",), list(range(world.size)), (Replicate(),)]] * world.size, world.run(body))

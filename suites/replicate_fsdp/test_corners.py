@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
@@ -17,14 +17,14 @@ SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
 
 @requirement(
     "RFSDP-DIV-01",
-    "Summed gradients are divided by the factor that was set, once, whatever the dtype and kind of reduction.",
+    "Gradients are summed and divided once by the gradient divide factor, whatever the dtype or reduction.",
     source="torch/distributed/fsdp/_fully_shard: set_gradient_divide_factor, set_force_sum_reduction_for_comms",
 )
 @pytest.mark.parametrize("sums", [False, True], ids=["any-reduction", "sums"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.world(1, 2, 3)
 def test_divide_factor(world: World, dtype: str, sums: bool) -> None:
-    """A factor of 4; every rank has a gradient of 8."""
+    """The factor is 4, and every rank has a gradient of 8."""
 
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(nn.Linear(2, 1, bias=False, dtype=getattr(torch, dtype)), rank)
@@ -33,14 +33,18 @@ def test_divide_factor(world: World, dtype: str, sums: bool) -> None:
         model(torch.full((1, 2), 8.0, dtype=getattr(torch, dtype), device=rank.device)).sum().backward()
         return [float(x) for x in replicate_fsdp.gradients(model)["weight"].flatten()]
 
-    assert world.run(body) == [[8.0 * world.size / 4.0] * 2] * world.size
+    assert_on_ranks([[8.0 * world.size / 4.0] * 2] * world.size, world.run(body))
 
 
-@requirement("RFSDP-DIM-01", "A parameter without elements has a gradient without elements.", source=SOURCE)
+@requirement(
+    "RFSDP-DIM-01",
+    "A parameter without elements has a gradient without elements.",
+    source=SOURCE,
+)
 @pytest.mark.parametrize("groups", [True, False], ids=["own-group", "one-group"])
 @pytest.mark.world(1, 2)
 def test_no_elements(world: World, groups: bool) -> None:
-    """A layer without outputs beside one that has some, in its group or not."""
+    """A layer without outputs lies beside one with outputs, in the same group or in its own."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -56,18 +60,18 @@ def test_no_elements(world: World, groups: bool) -> None:
         model(torch.ones(1, 2, device=rank.device)).sum().backward()
         return list(replicate_fsdp.gradients(model)["none.weight"].shape)
 
-    assert world.run(body) == [[0, 2]] * world.size
+    assert_on_ranks([[0, 2]] * world.size, world.run(body))
 
 
 @requirement(
     "RFSDP-THAW-01",
-    "A layer that was frozen in the first forward is trained once it requires gradients.",
+    "A layer that was frozen in the first forward trains once it requires gradients.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("reduced", [None, "bfloat16"], ids=["plain", "mixed"])
 @pytest.mark.world(2)
 def test_thawed(world: World, reduced: str | None) -> None:
-    """The second of two groups is frozen, used, and thawed; with and without mixed precision."""
+    """The second of two groups is frozen, used, and unfrozen; with or without mixed precision."""
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, reduced)) if reduced else MixedPrecisionPolicy()
 
     def body(rank: Rank) -> str:
@@ -79,17 +83,17 @@ def test_thawed(world: World, reduced: str | None) -> None:
         model(torch.ones(1, 2, device=rank.device)).sum().backward()
         return str(replicate_fsdp.gradients(model)["1.weight"].dtype)
 
-    assert world.run(body) == ["torch.float32"] * world.size
+    assert_on_ranks(["torch.float32"] * world.size, world.run(body))
 
 
 @requirement(
     "RFSDP-TIED-01",
-    "A parameter shared by two groups either has its whole gradient, or is refused.",
+    "A parameter shared by two groups has its whole gradient, or raises an error on every rank.",
     source=SOURCE,
 )
 @pytest.mark.world(1, 2)
 def test_tied_across_groups(world: World) -> None:
-    """Two layers, each a group of its own, have the same weight: its gradient is that of both uses."""
+    """Two layers, each its own group, share a weight: its gradient is that of both uses."""
 
     def body(rank: Rank) -> str | list[float]:
         model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)).to(rank.device)
@@ -109,13 +113,13 @@ def test_tied_across_groups(world: World) -> None:
 
 @requirement(
     "RFSDP-ACC-01",
-    "Gradients accumulate without synchronisation whatever layers a micro-batch leaves out, also with a reduce_dtype.",
+    "Gradients accumulate without synchronization even if a micro-batch skips layers, with or without reduce_dtype.",
     source="torch/distributed/fsdp/_fully_shard: MixedPrecisionPolicy.reduce_dtype, set_requires_gradient_sync",
 )
 @pytest.mark.parametrize("reduced", [None, "float32"], ids=["plain", "reduced"])
 @pytest.mark.world(2)
 def test_accumulated_dtype(world: World, reduced: str | None) -> None:
-    """An unsynchronised backward through one of two layers, then a synchronised one through both."""
+    """An unsynchronized backward uses one of two layers, then a synchronized one uses both."""
     policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, reduced)) if reduced else MixedPrecisionPolicy()
 
     class Model(nn.Module):
@@ -134,18 +138,18 @@ def test_accumulated_dtype(world: World, reduced: str | None) -> None:
             model(torch.ones(1, 2, dtype=torch.float64, device=rank.device), both).sum().backward()
         return str(replicate_fsdp.gradients(model)["always.weight"].dtype)
 
-    assert world.run(body) == ["torch.float64"] * world.size
+    assert_on_ranks(["torch.float64"] * world.size, world.run(body))
 
 
 @requirement(
     "RFSDP-STATE-01",
-    "A whole state dict can be set into a replicated model, whatever names its parameters have.",
+    "A full state dict can be loaded into a replicated model, even if a parameter has several names.",
     source="torch/distributed/checkpoint/state_dict.py: set_model_state_dict",
 )
 @pytest.mark.parametrize("names", ["one-name", "two-modules", "one-module"])
 @pytest.mark.world(2)
 def test_names(world: World, names: str) -> None:
-    """A weight with one name; with one in each of two layers; with two in the same module."""
+    """A weight has one name, one in each of two layers, or two in one module."""
 
     def body(rank: Rank) -> list[float] | str:
         model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)).to(rank.device)
@@ -161,4 +165,4 @@ def test_names(world: World, names: str) -> None:
             return str(e)
         return [float(x) for p in model.parameters() for x in p.detach().full_tensor().flatten()]  # type: ignore[attr-defined]
 
-    assert world.run(body) == [[3.0] * (8 if names == "one-name" else 4)] * world.size
+    assert_on_ranks([[3.0] * (8 if names == "one-name" else 4)] * world.size, world.run(body))

@@ -26,7 +26,7 @@ def train_on_rank(rank: Rank) -> list[Step]:
 
 @requirement(
     "RFSDP-GRAD-01",
-    "After backward every rank has the average over ranks of the gradients of their parts of the batch.",
+    "After backward, every rank holds the average over ranks of the gradients of their parts of the batch.",
     source="torch/distributed/_composable/replicate_with_fsdp.py: replicate",
 )
 @pytest.mark.world(1, 2, 3, 4)

@@ -10,21 +10,81 @@ from hypothesis import given
 from harness import World, requirement
 from harness.programs.examples import examples
 from harness.programs.laws import assert_law
-from harness.programs.spec import Program
 from harness.programs.strategies import programs
+from harness.specs.program import Program
+
+SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
+LAWS = [
+    pytest.param(
+        "permuted",
+        marks=requirement(
+            "RFSDP-LAW-01",
+            "Under FSDP-replicate, training gives the same numbers if ranks exchange their parts of a batch.",
+            source=SOURCE,
+        ),
+    ),
+    pytest.param(
+        "spread",
+        marks=requirement(
+            "RFSDP-LAW-03",
+            "Under FSDP-replicate, training gives the same numbers if more ranks share a batch.",
+            source=SOURCE,
+        ),
+    ),
+    pytest.param(
+        "accumulated",
+        marks=requirement(
+            "RFSDP-LAW-04",
+            "Under FSDP-replicate, training gives the same numbers if a batch is split into micro-batches.",
+            source=SOURCE,
+        ),
+    ),
+    pytest.param(
+        "unwrapped",
+        marks=requirement(
+            "RFSDP-LAW-05",
+            "Under FSDP-replicate, training gives the same numbers if no layer is wrapped on its own.",
+            source=SOURCE,
+        ),
+    ),
+    pytest.param(
+        "rewrapped",
+        marks=requirement(
+            "RFSDP-LAW-06",
+            "Under FSDP-replicate, training gives the same numbers if layers are wrapped in another order.",
+            source=SOURCE,
+        ),
+    ),
+    pytest.param(
+        "flattened",
+        marks=requirement(
+            "RFSDP-LAW-07",
+            "Under FSDP-replicate, training gives the same numbers if the ranks come from a flattened mesh.",
+            source=SOURCE,
+        ),
+    ),
+    pytest.param(
+        "never-saved",
+        marks=requirement(
+            "RFSDP-LAW-08",
+            "Under FSDP-replicate, training gives the same numbers if state is saved and loaded between steps.",
+            source=SOURCE,
+        ),
+    ),
+    pytest.param(
+        "resumed",
+        marks=requirement(
+            "RFSDP-LAW-09",
+            "Under FSDP-replicate, training gives the same numbers if a world of another size resumes from saved "
+            "state.",
+            source=SOURCE,
+        ),
+    ),
+]
+"""Each changes how a program is run, which must not change its numbers."""
 
 
-@requirement(
-    "RFSDP-LAW-01",
-    "Under FSDP-replicate the numbers stay the same when ranks exchange their parts of a batch, when more ranks "
-    "share it, when it comes in micro-batches, when no layer is wrapped on its own, when layers are wrapped in "
-    "another order, when the ranks are those of a mesh that is flattened, when state is saved and loaded in "
-    "between, and when a world of another size takes over.",
-    source="torch/distributed/_composable/replicate_with_fsdp.py: replicate",
-)
-@pytest.mark.parametrize(
-    "law", ["permuted", "spread", "accumulated", "unwrapped", "rewrapped", "flattened", "never-saved", "resumed"]
-)
+@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.world(1, 2, 4)
 @given(
     program=programs(
@@ -33,18 +93,18 @@ from harness.programs.strategies import programs
 )
 @examples(6)
 def test_law(worlds: Callable[[int], World], law: str, program: Program) -> None:
-    """Parameters, buffers and states of the optimizer after every step, bit for bit."""
+    """Compare parameters, buffers and optimizer states after every step, bit for bit."""
     assert_law(worlds, program, law)
 
 
 @requirement(
     "RFSDP-LAW-02",
-    "On one rank the numbers are those of torch alone, bit for bit, in the program's own dtype, whatever rounds.",
-    source="torch/distributed/_composable/replicate_with_fsdp.py: replicate",
+    "On one rank, FSDP-replicate gives the same numbers as torch alone, bit for bit, even where results are rounded.",
+    source=SOURCE,
 )
 @pytest.mark.world(1)
 @given(program=programs("replicate_fsdp", (1,), most_steps=2, any_world=True))
 @examples(12)
 def test_single(worlds: Callable[[int], World], program: Program) -> None:
-    """The same operations in the same order, so that nothing has to be proven exact."""
+    """Both runs do the same operations in the same order, in the program's own dtype."""
     assert_law(worlds, program, "single")

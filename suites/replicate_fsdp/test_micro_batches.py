@@ -10,20 +10,21 @@ from torch import nn
 
 from fixtures.layers import layer
 from fixtures.micro_batches import PATTERNS, average, given
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 
 
 @requirement(
     "RFSDP-ACC-02",
-    "What micro-batches have accumulated, with and without synchronisation, is the average over ranks of their sum.",
+    "Gradients accumulated over micro-batches, with or without synchronization, are the average over ranks of "
+    "their sum.",
     source="torch.distributed.fsdp.FSDPModule: set_requires_gradient_sync",
 )
 @pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.world(2, 3)
 def test_patterns(world: World, pattern: str, groups: bool) -> None:
-    """Two steps of every pattern; the layers' outputs are added up."""
+    """Two steps of every pattern; the layers' outputs are added."""
 
     def body(rank: Rank) -> list[Any]:
         model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
@@ -38,7 +39,7 @@ def test_patterns(world: World, pattern: str, groups: bool) -> None:
         return found
 
     right = average(world.size, len(pattern))
-    assert world.run(body) == [[[[right] * 4] * 2] * 2] * world.size
+    assert_on_ranks([[[[right] * 4] * 2] * 2] * world.size, world.run(body))
 
 
 class Branches(nn.Module):
@@ -56,15 +57,15 @@ class Branches(nn.Module):
 
 @requirement(
     "RFSDP-ACC-03",
-    "What was accumulated without synchronisation is averaged, also of a parameter that the synchronised micro-batch "
-    "does not use.",
+    "Gradients accumulated without synchronization are averaged even for parameters that the synchronized micro-"
+    "batch does not use.",
     source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup.post_backward",
 )
 @pytest.mark.parametrize("last", [(1,), ()], ids=["another-layer", "no-layer"])
 @pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
 @pytest.mark.world(2, 3)
 def test_unused_at_last(world: World, groups: bool, last: tuple[int, ...]) -> None:
-    """The first layer without synchronisation, the second or none with it, in three steps."""
+    """The first layer runs without synchronization, the second or none with it, in three steps."""
 
     def body(rank: Rank) -> list[Any]:
         model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
@@ -79,18 +80,18 @@ def test_unused_at_last(world: World, groups: bool, last: tuple[int, ...]) -> No
         return found
 
     right = average(world.size, 1)
-    assert world.run(body) == [[[[right] * 4] * (1 + len(last))] * 3] * world.size
+    assert_on_ranks([[[[right] * 4] * (1 + len(last))] * 3] * world.size, world.run(body))
 
 
 @requirement(
     "RFSDP-UNUSED-02",
-    "A parameter that nothing has used has no gradient, and the optimizer leaves it as it is.",
+    "A parameter that was never used has no gradient, and the optimizer leaves it unchanged.",
     source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup.post_backward",
 )
 @pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
 @pytest.mark.world(1, 2)
 def test_never_used(world: World, groups: bool) -> None:
-    """The second layer, in two steps of SGD with weight decay, which moves whatever has a gradient."""
+    """The second layer is idle in two steps of SGD with weight decay, which changes every parameter with a gradient."""
 
     def body(rank: Rank) -> list[Any]:
         model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
@@ -103,18 +104,18 @@ def test_never_used(world: World, groups: bool) -> None:
         weights = replicate_fsdp.parameters(model)
         return [model.second.weight.grad, weights["second.weight"].flatten().tolist()]
 
-    assert world.run(body) == [[None, [1.0] * 4]] * world.size
+    assert_on_ranks([[None, [1.0] * 4]] * world.size, world.run(body))
 
 
 @requirement(
     "RFSDP-FROZEN-01",
-    "A frozen parameter stays frozen and has no gradient, beside others that are averaged.",
+    "A frozen parameter stays frozen and has no gradient, while others are averaged.",
     source="torch/distributed/fsdp/_fully_shard/_fsdp_param.py: FSDPParam",
 )
 @pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
 @pytest.mark.world(1, 2)
 def test_frozen(world: World, groups: bool) -> None:
-    """The first of two layers that both are used, in two backwards."""
+    """Of two used layers the first is frozen, in two backwards."""
 
     def body(rank: Rank) -> list[Any]:
         module = Branches()
@@ -127,17 +128,18 @@ def test_frozen(world: World, groups: bool) -> None:
         return [flags, replicate_fsdp.gradients(model)["second.weight"].flatten().tolist()]
 
     flags = {"first.weight": (False, True), "second.weight": (True, False)}
-    assert world.run(body) == [[flags, [average(world.size, 2)] * 4]] * world.size
+    assert_on_ranks([[flags, [average(world.size, 2)] * 4]] * world.size, world.run(body))
 
 
 @requirement(
     "RFSDP-INIT-01",
-    "Replicating a model, its first forward and its first backward leave the random state as it was.",
+    "Replicating a model, its first forward and its first backward leave the random number generator's state "
+    "unchanged.",
     source="torch/distributed/_composable/replicate_with_fsdp.py: replicate",
 )
 @pytest.mark.world(2)
 def test_random_state(world: World) -> None:
-    """What is drawn after a first step is what is drawn without a model."""
+    """Random numbers drawn after a first step equal those drawn without a model."""
 
     def body(rank: Rank) -> list[float]:
         module = Branches()

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import checkpoint
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.oracles.exact import assert_same, dyadic
 from harness.stacks import replicate_fsdp
 
@@ -31,11 +31,14 @@ def called(rank: Rank, model: Any) -> float:
     return float(model(torch.ones(1, 1, device=rank.device)).detach())
 
 
-@requirement("RFSDP-PAR-01", "Outside of a forward parameters are DTensors that are replicated, whole and as before.",
-             source=SOURCE)  # fmt: skip
+@requirement(
+    "RFSDP-PAR-01",
+    "Outside of a forward, parameters are replicated DTensors with their whole size and values.",
+    source=SOURCE,
+)
 @pytest.mark.world(2, 3)
 def test_placements(world: World) -> None:
-    """Of several shapes and frozen, before a step and after it."""
+    """Parameters of several shapes, one frozen, before and after a step."""
     shapes: dict[str, tuple[int, ...]] = {"one": (1,), "vector": (5,), "block": (2, 1, 3, 2), "frozen": (4,)}
 
     class Model(nn.Module):
@@ -70,13 +73,13 @@ def test_placements(world: World) -> None:
 
 @requirement(
     "RFSDP-PAR-02",
-    "The average is right for parameters of every shape, element by element.",
+    "Gradients of parameters of every shape are averaged element by element.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("offload", [False, True], ids=["resident", "offloaded"])
 @pytest.mark.world(2, 3)
 def test_shapes(world: World, offload: bool) -> None:
-    """One element, many dimensions, and several of the same shape; two groups, three steps, of which two add up."""
+    """One element, many dimensions, and equal shapes; two groups; of three steps two accumulate."""
     shapes: dict[str, tuple[int, ...]] = {"one": (1, 1), "block": (2, 1, 3, 2), "vector": (5,), "last": (5,)}
     policy = CPUOffloadPolicy(pin_memory=False) if offload else OffloadPolicy()
 
@@ -123,13 +126,18 @@ def test_shapes(world: World, offload: bool) -> None:
 
 @requirement(
     "RFSDP-STATE-02",
-    "After a forward without a backward, state dicts have the parameters that are trained, and what is loaded counts.",
+    "After a forward without a backward, a state dict holds the trained parameters as DTensors.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup._register_state_dict_hooks",
+)
+@requirement(
+    "RFSDP-STATE-03",
+    "A state dict loaded after a forward is used by the next forward.",
     source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup._register_state_dict_hooks",
 )
 @pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
 @pytest.mark.world(2)
 def test_state_dict_after_forward(world: World, assign: bool) -> None:
-    """Forward, save, load something else, forward, load again, forward."""
+    """Run a forward, save, load other values, run a forward, load again, run a forward."""
 
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(nn.Sequential(layer(), layer()), rank)
@@ -142,7 +150,7 @@ def test_state_dict_after_forward(world: World, assign: bool) -> None:
             model.load_state_dict({n: torch.full_like(p, value) for n, p in state.items()}, assign=assign)
         return [*found, called(rank, model)]
 
-    assert world.run(body) == [[1.0, 4.0, 16.0]] * 2
+    assert_on_ranks([[1.0, 4.0, 16.0]] * 2, world.run(body))
 
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -153,12 +161,16 @@ POLICIES: dict[str, dict[str, Any]] = {
 """All numbers of the next test are the same in each."""
 
 
-@requirement("RFSDP-STEP-01", "A forward computes with the parameters as the last step left them.", source=SOURCE)
+@requirement(
+    "RFSDP-STEP-01",
+    "A forward uses the parameters as the last optimizer step left them.",
+    source=SOURCE,
+)
 @pytest.mark.parametrize("evaluated", [False, True], ids=["trained", "evaluated"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.world(2)
 def test_after_a_step(world: World, policy: str, evaluated: bool) -> None:
-    """Steps of SGD; perhaps with an evaluation between the backward and the step."""
+    """Steps of SGD, with or without an evaluation between backward and step."""
 
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(nn.Sequential(layer(2.0)), rank, **POLICIES[policy])
@@ -175,15 +187,17 @@ def test_after_a_step(world: World, policy: str, evaluated: bool) -> None:
             optimizer.zero_grad()
         return found
 
-    assert world.run(body) == [[2.0, 1.75, 1.5]] * 2
+    assert_on_ranks([[2.0, 1.75, 1.5]] * 2, world.run(body))
 
 
 @requirement(
-    "RFSDP-PAR-03", "The average is right to the last element of a parameter of more than 1 MiB.", source=SOURCE
+    "RFSDP-PAR-03",
+    "The gradient of a parameter larger than 1 MiB is averaged in every element.",
+    source=SOURCE,
 )
 @pytest.mark.world(2)
 def test_large(world: World) -> None:
-    """One backward; no element is like its neighbours."""
+    """One backward, in which neighbouring elements differ."""
 
     def numbers(rank: int) -> torch.Tensor:
         return torch.arange(300_001.0) * (rank + 1)
@@ -199,11 +213,14 @@ def test_large(world: World) -> None:
         assert_same(numbers(0) * 1.5, found, f"rank {rank}")
 
 
-@requirement("RFSDP-CAST-01", "A replicated model that is cast before its first forward trains in its new dtype.",
-             source=SOURCE)  # fmt: skip
+@requirement(
+    "RFSDP-CAST-01",
+    "A replicated model that is cast before its first forward trains in its new dtype.",
+    source=SOURCE,
+)
 @pytest.mark.world(2)
 def test_cast_model(world: World) -> None:
-    """To float64; then its parameters are set to 3."""
+    """Cast to float64, then set the parameters to 3."""
 
     def body(rank: Rank) -> tuple[float, str]:
         model = replicate_fsdp.apply(nn.Sequential(layer()), rank)
@@ -215,18 +232,18 @@ def test_cast_model(world: World) -> None:
         output.sum().backward()
         return float(output.detach()), str(replicate_fsdp.gradients(model)["0.weight"].dtype)
 
-    assert world.run(body) == [(3.0, "torch.float64")] * 2
+    assert_on_ranks([(3.0, "torch.float64")] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-UNSHARD-01",
-    "After unshard() parameters are plain and can be computed with, after reshard() they are DTensors again.",
+    "unshard() makes parameters plain tensors, and reshard() makes them DTensors again.",
     source="torch.distributed.fsdp.FSDPModule: unshard, reshard",
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.world(2)
 def test_unshard(world: World, asynchronous: bool) -> None:
-    """Twice, with other values the second time."""
+    """Repeat it with other values."""
 
     def body(rank: Rank) -> list[float]:
         model: Any = replicate_fsdp.apply(layer(), rank)
@@ -245,17 +262,22 @@ def test_unshard(world: World, asynchronous: bool) -> None:
                 model.weight.mul_(2)
         return found
 
-    assert world.run(body) == [[1.0, 2.0]] * 2
+    assert_on_ranks([[1.0, 2.0]] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-UNSHARD-02",
-    "A state dict has DTensors after unshard(), too, and one can be loaded then.",
+    "A state dict saved after unshard() holds DTensors.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup._register_state_dict_hooks",
+)
+@requirement(
+    "RFSDP-UNSHARD-03",
+    "A state dict can be loaded after unshard().",
     source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup._register_state_dict_hooks",
 )
 @pytest.mark.world(2)
 def test_state_dict_after_unshard(world: World) -> None:
-    """Save after unshard(), load twice as much after unshard(), and look at what a forward computes."""
+    """Save after unshard(), load doubled values after unshard(), then run a forward."""
 
     def body(rank: Rank) -> tuple[bool, float, float]:
         model: Any = replicate_fsdp.apply(layer(), rank)
@@ -266,12 +288,12 @@ def test_state_dict_after_unshard(world: World) -> None:
         model.load_state_dict({name: value * 2 for name, value in state.items()})
         return all(isinstance(value, DTensor) for value in state.values()), before, called(rank, model)
 
-    assert world.run(body) == [(True, 1.0, 2.0)] * 2
+    assert_on_ranks([(True, 1.0, 2.0)] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-METHOD-01",
-    "A method that is registered as another forward trains like the forward.",
+    "A method registered with register_fsdp_forward_method trains like the forward.",
     source="torch.distributed.fsdp.register_fsdp_forward_method",
 )
 @pytest.mark.world(2)
@@ -299,12 +321,12 @@ def test_other_methods(world: World) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[3.0, 3.0]] * 2
+    assert_on_ranks([[3.0, 3.0]] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-HOOK-03",
-    "Hooks of a module's forward, from before or after it was replicated, find the parameters that it computes with.",
+    "Forward hooks, registered before or after replication, see the parameters that the module computes with.",
     source="torch/distributed/fsdp/_fully_shard: FSDPState.init, prepend=True",
 )
 @pytest.mark.world(2)
@@ -329,17 +351,17 @@ def test_users_hooks(world: World) -> None:
         return seen
 
     right = ["early, before: Parameter", "late, before: Parameter", "early, after: Parameter"]
-    assert world.run(body) == [right * 3] * 2
+    assert_on_ranks([right * 3] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-LAYERWISE-01",
-    "Layers that are made and replicated one by one, the plain parameters being gone, are taken.",
+    "Layers can be created and replicated one by one, even if their plain parameters are already freed.",
     source="torch/distributed/fsdp/_fully_shard: FSDPState._validate_no_duplicate_params; pytorch/pytorch#176225",
 )
 @pytest.mark.world(1, 2)
 def test_layer_by_layer(world: World) -> None:
-    """Sixty layers; the memory of each one's plain parameters is free before the next is made."""
+    """Sixty layers; each one's plain parameters are freed before the next layer is created."""
 
     def body(rank: Rank) -> float:
         model = nn.Sequential()
@@ -349,19 +371,19 @@ def test_layer_by_layer(world: World) -> None:
                 gc.collect()
         return called(rank, replicate_fsdp.apply(model, rank, groups=False))
 
-    assert world.run(body) == [2.0**60] * world.size
+    assert_on_ranks([2.0**60] * world.size, world.run(body))
 
 
 @requirement(
     "RFSDP-MEMORY-01",
-    "Between steps a rank holds its parameters once, and nothing that it did not hold a step before.",
+    "Between steps, a rank holds its parameters once and its memory does not grow.",
     source="torch/distributed/fsdp/_fully_shard: FSDPParam.free_unsharded_param; ROCm/pytorch#3501",
 )
 @pytest.mark.world(2)
 def test_memory(world: World) -> None:
-    """Two groups of 64 KiB in six steps, by the bytes behind all tensors that there are.
+    """Two groups of 64 KiB in six steps, measured by the bytes of all live tensors.
 
-    A thread of the backend may hold on to a gradient for a moment more: it has five seconds, once.
+    A backend's thread may hold a gradient a moment longer: it gets five seconds, once.
     """
 
     def held() -> int:
@@ -386,18 +408,18 @@ def test_memory(world: World) -> None:
             time.sleep(0.05)  # until the thread has let go of it
         return found
 
-    assert world.run(body) == [2 * 64] * 2
+    assert_on_ranks([2 * 64] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-PAR-04",
-    "An optimizer trains a replicated model, whether it is made before or after the first forward.",
+    "An optimizer trains a replicated model whether it is created before or after the first forward.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("made", ["first", "after-evaluation", "after-forward"])
 @pytest.mark.world(2)
 def test_optimizer(world: World, made: str) -> None:
-    """Two steps of SGD; an evaluation, or a forward whose backward never comes, before the optimizer is made."""
+    """Two steps of SGD; before the optimizer is created, an evaluation or a forward without a backward."""
 
     def body(rank: Rank) -> float:
         model = replicate_fsdp.apply(layer(2.0), rank)
@@ -411,18 +433,18 @@ def test_optimizer(world: World, made: str) -> None:
             optimizer.zero_grad()
         return float(replicate_fsdp.parameters(model)["weight"])
 
-    assert world.run(body) == [1.5] * 2
+    assert_on_ranks([1.5] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-PAR-05",
-    "What is written into parameters after a forward is what is trained and saved.",
+    "Values written to parameters after a forward are trained and saved.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("grad", [True, False], ids=["forward", "evaluation"])
 @pytest.mark.world(2)
 def test_written(world: World, grad: bool) -> None:
-    """A forward, or an evaluation; parameters are set to 5; two steps of SGD."""
+    """After a forward or an evaluation, parameters are set to 5; then two steps of SGD."""
 
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(layer(2.0), rank)
@@ -440,19 +462,19 @@ def test_written(world: World, grad: bool) -> None:
             optimizer.zero_grad()
         return [*found, float(replicate_fsdp.parameters(model)["weight"])]
 
-    assert world.run(body) == [[5.0, 4.75, 4.5]] * 2
+    assert_on_ranks([[5.0, 4.75, 4.5]] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-PAR-06",
-    "A module can compute with the parameters of a group within it, once that has been called; all of their gradients "
-    "are averaged.",
+    "A module may use the parameters of an inner group after calling it, and all uses contribute to their "
+    "averaged gradients.",
     source="torch/distributed/_composable/replicate_with_fsdp.py: nothing is resharded after a forward",
 )
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
 @pytest.mark.world(2)
 def test_used_by_parent(world: World, checkpointed: bool) -> None:
-    """A weight that is used as it is in its layer, and transposed after that, in two steps."""
+    """A weight is used in its layer, then transposed by the parent, in two steps."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -474,4 +496,4 @@ def test_used_by_parent(world: World, checkpointed: bool) -> None:
         return found
 
     # Of a layer the gradient has the inputs in its columns, and of its transposition in its rows: means 1.5 and 2.
-    assert world.run(body) == [[[3.0, 3.5, 3.5, 4.0]] * 2] * 2
+    assert_on_ranks([[[3.0, 3.5, 3.5, 4.0]] * 2] * 2, world.run(body))

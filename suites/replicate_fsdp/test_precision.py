@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 
 SOURCE = "torch.distributed.fsdp.MixedPrecisionPolicy"
@@ -35,14 +35,15 @@ class Looking(nn.Module):
 
 @requirement(
     "RFSDP-MIX-01",
-    "param_dtype casts parameters and inputs of floats, wherever they are given; not whole numbers, bool, nor buffers.",
+    "param_dtype casts floating-point parameters and inputs, wherever the inputs are passed, but no integers, "
+    "bools or buffers.",
     source="torch.distributed.fsdp.MixedPrecisionPolicy: param_dtype, cast_forward_inputs",
 )
 @pytest.mark.parametrize("inputs", [True, False], ids=["inputs", "not-inputs"])
 @pytest.mark.parametrize("output", ["", "float64"])
 @pytest.mark.world(2)
 def test_what_is_cast(world: World, inputs: bool, output: str) -> None:
-    """Inputs by position, by keyword and in containers; two steps, and an evaluation."""
+    """Inputs by position, by keyword and in containers; two steps and an evaluation."""
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16,
         output_dtype=getattr(torch, output) if output else None,
@@ -76,7 +77,7 @@ def test_what_is_cast(world: World, inputs: bool, output: str) -> None:
 
 @requirement(
     "RFSDP-MIX-02",
-    "Gradients are added up over ranks in reduce_dtype, and come back in the parameters' own.",
+    "Gradients are reduced in reduce_dtype and returned in the dtype of the parameters.",
     source="torch.distributed.fsdp.MixedPrecisionPolicy: reduce_dtype",
 )
 @pytest.mark.parametrize(("param", "reduce", "right"), [("", "bfloat16", 256.0), ("bfloat16", "float32", 257.0)])
@@ -92,17 +93,17 @@ def test_reduce_dtype(world: World, param: str, reduce: str, right: float) -> No
         assert gradient.dtype == torch.float32
         return float(gradient)
 
-    assert world.run(body) == [right] * 2
+    assert_on_ranks([right] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-MIX-03",
-    "Without synchronisation gradients are added up in reduce_dtype.",
+    "Without synchronization, gradients accumulate in reduce_dtype.",
     source="torch.distributed.fsdp.MixedPrecisionPolicy: reduce_dtype",
 )
 @pytest.mark.world(1, 2)
 def test_accumulated_in_reduce_dtype(world: World) -> None:
-    """Micro-batches of 256, 1 and 1, in bfloat16, reduced in float32; twice."""
+    """Micro-batches of 256, 1 and 1 in bfloat16, reduced in float32; two steps."""
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
 
     def body(rank: Rank) -> list[float]:
@@ -116,16 +117,18 @@ def test_accumulated_in_reduce_dtype(world: World) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[258.0, 258.0]] * world.size
+    assert_on_ranks([[258.0, 258.0]] * world.size, world.run(body))
 
 
 @requirement(
-    "RFSDP-MIX-04", "Checkpointed layers are computed again with inputs and parameters that are cast.", source=SOURCE
+    "RFSDP-MIX-04",
+    "Checkpointed layers are recomputed with cast inputs and parameters.",
+    source=SOURCE,
 )
 @pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
 @pytest.mark.world(2)
 def test_checkpointed(world: World, reentrant: bool) -> None:
-    """A layer that is a group of its own, whose outputs stay in float32, checkpointed twice."""
+    """A layer that is its own group, with float32 outputs, is checkpointed twice."""
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32)
 
     class Model(nn.Module):
@@ -150,4 +153,4 @@ def test_checkpointed(world: World, reentrant: bool) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[[1.5, 1.5]] * 2] * 2
+    assert_on_ranks([[[1.5, 1.5]] * 2] * 2, world.run(body))

@@ -10,34 +10,37 @@ from hypothesis import given
 from harness import World, requirement
 from harness.programs.assertion import assert_same_as_alone
 from harness.programs.examples import examples
-from harness.programs.spec import Program
 from harness.programs.strategies import programs
+from harness.specs.program import Program
 
 SIZES = (1, 2, 3, 4, 5)
 
 
 @requirement(
     "RFSDP-GRAD-02",
-    "Any model that FSDP-replicate takes trains on ranks as it does on one device, bit for bit where every result is "
-    "representable: outputs, gradients, parameters, buffers and optimizer states, at every step.",
+    "Any model under FSDP-replicate trains on ranks as on one device, bit for bit at every step if every result "
+    "is representable.",
     source="torch/distributed/_composable/replicate_with_fsdp.py: replicate",
 )
 @pytest.mark.world(*SIZES)
 @given(program=programs("replicate_fsdp", SIZES, smooth=False))
 @examples(60)
 def test_representable(worlds: Callable[[int], World], program: Program) -> None:
-    """Layers and optimizers that only add and multiply small numbers."""
+    """Draw layers and optimizers that only add and multiply small numbers.
+
+    Compare outputs, gradients, parameters, buffers and optimizer states.
+    """
     assert_same_as_alone(worlds, program)
 
 
 @requirement(
     "RFSDP-GRAD-03",
-    "Any model that FSDP-replicate takes trains on ranks as it does on one device, within what rounding explains.",
+    "Any model under FSDP-replicate trains on ranks as on one device, within the rounding error.",
     source="torch/distributed/_composable/replicate_with_fsdp.py: replicate",
 )
 @pytest.mark.world(*SIZES)
 @given(program=programs("replicate_fsdp", SIZES, smooth=True))
 @examples(20)
 def test_rounded(worlds: Callable[[int], World], program: Program) -> None:
-    """Norms, attention, smooth activations, AdamW, clipping."""
+    """Draw norms, attention, smooth activations, AdamW and clipping."""
     assert_same_as_alone(worlds, program)

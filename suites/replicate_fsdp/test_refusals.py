@@ -51,13 +51,13 @@ WRONG: dict[str, tuple[Callable[[Rank], None], str]] = {
 
 @requirement(
     "RFSDP-REFUSE-01",
-    "What cannot be is refused on every rank by an error that says what is wrong.",
+    "Unsupported uses of a replicated module raise an error that names the problem on every rank.",
     source="torch.distributed.fsdp.FSDPModule; torch/distributed/_composable/replicate_with_fsdp.py",
 )
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.world(2)
 def test_refused(world: World, what: str) -> None:
-    """Nothing is sent before the error, so ranks are not left waiting."""
+    """The error comes before any communication, so that no rank is left waiting."""
     wrong, says = WRONG[what]
 
     def body(rank: Rank) -> str:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from fixtures.layers import alone, layers, train
 from fixtures.models import TwoLayers, batch
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.oracles import baseline
 from harness.stacks import replicate_fsdp
 
@@ -43,13 +43,13 @@ SETTINGS: dict[str, Callable[[Any], None]] = {
 
 @requirement(
     "RFSDP-SCHEDULE-01",
-    "Whenever parameters are gathered and given back, the numbers of every step are those of one device.",
+    "Training gives the numbers of one device at every step, whenever parameters are unsharded or resharded.",
     source=f"{SOURCE}: set_modules_to_forward_prefetch, set_reshard_after_backward, set_is_last_backward, unshard",
 )
 @pytest.mark.parametrize("setting", list(SETTINGS))
 @pytest.mark.world(2, 3)
 def test_settings(world: World, setting: str) -> None:
-    """Two groups and a root, three steps, with each setting that is about when."""
+    """Train two groups and a root for three steps with each scheduling setting."""
     assert_same_with(world, SETTINGS[setting], waited=setting != "never-the-last-backward")
 
 
@@ -82,14 +82,13 @@ def assert_same_with(world: World, setting: Callable[[Any], None], *, waited: bo
 
 @requirement(
     "RFSDP-SCHEDULE-03",
-    "What can be set for sharded modules changes no number of a replicated one, or is refused by an error that says "
-    "what can't be.",
+    "set_reshard_after_forward has no effect on the numbers of a replicated module, or raises an error that names it.",
     source=f"{SOURCE}: set_reshard_after_forward",
 )
 @pytest.mark.parametrize("given_back", [True, False], ids=["given-back", "kept"])
 @pytest.mark.world(2)
 def test_reshard_after_forward(world: World, given_back: bool) -> None:
-    """There is nothing to gather anew after the forward."""
+    """Replicated parameters are not resharded after the forward."""
 
     def set_it(model: Any) -> None:
         try:
@@ -103,13 +102,13 @@ def test_reshard_after_forward(world: World, given_back: bool) -> None:
 
 @requirement(
     "RFSDP-SCHEDULE-02",
-    "A setting that takes modules refuses what is no replicated module, and keeps what it had.",
+    "A prefetch setting raises an error for a module that is not replicated, and keeps its previous value.",
     source=f"{SOURCE}: set_modules_to_forward_prefetch, set_modules_to_backward_prefetch",
 )
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.world(1)
 def test_prefetch_of_a_plain_module(world: World, direction: str) -> None:
-    """A plain layer among those that are to be gathered ahead; a step afterwards."""
+    """Pass a plain layer among the modules to prefetch, then train a step."""
 
     def body(rank: Rank) -> list[list[float]]:
         model: Any = layers(rank.device)
@@ -118,18 +117,19 @@ def test_prefetch_of_a_plain_module(world: World, direction: str) -> None:
             getattr(model[0], f"set_modules_to_{direction}_prefetch")([model[1], nn.Linear(1, 1)])
         return train(model, rank.index)
 
-    assert world.run(body) == [alone(1)]
+    assert_on_ranks([alone(1)], world.run(body))
 
 
 @requirement(
     "RFSDP-META-01",
-    "A model that is made without memory, replicated, and filled in place trains as one that was whole before.",
+    "A model created on the meta device, replicated, then filled in place trains like one that had values from "
+    "the start.",
     source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup.lazy_init, reset_sharded_param",
 )
 @pytest.mark.parametrize("filled", ["in-place", "assigned"])
 @pytest.mark.world(2)
 def test_meta_device(world: World, filled: str) -> None:
-    """Parameters on the meta device until after wrapping: to_empty and a copy, or a state dict that is assigned."""
+    """Parameters stay on the meta device until after wrapping; then to_empty and a copy, or an assigned state dict."""
 
     def body(rank: Rank) -> list[list[float]]:
         plain = layers().state_dict()
@@ -149,12 +149,12 @@ def test_meta_device(world: World, filled: str) -> None:
             model.load_state_dict(given, assign=True)
         return train(model, rank.index)
 
-    assert world.run(body) == [alone(2)] * 2
+    assert_on_ranks([alone(2)] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-META-02",
-    "A model of which parameters have no memory in the first forward is refused by an error that names them.",
+    "A model with parameters still on the meta device raises an error in the first forward that names them.",
     source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup._validate_no_meta_params",
 )
 @pytest.mark.world(1)
@@ -175,13 +175,13 @@ def test_left_on_meta(world: World) -> None:
 
 @requirement(
     "RFSDP-ABORT-01",
-    "After a step that an error has ended in its middle, and a reset, the next step is right.",
+    "After a step that an error interrupted, reset_iter_state makes the next step correct.",
     source=f"{SOURCE}: reset_iter_state",
 )
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.world(2)
 def test_aborted(world: World, where: str) -> None:
-    """The second layer raises once, in its forward or before its backward, on every rank."""
+    """The second layer raises once on every rank, in its forward or before its backward."""
 
     class Interrupted(Exception):
         pass
@@ -210,4 +210,4 @@ def test_aborted(world: World, where: str) -> None:
     found = world.run(body)
     if "unsupported" in found:
         pytest.skip("unsupported: this torch has no reset_iter_state")
-    assert found == [alone(2)] * 2
+    assert_on_ranks([alone(2)] * 2, found)

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fixtures.layers import layer, layers, row
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
@@ -39,13 +39,13 @@ class Sum(nn.Module):
 
 @requirement(
     "RFSDP-IGN-01",
-    "Ignored parameters stay plain and keep the gradients of their rank; others don't.",
+    "Ignored parameters stay plain tensors with the gradients of their rank, while others are averaged.",
     source="torch/distributed/_composable/replicate_with_fsdp.py: replicate, ignored_params",
 )
 @pytest.mark.parametrize("ignored", ["first", "second", "third"])
 @pytest.mark.world(2)
 def test_ignored(world: World, ignored: str) -> None:
-    """One of three layers of the same shape."""
+    """Ignore one of three layers of the same shape."""
 
     def body(rank: Rank) -> dict[str, list[float]]:
         model = Sum().to(rank.device)
@@ -55,21 +55,24 @@ def test_ignored(world: World, ignored: str) -> None:
             assert isinstance(p, DTensor) != name.startswith(ignored), name
         return backward(rank, model)
 
-    for rank, found in enumerate(world.run(body)):
-        assert found == {
-            f"{name}.weight": [1.0 + rank if name == ignored else 1.5] * 4 for name in ("first", "second", "third")
-        }
+    assert_on_ranks(
+        [
+            {f"{name}.weight": [1.0 + rank if name == ignored else 1.5] * 4 for name in ("first", "second", "third")}
+            for rank in range(world.size)
+        ],
+        world.run(body),
+    )
 
 
 @requirement(
     "RFSDP-IGN-02",
-    "Of a module some parameters can be ignored and others not.",
+    "Some parameters of a module can be ignored while its others are replicated.",
     source="torch/distributed/_composable/replicate_with_fsdp.py: replicate, ignored_params",
 )
 @pytest.mark.parametrize("ignored", ["weight", "bias"])
 @pytest.mark.world(2)
 def test_ignored_in_part(world: World, ignored: str) -> None:
-    """The weight of a layer, or its bias."""
+    """Ignore the weight of a layer, or its bias."""
 
     def body(rank: Rank) -> dict[str, list[float]]:
         model = nn.Linear(2, 1, device=rank.device)
@@ -89,13 +92,13 @@ def test_ignored_in_part(world: World, ignored: str) -> None:
 
 @requirement(
     "RFSDP-LIST-01",
-    "Modules that are replicated as a list are one group: their gradients are averaged in one collective.",
+    "Modules replicated as a list form one group, whose gradients are averaged in one collective.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("tied", [False, True], ids=["own", "tied"])
 @pytest.mark.world(2)
 def test_list_of_modules(world: World, tied: bool) -> None:
-    """The first and third of three layers, perhaps with the same weight, in two steps."""
+    """List the first and third of three layers, with or without a shared weight, in two steps."""
 
     def body(rank: Rank) -> list[dict[str, list[float]]]:
         model = Sum().to(rank.device)
@@ -112,7 +115,7 @@ def test_list_of_modules(world: World, tied: bool) -> None:
 
     right = {"first.weight": [3.0 if tied else 1.5] * 4, "second.weight": [1.5] * 4}
     right |= {} if tied else {"third.weight": [1.5] * 4}
-    assert world.run(body) == [[right] * 2] * 2
+    assert_on_ranks([[right] * 2] * 2, world.run(body))
 
 
 def replicate_with_list(modules: Any, rank: Rank) -> None:
@@ -121,14 +124,14 @@ def replicate_with_list(modules: Any, rank: Rank) -> None:
 
 @requirement(
     "RFSDP-MESH-01",
-    "Gradients are averaged over the dimension of a mesh that was given, and over no other ranks.",
+    "Gradients are averaged over the given mesh dimension only.",
     source="torch/distributed/_composable/replicate_with_fsdp.py: replicate, mesh",
 )
 @pytest.mark.parametrize("shape", ["2x2", "4x1", "1x4"])
 @pytest.mark.parametrize("dimension", [0, 1])
 @pytest.mark.world(4)
 def test_meshes(world: World, shape: str, dimension: int) -> None:
-    """Either dimension of meshes of two, also of one rank."""
+    """Use either dimension of a two-dimensional mesh, including dimensions of one rank."""
     sizes = [int(size) for size in shape.split("x")]
 
     def body(rank: Rank) -> dict[str, list[float]]:
@@ -143,13 +146,14 @@ def test_meshes(world: World, shape: str, dimension: int) -> None:
 
 
 @requirement(
-    "RFSDP-CONTRACT-01", "A mesh of two dimensions, and a module that is sharded or replicated, are refused.",
+    "RFSDP-CONTRACT-01",
+    "replicate raises an error for a two-dimensional mesh, or for a module that is already sharded or replicated.",
     source=SOURCE,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("what", ["mesh", "sharded", "replicated"])
 @pytest.mark.world(2)
 def test_refused(world: World, what: str) -> None:
-    """Each raises an error on every rank."""
+    """Each case raises an error on every rank."""
 
     def body(rank: Rank) -> str:
         model, options = layer(rank.device), {}
@@ -166,7 +170,7 @@ def test_refused(world: World, what: str) -> None:
         return "taken"
 
     right = {"mesh": "ValueError", "sharded": "RuntimeError", "replicated": "AssertionError"}[what]
-    assert world.run(body) == [right] * 2
+    assert_on_ranks([right] * 2, world.run(body))
 
 
 def tensor_parallel(rank: Rank, *, groups: bool) -> tuple[nn.Module, int]:
@@ -179,13 +183,13 @@ def tensor_parallel(rank: Rank, *, groups: bool) -> tuple[nn.Module, int]:
 
 @requirement(
     "RFSDP-TP-01",
-    "A model with tensor-parallel layers on one dimension of a mesh, replicated over another, trains as on one device.",
+    "A model that is tensor parallel over one mesh dimension and replicated over another trains as on one device.",
     source="torch/distributed/fsdp/_fully_shard/_fsdp_param.py: _init_sharding_spec_tp",
 )
 @pytest.mark.parametrize("groups", [True, False], ids=["own-groups", "one-group"])
 @pytest.mark.world(2, 4)
 def test_tensor_parallel(world: World, groups: bool) -> None:
-    """Two layers, column-wise and row-wise, on two tensor-parallel ranks; whole parameters after three steps."""
+    """Two layers, column-wise and row-wise, on two tensor-parallel ranks; compare parameters after three steps."""
     data = world.size // 2
 
     def body(rank: Rank) -> list[list[list[float]]]:
@@ -193,17 +197,17 @@ def test_tensor_parallel(world: World, groups: bool) -> None:
         assert [len(p.placements) for p in model.parameters() if isinstance(p, DTensor)] == [2, 2]
         return steps(model, [part])
 
-    assert world.run(body) == [steps(layers().double(), list(range(data)))] * world.size
+    assert_on_ranks([steps(layers().double(), list(range(data)))] * world.size, world.run(body))
 
 
 @requirement(
     "RFSDP-TP-02",
-    "Gradients of a replicated model with tensor-parallel layers are clipped by the norm of all of them.",
+    "Gradients of a replicated model with tensor-parallel layers are clipped by the norm of all gradients.",
     source="torch.nn.utils.clip_grad_norm_; pytorch/pytorch#170862",
 )
 @pytest.mark.world(2, 4)
 def test_clipping(world: World) -> None:
-    """Two layers, column-wise and row-wise: the norm that is returned, and gradients clipped to a quarter of it."""
+    """Two layers, column-wise and row-wise: compare the returned norm, and the clipped gradients."""
     data = world.size // 2
 
     def clipped(model: nn.Module, parts: list[int]) -> tuple[float, list[list[float]]]:
@@ -245,13 +249,18 @@ def steps(model: nn.Module, parts: list[int]) -> list[list[list[float]]]:
 
 @requirement(
     "RFSDP-MESH-02",
-    "Over dimensions of a mesh that dp_mesh_dims names, DTensors on the whole mesh are averaged; others are refused.",
+    "With dp_mesh_dims, gradients of DTensors on the whole mesh are averaged over the named dimensions.",
+    source="torch.distributed.fsdp.DataParallelMeshDims",
+)
+@requirement(
+    "RFSDP-MESH-04",
+    "With dp_mesh_dims, a parameter that is not a DTensor on the whole mesh raises an error.",
     source="torch.distributed.fsdp.DataParallelMeshDims",
 )
 @pytest.mark.parametrize("how", ["distributed", "divided", "plain", "both-dimensions"])
 @pytest.mark.world(2, 4)
 def test_whole_mesh(world: World, how: str) -> None:
-    """A weight replicated over both dimensions, divided over the second, or plain; one dimension is named, or both."""
+    """A weight is replicated over both dimensions, sharded over the second, or plain; one or both are named."""
     if not hasattr(fsdp, "DataParallelMeshDims"):
         pytest.skip("unsupported: this torch has no dp_mesh_dims")
     data = world.size // 2
@@ -276,4 +285,4 @@ def test_whole_mesh(world: World, how: str) -> None:
 
     parts = world.size if both else data
     average = sum(range(1, parts + 1)) / parts
-    assert world.run(body) == ["refused" if how == "plain" else [average] * 4] * world.size
+    assert_on_ranks(["refused" if how == "plain" else [average] * 4] * world.size, world.run(body))

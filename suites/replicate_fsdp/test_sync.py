@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from fixtures.layers import Hidden
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 from harness.stacks.training import launched, since
 
@@ -47,13 +47,13 @@ def read(model: nn.Module) -> dict[str, float]:
 
 @requirement(
     "RFSDP-SYNC-01",
-    "set_requires_gradient_sync holds for modules within where it is to recurse, and else for its module alone.",
+    "set_requires_gradient_sync applies to inner modules if recurse=True, and otherwise to its own module only.",
     source="torch.distributed.fsdp.FSDPModule: set_requires_gradient_sync, recurse",
 )
 @pytest.mark.parametrize("recurse", [True, False])
 @pytest.mark.world(2)
 def test_recursion(world: World, recurse: bool) -> None:
-    """A root with a weight of its own around a layer; off, and on again."""
+    """A root with its own weight contains a layer; switch it off, then on again."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -74,17 +74,17 @@ def test_recursion(world: World, recurse: bool) -> None:
         return *first, backward(rank, model), read(model)
 
     off: dict[str, float] = {} if recurse else {"layer.weight": 1.5}
-    assert world.run(body) == [(len(off), off, 2, {"own": 3.0, "layer.weight": 3.0})] * 2
+    assert_on_ranks([(len(off), off, 2, {"own": 3.0, "layer.weight": 3.0})] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-SYNC-02",
-    "Without all-reduce gradients are kept, and added to those of the next backward that has it.",
+    "Without all-reduce, gradients are kept and added to those of the next backward that has it.",
     source="torch.distributed.fsdp.FSDPModule: set_requires_all_reduce",
 )
 @pytest.mark.world(2)
 def test_requires_all_reduce(world: World) -> None:
-    """Two backwards without, one with; twice."""
+    """Two backwards without, one with; repeated."""
 
     def body(rank: Rank) -> list[tuple[int, dict[str, float]]]:
         model: Any = replicate_fsdp.apply(Layers(), rank)
@@ -98,7 +98,7 @@ def test_requires_all_reduce(world: World) -> None:
 
     without: tuple[int, dict[str, float]] = (0, {})
     with_it = (2, {"inner.weight": 4.5, "outer.weight": 4.5})
-    assert world.run(body) == [[without, without, with_it] * 2] * 2
+    assert_on_ranks([[without, without, with_it] * 2] * 2, world.run(body))
 
 
 @dataclass
@@ -109,13 +109,13 @@ class Outputs:
 
 @requirement(
     "RFSDP-OUT-01",
-    "Gradients are averaged whichever of several outputs a loss is computed from, whatever container it is in.",
+    "Gradients are averaged whichever of several outputs the loss is computed from, in whatever container.",
     source="torch/distributed/fsdp/_fully_shard: FSDPState._register_pre_backward_hook",
 )
 @pytest.mark.parametrize("output", range(5))
 @pytest.mark.world(2)
 def test_any_output(world: World, output: int) -> None:
-    """A loss from one of five outputs, of which no other is a part, in two steps."""
+    """Compute the loss from one of five independent outputs, in two steps."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -138,12 +138,12 @@ def test_any_output(world: World, output: int) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[1.5 * (output + 1)] * 2] * 2
+    assert_on_ranks([[1.5 * (output + 1)] * 2] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-OUT-02",
-    "Gradients are averaged whatever container a module's output is.",
+    "Gradients are averaged whatever container holds a module's only output.",
     source="torch/distributed/fsdp/_fully_shard: FSDPState._register_pre_backward_hook",
 )
 @pytest.mark.parametrize("container", ["list", "dict", "dataclass"])
@@ -171,18 +171,18 @@ def test_containers(world: World, container: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[1.5, 1.5]] * 2
+    assert_on_ranks([[1.5, 1.5]] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-OUT-03",
-    "Gradients are averaged also where the output that a loss comes from is not found, or the model refuses it.",
+    "Gradients are averaged, or the model raises an error, if the loss comes from an output that cannot be found.",
     source="torch/distributed/fsdp/_fully_shard: FSDPState._register_pre_backward_hook",
 )
 @pytest.mark.parametrize("where", ["object", "kept"])
 @pytest.mark.world(2)
 def test_hidden_output(world: World, where: str) -> None:
-    """In an object that is no container, or kept by the module, which gives back nothing; two steps."""
+    """The output is in an object that is not a container, or the module keeps it and returns nothing; two steps."""
 
     def body(rank: Rank) -> list[float] | str:
         model: Any = replicate_fsdp.apply(Hidden(nn.Linear(1, 1, bias=False), where == "object"), rank, groups=False)
@@ -197,7 +197,7 @@ def test_hidden_output(world: World, where: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) in ([[1.5, 1.5]] * 2, ["an error"] * 2)
+    assert_on_ranks([[1.5, 1.5]] * 2, world.run(body), or_all=["an error"] * 2)
 
 
 POLICIES: dict[str, dict[str, torch.dtype]] = {
@@ -210,13 +210,13 @@ POLICIES: dict[str, dict[str, torch.dtype]] = {
 
 @requirement(
     "RFSDP-UNUSED-01",
-    "With set_reduce_scatter_unused_params, a parameter that only some ranks use has the average over all.",
+    "With set_reduce_scatter_unused_params, a parameter that only some ranks use has the average over all ranks.",
     source="torch.distributed.fsdp.FSDPModule: set_reduce_scatter_unused_params",
 )
 @pytest.mark.parametrize("precision", POLICIES)
 @pytest.mark.world(2, 4)
 def test_used_by_some_ranks(world: World, precision: str) -> None:
-    """Each rank takes another branch, in three steps that go round the ranks."""
+    """Ranks take different branches in three steps that rotate over the ranks."""
 
     class Model(nn.Module):
         def __init__(self, branches: int) -> None:
@@ -247,12 +247,12 @@ def test_used_by_some_ranks(world: World, precision: str) -> None:
 
 @requirement(
     "RFSDP-HOOK-01",
-    "A hook that runs once a gradient is accumulated runs once in a backward, and finds the average.",
+    "A post-accumulate gradient hook runs once per backward and sees the averaged gradient.",
     source="torch.Tensor.register_post_accumulate_grad_hook",
 )
 @pytest.mark.world(2)
 def test_post_accumulate_hooks(world: World) -> None:
-    """Three steps of SGD that are taken in such hooks."""
+    """Hooks take three steps of SGD."""
 
     def body(rank: Rank) -> tuple[list[float], list[float]]:
         model = replicate_fsdp.apply(Layers(), rank)
@@ -271,18 +271,22 @@ def test_post_accumulate_hooks(world: World) -> None:
             backward(rank, model)
         return found, [float(p) for p in replicate_fsdp.parameters(model).values()]
 
-    assert world.run(body) == [([1.5] * 6, [-1.25, -1.25])] * 2
+    assert_on_ranks([([1.5] * 6, [-1.25, -1.25])] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-HOOK-02",
-    "A hook for what has been all-reduced is called once for each group of parameters, with the sum or average, and "
-    "gradients are what it makes of it.",
+    "An all-reduce hook is called once per parameter group with the reduced gradients.",
+    source="torch.distributed.fsdp.FSDPModule: set_all_reduce_hook",
+)
+@requirement(
+    "RFSDP-HOOK-04",
+    "Changes that an all-reduce hook makes to the reduced gradients are kept.",
     source="torch.distributed.fsdp.FSDPModule: set_all_reduce_hook",
 )
 @pytest.mark.world(2)
 def test_all_reduce_hook(world: World) -> None:
-    """A hook that doubles what it gets, in two steps."""
+    """The hook doubles what it gets, in two steps."""
 
     def body(rank: Rank) -> tuple[list[float], dict[str, float]]:
         model: Any = replicate_fsdp.apply(Layers(), rank, groups=False)
@@ -297,18 +301,18 @@ def test_all_reduce_hook(world: World) -> None:
             backward(rank, model)
         return seen, read(model)
 
-    assert world.run(body) == [([1.5] * 4, {"inner.weight": 6.0, "outer.weight": 6.0})] * 2
+    assert_on_ranks([([1.5] * 4, {"inner.weight": 6.0, "outer.weight": 6.0})] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-BACK-01",
-    "Every backward averages, also where several forwards come before it or a graph is kept.",
+    "Every backward averages gradients, even after several forwards or with a retained graph.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("backwards", ["one", "in-order", "reversed", "retained"])
 @pytest.mark.world(2)
 def test_several_forwards(world: World, backwards: str) -> None:
-    """Two forwards, or one that is used twice, in which each rank has 3 altogether, times its number plus one."""
+    """Two forwards, or one that is used twice; each rank r has gradient 3 (r + 1) in total."""
 
     def body(rank: Rank) -> dict[str, float]:
         model = replicate_fsdp.apply(Layers(), rank)
@@ -324,18 +328,18 @@ def test_several_forwards(world: World, backwards: str) -> None:
             loss.backward(retain_graph=i < len(losses) - 1)
         return read(model)
 
-    assert world.run(body) == [{"inner.weight": 4.5, "outer.weight": 4.5}] * 2
+    assert_on_ranks([{"inner.weight": 4.5, "outer.weight": 4.5}] * 2, world.run(body))
 
 
 @requirement(
     "RFSDP-INF-01",
-    "A model that was called in inference mode trains as if it had not been.",
+    "A forward in inference mode has no effect on training.",
     source="torch.inference_mode; pytorch/pytorch#197327",
 )
 @pytest.mark.parametrize("when", ["first", "between"])
 @pytest.mark.world(1, 2)
 def test_inference_mode(world: World, when: str) -> None:
-    """Before the first step, or between two steps."""
+    """Call it before the first step or between two steps."""
 
     def body(rank: Rank) -> list[dict[str, float]]:
         model = replicate_fsdp.apply(Layers(), rank)
@@ -351,16 +355,18 @@ def test_inference_mode(world: World, when: str) -> None:
         return found
 
     right = {"inner.weight": world.size + 1.0, "outer.weight": world.size + 1.0}
-    assert world.run(body) == [[right] * 2] * world.size
+    assert_on_ranks([[right] * 2] * world.size, world.run(body))
 
 
 @requirement(
-    "RFSDP-SUM-01", "Where sums are forced, gradients are averaged all the same, in every dtype.", source=SOURCE
+    "RFSDP-SUM-01",
+    "With set_force_sum_reduction_for_comms, gradients are still averaged, in every dtype.",
+    source=SOURCE,
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 @pytest.mark.world(2, 3, 4)
 def test_forced_sums(world: World, dtype: str) -> None:
-    """Rank i has three, or four, times i plus one, so that the average is a whole number."""
+    """On n ranks, rank r has a gradient of n (r + 1), so that the average is an integer."""
 
     def body(rank: Rank) -> dict[str, float]:
         model: Any = replicate_fsdp.apply(nn.Linear(1, 1, bias=False, dtype=getattr(torch, dtype)), rank)
@@ -369,19 +375,19 @@ def test_forced_sums(world: World, dtype: str) -> None:
         model(x).sum().backward()
         return read(model)
 
-    assert world.run(body) == [{"weight": float(sum(range(world.size + 1)))}] * world.size
+    assert_on_ranks([{"weight": float(sum(range(world.size + 1)))}] * world.size, world.run(body))
 
 
 @requirement(
     "RFSDP-RESET-01",
-    "After a forward or a backward that has failed, and reset_iter_state, the next step averages, without what the "
-    "failed one has left.",
+    "After a failed forward or backward, reset_iter_state makes the next step average without leftovers of the "
+    "failed one.",
     source="torch.distributed.fsdp.FSDPModule: reset_iter_state",
 )
 @pytest.mark.parametrize("failing", ["forward", "backward"])
 @pytest.mark.world(2)
 def test_after_a_failure(world: World, failing: str) -> None:
-    """An error in the second of three steps, after one of two layers that are groups of their own."""
+    """The second of three steps raises an error after one of two layers, each its own group."""
     if not hasattr(FSDPModule, "reset_iter_state"):
         pytest.skip("unsupported: this torch has no reset_iter_state")
 
@@ -411,4 +417,4 @@ def test_after_a_failure(world: World, failing: str) -> None:
             model.zero_grad()
         return found
 
-    assert world.run(body) == [[{"inner.weight": 1.5, "outer.weight": 1.5}] * 2] * 2
+    assert_on_ranks([[{"inner.weight": 1.5, "outer.weight": 1.5}] * 2] * 2, world.run(body))

@@ -102,25 +102,25 @@ def assert_metadata(saved: Any, size: tuple[int, ...], ranks: Sequence[int]) -> 
 
 @requirement(
     "TP-BOX-01",
-    "The chunks of all ranks, said by their metadata alone, tile a tensor: each element as often as any other.",
+    "The chunks of all ranks, as their metadata describes them, cover each element of a tensor equally often.",
     source=f"{SOURCE}.chunk_dtensor",
 )
 @pytest.mark.world(1)
 @given(layout=layouts())
 @examples(30)
 def test_tiled(world: World, layout: Any) -> None:
-    """Plain tensors and tensor-parallel ones of one to three dimensions, on meshes of up to twelve ranks."""
+    """Plain and tensor-parallel tensors of one to three dimensions, on meshes of up to twelve ranks."""
     world.run(lambda rank: assert_tiled(*layout))
 
 
 @requirement(
     "TP-BOX-01",
-    "The chunks of all ranks, said by their metadata alone, tile a tensor: each element as often as any other.",
+    "The chunks of all ranks, as their metadata describes them, cover each element of a tensor equally often.",
     source=f"{SOURCE}.chunk_dtensor",
 )
 @pytest.mark.world(1)
 def test_tiled_unevenly(world: World) -> None:
-    """Of which tensor-parallel ranks have unequal parts, or nothing."""
+    """Tensor-parallel ranks have unequal parts, or none."""
 
     def body(rank: Rank) -> None:
         for shape, rows in itertools.product(((2, 2), (1, 3), (3, 4), (2, 2, 3)), (1, 3, 5, 13)):
@@ -133,15 +133,19 @@ def test_tiled_unevenly(world: World) -> None:
 
 @requirement(
     "TP-BOX-02",
-    "The shards of a sharded tensor, said by its metadata, tile it once, and are with their ranks of the world; what a "
-    "rank has is what is said of it.",
+    "The shards in a ShardedTensor's metadata cover the tensor once, each on its own rank of the world.",
+    source=f"{SOURCE}.chunk_tensor",
+)
+@requirement(
+    "TP-BOX-08",
+    "A rank's local shard of a ShardedTensor is the shard that the metadata describes for this rank.",
     source=f"{SOURCE}.chunk_tensor",
 )
 @pytest.mark.world(1)
 @given(layout=layouts())
 @examples(20)
 def test_rows(world: World, layout: Any) -> None:
-    """A plain tensor, over groups that begin at any rank."""
+    """A plain tensor over groups that start at any rank."""
 
     def body(rank: Rank) -> None:
         shape, size, _ = layout
@@ -161,13 +165,13 @@ def test_rows(world: World, layout: Any) -> None:
 
 @requirement(
     "TP-BOX-03",
-    "In the local shards of a sharded tensor, too, ranks are those of the world.",
+    "The local shards of a ShardedTensor, too, name ranks of the world.",
     source=f"{SOURCE}.chunk_tensor",
 )
 @pytest.mark.parametrize("ranks", ["first", "others"])
 @pytest.mark.world(1)
 def test_local_ranks(world: World, ranks: str) -> None:
-    """Two groups of two: that of the first ranks, and that of the others."""
+    """Two groups of two: the first ranks and the others."""
 
     def body(rank: Rank) -> None:
         for i in (0, 1) if ranks == "first" else (2, 3):
@@ -181,15 +185,19 @@ def test_local_ranks(world: World, ranks: str) -> None:
 
 @requirement(
     "TP-BOX-04",
-    "The shards that a tensor-parallel parameter is saved as, over the tensor-parallel ranks, tile it once; each rank "
-    "has the one that is its own.",
+    "The shards of a saved tensor-parallel parameter cover it once over the tensor-parallel ranks.",
+    source=f"{SOURCE}.chunk_tensor",
+)
+@requirement(
+    "TP-BOX-09",
+    "Each rank holds its own shard of a saved tensor-parallel parameter.",
     source=f"{SOURCE}.chunk_tensor",
 )
 @pytest.mark.parametrize("ranks", ["first", "others"])
 @pytest.mark.parametrize("size", [(4, 6), (5, 7)], ids=["even", "uneven"])
 @pytest.mark.world(1)
 def test_parameters(world: World, ranks: str, size: tuple[int, int]) -> None:
-    """Two tensor-parallel groups of two ranks; of dtypes that are not the default one."""
+    """Two tensor-parallel groups of two ranks, with dtypes other than the default."""
 
     def body(rank: Rank) -> None:
         for placement, dtype in itertools.product((ROWS, COLUMNS, WHOLE), (torch.float64, torch.bfloat16)):
@@ -212,13 +220,13 @@ def test_parameters(world: World, ranks: str, size: tuple[int, int]) -> None:
 
 @requirement(
     "TP-BOX-05",
-    "Every rank says the same of the shards of a tensor-parallel parameter: each is with its rank of the world.",
+    "Every rank describes the shards of a tensor-parallel parameter alike, each on its own rank of the world.",
     source=f"{SOURCE}.chunk_tensor",
 )
 @pytest.mark.parametrize("tensor_parallel_ranks", [2, 3, 4])
 @pytest.mark.world(1)
 def test_ranks_of_parameters(world: World, tensor_parallel_ranks: int) -> None:
-    """The first tensor-parallel group."""
+    """Check the first tensor-parallel group."""
 
     def body(rank: Rank) -> None:
         said = []
@@ -233,8 +241,8 @@ def test_ranks_of_parameters(world: World, tensor_parallel_ranks: int) -> None:
 
 @requirement(
     "TP-BOX-06",
-    "What is a sharded tensor already becomes one of the same shards, over the same group, whose local shard is "
-    "sharded once more, over FSDP's ranks.",
+    "A ShardedTensor that is sharded again keeps its shards and group, while its local shard is sharded over "
+    "FSDP's ranks.",
     source=f"{SOURCE}.chunk_tensor",
 )
 @pytest.mark.world(4, exclusive=True)
@@ -245,13 +253,13 @@ def test_sharded_evenly_once_more(world: World) -> None:
 
 @requirement(
     "TP-BOX-06",
-    "What is a sharded tensor already becomes one of the same shards, over the same group, whose local shard is "
-    "sharded once more, over FSDP's ranks.",
+    "A ShardedTensor that is sharded again keeps its shards and group, while its local shard is sharded over "
+    "FSDP's ranks.",
     source=f"{SOURCE}.chunk_tensor",
 )
 @pytest.mark.world(4, 6, exclusive=True)
 def test_sharded_once_more(world: World) -> None:
-    """A rank without a row of its own, and ranks without any to be sharded once more."""
+    """One rank has no row of its own, and some have none to shard again."""
 
     def body(rank: Rank) -> None:
         assert_sharded_twice(rank, rank.size - 1)
@@ -313,13 +321,14 @@ BIG: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 @requirement(
     "TP-BOX-07",
-    "On meshes of thousands of ranks, and of more numbers than 32 bits can count, each rank's chunk is at its place.",
+    "On meshes of thousands of ranks, with more elements than 32 bits can count, each rank's chunk is at its "
+    "correct offset.",
     source=f"{SOURCE}.chunk_dtensor, chunk_tensor",
 )
 @pytest.mark.parametrize("job", BIG)
 @pytest.mark.world(1)
 def test_big_jobs(world: World, job: str) -> None:
-    """The first ranks, the last ones, and some between; tensors without memory."""
+    """Check the first, last and some middle ranks, with tensors without memory."""
 
     def body(rank: Rank) -> None:
         shape, size = BIG[job]
@@ -346,13 +355,17 @@ def test_big_jobs(world: World, job: str) -> None:
 
 @requirement(
     "TP-SPEC-01",
-    "How a tensor is sharded says of this rank where its tensor is now, of the others what it said; what was said "
-    "before stays as it is.",
+    "A rewritten sharding spec has the current device of this rank's tensor and keeps the other ranks' placements.",
+    source="torch/distributed/tensor/parallel/fsdp.py: _rewrite_spec_if_needed",
+)
+@requirement(
+    "TP-SPEC-02",
+    "Rewriting a sharding spec leaves the original spec unchanged.",
     source="torch/distributed/tensor/parallel/fsdp.py: _rewrite_spec_if_needed",
 )
 @pytest.mark.world(1)
 def test_rewritten_spec(world: World) -> None:
-    """Moved to the host, not moved, of another kind, and of ranks that have several shards."""
+    """The tensor moved to the host or not, its spec is of another kind, or ranks have several shards."""
 
     def body(rank: Rank) -> None:
         here = torch.ones(1)

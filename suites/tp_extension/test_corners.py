@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, S
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import tp_extension
 
 SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
@@ -39,7 +39,9 @@ def backward(module: nn.Module, *shape: int, dtype: torch.dtype = torch.float32)
 
 
 @requirement(
-    "TP-GRAD-04", "A parameter that requires no gradient before it is sharded requires none after.", source=SOURCE
+    "TP-GRAD-04",
+    "A parameter that requires no gradient before sharding requires none after it.",
+    source=SOURCE,
 )
 @pytest.mark.world(2, 4)
 def test_frozen(world: World) -> None:
@@ -50,10 +52,14 @@ def test_frozen(world: World) -> None:
         module[0].requires_grad_(False)
         return [p.requires_grad for p in sharded(module, rank, use_orig_params=True).parameters()]
 
-    assert world.run(body) == [[False, False, True, True]] * world.size
+    assert_on_ranks([[False, False, True, True]] * world.size, world.run(body))
 
 
-@requirement("TP-GRAD-05", "Gradients accumulate without synchronisation, with original parameters.", source=SOURCE)
+@requirement(
+    "TP-GRAD-05",
+    "With original parameters, gradients accumulate without synchronization.",
+    source=SOURCE,
+)
 @pytest.mark.world(2, 4)
 def test_no_sync(world: World) -> None:
     """A backward in ``no_sync()``, then one outside."""
@@ -67,13 +73,17 @@ def test_no_sync(world: World) -> None:
         assert gradients is not None
         return sum(float(g.sum()) for g in gradients.values())
 
-    assert world.run(body) == [40.0] * world.size
+    assert_on_ranks([40.0] * world.size, world.run(body))
 
 
-@requirement("TP-GRAD-06", "Original parameters are kept where parameters are not sharded.", source=SOURCE)
+@requirement(
+    "TP-GRAD-06",
+    "Original parameters are supported where parameters are not sharded.",
+    source=SOURCE,
+)
 @pytest.mark.world(1, 2)
 def test_no_shard(world: World) -> None:
-    """``NO_SHARD``, as with one data-parallel rank."""
+    """Use ``NO_SHARD``, as with one data-parallel rank."""
 
     def body(rank: Rank) -> None:
         options = {"use_orig_params": True, "sharding_strategy": ShardingStrategy.NO_SHARD}
@@ -82,11 +92,15 @@ def test_no_shard(world: World) -> None:
     world.run(body)
 
 
-@requirement("TP-GRAD-07", "Whole gradients are shown in every dtype, whichever rank has some.", source=SOURCE)
+@requirement(
+    "TP-GRAD-07",
+    "Whole gradients are available in every dtype, even if only some ranks hold a part.",
+    source=SOURCE,
+)
 @pytest.mark.world(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=lambda d: str(d)[6:])
 def test_gradient_dtype(world: World, dtype: torch.dtype) -> None:
-    """The shard of rank 0 is all frozen."""
+    """The shard of rank 0 is entirely frozen."""
 
     def body(rank: Rank) -> list[torch.dtype]:
         module = linears(4, 4, 4, dtype=dtype)
@@ -97,43 +111,59 @@ def test_gradient_dtype(world: World, dtype: torch.dtype) -> None:
         assert gradients is not None
         return [g.dtype for g in gradients.values() if g.any()]
 
-    assert world.run(body) == [[dtype, dtype]] * world.size
+    assert_on_ranks([[dtype, dtype]] * world.size, world.run(body))
 
 
-@requirement("TP-GRAD-08", "A tensor-parallel layer of one feature trains.", source=SOURCE)
+@requirement(
+    "TP-GRAD-08",
+    "A tensor-parallel layer with one feature trains.",
+    source=SOURCE,
+)
 @pytest.mark.world(2)
 def test_one_feature(world: World) -> None:
     """Tensor parallelism over one rank."""
     world.run(lambda rank: backward(sharded(linears(4, 1), rank), 1, 4))
 
 
-@requirement("TP-GRAD-09", "A layer may have nothing on some tensor-parallel rank.", source=SOURCE)
+@requirement(
+    "TP-GRAD-09",
+    "A layer trains even if its shard on some tensor-parallel rank is empty.",
+    source=SOURCE,
+)
 @pytest.mark.world(4)
 def test_empty_shard(world: World) -> None:
     """One feature over two ranks."""
     world.run(lambda rank: backward(sharded(linears(4, 1), rank), 1, 4))
 
 
-@requirement("TP-GRAD-10", "A rank may have no rows.", source=SOURCE)
+@requirement(
+    "TP-GRAD-10",
+    "A forward and backward on inputs without rows works.",
+    source=SOURCE,
+)
 @pytest.mark.world(2, timeout=10)
 @pytest.mark.parametrize("shape", [(4,), (2, 4), (4, 4)], ids=["features", "sequences", "square"])
 def test_no_rows(world: World, shape: tuple[int, ...]) -> None:
-    """No rank has any."""
+    """All ranks have inputs without rows."""
     world.run(lambda rank: backward(sharded(linears(4, 4), rank), 0, *shape))
 
 
-@requirement("TP-GRAD-11", "Gradients are clipped by the norm of all of them.", source=SOURCE)
+@requirement(
+    "TP-GRAD-11",
+    "Gradients are clipped by the norm of all gradients.",
+    source=SOURCE,
+)
 @pytest.mark.world(2, 4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=lambda d: str(d)[6:])
 def test_clipping(world: World, dtype: torch.dtype) -> None:
-    """Sixteen gradients of one."""
+    """Sixteen gradients are one."""
 
     def body(rank: Rank) -> float:
         module = sharded(linears(4, 4, bias=False, dtype=dtype), rank)
         backward(module, 1, 4, dtype=dtype)
         return round(float(module.clip_grad_norm_(1.0)), 3)
 
-    assert world.run(body) == [4.0] * world.size
+    assert_on_ranks([4.0] * world.size, world.run(body))
 
 
 class Asked(nn.Module):
@@ -154,11 +184,15 @@ def asked(rank: Rank, **options: Any) -> Any:
     return sharded(module, rank, plan={}, **options)
 
 
-@requirement("TP-GRAD-12", "A backward that leaves parameters out leaves their gradients as they were.", source=SOURCE)
+@requirement(
+    "TP-GRAD-12",
+    "A backward that skips parameters leaves their gradients unchanged.",
+    source=SOURCE,
+)
 @pytest.mark.world(2)
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
 def test_idle_gradient(world: World, original: bool) -> None:
-    """A layer is used in the first of two backwards."""
+    """A layer is used only in the first of two backwards."""
 
     def body(rank: Rank) -> bool:
         module = asked(rank, use_orig_params=original)
@@ -166,42 +200,54 @@ def test_idle_gradient(world: World, original: bool) -> None:
             module(torch.ones(1, 2, device=rank.device), used).sum().backward()
         return all(p.grad is not None for p in module.parameters())
 
-    assert world.run(body) == [True] * world.size
+    assert_on_ranks([True] * world.size, world.run(body))
 
 
-@requirement("TP-STATE-01", "state_dict() has parameters that the last backward left out.", source=SOURCE)
+@requirement(
+    "TP-STATE-01",
+    "state_dict() includes parameters that the last backward skipped.",
+    source=SOURCE,
+)
 @pytest.mark.world(2)
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "NO_SHARD"])
 def test_idle_unit(world: World, strategy: str) -> None:
-    """Original parameters, a layer is not used."""
+    """With original parameters, one layer is not used."""
 
     def body(rank: Rank) -> list[str]:
         module = asked(rank, use_orig_params=True, sharding_strategy=ShardingStrategy[strategy])
         module(torch.ones(1, 2, device=rank.device), False).sum().backward()
         return sorted(module.state_dict())
 
-    assert world.run(body) == [["always.weight", "asked.weight"]] * world.size
+    assert_on_ranks([["always.weight", "asked.weight"]] * world.size, world.run(body))
 
 
-@requirement("TP-STATE-02", "Sharded state dicts have whole sizes.", source=SOURCE)
+@requirement(
+    "TP-STATE-02",
+    "Sharded state dicts have the sizes of whole parameters.",
+    source=SOURCE,
+)
 @pytest.mark.world(2, 4)
 @pytest.mark.parametrize("features", [4, 5], ids=["even", "uneven"])
 def test_sharded_state(world: World, features: int) -> None:
-    """Features that two tensor-parallel ranks divide evenly, or not."""
+    """Two tensor-parallel ranks divide the features evenly or not."""
 
     def body(rank: Rank) -> list[list[int]]:
         module = sharded(linears(4, features), rank)
         with FullyShardedDataParallel.state_dict_type(module, StateDictType.SHARDED_STATE_DICT):
             return [list(value.shape) for value in module.state_dict().values()]
 
-    assert world.run(body) == [[[features, 4], [features]]] * world.size
+    assert_on_ranks([[[features, 4], [features]]] * world.size, world.run(body))
 
 
-@requirement("TP-STATE-03", "States of an optimizer are, saved and loaded, what they were.", source=SOURCE)
+@requirement(
+    "TP-STATE-03",
+    "Optimizer states survive a save and load unchanged.",
+    source=SOURCE,
+)
 @pytest.mark.world(2, 4)
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
 def test_optimizer_state(world: World, original: bool) -> None:
-    """Momentum after one step."""
+    """Compare the momentum after one step."""
 
     def body(rank: Rank) -> bool:
         module = sharded(linears(4, 4, bias=False), rank, use_orig_params=original)
@@ -215,18 +261,18 @@ def test_optimizer_state(world: World, original: bool) -> None:
         after = [state["momentum_buffer"].cpu() for state in loaded["state"].values()]
         return all(map(torch.equal, before, after))
 
-    assert world.run(body) == [True] * world.size
+    assert_on_ranks([True] * world.size, world.run(body))
 
 
 @requirement(
     "TP-HYB-01",
-    "A hybrid strategy averages gradients over replicas, whatever the number of shards.",
+    "A hybrid sharding strategy averages gradients over replicas, whatever the number of shards.",
     source="torch/distributed/fsdp/fully_sharded_data_parallel.py: ShardingStrategy; pytorch/pytorch#154888",
 )
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.world(4)
 def test_hybrid(world: World, shards: int) -> None:
-    """Every rank has a gradient of its own, in each of two steps."""
+    """Every rank has its own gradient in each of two steps."""
 
     def body(rank: Rank) -> list[float]:
         mesh = rank.mesh(rank.size // shards, shards, names=("replicas", "shards"))
@@ -245,14 +291,18 @@ def test_hybrid(world: World, shards: int) -> None:
                 found += [float(x) for p in model.parameters() if p.grad is not None for x in p.grad.flatten()]
         return found
 
-    assert world.run(body) == [[2.5, 2.5, 3.5, 3.5]] * 4
+    assert_on_ranks([[2.5, 2.5, 3.5, 3.5]] * 4, world.run(body))
 
 
-@requirement("TP-DIM-02", "A row-wise layer with one feature takes inputs of any number of dimensions.", source=SOURCE)
+@requirement(
+    "TP-DIM-02",
+    "A row-wise layer with one input feature accepts inputs of any number of dimensions.",
+    source=SOURCE,
+)
 @pytest.mark.parametrize("shape", [(2, 1), (2, 3, 1), (2, 1, 1)], ids=["rows", "sequences", "sequences-of-one"])
 @pytest.mark.world(2)
 def test_one_column(world: World, shape: tuple[int, ...]) -> None:
-    """On a tensor-parallel group of one rank."""
+    """Use a tensor-parallel group of one rank."""
 
     def body(rank: Rank) -> list[int]:
         mesh = rank.mesh(rank.size, 1, names=("dp", "tp"))
@@ -260,13 +310,17 @@ def test_one_column(world: World, shape: tuple[int, ...]) -> None:
         model = parallelize_module(linears(1, 2).to(rank.device), mesh["tp"], {"0": rows})
         return list(model(torch.ones(shape, device=rank.device)).shape)
 
-    assert world.run(body) == [[*shape[:-1], 2]] * 2
+    assert_on_ranks([[*shape[:-1], 2]] * 2, world.run(body))
 
 
-@requirement("TP-MEM-01", "Nothing of a model is left in memory when nobody has it any more.", source=SOURCE)
+@requirement(
+    "TP-MEM-01",
+    "No memory of a model remains in use once nothing references the model.",
+    source=SOURCE,
+)
 @pytest.mark.world(1, 2)
 def test_memory(world: World) -> None:
-    """One backward with flat parameters; then the model is given up."""
+    """Run one backward with flat parameters, then drop the model."""
 
     def body(rank: Rank) -> bool:
         module = sharded(linears(4, 4), rank, plan={}, use_orig_params=False)
@@ -276,16 +330,18 @@ def test_memory(world: World) -> None:
         gc.collect()
         return flat() is not None
 
-    assert world.run(body) == [False] * world.size
+    assert_on_ranks([False] * world.size, world.run(body))
 
 
 @requirement(
-    "TP-GRAD-13", "Gradients of synchronised backwards add up, whatever the size of a parameter.", source=SOURCE
+    "TP-GRAD-13",
+    "Gradients of synchronized backwards accumulate, whatever the size of a parameter.",
+    source=SOURCE,
 )
 @pytest.mark.parametrize("features", [1, 2])
 @pytest.mark.world(2, 3)
 def test_one_element(world: World, features: int) -> None:
-    """Two backwards of a flat parameter with one element, or with more, and a step by all of the gradient."""
+    """Two backwards of a flat parameter with one element or more, then a step with their sum."""
 
     def body(rank: Rank) -> list[float]:
         module = linears(features, 1, bias=False).to(rank.device)
@@ -296,4 +352,4 @@ def test_one_element(world: World, features: int) -> None:
         with FullyShardedDataParallel.summon_full_params(module, writeback=False):
             return [float(x) for p in module.parameters() for x in p.flatten()]
 
-    assert world.run(body) == [[1.0 - (2.0 + world.size)] * features] * world.size
+    assert_on_ranks([[1.0 - (2.0 + world.size)] * features] * world.size, world.run(body))

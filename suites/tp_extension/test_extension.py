@@ -45,14 +45,19 @@ def sharded(shape: tuple[int, ...], mesh: Any, placement: Placement, dtype: torc
 
 @requirement(
     "TP-EXT-01",
-    "A tensor-parallel parameter that is flattened and unflattened has its size, stride, mesh, placement and values; a "
-    "plain one goes through as it is.",
+    "A flattened tensor-parallel parameter has its original size, stride, mesh, placement and values after "
+    "unflattening.",
+    source=f"{SOURCE}.pre_flatten_transform, post_unflatten_transform",
+)
+@requirement(
+    "TP-EXT-11",
+    "Flattening a plain tensor is a no-op.",
     source=f"{SOURCE}.pre_flatten_transform, post_unflatten_transform",
 )
 @pytest.mark.parametrize("placement", [ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(1, 2, 3)
 def test_flattening(world: World, placement: Placement) -> None:
-    """Sizes that ranks divide or not, one that leaves a rank without anything, and a transposed tensor."""
+    """Sizes that ranks divide or not, one that leaves a rank without elements, and a transposed tensor."""
 
     def body(rank: Rank) -> None:
         extension, mesh = extensions(rank), rank.mesh(rank.size)
@@ -74,17 +79,19 @@ def test_flattening(world: World, placement: Placement) -> None:
 
 
 @requirement(
-    "TP-EXT-10", "The extension can be imported by itself.", source="torch/distributed/tensor/parallel/fsdp.py: __all__"
+    "TP-EXT-10",
+    "The extension module can be imported by itself.",
+    source="torch/distributed/tensor/parallel/fsdp.py: __all__",
 )
 def test_import() -> None:
-    """In a fresh interpreter, before anything of FSDP."""
+    """Import it in a fresh interpreter, before anything else of FSDP."""
     said = subprocess.run([sys.executable, "-c", f"import {MODULE}"], capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
 
 
 @requirement(
     "TP-EXT-02",
-    "A gradient has arrived when it is given to the flat parameter, though its collective was asynchronous.",
+    "A gradient from an asynchronous collective is complete when it reaches the flat parameter.",
     source=f"{SOURCE}.post_unflatten_transform; torch/distributed/tensor/parallel/_data_parallel_utils.py",
 )
 @pytest.mark.world(2, 3)
@@ -126,14 +133,14 @@ class Handle:
 
 @requirement(
     "TP-EXT-08",
-    "Parameters are unflattened, and their gradients waited for, on the stream that FSDP computes on, or else on the "
-    "current one.",
+    "Parameters are unflattened, and their gradients waited for, on FSDP's compute stream or else on the current "
+    "stream.",
     source=f"{SOURCE}.post_unflatten_transform",
 )
 @pytest.mark.parametrize("compute", ["compute", None])
 @pytest.mark.world(2)
 def test_streams(world: World, compute: str | None) -> None:
-    """Streams with names, on whatever device; what is seen is the stream while a gradient is waited for, too."""
+    """Fake streams with names, on any device, record which one is current, also while a gradient is waited for."""
 
     def body(rank: Rank) -> None:
         handle, mesh, seen = Handle(), rank.mesh(rank.size), []
@@ -166,12 +173,17 @@ def test_streams(world: World, compute: str | None) -> None:
 
 @requirement(
     "TP-EXT-09",
-    "What is unflattened is known to FSDP as flattened already, and left out of what Dynamo compiles.",
+    "FSDP recognizes an unflattened parameter as already flattened.",
+    source=f"{SOURCE}.post_unflatten_transform",
+)
+@requirement(
+    "TP-EXT-12",
+    "Dynamo does not trace into unflattening.",
     source=f"{SOURCE}.post_unflatten_transform",
 )
 @pytest.mark.world(1)
 def test_marked_and_not_compiled(world: World) -> None:
-    """Compiled around, not through: no operation of a mesh is in a graph."""
+    """The graph breaks around unflattening and has no mesh operation."""
 
     def body(rank: Rank) -> None:
         extension: Any = extensions(rank)
@@ -191,14 +203,18 @@ def test_marked_and_not_compiled(world: World) -> None:
 
 @requirement(
     "TP-EXT-03",
-    "For a state dict FSDP shards a parameter in its first dimension, beneath any tensor parallelism, on the whole "
-    "mesh: once, from left to right, without losing its size, and apart from the parameter's memory and graph.",
+    "For a state dict, FSDP shards a parameter once along dimension 0, beneath tensor parallelism, on the whole mesh.",
+    source=f"{SOURCE}.chunk_dtensor",
+)
+@requirement(
+    "TP-EXT-13",
+    "A parameter sharded for a state dict has memory of its own and does not require gradients.",
     source=f"{SOURCE}.chunk_dtensor",
 )
 @pytest.mark.parametrize("placement", [None, ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(2, 3, 4, 6)
 def test_chunks(world: World, placement: Placement | None) -> None:
-    """Matrices and vectors, of which FSDP's ranks have even parts, uneven ones, or none; one of bfloat16."""
+    """Matrices and vectors of which FSDP's ranks have even, uneven or empty parts; one in bfloat16."""
 
     def body(rank: Rank) -> None:
         extension = extensions(rank)
@@ -229,13 +245,13 @@ def test_chunks(world: World, placement: Placement | None) -> None:
 
 @requirement(
     "TP-EXT-04",
-    "What was sharded for a state dict and is loaded is, on each rank, the part that tensor parallelism gave it.",
+    "Loading a parameter that was sharded for a state dict gives each rank its tensor-parallel part.",
     source=f"{SOURCE}.all_gather_dtensor",
 )
 @pytest.mark.parametrize("placement", [None, ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(2, 3, 4, 6)
 def test_gathering(world: World, placement: Placement | None) -> None:
-    """Even parts, uneven ones, and none."""
+    """Parts are even, uneven or empty."""
 
     def body(rank: Rank) -> None:
         extension = extensions(rank)
@@ -255,13 +271,17 @@ def test_gathering(world: World, placement: Placement | None) -> None:
 
 @requirement(
     "TP-EXT-05",
-    "A mesh that is not part of one of two dimensions, or that is another than the tensor's, is refused, and so is a "
-    "parameter on two dimensions, where one is tensor parallel.",
+    "An unsupported mesh raises an error: none, a one-dimensional one, or another than the tensor's.",
+    source=f"{SOURCE}.chunk_dtensor, all_gather_dtensor, chunk_tensor",
+)
+@requirement(
+    "TP-EXT-14",
+    "Saving a parameter that is sharded over two mesh dimensions raises an error.",
     source=f"{SOURCE}.chunk_dtensor, all_gather_dtensor, chunk_tensor",
 )
 @pytest.mark.world(2)
 def test_meshes_refused(world: World) -> None:
-    """No mesh, one of one dimension, and one of the same ranks in another shape."""
+    """Pass no mesh, a one-dimensional one, or one of the same ranks in another shape."""
 
     def body(rank: Rank) -> None:
         extension, mesh = extensions(rank), rank.mesh(2, 1, names=("dp", "tp"))
@@ -282,13 +302,17 @@ def test_meshes_refused(world: World) -> None:
 
 @requirement(
     "TP-EXT-06",
-    "A plain tensor is saved as one shard for each rank that has rows, which are said to be where they are, and can be "
-    "gathered from there.",
+    "A plain tensor is saved as one correctly described shard for each rank that has rows.",
+    source=f"{SOURCE}.chunk_tensor, pre_load_state_dict_transform",
+)
+@requirement(
+    "TP-EXT-15",
+    "A plain tensor saved as a ShardedTensor can be gathered and loaded.",
     source=f"{SOURCE}.chunk_tensor, pre_load_state_dict_transform",
 )
 @pytest.mark.world(1, 2, 3, exclusive=True)
 def test_sharded_tensor(world: World) -> None:
-    """More rows than ranks, even or not, and fewer."""
+    """More rows than ranks, even or not, or fewer."""
 
     def body(rank: Rank) -> None:
         extension = extensions(rank)
@@ -321,14 +345,18 @@ def test_sharded_tensor(world: World) -> None:
 
 @requirement(
     "TP-EXT-07",
-    "A tensor-parallel parameter is saved as a sharded tensor over tensor parallelism, whose one local shard is "
-    "sharded over FSDP's ranks, and is loaded from there.",
+    "A tensor-parallel parameter is saved as a ShardedTensor whose local shard is sharded over FSDP's ranks.",
+    source=f"{SOURCE}.chunk_tensor, pre_load_state_dict_transform",
+)
+@requirement(
+    "TP-EXT-16",
+    "A nested ShardedTensor is loaded from its inner shards.",
     source=f"{SOURCE}.chunk_tensor, pre_load_state_dict_transform",
 )
 @pytest.mark.parametrize("placement", [ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(2, 4, exclusive=True)
 def test_nested_sharded_tensor(world: World, placement: Placement) -> None:
-    """On two tensor-parallel ranks, of every size that they divide."""
+    """Two tensor-parallel ranks, with every size that they divide."""
 
     def body(rank: Rank) -> None:
         extension, mesh = extensions(rank), rank.mesh(rank.size // 2, 2, names=("dp", "tp"))

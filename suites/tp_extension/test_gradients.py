@@ -22,7 +22,7 @@ def train_on_rank(rank: Rank) -> list[Step]:
 
 @requirement(
     "TP-GRAD-01",
-    "A model sharded by FSDP over tensor-parallel layers trains as it does on one device.",
+    "A model under FSDP over tensor parallelism trains as it does on one device.",
     source="torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions",
 )
 @pytest.mark.world(1, 2, 3, 4)

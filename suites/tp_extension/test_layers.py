@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fixtures.layers import layer
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import tp_extension
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -39,13 +39,13 @@ def trained(model: nn.Module, dtype: torch.dtype, device: torch.device) -> list[
 
 @requirement(
     "TP-LAYER-01",
-    "A column-wise layer and a row-wise one behind it, with biases, give the output and all gradients of one device.",
+    "A column-wise layer followed by a row-wise one, with biases, has the output and gradients of one device.",
     source="torch.distributed.tensor.parallel: ColwiseParallel, RowwiseParallel",
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.world(1, 2, 3, 4)
 def test_columns_and_rows(world: World, dtype: str) -> None:
-    """The same rows on every rank; the gradients of the input as well."""
+    """All ranks have the same rows; compare the gradient of the input as well."""
     kind = getattr(torch, dtype)
 
     def body(rank: Rank) -> list[Any]:
@@ -53,7 +53,7 @@ def test_columns_and_rows(world: World, dtype: str) -> None:
         parallelize_module(model, rank.mesh(names=("tp",)), {"0": ColwiseParallel(), "1": RowwiseParallel()})
         return trained(model, kind, rank.device)
 
-    assert world.run(body) == [trained(two_layers(kind), kind, torch.device("cpu"))] * world.size
+    assert_on_ranks([trained(two_layers(kind), kind, torch.device("cpu"))] * world.size, world.run(body))
 
 
 @requirement(
@@ -64,7 +64,7 @@ def test_columns_and_rows(world: World, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.world(2)
 def test_average(world: World, dtype: str) -> None:
-    """Whole averages of whole numbers that differ from rank to rank."""
+    """Averages of integers that differ by rank are integers."""
     kind = getattr(torch, dtype)
 
     def body(rank: Rank) -> Any:
@@ -76,4 +76,4 @@ def test_average(world: World, dtype: str) -> None:
         return {name: (str(g.dtype), g.flatten().tolist()) for name, g in gradients.items()}
 
     average = float(sum(range(1, world.size + 1)))
-    assert world.run(body) == [{"0.weight": (f"torch.{dtype}", [average] * 4)}] * world.size
+    assert_on_ranks([{"0.weight": (f"torch.{dtype}", [average] * 4)}] * world.size, world.run(body))

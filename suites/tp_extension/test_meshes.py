@@ -109,14 +109,13 @@ def load(model: Any, state: dict[str, Any]) -> None:
 
 @requirement(
     "TP-GRAD-14",
-    "Layers that are tensor parallel by rows, by columns or in sequences, and others, train under FSDP as on one "
-    "device, whichever strategy shards them.",
+    "Layers parallel by rows, columns or sequence train under FSDP as on one device, whatever the sharding strategy.",
     source=f"{SOURCE}; SequenceParallel; ShardingStrategy",
 )
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
 @pytest.mark.world(4, 6, 8)
 def test_sequences(world: World, original: bool) -> None:
-    """Two data-parallel ranks over two tensor-parallel ones, three, or four; a step under each strategy that shards."""
+    """Two data-parallel ranks over two, three or four tensor-parallel ones; one step with each sharding strategy."""
     expected = trained()
 
     def body(rank: Rank) -> None:
@@ -131,12 +130,12 @@ def test_sequences(world: World, original: bool) -> None:
 
 @requirement(
     "TP-GRAD-15",
-    "A model of two dimensions and one that FSDP alone shards train in one process, and are saved, as each by itself.",
+    "A model under FSDP over tensor parallelism beside one under FSDP alone trains and saves as it does by itself.",
     source="pytorch/pytorch#113237",
 )
 @pytest.mark.world(4)
 def test_beside_one_dimension(world: World) -> None:
-    """One after the other, and by turns; a plain one is made first, between, and last."""
+    """Train them one after the other and in turn; a plain model is created first and last."""
     expected = trained()
 
     def body(rank: Rank) -> None:
@@ -163,12 +162,12 @@ def test_beside_one_dimension(world: World) -> None:
 
 @requirement(
     "TP-GRAD-16",
-    "A model on some ranks of the world, without the first, trains and is saved as on all.",
+    "A model on some ranks of the world, without rank 0, trains and saves as on all ranks.",
     source=SOURCE,
 )
 @pytest.mark.world(5)
 def test_without_first_rank(world: World) -> None:
-    """Four ranks of five."""
+    """Use four ranks of five."""
     expected = trained()
 
     def body(rank: Rank) -> None:
@@ -190,13 +189,13 @@ def test_without_first_rank(world: World) -> None:
 
 @requirement(
     "TP-STATE-13",
-    "A distributed checkpoint of a model on one mesh is loaded, value for value, on a mesh of another shape.",
+    "A distributed checkpoint saved on one mesh is loaded with the same values on a mesh of another shape.",
     source="torch.distributed.checkpoint",
 )
 @pytest.mark.parametrize("offload", [False, True], ids=["there", "offloaded"])
 @pytest.mark.world(4, 6)
 def test_another_mesh(world: World, tmp_path: Path, offload: bool) -> None:
-    """Tensor-parallel groups become larger, smaller, or one rank; saved from where parameters are, or from the host."""
+    """Tensor-parallel groups grow, shrink, or become one rank; saved from the device or offloaded to the host."""
     expected = {name: p.detach() for name, p in layers().named_parameters()}
 
     def body(rank: Rank) -> None:

@@ -60,8 +60,7 @@ def whole(tensor: DTensor) -> torch.Tensor:
 
 @requirement(
     "TP-STATE-11",
-    "The state of an optimizer, saved, has the sizes and the values of whole parameters, over how many ranks ever they "
-    "are tensor parallel.",
+    "A saved optimizer state has the sizes and values of whole parameters, whatever the tensor-parallel size.",
     source=f"{SOURCE}; pytorch/pytorch#115105",
 )
 @pytest.mark.world(2, 4, 6, 8)
@@ -87,15 +86,19 @@ def test_tensor_parallel_sizes(world: World) -> None:
 
 @requirement(
     "TP-STATE-12",
-    "State that an optimizer makes of a model before it is sharded becomes that of the sharded parameters when it is "
-    "loaded: of their shape, and trained on as on one device.",
+    "Optimizer state created before sharding has the shapes of the sharded parameters after loading.",
+    source=f"{SOURCE}_to_load, rekey_optim_state_dict; huggingface/accelerate#4142",
+)
+@requirement(
+    "TP-STATE-16",
+    "Training from optimizer state created before sharding continues as on one device.",
     source=f"{SOURCE}_to_load, rekey_optim_state_dict; huggingface/accelerate#4142",
 )
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
 @pytest.mark.parametrize("trained", [0, 1], ids=["new", "trained"])
 @pytest.mark.world(2, 4)
 def test_made_before(world: World, trained: int, original: bool) -> None:
-    """Adagrad, which has a state for each parameter at once; before its first step, and after it."""
+    """Adagrad has state for each parameter from the start; before or after its first step."""
 
     def adagrad(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adagrad(model.parameters(), lr=0.5, initial_accumulator_value=0.25)
@@ -124,14 +127,18 @@ def test_made_before(world: World, trained: int, original: bool) -> None:
 
 @requirement(
     "TP-STATE-14",
-    "The full state of an optimizer for rank 0 only is empty elsewhere, and every rank is given its part when it is "
-    "loaded.",
+    "A full optimizer state with rank0_only=True is empty on every other rank.",
+    source=f"{SOURCE}, optim_state_dict_to_load; FullOptimStateDictConfig",
+)
+@requirement(
+    "TP-STATE-17",
+    "Loading a full optimizer state from rank 0 gives every rank its part.",
     source=f"{SOURCE}, optim_state_dict_to_load; FullOptimStateDictConfig",
 )
 @pytest.mark.parametrize("offload", [False, True], ids=["there", "offloaded"])
 @pytest.mark.world(2, 3)
 def test_first_rank_only(world: World, offload: bool) -> None:
-    """Momentum after two steps, into an optimizer that has none."""
+    """Load the momentum after two steps into an optimizer without state."""
 
     def body(rank: Rank) -> None:
         model = tp_extension.apply(layers(), rank, plan={}, shape=(rank.size, 1), use_orig_params=False)
@@ -153,7 +160,7 @@ def test_first_rank_only(world: World, offload: bool) -> None:
 
 @requirement(
     "TP-STATE-15",
-    "The sharded state of an optimizer that is offloaded to the host has the same values, and is loaded from there.",
+    "A sharded optimizer state offloaded to the host has the same values and can be loaded.",
     source=f"{SOURCE}; ShardedOptimStateDictConfig",
 )
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])

@@ -41,14 +41,18 @@ def distributed(tensor: torch.Tensor, rank: Rank, mesh: Any, placements: Any) ->
 
 @requirement(
     "TP-LAY-01",
-    "A tensor is distributed from the data of the first rank: each rank has its chunk, in memory of its own, as dense "
-    "as the whole, and the whole comes back.",
+    "distribute_tensor gives each rank its chunk of the first rank's data, in contiguous memory of its own.",
+    source="torch.distributed.tensor.distribute_tensor; DTensor.full_tensor",
+)
+@requirement(
+    "TP-LAY-09",
+    "full_tensor() of a distributed tensor returns the original tensor.",
     source="torch.distributed.tensor.distribute_tensor; DTensor.full_tensor",
 )
 @pytest.mark.parametrize("placement", [ROWS, COLUMNS, StridedShard(0, split_factor=2), WHOLE], ids=str)
 @pytest.mark.world(1, 2, 3, 4)
 def test_distribution(world: World, placement: Placement) -> None:
-    """Sizes from one, which leaves ranks without anything, up; the data of ranks differ."""
+    """Sizes from one, which leaves some ranks without elements; ranks have different data."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(rank.size)
@@ -71,7 +75,13 @@ def test_distribution(world: World, placement: Placement) -> None:
 
 @requirement(
     "TP-LAY-02",
-    "On a mesh of two dimensions a tensor is sharded by the first dimension and then by the second; offsets say where.",
+    "On a two-dimensional mesh, a tensor is sharded first by the first mesh dimension, then by the second.",
+    source="torch.distributed.tensor: DTensor; torch/distributed/tensor/_utils.py: "
+    "compute_local_shape_and_global_offset",
+)
+@requirement(
+    "TP-LAY-10",
+    "The reported offset of a local shard is its position in the whole tensor.",
     source="torch.distributed.tensor: DTensor; torch/distributed/tensor/_utils.py: "
     "compute_local_shape_and_global_offset",
 )
@@ -91,7 +101,7 @@ def test_distribution(world: World, placement: Placement) -> None:
 )
 @pytest.mark.world(4, 6)
 def test_two_dimensions(world: World, placements: tuple[Placement, Placement]) -> None:
-    """Even and uneven sizes; the data of ranks differ."""
+    """Even and uneven sizes; ranks have different data."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(rank.size // 2, 2, names=("dp", "tp"))
@@ -114,8 +124,12 @@ def test_two_dimensions(world: World, placements: tuple[Placement, Placement]) -
 
 @requirement(
     "TP-LAY-03",
-    "A tensor made of local parts has the size that it is given, or that of equal parts; run_check replicates the "
-    "first rank's data.",
+    "DTensor.from_local gives a tensor of the given size, or of equal parts if no size is given.",
+    source="torch.distributed.tensor: DTensor.from_local",
+)
+@requirement(
+    "TP-LAY-11",
+    "DTensor.from_local with run_check=True replicates the first rank's data.",
     source="torch.distributed.tensor: DTensor.from_local",
 )
 @pytest.mark.world(2, 3, 4)
@@ -141,14 +155,14 @@ def test_local_parts(world: World) -> None:
 
 @requirement(
     "TP-LAY-04",
-    "From any placement to any other a tensor keeps its value; what is partial is reduced by its own operation.",
+    "redistribute between any two placements keeps a tensor's value, reducing a partial one by its own operation.",
     source="torch.distributed.tensor: DTensor.redistribute",
 )
 @pytest.mark.parametrize("target", [ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.parametrize("source", [ROWS, COLUMNS, WHOLE, *map(Partial, REDUCED)], ids=str)
 @pytest.mark.world(2, 3)
 def test_redistribution(world: World, source: Placement, target: Placement) -> None:
-    """Sizes that ranks divide or not, some too small; at once and asynchronously."""
+    """Sizes that ranks divide or not, some too small; synchronous and asynchronous."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(rank.size)
@@ -168,13 +182,13 @@ def test_redistribution(world: World, source: Placement, target: Placement) -> N
 
 @requirement(
     "TP-LAY-07",
-    "What is distributed as parts to be reduced is whole when they are.",
+    "A tensor distributed as partial values equals the original once they are reduced.",
     source="torch.distributed.tensor: distribute_tensor, Partial",
 )
 @pytest.mark.parametrize("operation", ["sum", "avg", "max", "min"])
 @pytest.mark.world(1, 2, 3)
 def test_parts(world: World, operation: str) -> None:
-    """Numbers that every number of ranks divides."""
+    """Numbers that every world size divides."""
 
     def body(rank: Rank) -> None:
         whole = numbers(2, 3) * 6
@@ -186,14 +200,15 @@ def test_parts(world: World, operation: str) -> None:
 
 @requirement(
     "TP-LAY-05",
-    "Between layouts gradients are those of one device, whole or in parts as they are said to be.",
+    "Gradients through from_local, to_local, redistribute or full_tensor equal those of one device, following "
+    "grad_placements.",
     source="torch.distributed.tensor: DTensor.from_local, to_local, redistribute, full_tensor",
 )
 @pytest.mark.parametrize("target", [ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.parametrize("source", [ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(2, 3)
 def test_gradients(world: World, source: Placement, target: Placement) -> None:
-    """Every element has another gradient, and every rank has its part of it."""
+    """Every element has a different gradient, and every rank has its part of it."""
 
     def body(rank: Rank) -> None:
         mesh, weights = rank.mesh(rank.size), numbers(6, 5).to(rank.device)
@@ -223,13 +238,13 @@ def test_gradients(world: World, source: Placement, target: Placement) -> None:
 
 @requirement(
     "TP-LAY-08",
-    "The gradients of a product are those of one device, whichever dimension of a factor is sharded.",
+    "The gradients of a matrix product equal those of one device, whichever dimension of a factor is sharded.",
     source="torch.distributed.tensor: DTensor.from_local; matmul",
 )
 @pytest.mark.parametrize("placement", [ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(2, 3)
 def test_product(world: World, placement: Placement) -> None:
-    """A replicated factor times a sharded one, of uneven sizes."""
+    """Multiply a replicated factor by a sharded one of uneven size."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(rank.size)
@@ -249,13 +264,13 @@ def test_product(world: World, placement: Placement) -> None:
 
 @requirement(
     "TP-LAY-06",
-    "An embedding divided by rows finds, and trains, each row on the rank that has it.",
+    "A row-wise sharded embedding looks up and trains each row on the rank that holds it.",
     source="torch.distributed.tensor.parallel: RowwiseParallel of Embedding",
 )
 @pytest.mark.parametrize("rows", [4, 6, 7])
 @pytest.mark.world(1, 2, 3)
 def test_rows_of_embedding(world: World, rows: int) -> None:
-    """Every row once, and some twice; rows that ranks divide or not, or that leave a rank without any."""
+    """Look up every row once, some twice; ranks divide the rows or not, or have none."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(rank.size)

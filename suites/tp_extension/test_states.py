@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.oracles.exact import assert_same, assert_same_all, dyadic
 from harness.stacks import tp_extension
 
@@ -83,15 +83,14 @@ def state_type(model: Any, kind: str, **options: Any) -> Any:
 
 @requirement(
     "TP-STATE-04",
-    "A state dict, sharded or full, holds the parameters as they are, whole and in their dtype, whatever the model is "
-    "trained on to.",
+    "A sharded or full state dict holds whole parameters in their dtype, unaffected by further training.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("kind", ["sharded", "full"])
 @pytest.mark.world(2, 3, 4)
 def test_saved(world: World, kind: str, dtype: torch.dtype) -> None:
-    """Saved after two steps, read after two more."""
+    """Save after two steps, read after two more."""
 
     def body(rank: Rank) -> None:
         plan = PLAN if kind == "sharded" else {}
@@ -112,15 +111,14 @@ def test_saved(world: World, kind: str, dtype: torch.dtype) -> None:
 
 @requirement(
     "TP-STATE-05",
-    "What was saved, sharded, full or local, where it is or on the host, is there again when it is loaded over other "
-    "values.",
+    "Loading a sharded, full or local state dict, offloaded or not, restores the saved values.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("offload", [False, True], ids=["there", "offloaded"])
 @pytest.mark.parametrize("kind", ["sharded", "full", "local"])
 @pytest.mark.world(2, 3, 4)
 def test_loaded(world: World, kind: str, offload: bool) -> None:
-    """Saved, then two more steps, then loaded."""
+    """Save, train two more steps, then load."""
 
     def body(rank: Rank) -> None:
         if kind == "local":  # takes no mesh
@@ -141,12 +139,16 @@ def test_loaded(world: World, kind: str, offload: bool) -> None:
     world.run(body)
 
 
-@requirement("TP-STATE-06", "A full state dict for rank 0 only is empty on every other rank.", source=SOURCE)
+@requirement(
+    "TP-STATE-06",
+    "A full state dict with rank0_only=True is empty on every other rank.",
+    source=SOURCE,
+)
 @pytest.mark.parametrize("offload", [False, True], ids=["there", "offloaded"])
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
 @pytest.mark.world(2, 3)
 def test_first_rank_only(world: World, original: bool, offload: bool) -> None:
-    """Where the parameters are, and on the host."""
+    """Keep the state on the device or offload it to the host."""
 
     def body(rank: Rank) -> list[str]:
         model = sharded(rank, plan={}, use_orig_params=original)
@@ -154,18 +156,18 @@ def test_first_rank_only(world: World, original: bool, offload: bool) -> None:
             return sorted(model.state_dict())
 
     names = sorted(Layers().state_dict())
-    assert world.run(body) == [names] + [[]] * (world.size - 1)
+    assert_on_ranks([names] + [[]] * (world.size - 1), world.run(body))
 
 
 @requirement(
     "TP-STATE-07",
-    "With mixed precision, parameters and buffers are saved in the dtype that they were made in.",
+    "With mixed precision, parameters and buffers are saved in their original dtype.",
     source=f"{SOURCE}; MixedPrecision",
 )
 @pytest.mark.parametrize("kind", ["sharded", "full"])
 @pytest.mark.world(2, 3)
 def test_mixed_precision(world: World, kind: str) -> None:
-    """Everything bfloat16 while it is used, for one step."""
+    """Compute one step entirely in bfloat16."""
 
     def body(rank: Rank) -> set[torch.dtype]:
         low = torch.bfloat16
@@ -174,20 +176,19 @@ def test_mixed_precision(world: World, kind: str) -> None:
         with state_type(model, kind):
             return {value.dtype for value in model.state_dict().values()}
 
-    assert world.run(body) == [{torch.float32}] * world.size
+    assert_on_ranks([{torch.float32}] * world.size, world.run(body))
 
 
 @requirement(
     "TP-STATE-08",
-    "The state of an optimizer, saved and loaded into a new one, has every tensor, count and setting of its groups "
-    "again.",
+    "Loading a saved optimizer state into a new optimizer restores every tensor, step count and group setting.",
     source=f"{SOURCE}, optim_state_dict_to_load",
 )
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
 @pytest.mark.parametrize("kind", ["sharded", "full"])
 @pytest.mark.world(2, 3)
 def test_optimizer(world: World, kind: str, original: bool) -> None:
-    """Adam with two groups, after two steps, and again after two more; then one step of both is the same."""
+    """Adam with two groups, after two steps and after two more; the new optimizer takes over."""
 
     def made(model: Any) -> torch.optim.Optimizer:
         parameters = list(model.parameters())
@@ -222,13 +223,13 @@ def test_optimizer(world: World, kind: str, original: bool) -> None:
 
 @requirement(
     "TP-STATE-09",
-    "What is written to whole parameters is there when they are sharded again, if it is asked for.",
+    "Values written to summoned full parameters are kept with writeback=True and discarded without it.",
     source="torch/distributed/fsdp: FullyShardedDataParallel.summon_full_params",
 )
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
 @pytest.mark.world(2, 3, 4)
 def test_written(world: World, original: bool) -> None:
-    """Written with and without writeback."""
+    """Write with and without writeback."""
 
     def body(rank: Rank) -> None:
         model = sharded(rank, plan={}, use_orig_params=original)
@@ -244,13 +245,13 @@ def test_written(world: World, original: bool) -> None:
 
 @requirement(
     "TP-STATE-10",
-    "Under a hybrid strategy on a mesh of three dimensions, sharded state comes back as it was.",
+    "With a hybrid strategy on a three-dimensional mesh, sharded state survives a save and load unchanged.",
     source="torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions",
 )
 @pytest.mark.parametrize("shape", [(2, 2, 1), (1, 2, 2)], ids=str)
 @pytest.mark.world(4)
 def test_three_dimensions(world: World, shape: tuple[int, int, int]) -> None:
-    """Tensor parallelism over one rank, or two."""
+    """Tensor parallelism over one rank or two."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(*shape, names=("replicas", "shards", "tp"))

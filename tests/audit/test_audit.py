@@ -115,7 +115,7 @@ def tree(folder: Path, suite: str = SUITE) -> Path:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from harness.cli import main; main()", "audit", *arguments]
+    return [sys.executable, "-c", "from harness.commands.main import main; main()", "audit", *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -33,7 +33,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from harness.oracles import rounding, tolerance
+from harness.oracles import operators, rounding, tolerance
 from harness.oracles.tolerance import Bounded
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -389,7 +389,7 @@ def short(dtype: torch.dtype) -> str:
 
 def measure_all(what: str, dtypes: Sequence[torch.dtype], seeds: range, repeats: int, file: Path | None) -> None:
     """A record of each program in each dtype, out of ``file`` where it has one of this very code."""
-    sources = (tolerance.__file__, rounding.__file__, __file__)
+    sources = (tolerance.__file__, rounding.__file__, operators.__file__, __file__)
     code = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()[:12]
     known: dict[tuple[Any, ...], Record] = {}
     if file is not None and file.exists():

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.bench.collectives import Timed, on_rank
+from harness.bench.measuring.collectives import Timed, on_rank
+from harness.bench.measuring.timing import Effort
 from harness.bench.records import size_of
-from harness.bench.timing import Effort
 from harness.worlds.launch import RANK_ENVIRONMENT
 from harness.worlds.pool import Pool
 from harness.worlds.rank import Rank

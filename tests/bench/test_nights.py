@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from harness.bench.alarms import Decision
-from harness.bench.gate import decide
-from harness.bench.history import History
-from harness.bench.nights import load
+from harness.bench.detection.alarms import Decision
+from harness.bench.detection.gate import decide
+from harness.bench.history.nights import load
+from harness.bench.history.store import History
 
 ROOT = Path(__file__).parents[2]
 HEALTHY = int(os.environ.get("CONCORD_NIGHTS", "20"))

@@ -33,9 +33,9 @@ from harness.programs import assertion, execute, prelude
 from harness.programs.check import Truth
 from harness.programs.execute import Outcome
 from harness.programs.patience import Patience
-from harness.programs.shapes import walk
-from harness.programs.spec import Program
 from harness.programs.strategies import programs
+from harness.specs.program import Program
+from harness.specs.shapes import walk
 from tests.programs.damaged import unreduced
 from tests.programs.test_patience import computes_for_ever
 from tests.programs.test_shrinking import hangs_in_second_step, killed_where_biases_are, shrunk
@@ -132,13 +132,13 @@ def observed(rank: Rank, program: Program) -> tuple[float, float]:
     within = False
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
-        def observing(*args: Any) -> Any:
+        def observing(*args: Any, **options: Any) -> Any:
             nonlocal spent, within
             if within:
-                return function(*args)
+                return function(*args, **options)
             within, began = True, time.perf_counter()
             try:
-                return function(*args)
+                return function(*args, **options)
             finally:
                 within = False
                 spent += time.perf_counter() - began

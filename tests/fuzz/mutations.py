@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from invented import FILE, PROFILE, STARTED, every_test, records, written
 
-from harness.bench.nights import dumps as night_of
+from harness.bench.history.nights import dumps as night_of
 from harness.bench.records import Fingerprint, Measurement, Night, Series
 from reports.archive import packed
 from reports.bundle import MANIFEST, contents, manifest_of

@@ -12,7 +12,7 @@ from measured import Cost, Worker
 from mutations import KINDS, honest, hostile
 
 from harness import profiles
-from harness.bench.nights import BadNight, loads
+from harness.bench.history.nights import BadNight, loads
 from reports.compare import compare, lines
 from reports.model import ReportError, decode
 from reports.text import visible

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from harness.bench.alarms import Decision
-from harness.bench.gate import decide
-from harness.bench.lines import Line
+from harness.bench.detection.alarms import Decision
+from harness.bench.detection.gate import decide
+from harness.bench.history.lines import Line
 from harness.bench.records import Series
 from harness.bench.view import view
 from reports.perf import page as page_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.bench.lines import Accepted, Figure, Line, Past
+from harness.bench.history.lines import Accepted, Figure, Line, Past
 from harness.bench.records import Fingerprint, Measurement, Night, Series
 
 MACHINE = Fingerprint(machine=(("cores", "2"), ("cpu", "one")), software=(("torch", "2.13"),))

@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bench.bands import bands, describe
+from harness.bench.detection.bands import bands, describe
 from harness.bench.records import Series
 
 ALL = [

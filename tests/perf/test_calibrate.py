@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.bench.calibrate import GATE, Share, bands_of, calibrate, quiet, relative_rounds, resample
-from harness.bench.follow import follow
+from harness.bench.detection.calibrate import GATE, Share, bands_of, calibrate, quiet, relative_rounds, resample
+from harness.bench.detection.follow import follow
+from harness.bench.detection.rivals import E_DIVISIVE, RIVALS, Rival
 from harness.bench.records import Series
-from harness.bench.rivals import E_DIVISIVE, RIVALS, Rival
 from tests.perf.nights import line, noisy, series
 
 
@@ -108,7 +108,7 @@ def test_each_rival_sees_a_large_step_and_not_every_noise(name: str) -> None:
 
 def test_e_divisive_finds_the_split() -> None:
     """The energy statistic is largest where the level changes."""
-    from harness.bench.rivals import _best_split
+    from harness.bench.detection.rivals import _best_split
 
     one = np.concatenate([np.zeros(12), np.ones(8)]) + 0.01 * np.random.default_rng(6).standard_normal(20)
     (at,), _ = _best_split(np.abs(one[:, None] - one[None, :])[None])

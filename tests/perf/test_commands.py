@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from harness.bench.commands import sparkline, time_of
-from harness.bench.history import VARIABLE, History
-from harness.bench.nights import dumps
-from harness.cli import app
+from harness.bench.history.nights import dumps
+from harness.bench.history.store import VARIABLE, History
+from harness.commands.main import app
+from harness.commands.perf import sparkline, time_of
 from tests.perf.nights import night, noisy, series
 
 

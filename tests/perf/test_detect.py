@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.bench.detect import (
+from harness.bench.detection.changes import (
     CONFIRM,
     Judgement,
     judge,
@@ -16,8 +16,8 @@ from harness.bench.detect import (
     nights_to_judge,
     within_nights,
 )
-from harness.bench.follow import EVERY, follow
-from harness.bench.tails import RATE, tail_of
+from harness.bench.detection.follow import EVERY, follow
+from harness.bench.detection.tails import RATE, tail_of
 from tests.perf.nights import noisy
 
 HISTORY, SERIES = 40, 24

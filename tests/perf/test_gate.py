@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from harness.bench.alarms import Alarm, Decision
-from harness.bench.gate import decide
-from harness.bench.lines import Accepted, Line
+from harness.bench.detection.alarms import Alarm, Decision
+from harness.bench.detection.gate import decide
+from harness.bench.history.lines import Accepted, Line
 from harness.bench.records import Fingerprint, Series
 from tests.perf.nights import line, noisy, series
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from harness.bench import migrations, tables
-from harness.bench.history import VARIABLE, History, HistoryError, default_place
-from harness.bench.lines import Accepted
-from harness.bench.nights import BadNight
+from harness.bench.history import migrations, schema
+from harness.bench.history.lines import Accepted
+from harness.bench.history.nights import BadNight
+from harness.bench.history.store import VARIABLE, History, HistoryError, default_place
 from harness.bench.records import Measurement
 from tests.perf.nights import MACHINE, night, series
 
@@ -144,7 +144,7 @@ def test_migrations_make_what_the_tables_say(place: str) -> None:
     """All migrations in turn give the tables and columns that the code uses."""
     with History(place) as history:
         inspected = sa.inspect(history._engine)
-        for table in tables.metadata.sorted_tables:
+        for table in schema.metadata.sorted_tables:
             made = {column["name"]: bool(column["nullable"]) for column in inspected.get_columns(table.name)}
             assert made == {column.name: bool(column.nullable) for column in table.columns}
 
@@ -262,7 +262,15 @@ def test_full_disk(command: str, tmp_path: Path) -> None:
     if command == "store":
         file.write_text("")
         command = f"store {file}"
-    concord = [sys.executable, "-m", "harness.cli", "perf", *command.split(), "--history", "full/history.sqlite"]
+    concord = [
+        sys.executable,
+        "-m",
+        "harness.commands.main",
+        "perf",
+        *command.split(),
+        "--history",
+        "full/history.sqlite",
+    ]
     done = subprocess.run(
         ["unshare", "-Urm", "sh", "-c", script, "sh", *concord],
         cwd=tmp_path,
@@ -302,8 +310,8 @@ def test_rows_that_are_damaged(tmp_path: Path) -> None:
     with History(tmp_path / "perf.sqlite") as history:
         history.add(night("a"))
         with history._writing() as connection:
-            connection.execute(sa.update(tables.measurements).values(rounds="["))
-            connection.execute(sa.update(tables.fingerprints).values(machine="?"))
+            connection.execute(sa.update(schema.measurements).values(rounds="["))
+            connection.execute(sa.update(schema.fingerprints).values(machine="?"))
         for read in (lambda: history.figures(["a"]), lambda: history.fingerprint(MACHINE.key)):
             with pytest.raises(HistoryError, match="perf.sqlite: damaged"):
                 read()

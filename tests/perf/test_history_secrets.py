@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.bench.history import VARIABLE, History, HistoryError
-from harness.cli import app
+from harness.bench.history.store import VARIABLE, History, HistoryError
+from harness.commands.main import app
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,11 +85,12 @@ def test_what_nobody_has_foreseen() -> None:
     """A traceback of a command shows neither locals nor the credentials that were given."""
     code = (
         "import sys\n"
-        "from harness.bench import commands, history\n"
+        "from harness.commands import perf\n"
+        "from harness.bench.history import store\n"
         "def broken(place):\n"
         "    raise RuntimeError(f'no {place} for bob with hunter2')\n"
         "history.History = broken\n"
-        "from harness import cli\n"
+        "from harness.commands import main\n"
         "cli.main()\n"
     )
     done = subprocess.run(

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from harness.bench.fingerprint import fingerprint
-from harness.bench.nights import BadNight, first_line, last_line, line, load
+from harness.bench.history.nights import BadNight, first_line, last_line, line, load
 from harness.bench.records import Fingerprint, Measurement, Night, Series
 
 SERIES = Series(operation="all_reduce", op="sum", dtype="float32", bytes=1 << 20, world=2, backend="gloo", device="cpu")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bench.nights import BadNight, dumps, load, loads
+from harness.bench.history.nights import BadNight, dumps, load, loads
 from tests.perf.nights import night
 
 

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from harness import Pool, Rank, World, WorldSpec
-from harness.bench import steps
-from harness.bench.collectives import Found, Timed, impossible, merged, on_rank, timed_on
+from harness.bench.measuring import steps
+from harness.bench.measuring.collectives import Found, Timed, impossible, merged, on_rank, timed_on
+from harness.bench.measuring.timing import ONCE, Effort, HostClock, Timing, measure
 from harness.bench.records import Measurement
-from harness.bench.timing import ONCE, Effort, HostClock, Timing, measure
 from harness.stacks import messages
 
 LITTLE = Effort(rounds=2, visits=1, seconds=0.002, least=3, most=5, warm=0.01)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import event
 
-from harness.bench.history import History
+from harness.bench.history.store import History
 from tests.perf.nights import night
 
 

@@ -19,6 +19,7 @@ TESTS = """
 
     from harness import requirement
     from harness.oracles.collectives import Case
+    from harness.programs.options import dtypes_of
     from harness.programs.strategies import programs
     from harness.stacks.collectives import assert_right, claimed
 
@@ -57,7 +58,7 @@ TESTS = """
     @settings(max_examples=20, database=None, suppress_health_check=[HealthCheck.filter_too_much])
     @given(program=programs("replicate", (2,)))
     def test_programs(world, program):
-        assert program.dtypes <= {"float32", "uint64"}
+        assert dtypes_of(program) <= {"float32", "uint64"}
         assert "hook" not in dict(program.layout.options)
         world.run(lambda rank: None)
 """

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.metadata
+import os
+import py_compile
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sessions import Folder, Session
@@ -38,7 +44,19 @@ BAD = """
     def test_is_bad():
         assert False
 """
+ROOT = Path(__file__).parents[2]
 TEST = "suites/collectives/test_it.py"
+INSTALLED = {
+    f"{distribution.name} {distribution.version}"
+    for distribution in importlib.metadata.distributions()
+    if distribution.entry_points.select(group="pytest11")
+}
+"""Distributions that pytest loads plug-ins of in this environment, whatever the test is about."""
+
+
+def strangers(plugins: Mapping[str, str]) -> dict[str, str]:
+    """The foreign plug-ins that a session here would not have by itself."""
+    return {name: where for name, where in foreign(plugins).items() if where not in INSTALLED}
 
 
 def sha256(text: str) -> str:
@@ -64,11 +82,12 @@ def test_an_honest_run_has_no_plugin_of_others(folder: Folder) -> None:
     session = ran(folder)
     end = session.results.end
     assert end is not None
-    assert foreign(session.results.header.plugins) == foreign(end.plugins) == {}
+    assert strangers(session.results.header.plugins) == strangers(end.plugins) == {}
     assert session.results.header.plugins["timeout"].startswith("pytest-timeout ")
     assert end.files[TEST] == hashlib.sha256((folder.path / TEST).read_bytes()).hexdigest()
     assert "harness/plugin/summary.py" in end.files
-    assert "neither pytest nor Concord" not in session.out
+    said = [line for line in session.out.split("\n") if "neither pytest nor Concord" in line]
+    assert [line for line in said if line.rpartition("(")[2].rstrip(")") not in INSTALLED] == []
 
 
 @pytest.mark.parametrize(
@@ -89,28 +108,60 @@ def test_a_plugin_leaves_its_trace(
     session = ran(folder, *arguments, env=env)
     end = session.results.end
     assert end is not None
-    assert foreign(session.results.header.plugins) == {name: sha256(text)}
-    assert foreign(end.plugins) == {name: sha256(text)}
+    assert strangers(session.results.header.plugins) == {name: sha256(text)}
+    assert strangers(end.plugins) == {name: sha256(text)}
     assert f"plug-in of neither pytest nor Concord: {name} ({sha256(text)})" in session.out
     said = session.results.header.environment
     assert [said[f"variable {variable}"] for variable in env] == [*env.values()]
 
 
 def test_a_conftest_leaves_its_trace(folder: Folder) -> None:
-    """A conftest.py that turns failures into passes is a plug-in too, and page and Markdown say so."""
+    """A conftest.py that turns failures into passes is named as a plug-in; the failure stays in the results."""
     folder.write("conftest.py", LIAR)
     try:
         session = ran(folder)
     finally:
         (folder.path / "conftest.py").unlink()
-    assert session.results.tests[f"{TEST}::test_is_bad"].verdict == "passed"
+    assert session.results.tests[f"{TEST}::test_is_bad"].verdict == "failed"
     digest = hashlib.sha256(LIAR.encode()).hexdigest()
-    assert foreign(session.results.header.plugins) == {"conftest.py": digest}
+    assert strangers(session.results.header.plugins) == {"conftest.py": digest}
     (path,) = session.folder.glob("out/*/results.jsonl")
     made = build([load(path)])
     for text in (page(made), markdown(made, largest=1 << 20)):
         assert "conftest" in text
         assert digest in text
+
+
+def test_modules_of_entry_points_leave_their_trace(folder: Folder) -> None:
+    """Modules that an installed package has had imported are in the results as plug-ins are, whoever imports them."""
+    wants = "from harness.requirements import Requirement\nALL = [Requirement('MINE-A-01', 'It is.', 'us')]\n"
+    files = {
+        "around/__init__.py": "AROUND = 1\n",
+        "around/brings.py": wants,
+        "leaves.py": "import sys\ndel sys.modules[__name__]\nALL = []\n",
+        "breaks.py": "raise RuntimeError('no')\n",
+        "draws.py": "def main():\n    pass\n",
+        "unused.py": "",
+    }
+    points = (
+        "[concord.requirements]\na = around.brings:ALL\nb = leaves:ALL\nc = breaks:ALL\n[hypothesis]\nd = draws:main\n"
+    )
+    points += "[concord.backends]\nunused = unused\n"
+    metadata = "Metadata-Version: 2.1\nName: brings\nVersion: 1.0\n"
+    test = "suites/collectives/test_draws.py"
+    told = {"brings-1.0.dist-info/METADATA": metadata, "brings-1.0.dist-info/entry_points.txt": points}
+    for name, text in {**files, **told, test: "import hypothesis\n\ndef test_it():\n    pass\n"}.items():
+        folder.write(name, text)
+    try:
+        session = ran(folder, test)
+    finally:
+        for name in (*files, *told, test):
+            (folder.path / name).unlink()
+    expected = {name.removesuffix(".py").replace("/", "."): sha256(text) for name, text in files.items()}
+    expected["around"] = expected.pop("around.__init__")
+    del expected["unused"]
+    assert strangers(session.results.header.plugins) == expected
+    assert f"plug-in of neither pytest nor Concord: around.brings ({sha256(wants)})" in session.out
 
 
 def test_what_an_xdist_worker_alone_has_loaded(folder: Folder) -> None:
@@ -128,6 +179,57 @@ def test_what_an_xdist_worker_alone_has_loaded(folder: Folder) -> None:
     assert run.end.plugins["sneaked"] == sha256(LIAR)
     assert run.end.files["fixtures/shared.py"] == sha256("")
     assert TEST in run.end.files
+
+
+def plant(path: Path, text: str) -> dict[str, str]:
+    """Put bytecode of another text in the place of a file's, Python's and pytest's; returns the SHA-256 of each."""
+    from importlib.util import cache_from_source
+
+    from _pytest.assertion import rewrite
+
+    other = path.with_name("other_text.py")
+    other.write_text(text)
+    os.utime(other, ns=(path.stat().st_mtime_ns,) * 2)
+    plain = Path(py_compile.compile(str(other), cache_from_source(str(path)), dfile=str(path), doraise=True) or "")
+    data = plain.read_bytes()
+    plain.write_bytes(data[:12] + path.stat().st_size.to_bytes(4, "little") + data[16:])
+    config: Any = SimpleNamespace(getini=lambda name: False)
+    tests = plain.with_name(path.stem + rewrite.PYC_TAIL)
+    with tests.open("wb") as file:
+        stamp, _ = rewrite._rewrite_test(path, config)
+        rewrite._write_pyc_fp(file, stamp, rewrite._rewrite_test(other, config)[1])
+    other.unlink()
+    return {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in (plain, tests)}
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+def test_bytecode_of_another_text(folder: Folder, workers: tuple[str, ...]) -> None:
+    """Bytecode that is not its source's is named by its hash, and said at the end; its source's is not."""
+    test = "suites/collectives/test_cached.py"
+    texts = {test: "def test_it():\n    assert False\n", "fixtures/drawn.py": "DRAWN = 1\n"}
+    texts["conftest.py"] = (ROOT / "conftest.py").read_text()
+    uses = "import fixtures.drawn, fixtures.true\n\ndef test_it():\n    pass\n"
+    honest = {"suites/collectives/test_honest.py": uses, "fixtures/true.py": "TRUE = 1\n"}
+    for name, text in (texts | honest).items():
+        folder.write(name, text)
+    changes = (("False", "True"), ("= 1", "= 2"), ("nothing", "something"))
+    lies = {name: functools.reduce(lambda t, change: t.replace(*change), changes, text) for name, text in texts.items()}
+    planted = {name: plant(folder.path / name, lie) for name, lie in lies.items()}
+    for name, text in honest.items():
+        plant(folder.path / name, text)
+    try:
+        session = ran(folder, *workers, test, next(iter(honest)))
+    finally:
+        for name in texts | honest:
+            (folder.path / name).unlink()
+            shutil.rmtree((folder.path / name).parent / "__pycache__", ignore_errors=True)
+    assert session.results.tests[f"{test}::test_it"].verdict == "passed", "the bytecode was not executed"
+    end = session.results.end
+    assert end is not None
+    expected = {f"bytecode of {name}": ", ".join(digests.values()) for name, digests in planted.items()}
+    assert strangers(end.plugins) == expected
+    for name, digests in expected.items():
+        assert f"plug-in of neither pytest nor Concord: {name} ({digests})" in session.out
 
 
 def test_a_file_that_is_changed_while_tests_run(folder: Folder, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sessions import Folder, Session
 
-from harness.bench.nights import load
+from harness.bench.history.nights import load
 from harness.bench.records import Night
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ TESTS = """
 
     import pytest
 
-    from harness.bench.collectives import Timed, timed_on
+    from harness.bench.measuring.collectives import Timed, timed_on
     from harness.bench.records import Measurement
 
     @pytest.mark.parametrize("size", [8, 1024])

@@ -16,12 +16,12 @@ TESTS = """
     import pytest
 
     from harness.stacks.replicate import replicate
-    from harness.stacks.training import replicate_ddp
+    from harness.stacks.registry import stack
 
     def made_by(rank):
         import torch.distributed._composable.replicate
         from torch.distributed._composable import replicate as imported
-        assert replicate is replicate_ddp is imported
+        assert replicate is stack("replicate").apply.__globals__["replicate"] is imported
         return replicate.__module__
 
     @pytest.mark.world(2)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from sessions import Folder, Running, Session
 
-from harness import journal
+from harness.thorough import journal
 
 pytestmark = pytest.mark.slow
 

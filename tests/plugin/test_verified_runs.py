@@ -84,7 +84,7 @@ class Made:
     def concord(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Runs the command, with variables set that would change what pytest collects."""
         hostile = {"PYTEST_ADDOPTS": "-k nothing", "PYTEST_PLUGINS": "no_such_plugin", "CONCORD_EXAMPLES": "smoke"}
-        command = [sys.executable, "-m", "harness.cli", *arguments]
+        command = [sys.executable, "-m", "harness.commands.main", *arguments]
         where = cwd or self.folder
         return subprocess.run(
             command, cwd=where, env={**os.environ, **hostile}, capture_output=True, text=True, check=False

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.commands.main import app
 from harness.profiles.shelf import Shelf
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

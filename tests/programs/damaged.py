@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from harness import Pool, Rank, World, WorldSpec
-from harness.programs import execute
+from harness.stacks import replicate as composable_ddp
 
 
 class Damaged:
@@ -56,4 +56,4 @@ def unreduced(rank: Rank) -> None:
         model.register_comm_hook = lambda *args: None  # type: ignore[assignment]
         return model
 
-    execute.training.replicate_ddp = replicate  # type: ignore[assignment]
+    composable_ddp.replicate = replicate  # type: ignore[assignment]

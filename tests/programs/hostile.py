@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from harness.programs.spec import (
+from harness.specs.program import (
     Activation,
     Attention,
     Branch,

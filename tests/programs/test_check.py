@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
@@ -14,7 +14,10 @@ from hypothesis import Phase, given, settings
 from harness.programs import execute
 from harness.programs.check import Truth, problems, tame, truth_of
 from harness.programs.execute import Outcome
-from harness.programs.spec import (
+from harness.programs.problem import Problem
+from harness.programs.residue import Left
+from harness.programs.strategies import programs
+from harness.specs.program import (
     Activation,
     Attention,
     Compile,
@@ -29,7 +32,7 @@ from harness.programs.spec import (
     Tied,
     Twice,
 )
-from harness.programs.strategies import programs
+from harness.stacks.seen import Launched, Pass, Seen
 
 EXACT = Program(Model((3,), (Linear(4), Activation(), Linear(2))), steps=(Step(rows=(2, 5)),), dtype="float32")
 ROUNDED = Program(
@@ -37,7 +40,10 @@ ROUNDED = Program(
 )
 COMPILED = Program(EXACT.model, Layout("dynamo", compiled=Compile()), (Step(rows=(2, 4)),))
 _with = msgspec.structs.replace
-GRADIENT = "micro-batch 1: gradient of linear0.weight"
+GRADIENT = Seen("gradient", "linear0.weight", micro_batch=1)
+NOTHING = Seen("gradient", "nothing", micro_batch=1)
+FIRST, LAST = Pass(0, "unsynced"), Pass(1, "synced")
+THREAD = Left("threads", "other", "1", "None")
 
 
 @functools.cache
@@ -51,9 +57,9 @@ def healthy(program: Program) -> list[Outcome]:
     for rank in range(program.layout.world):
         seen = {}
         for name, tensor in truth(program).tensors.items():
-            mine = tensor.tensor_split(program.parts)[rank] if name.endswith(": output") else tensor
+            mine = tensor.tensor_split(program.parts)[rank] if name.of_part else tensor
             seen[name] = mine.to(getattr(torch, program.dtype)) if mine.is_floating_point() else mine.clone()
-        launched = {"micro-batch 0, unsynced": {}, "micro-batch 1, synced": {(0, 1): 1}}
+        launched: dict[Pass, Launched] = {FIRST: {}, LAST: {(0, 1): 1}}
         found.append(Outcome(seen, (4, 2) if program.layout.compiled else (), launched))
     return found
 
@@ -93,7 +99,7 @@ def one_ulp_on_one_rank(outcomes: list[Outcome]) -> None:
 
 
 def others_part(outcomes: list[Outcome]) -> None:
-    name = "micro-batch 1: output"
+    name = Seen("output", micro_batch=1)
     outcomes[0].seen[name], outcomes[1].seen[name] = outcomes[1].seen[name], outcomes[0].seen[name]
 
 
@@ -104,7 +110,7 @@ def missing(outcomes: list[Outcome]) -> None:
 
 def unexpected(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
-        outcome.seen["micro-batch 1: gradient of nothing"] = torch.ones(2)
+        outcome.seen[NOTHING] = torch.ones(2)
 
 
 def another_dtype(outcomes: list[Outcome]) -> None:
@@ -124,92 +130,134 @@ def not_a_number(outcomes: list[Outcome]) -> None:
 
 def too_early(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
-        outcome.launched["micro-batch 0, unsynced"] = {(0, 1): 1}
+        outcome.launched[FIRST] = {(0, 1): 1}
 
 
 def not_at_all(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
-        outcome.launched["micro-batch 1, synced"] = {}
+        outcome.launched[LAST] = {}
 
 
 def one_more(outcomes: list[Outcome]) -> None:
-    outcomes[1].launched["micro-batch 1, synced"] = {(0, 1): 2}
+    outcomes[1].launched[LAST] = {(0, 1): 2}
 
 
 def on_another_group(outcomes: list[Outcome]) -> None:
-    outcomes[1].launched["micro-batch 1, synced"] = {(0,): 1}
+    outcomes[1].launched[LAST] = {(0,): 1}
 
 
 def alone(outcomes: list[Outcome]) -> None:
     for rank, outcome in enumerate(outcomes):
-        outcome.launched["micro-batch 1, synced"] = {(rank,): 1}
+        outcome.launched[LAST] = {(rank,): 1}
 
 
 def not_counted(outcomes: list[Outcome]) -> None:
-    del outcomes[1].launched["micro-batch 1, synced"]
+    del outcomes[1].launched[LAST]
 
 
 def hook_too_early(outcomes: list[Outcome]) -> None:
-    outcomes[1].hooked["micro-batch 0, unsynced"] = {"linear0": [(0, True)]}
+    outcomes[1].hooked[FIRST] = {"linear0": [(0, True)]}
 
 
 def hook_not_called(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
-        outcome.hooked["micro-batch 1, synced"] = {"linear0": []}
+        outcome.hooked[LAST] = {"linear0": []}
 
 
 def hook_called_twice(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
-        outcome.hooked["micro-batch 1, synced"] = {"linear0": [(0, True), (0, True)]}
+        outcome.hooked[LAST] = {"linear0": [(0, True), (0, True)]}
 
 
 def hook_called_otherwise(outcomes: list[Outcome]) -> None:
-    outcomes[0].hooked["micro-batch 1, synced"] = {"linear0": [(0, True)]}
-    outcomes[1].hooked["micro-batch 1, synced"] = {"linear0": [(0, False), (1, True)]}
+    outcomes[0].hooked[LAST] = {"linear0": [(0, True)]}
+    outcomes[1].hooked[LAST] = {"linear0": [(0, False), (1, True)]}
 
 
 def left_behind(outcomes: list[Outcome]) -> None:
-    outcomes[1] = replace(outcomes[1], left=("threads: other: 1, before None",))
+    outcomes[1] = replace(outcomes[1], left=(THREAD,))
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (scaled, "rank 0: micro-batch 1: gradient of linear0.weight: "),
-        (lost, "1 of 12 elements differ"),
-        (one_ulp_on_one_rank, "ranks 0 and 1 differ: micro-batch 1: gradient of linear0.weight: other bits"),
-        (others_part, "micro-batch 1: output: "),
-        (missing, "gradient of linear0.weight: there is none, where one device has one"),
-        (unexpected, "gradient of nothing: there is one, where one device has none"),
-        (another_dtype, "found torch.float64, where torch.float32 is right"),
-        (another_shape, "linear0.weight: expected float32[4, 3], found float32[12]"),
-        (not_a_number, "1 of 12 elements differ"),
-        (
-            too_early,
-            "micro-batch 0, unsynced: 1 collectives of the ranks 0, 1, though gradients are not to be synchronised",
-        ),
-        (not_at_all, "micro-batch 1, synced: no collective of the ranks 0, 1, though gradients are to be synchronised"),
-        (one_more, "micro-batch 1, synced: the ranks 0, 1 launched different numbers of collectives: [1, 2]"),
-        (on_another_group, "micro-batch 1, synced: ranks [1] launched collectives on the group of 0"),
-        (alone, "micro-batch 1, synced: no collective of the ranks 0, 1, though gradients are to be synchronised"),
-        (not_counted, "micro-batch 1, synced: rank 1 has none"),
-        (hook_too_early, "unsynced: rank 1: the communication hook of 'linear0' was called: [(0, True)]"),
-        (hook_not_called, "synced: rank 0: the communication hook of 'linear0' was called with []"),
-        (
-            hook_called_twice,
-            "synced: rank 0: the communication hook of 'linear0' was called with [(0, True), (0, True)]",
-        ),
-        (hook_called_otherwise, "synced: ranks 0 and 1 called the communication hook of 'linear0' otherwise"),
-        (left_behind, "rank 1: left behind: threads: other: 1, before None"),
-    ],
-)
+@dataclass
+class Found:
+    """What must be found: a problem, and what is said of it."""
+
+    problem: Problem
+    says: str
+
+
+BOTH = (0, 1)
+FOUND: dict[Callable[[list[Outcome]], None], Found] = {
+    scaled: Found(Problem("values", GRADIENT, (0,)), "rank 0: micro-batch 1: gradient of linear0.weight: "),
+    lost: Found(Problem("values", GRADIENT, (1,)), "1 of 12 elements differ"),
+    one_ulp_on_one_rank: Found(
+        Problem("bits", GRADIENT, BOTH),
+        "ranks 0 and 1 differ: micro-batch 1: gradient of linear0.weight: different bits",
+    ),
+    others_part: Found(Problem("values", Seen("output", micro_batch=1), (0,)), "micro-batch 1: output: "),
+    missing: Found(
+        Problem("missing", GRADIENT, (0,)), "gradient of linear0.weight: missing tensor: present on one device"
+    ),
+    unexpected: Found(
+        Problem("unexpected", NOTHING, (0,)), "gradient of nothing: unexpected tensor: absent on one device"
+    ),
+    another_dtype: Found(
+        Problem("dtype", GRADIENT, (0,), torch.float32, torch.float64), "expected torch.float32, found torch.float64"
+    ),
+    another_shape: Found(
+        Problem("values", GRADIENT, (0,)), "linear0.weight: expected float32[4, 3], found float32[12]"
+    ),
+    not_a_number: Found(Problem("values", GRADIENT, (0,)), "1 of 12 elements differ"),
+    too_early: Found(
+        Problem("unsynced", FIRST, BOTH, 0, 1),
+        "micro-batch 0, unsynced backward: ranks 0, 1 launched 1 collectives without gradient synchronization",
+    ),
+    not_at_all: Found(
+        Problem("not joined", LAST, BOTH),
+        "micro-batch 1, synced backward: gradients are not synchronized over ranks 0, 1",
+    ),
+    one_more: Found(
+        Problem("counts", LAST, BOTH, found=(1, 2)), "ranks 0, 1 launched different numbers of collectives: 1, 2"
+    ),
+    on_another_group: Found(
+        Problem("outsiders", LAST, (1,), found=(0,)), "ranks 1 launched collectives on the group of ranks 0"
+    ),
+    alone: Found(Problem("not joined", LAST, BOTH), "gradients are not synchronized over ranks 0, 1"),
+    not_counted: Found(Problem("uncounted", LAST, (1,)), "micro-batch 1, synced backward: rank 1 did not run it"),
+    hook_too_early: Found(
+        Problem("hook called early", FIRST, (1,), found=((0, True),), name="linear0"),
+        "unsynced backward: rank 1: the communication hook of 'linear0' was called: ((0, True),)",
+    ),
+    hook_not_called: Found(
+        Problem("hook calls", LAST, (0,), (), (), "linear0"),
+        "synced backward: rank 0: the communication hook of 'linear0' was called with ()",
+    ),
+    hook_called_twice: Found(
+        Problem("hook calls", LAST, (0,), ((0, False), (1, True)), ((0, True), (0, True)), "linear0"),
+        "rank 0: the communication hook of 'linear0' was called with ((0, True), (0, True))",
+    ),
+    hook_called_otherwise: Found(
+        Problem("hook calls differ", LAST, BOTH, ((0, True),), ((0, False), (1, True)), "linear0"),
+        "ranks 0 and 1 called the communication hook of 'linear0' differently",
+    ),
+    left_behind: Found(Problem("left behind", THREAD, (1,)), "rank 1: left behind: threads: other: 1, before None"),
+}
+
+
+def essence(problem: Problem) -> Problem:
+    """A problem without the numbers in which tensors differ."""
+    return replace(problem, found=None) if problem.kind == "values" else problem
+
+
+@pytest.mark.parametrize("damage", FOUND, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("program", [EXACT, ROUNDED], ids=["exact", "rounded"])
-def test_damage_is_found(program: Program, damage: Callable[[list[Outcome]], None], message: str) -> None:
+def test_damage_is_found(program: Program, damage: Callable[[list[Outcome]], None]) -> None:
     """Every way of being wrong is found, and named."""
     outcomes = healthy(program)
     damage(outcomes)
-    found = problems(program, truth(program), outcomes)
-    assert any(message in problem for problem in found), found
+    wrong = problems(program, truth(program), outcomes)
+    assert FOUND[damage].problem in map(essence, wrong), wrong
+    assert any(FOUND[damage].says in str(problem) for problem in wrong), list(map(str, wrong))
 
 
 SHARDED = Program(
@@ -234,26 +282,28 @@ def test_unsynced_where_groups_differ(group: tuple[int, ...], count: int, strate
     program = Program(SHARDED.model, _with(SHARDED.layout, options=(("strategy", strategy),)), SHARDED.steps)
     synced = [{(0, 2): 1}, {(1, 3): 1}] * 2
     early: list[dict[tuple[int, ...], int]] = [{group: count} if rank in group else {} for rank in range(4)]
-    outcomes = [
-        Outcome({}, (), {"micro-batch 0, unsynced": early[rank], "micro-batch 1, synced": synced[rank]})
-        for rank in range(4)
-    ]
-    found = [p for p in problems(program, truth(EXACT), outcomes) if "collective" in p]
+    outcomes = [Outcome({}, (), {FIRST: early[rank], LAST: synced[rank]}) for rank in range(4)]
+    found = [p for p in problems(program, truth(EXACT), outcomes) if p.kind == "unsynced"]
     assert bool(found) == problem, found
 
 
 @pytest.mark.parametrize(
-    ("graphs", "message"),
+    ("graphs", "problem", "says"),
     [
-        ([(), ()], "nothing was compiled on ranks [0, 1]"),
-        ([(4, 2), ()], "nothing was compiled on ranks [1]"),
-        ([(4, 2), (4, 3)], "ranks compiled different graphs"),
+        ([(), ()], Problem("not compiled", ranks=(0, 1)), "nothing was compiled on ranks 0, 1"),
+        ([(4, 2), ()], Problem("not compiled", ranks=(1,)), "nothing was compiled on ranks 1"),
+        (
+            [(4, 2), (4, 3)],
+            Problem("graphs", ranks=(0, 1), found=((4, 2), (4, 3))),
+            "ranks compiled different graphs, of (4, 2) / (4, 3) nodes",
+        ),
     ],
 )
-def test_graphs_are_counted(graphs: list[tuple[int, ...]], message: str) -> None:
+def test_graphs_are_counted(graphs: list[tuple[int, ...]], problem: Problem, says: str) -> None:
     """Compiled code that was not compiled, or not alike, is found."""
     outcomes = [replace(o, graphs=g) for o, g in zip(healthy(COMPILED), graphs, strict=True)]
-    assert any(message in problem for problem in problems(COMPILED, truth(COMPILED), outcomes))
+    assert problems(COMPILED, truth(COMPILED), outcomes) == [problem]
+    assert str(problem) == says
 
 
 def test_uneven_batches_may_compile_anew() -> None:
@@ -286,7 +336,7 @@ def test_averages_of_averages_by_three() -> None:
     assert not truth(twice).exact
 
 
-CLIPPED = "step 1: parameter attention3.out.weight"
+CLIPPED = Seen("parameter", "attention3.out.weight", step=1)
 WILDLY = Program(
     Model((2,), (Embedding(8), Tied("embedding0"), Twice(Linear(5, bias=False)), Attention(), Attention()), tokens=5),
     steps=(Step(rows=(1, 1)), Step(rows=(1,), clip=1000.0)),
@@ -306,7 +356,7 @@ def test_after_wild_clipping_nothing_is_known() -> None:
     for name, found in execute.alone(WILDLY, torch.bfloat16)().items():
         assert not bounded.differs(name, found, dtype=found.dtype)
     assert bounded.tolerance[CLIPPED].isinf().all()
-    assert bounded.tolerance["micro-batch 2: gradient of attention3.out.weight"].isfinite().all()
+    assert bounded.tolerance[Seen("gradient", "attention3.out.weight", micro_batch=2)].isfinite().all()
 
 
 @pytest.mark.parametrize("clip", [0.001, 1e30])

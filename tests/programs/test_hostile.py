@@ -24,30 +24,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.profiles.obeyed import obeying, of
 from harness.profiles.shelf import OURS, Shelf
-from harness.programs import limits, literals
+from harness.programs import literals
 from harness.programs import source as source_module
 from harness.programs.cost import cost
 from harness.programs.laws import LAWS
 from harness.programs.literals import Code, call, literal
-from harness.programs.options import HOOKS, OPTIONS, STRATEGIES
-from harness.programs.shapes import walk
 from harness.programs.source import source
-from harness.programs.spec import (
-    STACKS,
-    Attention,
-    Conv,
-    Layer,
-    Layout,
-    Linear,
-    Model,
-    Program,
-    Step,
-    Tied,
-    Twice,
-)
 from harness.programs.stored import dumps, loads
 from harness.programs.strategies import programs
-from harness.stacks import training
+from harness.specs import limits
+from harness.specs.program import Attention, Conv, Layer, Layout, Linear, Model, Program, Step, Tied, Twice
+from harness.specs.shapes import walk
+from harness.stacks.registry import own_names, stack
+from harness.stacks.replicate import HOOKS
+from harness.stacks.tp_extension import STRATEGIES
 from tests.programs.hostile import CANARY, PAYLOADS, PROGRAMS, changed
 
 LONGEST = 600
@@ -79,7 +69,7 @@ def check_said(said: str) -> None:
     assert not {c for c in said if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
 
 
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("stack", own_names())
 def test_payload_everywhere(stack: str) -> None:
     """With a payload in place of any string, number or key, a stored program is none."""
     whole = json.loads(dumps(PROGRAMS[stack]))
@@ -109,7 +99,7 @@ class PosingWord(str):
 
 
 @pytest.mark.parametrize("types_checked", [True, False])
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("stack", own_names())
 def test_unvalidated(stack: str, types_checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that was made in Python gets none of it into source either, nor if types were not looked at."""
     if not types_checked:
@@ -156,18 +146,18 @@ def test_options_are_those_of_the_stacks() -> None:
     """Every option that a stack takes is known with its default, and no other."""
     own = {"party", "model", "wrapped", "tensor", "plan", "options"}
     ddp = inspect.signature(DistributedDataParallel).parameters
-    for stack, kind in OPTIONS.items():
-        parameters = inspect.signature(getattr(training, f"on_{stack}")).parameters
+    for found in map(stack, own_names()):
+        parameters = inspect.signature(found.apply).parameters
         named = {name: p.default for name, p in parameters.items() if name not in own}
-        passed_on = set(kind.__struct_fields__) - set(named)
-        assert passed_on <= (set(ddp) if stack == "replicate" else set())
-        assert set(named) <= set(kind.__struct_fields__)
-        assert all(getattr(kind(), name) == default for name, default in named.items())
+        passed_on = set(found.option_names) - set(named)
+        assert passed_on <= (set(ddp) if found.name == "replicate" else set())
+        assert set(named) <= set(found.option_names)
+        assert all(getattr(found.options(), name) == default for name, default in named.items())
     assert all(callable(getattr(default_hooks, hook)) for hook in HOOKS)
     assert set(STRATEGIES) == set(ShardingStrategy.__members__)
 
 
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("stack", own_names())
 @pytest.mark.parametrize("profile", ["", *sorted(p.stem for p in OURS.glob("*.toml"))])
 def test_whatever_is_drawn_is_taken(stack: str, profile: str) -> None:
     """Under every profile that is shipped, what is drawn for a stack, and what laws make of it, can be stored."""
@@ -194,7 +184,7 @@ def test_what_was_stored_before_is_taken() -> None:
         assert json.loads(dumps(loads(line))) == json.loads(line)
 
 
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("stack", own_names())
 def test_hostile_programs_are_honest_without_payloads(stack: str) -> None:
     """What payloads are put into is a program; and all of them together have every field of every struct."""
     assert loads(dumps(PROGRAMS[stack])) == PROGRAMS[stack]
@@ -392,7 +382,7 @@ def _at(value: Any, path: tuple[Any, ...]) -> Any:
 @st.composite
 def files(draw: st.DrawFn) -> str | bytes:
     """A stored program with anything, or parts of itself, in a few places; sometimes damaged as text."""
-    whole = json.loads(dumps(PROGRAMS[draw(st.sampled_from(STACKS))]))
+    whole = json.loads(dumps(PROGRAMS[draw(st.sampled_from(own_names()))]))
     for _ in range(draw(st.integers(0, 4))):
         places = list(_places(whole))
         place = draw(st.sampled_from(places))
@@ -416,7 +406,17 @@ def files(draw: st.DrawFn) -> str | bytes:
     return text.replace('": ', '": 1, "version": ', 1) if how == "doubled" else text
 
 
-_CALLED = {"fill", "Model", "narrower", "per_part", "super", "compiled", "toggle", "Run", *(f"on_{s}" for s in OPTIONS)}
+_CALLED = {
+    "fill",
+    "Model",
+    "narrower",
+    "per_part",
+    "super",
+    "compiled",
+    "toggle",
+    "Run",
+    *(f"on_{s}" for s in own_names()),
+}
 _CALLED |= {"Function", "Cast", "Scale", "Mask", "Attention", "Residual", "Twice", "Hooked"}
 _MODULES = {"nn", "torch", "self", "model", "run", "optimizer", "party", "x", "layer", "turn"}
 

@@ -13,13 +13,17 @@ from hypothesis import HealthCheck, given, settings
 
 from harness import Rank
 from harness.programs import execute, reproducer
-from harness.programs.check import Different
 from harness.programs.laws import LAWS, holds
-from harness.programs.shapes import walk
-from harness.programs.spec import Activation, Branch, Compile, Layout, Linear, Model, Norm, Optimizer, Program, Step
+from harness.programs.options import takes
+from harness.programs.problem import Different
 from harness.programs.stored import loads
 from harness.programs.strategies import programs
-from harness.programs.tp_layouts import takes
+from harness.reproducers import carried
+from harness.specs.program import Activation, Branch, Compile, Layout, Linear, Model, Norm, Optimizer, Program, Step
+from harness.stacks import registry
+from harness.stacks import replicate as ddp
+from harness.stacks import replicate_fsdp as fsdp
+from harness.stacks.tp_extension import training as tp
 from tests.programs.damaged import Damaged, unreduced
 
 MODEL = Model((3,), (Linear(4), Linear(2)))
@@ -43,13 +47,13 @@ def last_micro_batch_only(rank: Rank) -> None:
 
     _parameters: list[torch.Tensor] = []
     torch.Tensor.backward, torch.Tensor._undamaged = backward, plain  # type: ignore[method-assign,attr-defined]
-    made = execute.training.replicate_ddp
+    made = ddp.replicate
 
     def replicate(model: torch.nn.Module, **options: Any) -> Any:
         _parameters.extend(model.parameters())
         return made(model, **options)
 
-    execute.training.replicate_ddp = replicate  # type: ignore[assignment]
+    ddp.replicate = replicate  # type: ignore[assignment]
 
 
 def loads_nothing(rank: Rank) -> None:
@@ -59,7 +63,7 @@ def loads_nothing(rank: Rank) -> None:
 
 def wrapped_layers_stand_still(rank: Rank) -> None:
     """What is wrapped on its own is not trained."""
-    plain = execute.training.replicate_fsdp
+    plain = fsdp.replicate
 
     @functools.wraps(plain)  # its signature is looked at
     def replicate(module: torch.nn.Module, **options: Any) -> Any:
@@ -67,12 +71,12 @@ def wrapped_layers_stand_still(rank: Rank) -> None:
             module.requires_grad_(False)
         return plain(module, **options)
 
-    execute.training.replicate_fsdp = replicate  # type: ignore[assignment]
+    fsdp.replicate = replicate  # type: ignore[assignment]
 
 
 def first_wrapped_stands_still(rank: Rank) -> None:
     """What is wrapped before all others is not trained."""
-    plain, before = execute.training.replicate_fsdp, []
+    plain, before = fsdp.replicate, []
 
     @functools.wraps(plain)
     def replicate(module: torch.nn.Module, **options: Any) -> Any:
@@ -83,19 +87,19 @@ def first_wrapped_stands_still(rank: Rank) -> None:
             module.requires_grad_(False)
         return plain(module, **options)
 
-    execute.training.replicate_fsdp = replicate  # type: ignore[assignment]
+    fsdp.replicate = replicate  # type: ignore[assignment]
 
 
 def divided_layers_are_others(rank: Rank) -> None:
     """Tensor-parallel layers do not keep their parameters."""
-    plain = execute.training.parallelize_module
+    plain = tp.parallelize_module
 
     def parallelize(model: torch.nn.Module, mesh: Any, styles: Any) -> Any:
         for name in styles:
             torch.nn.init.ones_(model.get_submodule(name).weight)  # type: ignore[arg-type]
         return plain(model, mesh, styles)
 
-    execute.training.parallelize_module = parallelize
+    tp.parallelize_module = parallelize
 
 
 def rows_only(rank: Rank) -> None:
@@ -105,7 +109,7 @@ def rows_only(rank: Rank) -> None:
         sizes = tuple(int(size) for size in shape.split("x"))
         return execute.training.init_device_mesh("cpu", sizes, mesh_dim_names=("rows", "columns"))["columns"]
 
-    execute.training.line_mesh = line_mesh
+    ddp.line_mesh = fsdp.line_mesh = line_mesh
 
 
 def compiled_wrong(rank: Rank) -> None:
@@ -124,14 +128,14 @@ def compiled_wrong(rank: Rank) -> None:
 
 def one_ulp(rank: Rank) -> None:
     """Gradients on ranks are the next larger numbers."""
-    plain = execute.training.replicate_ddp
+    plain = ddp.replicate
 
     def replicate(model: torch.nn.Module, **options: Any) -> Any:
         for parameter in model.parameters():
             parameter.register_hook(lambda g: torch.nextafter(g, torch.full_like(g, torch.inf)))
         return plain(model, **options)
 
-    execute.training.replicate_ddp = replicate  # type: ignore[assignment]
+    ddp.replicate = replicate  # type: ignore[assignment]
 
 
 def replicas_alone(rank: Rank) -> None:
@@ -190,15 +194,18 @@ def test_law(case: str, sound: Damaged, tmp_path: Path, monkeypatch: pytest.Monk
     law, damage, program = CASES[case]
     assert holds(sound, program, law)
     assert list(tmp_path.iterdir()) == []
-    said = pytest.raises(Different, match=f"the law '{law}' does not hold\nstep")
+    said = pytest.raises(Different, match=f"the law '{law}' does not hold\n")
     with Damaged(damage) as worlds, said as caught:
         holds(worlds, program, law)
+    assert caught.value.law == law
+    assert {problem.kind for problem in caught.value.problems} == {"values"}
     pair = LAWS[law].runs(program)
     assert pair is not None
     written = sorted(tmp_path.glob("*.json"))
     assert {loads(file.read_text()) for file in written} == set(pair)
     assert all(file.with_suffix(".py").exists() for file in written)
-    assert all(str(file) in "\n".join(caught.value.__notes__) for file in written)
+    assert [each.file for each in carried(caught.value)] == [file.with_suffix(".py") for file in written]
+    assert all(str(file.with_suffix(".py")) in "\n".join(caught.value.__notes__) for file in written)
 
 
 def test_hybrid_shards() -> None:
@@ -235,19 +242,23 @@ def test_nothing_to_say(law: str, program: Program, sound: Damaged) -> None:
     assert not holds(sound, program, law)
 
 
-@settings(max_examples=1000, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-@given(programs("tp_extension", (1, 2, 3, 4)))
-def test_what_is_drawn_is_taken(program: Program) -> None:
+@pytest.mark.parametrize("stack", registry.own_names())
+def test_what_is_drawn_is_taken(stack: str) -> None:
     """Laws keep to the limits of drawn layouts, and those limits take whatever is drawn."""
-    named = list(walk(program.model))
-    assert takes(program.layout, named, program.steps, program.optimizer, program.dtype)
+
+    @settings(max_examples=300, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(programs(stack, (1, 2, 3, 4)))
+    def check(program: Program) -> None:
+        assert takes(program)
+
+    check()
 
 
 def test_what_is_not_drawn_is_not_taken() -> None:
     """Original parameters over tensor-parallel layers, accumulating without synchronisation: tp_no_sync.py."""
     layout = Layout("tp_extension", 4, 2, plan=(("linear0", "columns"),))
     for rows, expected in (((4,), True), ((4, 4), False)):
-        assert takes(layout, list(walk(MODEL)), (Step(rows=rows),), Optimizer(), "float32") == expected
+        assert takes(Program(MODEL, layout, (Step(rows=rows),), dtype="float32")) == expected
 
 
 @pytest.mark.parametrize("style", ["columns", "rows"])
@@ -258,4 +269,4 @@ def test_one_number_is_not_taken(style: str) -> None:
     layout = Layout("tp_extension", 4, 2, plan=(("linear0", style),), options=options)
     for zero, expected in (("none", True), ("keep", False)):
         steps = (Step(rows=(2,), zero=zero), Step(rows=(2,)))
-        assert takes(layout, list(walk(model)), steps, Optimizer(), "float32") == expected
+        assert takes(Program(model, layout, steps, dtype="float32")) == expected

@@ -11,10 +11,14 @@ import torch
 from harness import Rank, RanksFailed
 from harness.programs import execute
 from harness.programs.assertion import assert_same_as_alone
-from harness.programs.check import Different
-from harness.programs.spec import Compile, Hooked, Layout, Linear, Model, Option, Program, Scale, Step
+from harness.programs.problem import Different
+from harness.specs.program import Compile, Hooked, Layout, Linear, Model, Option, Program, Scale, Step
+from harness.stacks import replicate_fsdp
+from harness.stacks.seen import Seen
 from tests.programs.damaged import Damaged
 
+Wrong = tuple[str, str]
+"""The kind of a problem, and of what was seen."""
 Damage = Callable[[Rank], None]
 
 
@@ -34,7 +38,7 @@ def undivided(rank: Rank) -> None:
 
 
 def never_cast(rank: Rank) -> None:
-    execute.training.dtype_of = lambda name: None
+    replicate_fsdp.dtype_of = lambda name: None
 
 
 def never_toggled(rank: Rank) -> None:
@@ -85,15 +89,15 @@ def stays_wide(rank: Rank) -> None:
 
 
 THAWED = (Step(rows=(4,), toggle="linear1"), Step(rows=(4,), toggle="linear1"))
-CASES: dict[str, tuple[Program, Damage, str]] = {
-    "divide factor": (replicated(divide=4.0), undivided, "gradient of"),
-    "mixed precision": (replicated(param_dtype="bfloat16"), never_cast, "output: found torch.float32"),
-    "thawed": (replicated(steps=THAWED), never_toggled, "where one device has none"),
-    "scale of parts": (replicated(Linear(3), Scale("per_rank"), Linear(2)), other_scale, "output"),
-    "hooks": (replicated(Hooked(Linear(3)), Linear(2)), called_twice, "calls of hooks of hooked0"),
-    "losses": (replicated(), other_losses, "loss of each row"),
-    "re-cast": (replicated(recast=True), stays_wide, "same dtype"),
+CASES: dict[str, tuple[Program, Damage, Wrong]] = {
+    "divide factor": (replicated(divide=4.0), undivided, ("values", "gradient")),
+    "mixed precision": (replicated(param_dtype="bfloat16"), never_cast, ("dtype", "output")),
+    "thawed": (replicated(steps=THAWED), never_toggled, ("unexpected", "gradient")),
+    "scale of parts": (replicated(Linear(3), Scale("per_rank"), Linear(2)), other_scale, ("values", "output")),
+    "hooks": (replicated(Hooked(Linear(3)), Linear(2)), called_twice, ("values", "calls")),
+    "losses": (replicated(), other_losses, ("values", "losses")),
 }
+RAISED: dict[str, tuple[Program, Damage, str]] = {"re-cast": (replicated(recast=True), stays_wide, "same dtype")}
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +110,22 @@ def sound() -> Iterator[Damaged]:
 def test_found_out(case: str, sound: Damaged, tmp_path: Any, monkeypatch: Any) -> None:
     """Nothing is said of healthy ranks; of damaged ones, what is wrong."""
     monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path))
-    program, damage, words = CASES[case]
+    program, damage, wrong = CASES[case]
     assert_same_as_alone(sound, program)
-    with Damaged(damage) as worlds, pytest.raises((Different, RanksFailed)) as error:
+    with Damaged(damage) as worlds, pytest.raises(Different) as error:
         assert_same_as_alone(worlds, program)
-    said = error.value.problems if isinstance(error.value, Different) else [str(error.value)]
-    assert any(words in problem for problem in said)
+    assert wrong in {(p.kind, p.what.kind) for p in error.value.problems if isinstance(p.what, Seen)}
+
+
+@pytest.mark.parametrize("case", list(RAISED))
+def test_raised(case: str, sound: Damaged, tmp_path: Any, monkeypatch: Any) -> None:
+    """Healthy ranks train; damaged ones raise what torch says."""
+    monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path))
+    program, damage, message = RAISED[case]
+    assert_same_as_alone(sound, program)
+    with Damaged(damage) as worlds, pytest.raises(RanksFailed) as error:
+        assert_same_as_alone(worlds, program)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

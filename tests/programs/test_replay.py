@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
-from harness.programs.spec import Activation, Branch, Layout, Linear, Model, Norm, Optimizer, Program, Step
+from harness.commands.main import app
 from harness.programs.stored import dumps
+from harness.specs.program import Activation, Branch, Layout, Linear, Model, Norm, Optimizer, Program, Step
 from tests.programs.hostile import CANARY, PAYLOADS, PROGRAMS
 
 HEALTHY = Program(Model((3,), (Linear(4),)))
@@ -26,7 +26,7 @@ LIVE = Program(Model((3,), (Linear(3), Branch(Linear(3), "never"))))
 
 def concord(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command as a user has it."""
-    command = [sys.executable, "-c", "from harness.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from harness.commands.main import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
 
 
@@ -48,7 +48,7 @@ def test_defect(tmp_path: Path) -> None:
     """It says what differs, and exits with 1."""
     ended = concord("replay", stored(LIVE, tmp_path))
     assert ended.returncode == 1
-    assert "ranks 0 and 1 differ: micro-batch 0: gradient of linear0.weight: other bits" in ended.stdout
+    assert "ranks 0 and 1 differ: micro-batch 0: gradient of linear0.weight: different bits" in ended.stdout
 
 
 def test_source(tmp_path: Path) -> None:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import math
 import os
 import re
 import resource
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from harness.programs import assertion
+from harness.oracles.exact import Difference
+from harness.programs import assertion, standalone
 from harness.programs.check import truth_of
-from harness.programs.reproducer import definitions, reproducer, write
-from harness.programs.spec import Branch, Compile, Embedding, Layout, Linear, Model, Norm, Program, Residual, Step
+from harness.programs.definitions import _parts, definitions
+from harness.programs.problem import Problem
+from harness.programs.reproducer import _modules, reproducer, write
 from harness.programs.stored import loads
-from harness.stacks import training
+from harness.specs.program import Branch, Compile, Embedding, Layout, Linear, Model, Norm, Program, Residual, Step
+from harness.stacks import registry, training
+from harness.stacks.seen import Seen
 from tests.programs.hostile import CANARY, PAYLOADS
 
 REPLICATE = "import importlib\nr = importlib.import_module('torch.distributed._composable.replicate')\n"
@@ -54,17 +62,25 @@ def test_payloads(payload: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = reproducer(EXACT, what=f"{payload}: other bits", backend=payload, device=payload, subject=payload)
     tree = ast.parse(text)
     plain = ast.parse(reproducer(EXACT, what="x: other bits", backend="gloo", device="cpu"))
-    assert [ast.dump(one) for one in tree.body if not isinstance(one, ast.FunctionDef) or one.name != "main"] == [
-        ast.dump(one) for one in plain.body if not isinstance(one, ast.FunctionDef) or one.name != "main"
-    ]
-    assert len(list(ast.walk(tree))) == len(list(ast.walk(plain)))
     assert CANARY not in {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    given = {value.value for value in constants(tree) if value.value not in {c.value for c in constants(plain)}}
+    assert given <= {payload}
+    for value in [*constants(tree), *constants(plain)]:
+        value.value = "the same"
+    assert ast.dump(tree) == ast.dump(plain)
 
 
-def written(program: Program, folder: Path, what: str, limit: int = 120) -> Path:
+def constants(tree: ast.Module) -> list[ast.Constant]:
+    """The strings that say how the program is run."""
+    (case,) = [one for one in tree.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "CASE"]
+    return [n for n in ast.walk(case) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+def written(program: Program, folder: Path, *problems: Problem, what: str = "", limit: int = 120) -> Path:
     truth = truth_of(program)
     file = folder / "repro.py"
-    file.write_text(reproducer(program, what=what, truth=truth, limit=limit))
+    what = what or "\n".join(map(str, problems))
+    file.write_text(reproducer(program, what=what, problems=problems, truth=truth, limit=limit))
     assert not re.search(r"^(from|import) harness", file.read_text(), re.MULTILINE)
     return file
 
@@ -81,7 +97,7 @@ LAYOUTS = {
 def test_healthy(stack: str, tmp_path: Path) -> None:
     """On every stack a file for a healthy program exits with 0."""
     program = Program(EXACT.model, LAYOUTS[stack], EXACT.steps)
-    ended = torchrun(written(program, tmp_path, "nothing"), 2)
+    ended = torchrun(written(program, tmp_path, what="nothing"), 2)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "rank 0: as on one device" in ended.stdout
     assert "rank 1: as on one device" in ended.stdout
@@ -90,8 +106,9 @@ def test_healthy(stack: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("program", [EXACT, ROUNDED], ids=["exact", "rounded"])
 def test_injected(program: Program, tmp_path: Path) -> None:
     """A defect that is put into torch makes it print expected and observed, and exit with another status."""
-    gradient = f"micro-batch 1: gradient of {'residual1.0' if program is EXACT else 'linear0'}.weight"
-    file = written(program, tmp_path, f"rank 0: {gradient}: 9 of 9 elements differ")
+    name = "residual1.0.weight" if program is EXACT else "linear0.weight"
+    gradient = Seen("gradient", name, micro_batch=1)
+    file = written(program, tmp_path, Problem("values", gradient, (0,), found=Difference("x", "y")))
     (tmp_path / "defect").mkdir()
     (tmp_path / "defect" / "sitecustomize.py").write_text(
         f"{REPLICATE}r.replicate = lambda module, **options: module\n"
@@ -119,7 +136,8 @@ torch.optim.SGD.step = damaged
 
 def test_of_a_world(tmp_path: Path) -> None:
     """A defect that is there wherever there is a world is not taken for the truth: one device is alone."""
-    file = written(EXACT, tmp_path, "rank 0: step 0: parameter residual1.0.weight: 9 of 9 elements differ")
+    parameter = Seen("parameter", "residual1.0.weight", step=0)
+    file = written(EXACT, tmp_path, Problem("values", parameter, (0,), found=Difference("x", "y")))
     (tmp_path / "defect").mkdir()
     (tmp_path / "defect" / "sitecustomize.py").write_text(DOUBLED)
     ended = torchrun(file, 2, PYTHONPATH=str(tmp_path / "defect"))
@@ -131,15 +149,15 @@ def test_of_a_world(tmp_path: Path) -> None:
 def test_live(tmp_path: Path) -> None:
     """Composable DDP leaves gradients unreduced in the first step when a module is unused (pytorch/pytorch#128949)."""
     model = Model((3,), (Linear(3), Branch(Linear(3), "never")))
-    file = written(Program(model, Layout("replicate")), tmp_path, "gradients differ")
+    file = written(Program(model, Layout("replicate")), tmp_path, what="gradients differ")
     ended = torchrun(file, 2)
     assert ended.returncode != 0
-    assert "rank 1: micro-batch 0: gradient of linear0.weight: other bits than on rank 0" in ended.stdout
+    assert "rank 1: micro-batch 0: gradient of linear0.weight: different bits than on rank 0" in ended.stdout
 
 
 def test_hang(tmp_path: Path) -> None:
     """A hang ends after the limit, with stacks and another status."""
-    file = written(EXACT, tmp_path, "a hang", limit=25)
+    file = written(EXACT, tmp_path, what="a hang", limit=25)
     (tmp_path / "defect").mkdir()
     (tmp_path / "defect" / "sitecustomize.py").write_text(
         f"{REPLICATE}import os, time\n"
@@ -150,6 +168,53 @@ def test_hang(tmp_path: Path) -> None:
     assert re.search(r"Timeout \(0:00:25\)!|[Tt]imed? ?out", ended.stderr)
 
 
+def case_of(text: str) -> Any:
+    """What a reproducer asks of ranks, as it would be there."""
+    names: dict[str, Any] = {"__name__": "reproducer"}
+    with contextlib.ExitStack() as stack:
+        sys.modules["reproducer"] = ModuleType("reproducer")
+        stack.callback(sys.modules.pop, "reproducer")
+        exec(compile(text, "reproducer", "exec"), names)
+    return names["CASE"]
+
+
+def test_only_what_differed_may_differ() -> None:
+    """Tolerances are those of what differed, whatever the head of the file says; what was missing must be there."""
+    one, other = Seen("gradient", "linear0.weight", micro_batch=1), Seen("parameter", "linear0.bias", step=0)
+    truth = truth_of(ROUNDED)
+    assert truth.bounded is not None
+    problems = [Problem("bits", one, (0, 1)), Problem("missing", other, (0,)), Problem("missing", other, (1,))]
+    case = case_of(reproducer(ROUNDED, what="", problems=problems, truth=truth))
+    assert case.allowed == {seen: truth.bounded.tolerance[seen].flatten().tolist() for seen in (one, other)}
+    assert case.promised == {other}
+    nothing = case_of(reproducer(ROUNDED, what=f"{one}: there is none", truth=truth))
+    assert (nothing.allowed, nothing.promised) == ({}, frozenset())
+    assert case_of(reproducer(EXACT, what="", problems=problems, truth=truth_of(EXACT))).allowed is None
+
+
+def test_what_nothing_is_known_of() -> None:
+    """A tolerance that is infinite, as after wild clipping, is a number in the file as well."""
+    gradient = Seen("gradient", "linear0.weight", micro_batch=1)
+    truth = truth_of(ROUNDED)
+    assert truth.bounded is not None
+    truth.bounded.tolerance[gradient].fill_(math.inf)
+    case = case_of(reproducer(ROUNDED, what="", problems=[Problem("bits", gradient, (0, 1))], truth=truth))
+    assert case.allowed == {gradient: [math.inf] * 12}
+    allowed, one = SimpleNamespace(**vars(case)), standalone.Party(parts=1)
+    found = {gradient: torch.full((4, 3), math.nan)}
+    assert standalone.wrong_values(allowed, one, truth.tensors, found) == []  # type: ignore[arg-type]
+    allowed.allowed = {gradient: [1.0] * 12}
+    assert len(standalone.wrong_values(allowed, one, truth.tensors, found)) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", registry.own_names())
+def test_one_name_for_one_thing(name: str) -> None:
+    """No two of the modules that definitions are cut out of define the same name."""
+    program = Program(Model((3,), (Linear(4),)), Layout(2, name), (Step((2,)),))
+    names = [each for module in _modules(program) for each in _parts(module.__file__ or "").defined]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_head_and_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head has command, findings and environment, none of it as code; the program is beside it."""
     monkeypatch.setenv("CONCORD_REPRODUCERS", str(tmp_path / "deep" / "a folder"))
@@ -157,7 +222,7 @@ def test_head_and_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     file, command = write(EXACT, "t.py::test[a/../b \n]", what=what, truth=None, backend="gloo", device="cpu")
     assert file.parent == tmp_path / "deep" / "a folder"
     assert command == f"torchrun --nproc-per-node=2 '{file}'"
-    head = file.read_text().split("\n\nimport")[0]
+    head = re.split(r"\n\n+(?:from|import) ", file.read_text())[0]
     assert all(line.startswith("#") for line in head.splitlines())
     assert "torch: 2." in head
     assert max(map(len, head.splitlines())) < 250

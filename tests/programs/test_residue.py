@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness import Pool, Rank, WorldSpec
 from harness.programs import execute, residue
 from harness.programs.check import problems, truth_of
-from harness.programs.spec import Activation, Compile, Layout, Linear, Model, Program, Step
+from harness.programs.residue import Left
+from harness.specs.program import Activation, Compile, Layout, Linear, Model, Program, Step
 from harness.stacks import training
 
 MODEL = Model((3,), (Linear(4), Activation(), Linear(2)))
@@ -139,26 +141,50 @@ def wider(model: torch.nn.Module, seen: dict[str, Any]) -> None:
     model.double()
 
 
-DAMAGES: list[tuple[Callable[[torch.nn.Module, dict[str, Any]], None], str]] = [
-    (keep_model, "memory: the model is still there"),
-    (keep_parameter, "memory: parameter linear0.weight is still there"),
-    (thread, "threads: "),
-    (group, "groups: "),
-    (global_hook, "global hooks: _global_forward_hooks: 1, before 0"),
-    (mode, "modes: ('_Mode',), before ()"),
-    (default_dtype, "default dtype: torch.float64, before torch.float32"),
-    (grad_mode, "grad: False, before True"),
-    (anomaly, "anomaly: True, before False"),
-    (saved_tensors, "saved tensor hooks: True, before False"),
-    (deterministic, "deterministic: (True, False), before (False, False)"),
-    (environment, "environment: LEFT: 1, before None"),
-    (random_numbers, "random numbers: the state is another"),
-    (gradient_with_history, "gradients: that of linear0.weight has a history"),
-    (gradient, "gradients: linear0.weight has one, after all were set to None"),
-    (frozen, "parameters: linear0.weight requires a gradient: False, before True"),
-    (no_parameter, "parameters: ['linear0.bias'"),
-    (wider, "parameters: linear0.weight is torch.float64[4, 3] now"),
+DAMAGES: list[tuple[Callable[[torch.nn.Module, dict[str, Any]], None], Left]] = [
+    (keep_model, Left("memory", "the model")),
+    (keep_parameter, Left("memory", "parameter linear0.weight")),
+    (thread, Left("threads", ANY, ANY, ANY)),
+    (group, Left("groups", "", ANY, ANY)),
+    (global_hook, Left("global_hooks", "_global_forward_hooks", "1", "0")),
+    (mode, Left("modes", "", "('_Mode',)", "()")),
+    (default_dtype, Left("default_dtype", "", "torch.float64", "torch.float32")),
+    (grad_mode, Left("grad", "", "False", "True")),
+    (anomaly, Left("anomaly", "", "True", "False")),
+    (saved_tensors, Left("saved_tensor_hooks", "", "True", "False")),
+    (deterministic, Left("deterministic", "", "(True, False)", "(False, False)")),
+    (environment, Left("environment", "LEFT", "1", "None")),
+    (random_numbers, Left("random numbers")),
+    (gradient_with_history, Left("gradients", "linear0.weight", "requires_grad=True", "requires_grad=False")),
+    (gradient, Left("gradients", "linear0.weight", "float32[4, 3]", "None, since all were set to None")),
+    (frozen, Left("parameters", "linear0.weight", "requires_grad=False", "requires_grad=True")),
+    (
+        no_parameter,
+        Left(
+            "parameters",
+            "",
+            "['linear0.bias', 'linear2.weight', 'linear2.bias']",
+            "['linear0.weight', 'linear0.bias', 'linear2.weight', 'linear2.bias']",
+        ),
+    ),
+    (wider, Left("parameters", "linear0.weight", "float64[4, 3]", "float32[4, 3]")),
 ]
+
+
+@pytest.mark.parametrize(
+    ("left", "says"),
+    [
+        (Left("memory", "the model"), "memory: the model is still there"),
+        (Left("random numbers"), "random numbers: the state of the generator has changed"),
+        (Left("collectives", now="3"), "collectives: nothing has waited for 3 after a backward"),
+        (Left("global_hooks", "x", "1", "0"), "global hooks: x: 1, before 0"),
+        (Left("grad", "", "False", "True"), "grad: False, before True"),
+        (Left("gradients", "w", "float32[2]", "None"), "gradients: w: float32[2], expected None"),
+    ],
+)
+def test_what_is_left_is_said(left: Left, says: str) -> None:
+    """A sentence for each kind of thing."""
+    assert str(left) == says
 
 
 @pytest.fixture(scope="module")
@@ -168,8 +194,8 @@ def pool() -> Iterator[Pool]:
     pool.close()
 
 
-@pytest.mark.parametrize(("do", "message"), DAMAGES, ids=[do.__name__ for do, _ in DAMAGES])
-def test_what_is_left_is_found(pool: Pool, do: Callable[[torch.nn.Module, dict[str, Any]], None], message: str) -> None:
+@pytest.mark.parametrize(("do", "left"), DAMAGES, ids=[do.__name__ for do, _ in DAMAGES])
+def test_what_is_left_is_found(pool: Pool, do: Callable[[torch.nn.Module, dict[str, Any]], None], left: Left) -> None:
     """Something that one of two ranks leaves, said of that rank and of no other."""
     program = Program(MODEL, steps=STEPS, dtype="float32")
     damage = in_training(do)
@@ -183,9 +209,9 @@ def test_what_is_left_is_found(pool: Pool, do: Callable[[torch.nn.Module, dict[s
         outcomes = world.run(body)
     finally:
         world.kill()
-    found = [p for p in problems(program, truth_of(program), outcomes) if "left behind" in p]
-    assert any(p.startswith(f"rank 1: left behind: {message}") for p in found), found
-    assert all(p.startswith("rank 1: ") for p in found), found
+    wrong = [p for p in problems(program, truth_of(program), outcomes) if p.kind == "left behind"]
+    assert any(p.what == left for p in wrong), wrong
+    assert {p.ranks for p in wrong} == {(1,)}
 
 
 STACKS = [

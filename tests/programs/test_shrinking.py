@@ -17,11 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from harness import Rank, RanksFailed
 from harness.programs import patience
 from harness.programs.assertion import assert_same_as_alone
-from harness.programs.check import Different
-from harness.programs.shapes import walk
-from harness.programs.spec import Linear, Program, children
+from harness.programs.problem import Different
 from harness.programs.stored import loads
 from harness.programs.strategies import programs
+from harness.reproducers import carried
+from harness.specs.program import Linear, Program, children
+from harness.specs.shapes import walk
 from tests.programs.damaged import Damaged, unreduced
 
 SIZES = (1, 2, 3)
@@ -58,8 +59,13 @@ def shrunk(
     finally:
         worlds.close()
     (file,) = folder.glob("*.json")
-    assert any("torchrun --nproc-per-node=" in note for note in caught.value.__notes__)
-    assert any(re.search(r"concord replay \S+\.json --backend gloo --device cpu$", n) for n in caught.value.__notes__)
+    (written,) = carried(caught.value)
+    assert written.file == file.with_suffix(".py")
+    assert written.command.startswith("torchrun --nproc-per-node=")
+    assert re.fullmatch(r"concord replay \S+\.json --backend gloo --device cpu", written.replay)
+    notes = "\n".join(caught.value.__notes__)
+    assert written.command in notes
+    assert written.replay in notes
     assert file.with_suffix(".py").exists()
     return caught.value, loads(file.read_text())
 

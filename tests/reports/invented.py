@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from harness.profiles.needs import Needs
+from harness.requirements import LEVELS
 from harness.results import (
     BAD,
-    LEVELS,
     VERSION,
     Collected,
     ProfileText,

@@ -25,7 +25,6 @@ from invented import (
     written,
 )
 
-from harness.effort import LARGEST
 from harness.results import (
     VERSION,
     ProfileText,
@@ -36,6 +35,7 @@ from harness.results import (
     TestResult,
     WaiverEntry,
 )
+from harness.thorough.effort import LARGEST
 from reports import bundle
 from reports.bundle import MANIFEST, contents, manifest_of, packed
 from reports.coherence import INTRODUCED

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from invented import change, every_test, records, runs, tried, written
 
-from harness.results import LEVELS, VERSION, RunEnd, TestResult
+from harness.requirements import LEVELS
+from harness.results import VERSION, RunEnd, TestResult
 from reports.build import build
 from reports.model import ORDER, ReportError, decode, encode, json_schema, worst
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from invented import FILE, STARTED, change, checkout, evidence, records, runs, tried, written
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.commands.main import app
 from harness.results import TestResult
 from reports import badge, relay
 from reports.build import build
@@ -280,7 +280,7 @@ def test_times() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("harness.reporting.time", SimpleNamespace(time=lambda: STARTED + 86400))
+    monkeypatch.setattr("harness.commands.reports.time", SimpleNamespace(time=lambda: STARTED + 86400))
     for name, data in runs():
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.jsonl").write_bytes(data)
@@ -358,8 +358,8 @@ def test_full_disk(folder: Path, full_disk: None, arguments: tuple[str, ...], th
 def same_suite(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle, in a checkout of its suite."""
     run("bundle", "first", "second", "-o", "x.zip")
-    monkeypatch.setattr("harness.reporting.suite_hash", lambda root: checkout().suite_hash)
-    monkeypatch.setattr("harness.reporting.checkout_of", lambda root: checkout())
+    monkeypatch.setattr("harness.commands.reports.suite_hash", lambda root: checkout().suite_hash)
+    monkeypatch.setattr("harness.commands.reports.checkout_of", lambda root: checkout())
     return folder
 
 
@@ -395,7 +395,7 @@ def test_verified_and_not_conformant(same_suite: Path) -> None:
 def test_verify_strict(same_suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is only noted, as a profile that is not the one of its name here, is 3 with --strict and 0 without."""
     other = dataclasses.replace(checkout(), profiles={FILE: "name = 'other'"})
-    monkeypatch.setattr("harness.reporting.checkout_of", lambda root: other)
+    monkeypatch.setattr("harness.commands.reports.checkout_of", lambda root: other)
     code, said = run("verify", "x.zip")
     assert (code, f"note      runs/1.jsonl: its {FILE} is not the one here" in said) == (0, True)
     assert run("verify", "x.zip", "--strict")[0] == 3

@@ -33,7 +33,8 @@ from invented import (
     written,
 )
 
-from harness.results import LEVELS, TestResult
+from harness.requirements import LEVELS
+from harness.results import TestResult
 from reports import bundle
 from reports.bundle import MANIFEST, contents, manifest_of, packed, unpacked
 from reports.checkout import Checkout
@@ -551,7 +552,7 @@ def test_signature(tmp_path: Path, path: Path) -> None:
     """A signature of the file is checked by ssh-keygen: the signer's own is right, one of another file is not."""
     if shutil.which("ssh-keygen") is None:
         pytest.skip("no ssh-keygen here")
-    from harness.reporting import _signature
+    from harness.commands.reports import _signature
 
     key, signers = tmp_path / "key", tmp_path / "signers"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "x", "-f", key], check=True)

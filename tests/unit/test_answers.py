@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from harness.worlds import answers, postmortem, unpickling, watchdog, wire
 from harness.worlds.blackbox import SIZE, BlackBox, fixed_file
 from harness.worlds.evidence import describe_exception
-from harness.worlds.launch import RankProcess
 from harness.worlds.local import LocalLauncher
+from harness.worlds.local_rank import LocalRank
 from harness.worlds.postmortem import End, RanksFailed
 
 REPORT = describe_exception(ValueError("boom"))
@@ -212,14 +212,14 @@ def test_more_than_a_monitor_tells(what: str) -> None:
 
 
 @pytest.fixture
-def process() -> Iterator[tuple[RankProcess, int]]:
+def process() -> Iterator[tuple[LocalRank, int]]:
     """A rank's process without one, and its crash file."""
     control, theirs = socket.socketpair()
     monitor, its = socket.socketpair()
     box, crash = BlackBox.create("test"), fixed_file("test", 1 << 20)
     out, closed = os.pipe()
     os.close(closed)
-    found = RankProcess(0, 1, control, monitor, out, BlackBox(box), crash)
+    found = LocalRank(0, 1, control, monitor, out, BlackBox(box), crash)
     os.close(box)
     with theirs, its:
         yield found, crash
@@ -228,7 +228,7 @@ def process() -> Iterator[tuple[RankProcess, int]]:
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(max_size=200) | st.sampled_from([b'  File "', b'", line ', b" in f\n", b"Thread 0x1"])))
-def test_any_crash_text(process: tuple[RankProcess, int], parts: list[bytes]) -> None:
+def test_any_crash_text(process: tuple[LocalRank, int], parts: list[bytes]) -> None:
     """Whatever is in a crash file, it is read up to its first zero, and shown as text."""
     rank, crash = process
     data = b"".join(parts) + b"\0"

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from harness.ceiling import Exceeded, ceiling
+from harness.safe_io.ceiling import Exceeded, ceiling
 
 
 def limits() -> object:

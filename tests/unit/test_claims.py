@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 import torch
 
-from harness.bench.collectives import Timed
+from harness.bench.measuring.collectives import Timed
 from harness.devices import DeviceError, accelerators, inventory
 from harness.oracles import collectives as model
 from harness.oracles.rounding import UNIT
@@ -26,8 +26,8 @@ from harness.profiles.schema import schema, text
 from harness.profiles.shelf import Shelf
 from harness.programs.check import truth_of
 from harness.programs.claimed import unclaimed
-from harness.programs.spec import Layout, Linear, Model, Program
 from harness.requirements import Requirement
+from harness.specs.program import Layout, Linear, Model, Program
 
 ROOT = Path(__file__).parents[2]
 HEAD = 'name = "p"\nbackend = "b"\ndevice = "d"\n'

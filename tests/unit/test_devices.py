@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.devices import (
-    DeviceError,
-    Inventory,
-    accelerators,
-    dealt,
-    host_inventory,
-    inventory,
-    largest_first,
-)
+from harness.devices import DeviceError, Inventory, accelerators, dealt, host_inventory, inventory, largest_first
+from harness.entry_points import imported
 
 
 def sim(count: int) -> Inventory:
@@ -98,6 +92,14 @@ class TestInventory:
         """Asking for an accelerator that is not there says what is."""
         with pytest.raises(DeviceError, match=r"no hologram device: .*torch"):
             inventory("hologram")
+
+    def test_modules_that_register_a_type_are_noted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A module that is imported here for a type of device is one that results name, also where it fails."""
+        (tmp_path / "no_hologram.py").write_text("raise RuntimeError('out of light')\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(DeviceError, match="importing no_hologram: RuntimeError: out of light"):
+            inventory("hologram", imports=["no_hologram"])
+        assert imported()["no_hologram"] == str(tmp_path / "no_hologram.py")
 
     def test_no_accelerator(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without an accelerator the default is the host."""

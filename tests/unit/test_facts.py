@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from harness.plugin.facts import dtype_of, reproducer_in, selection
 from harness.plugin.seeds import Seeds
 from harness.provenance import environment, suite_files, suite_hash
+from harness.reproducers import Written, attach, carried
 
 
 @pytest.mark.parametrize(
@@ -37,30 +38,39 @@ def test_dtype(parameters: dict[str, Any], expected: str) -> None:
     assert dtype_of(parameters) == expected
 
 
-def noted(*notes: str) -> Exception:
+def carrying(*reproducers: Written) -> Exception:
     error = ValueError("no")
-    for note in notes:
-        error.add_note(note)
+    for written in reproducers:
+        attach(error, written)
     return error
 
 
 def test_reproducer(tmp_path: Path) -> None:
-    """The note of a failure leads to the reproducer's text, also where Hypothesis has made a group of failures."""
-    file = tmp_path / "in a folder" / "repro_x.py"
+    """A failure carries its reproducer, also where Hypothesis has made a group of failures; notes say nothing."""
+    file = tmp_path / "in a\nfolder" / "repro_x.py"
     file.parent.mkdir()
     file.write_text("print(1)")
-    command = f"torchrun --nproc-per-node=2 '{file}'"
-    note = f"reproducer, which needs only torch: {command}\nthe program, with Concord: concord replay x.json"
-    for error in (noted("else", note), ExceptionGroup("two", [noted(), noted(note)])):
+    written = Written(file, f"torchrun --nproc-per-node=2 '{file}'")
+    other = Written(tmp_path / "repro_y.py", "torchrun repro_y.py")
+    for error in (carrying(written, other), ExceptionGroup("two", [carrying(), carrying(written)])):
+        error.add_note("reproducer, which needs only torch: torchrun repro_z.py")
         found = reproducer_in(error)
         assert found is not None
-        assert (found.file, found.command, found.text) == ("repro_x.py", command, "print(1)")
+        assert (found.file, found.command, found.text) == ("repro_x.py", written.command, "print(1)")
+    assert list(carried(carrying(written, other))) == [written, other]
     file.unlink()
-    gone = reproducer_in(noted(note))
+    gone = reproducer_in(carrying(written))
     assert gone is not None
-    assert (gone.command, gone.text) == (command, "")
-    assert reproducer_in(noted("no reproducer could be written: disk full")) is None
-    assert reproducer_in(noted(f"reproducer, which needs only torch: torchrun 'in a\nfolder/{file.name}'")) is None
+    assert (gone.command, gone.text) == (written.command, "")
+
+
+def test_no_reproducer() -> None:
+    """A failure that carries none has none, whatever its notes and attributes say."""
+    error = carrying()
+    error.add_note("reproducer, which needs only torch: torchrun repro_z.py")
+    assert reproducer_in(error) is None
+    error.concord_reproducers = ("torchrun repro_z.py",)  # type: ignore[attr-defined]
+    assert reproducer_in(error) is None
 
 
 @pytest.fixture
@@ -189,7 +199,7 @@ def test_suite_hash_is_that_of_sha256sum(root: Path) -> None:
     names = list(suite_files(root))
     assert names == sorted(names)
     assert "harness/oracles/collectives.py" in names
-    assert not [name for name in names if name.startswith(("harness/audit", "harness/cli"))]
+    assert not [name for name in names if name.startswith(("harness/audit", "harness/commands"))]
 
 
 def test_no_suite(tmp_path: Path) -> None:

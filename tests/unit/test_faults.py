@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.audit.commands import faults
+from harness.commands.audit import faults
 from harness.faults import CLASSES, COMPONENTS, Fault, catalogue, everywhere, fault, on_call, put
 
 Package = Callable[..., str]

@@ -10,11 +10,11 @@ import pytest
 
 from harness.audit.records import AuditError, Summary
 from harness.audit.records import load as load_audit
-from harness.bench.nights import BadNight
-from harness.bench.nights import load as load_night
-from harness.files import FileError, contents
-from harness.journal import Begun, Journal, JournalError, Plan
+from harness.bench.history.nights import BadNight
+from harness.bench.history.nights import load as load_night
 from harness.probe.found import decoded
+from harness.safe_io.files import FileError, contents
+from harness.thorough.journal import Begun, Journal, JournalError, Plan
 
 
 @pytest.mark.parametrize("size", [0, 9, 10])

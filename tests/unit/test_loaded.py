@@ -70,6 +70,31 @@ def test_what_the_interpreter_starts_with(
     assert Owners(pytestconfig).startup == {"stray.pth": hashlib.sha256(b"import sys\n").hexdigest()}
 
 
+@pytest.mark.parametrize("record", ["sha256=wrong", "", "md5=1B2M2Y8AsgTpgAmY7PhCfg"], ids=["other", "none", "md5"])
+def test_startup_files_of_another_text(
+    record: str, packages: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A .pth file that executes something is its distribution's only with the hash that the distribution states."""
+    install(packages, "some-plugin", {"owned.pth": "import sys\n", "changed.pth": "import sys\n"})
+    (packages / "changed.pth").write_text("import os\n")
+    install(packages, "other-plugin", {"stated.pth": "import re\n"})
+    list_of_other = packages / "other_plugin-1.5.dist-info" / "RECORD"
+    list_of_other.write_text(f"stated.pth,{record},10\n")
+    monkeypatch.setattr(loaded.site, "getsitepackages", lambda: [str(packages)])
+    monkeypatch.setattr(loaded.site, "ENABLE_USER_SITE", False)
+    expected = {
+        name: hashlib.sha256((packages / name).read_bytes()).hexdigest() for name in ("changed.pth", "stated.pth")
+    }
+    assert Owners(pytestconfig).startup == expected
+
+
+def test_a_file_whose_hash_is_not_stated(packages: Path, pytestconfig: pytest.Config) -> None:
+    """A file that a distribution only names is nobody's: anything may be in it."""
+    install(packages, "some-plugin", {"some_plugin.py": "x = 1\n"})
+    (packages / "some_plugin-1.5.dist-info" / "RECORD").write_text("some_plugin.py,,\n")
+    assert Owners(pytestconfig).of(str(packages / "some_plugin.py")) == hashlib.sha256(b"x = 1\n").hexdigest()
+
+
 def test_who_is_known() -> None:
     """Plug-ins of pytest and Concord, the suites' own conftest.py, and the one beside them are no strangers."""
     strange = {"a": "pytest-evil 1.0", "b": "pytest", "conftest.py": "0" * 64, "tests/conftest.py": "0" * 64}

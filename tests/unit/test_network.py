@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from harness.doctor import isolation
+from harness.commands.doctor import isolation
 from harness.worlds.network import AUTO, HOST, PRIVATE, Refusal, explained, needs_host
 
 
@@ -72,6 +72,6 @@ class TestDoctor:
     def test_command(self) -> None:
         """The command prints the table of this machine and ends well."""
         done = subprocess.run(
-            [sys.executable, "-m", "harness.cli", "doctor"], capture_output=True, text=True, check=True
+            [sys.executable, "-m", "harness.commands.main", "doctor"], capture_output=True, text=True, check=True
         )
         assert "ranks on a network of their own" in done.stdout

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness import nightly
-from harness.cli import app
-from harness.nightly import Outcome, Part, last_words, markdown, of_gate, of_pytest, one_line, parts
+from harness.commands import nightly
+from harness.commands.main import app
+from harness.commands.nightly import Outcome, Part, last_words, markdown, of_gate, of_pytest, one_line, parts
 
 ROOT = Path(__file__).parents[2]
 GOOD = Part("gate", ("concord", "perf", "gate"), of_gate)
@@ -141,7 +141,7 @@ def test_a_bad_part_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_from_another_folder(tmp_path: Path) -> None:
     """It says where it has to be run."""
     done = subprocess.run(
-        [sys.executable, "-m", "harness.cli", "nightly"],
+        [sys.executable, "-m", "harness.commands.main", "nightly"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from harness.commands.probe import table
 from harness.probe import trials
-from harness.probe.commands import table
 from harness.probe.draft import draft
 from harness.probe.found import Ability, Found, Size, Trial, against, boxes, decoded, encoded
 from harness.probe.run import _agreed

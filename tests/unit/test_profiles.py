@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from harness.plugin.waivers import Conditions, listed, review
 from harness.profiles import KEYS, Condition, Mistake, Platform, Profile, ProfileError, Waiver, parse, read
 from harness.profiles.shelf import Shelf
-from harness.toml_lines import lines_of
+from harness.profiles.toml_lines import lines_of
 
 ROOT = Path(__file__).parents[2]
 

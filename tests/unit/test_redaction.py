@@ -15,11 +15,11 @@ from harness import results
 from harness.audit.records import Healthy, Journal
 from harness.bench.fingerprint import fingerprint
 from harness.programs import reproducer
-from harness.programs.spec import Linear, Model, Program
 from harness.provenance import environment
 from harness.redaction import HIDDEN, NOT_SHOWN, Memory, Redactor, Url, current, recorded, redacted, remember
 from harness.redaction import text as redaction_text
 from harness.results import RankEvidence, TestResult, Writer
+from harness.specs.program import Linear, Model, Program
 
 TOKEN = "ghp_x8Jk2aQ9vLm3Zt7Rb1Yc5Wd0"
 SLACK = "https://hooks.slack.com/services/T01234567/B01234567/aBc1dEf2gHi3jKl4mNo5pQr6"

@@ -95,5 +95,7 @@ def test_one_sentence() -> None:
     """An id says one thing: the same sentence again is fine, another one is refused, and both are in the error."""
     mark = requirement("UNIT-ONE-01", SENTENCE, source=SOURCE)
     assert requirement("UNIT-ONE-01", SENTENCE, source=SOURCE) is not mark
-    with pytest.raises(ValueError, match=rf"UNIT-ONE-01 says already: '{SENTENCE}'; give another id to: 'Another\.'"):
+    with pytest.raises(
+        ValueError, match=rf"UNIT-ONE-01 already has the sentence '{SENTENCE}'; give another id to: 'Another\.'"
+    ):
         requirement("UNIT-ONE-01", "Another.", source=SOURCE)

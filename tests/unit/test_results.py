@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import results
+from harness.requirements import stack_of
 from harness.results import (
     VERDICTS,
     VERSION,
@@ -27,7 +28,6 @@ from harness.results import (
     TestResult,
     Writer,
     read,
-    stack_of,
 )
 
 HEADER = RunHeader(started=1.0, arguments=["-n", "4"], environment={"torch": "2.13"})

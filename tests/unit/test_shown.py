@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.shown import printable
+from harness.safe_io.shown import printable
 
 
 @pytest.mark.parametrize(

@@ -12,24 +12,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-LAYERS = (
-    ("cli", "asked", "doctor", "nightly", "replaying", "reporting", "collecting", "audit", "plugin", "probe"),
-    ("programs", "stacks", "reference", "oracles", "bench", "faults"),
-    ("worlds",),
-    ("results", "devices", "leases", "requirements", "profiles", "toml_lines", "effort", "journal", "redaction")
-    + ("subjects", "entry_points", "provenance", "refusing", "shown", "files", "untrusted", "ceiling", "writing")
-    + ("suite_facts",),
-)
-"""Of harness/, from the top down: a file may import what is beside it or below it."""
-
-KNOWN_TO_REPORTS = tuple(
-    f"harness.{name}."
-    for name in (
-        *("results", "profiles", "effort", "suite_facts"),
-        *("shown", "files", "untrusted", "writing"),
-    )
-)
-
 PRIVATE_TORCH = {
     "harness/audit/mutants.py": "names of the modules whose functions are edited",
     "harness/worlds/wire.py": "tensors of newer dtypes can only be put together again by torch's own function",
@@ -103,12 +85,6 @@ def imports(file: str) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def layer(name: str) -> int:
-    """The layer of ``harness.<name>...``."""
-    (found,) = [i for i, names in enumerate(LAYERS) if name in names]
-    return found
-
-
 def private_torch(file: str) -> list[str]:
     """Private names of torch in a file: imported, reached from ``torch`` or ``dist``, or named in a string."""
     found = [name for name in imports(file) if name.split(".")[0] == "torch"]
@@ -132,31 +108,6 @@ def test_name_says_what_it_is_about(file: str) -> None:
 def test_harness_imports_no_tests(file: str) -> None:
     """The harness knows nothing of the suites that run on it, nor of its own tests."""
     assert [name for name in imports(file) if name.split(".")[0] in ("suites", "tests", "conftest")] == []
-
-
-@pytest.mark.parametrize("file", python_files("reports"))
-def test_reports_know_only_results(file: str) -> None:
-    """Reports are made from results; to check them takes what a profile's text, CONCORD_EXAMPLES and a suite mean."""
-    ours = [name for name in imports(file) if name.split(".")[0] in ("harness", "suites", "tests")]
-    assert [name for name in ours if not f"{name}.".startswith(KNOWN_TO_REPORTS)] == []
-
-
-@pytest.mark.parametrize(
-    "name", sorted({Path(f).parts[1].removesuffix(".py") for f in python_files("harness")} - {"__init__"})
-)
-def test_every_part_has_a_layer(name: str) -> None:
-    """Every file and folder of harness/ has its place in the order of imports."""
-    assert any(name in names for names in LAYERS)
-
-
-@pytest.mark.parametrize(
-    "file", [f for f in python_files("harness") if Path(f).parent != Path("harness") or "__" not in f]
-)
-def test_imports_point_down(file: str) -> None:
-    """A file imports only what is in its own layer or below; harness/__init__.py, the public face, is above all."""
-    own = layer(Path(file).parts[1].removesuffix(".py"))
-    names = [name.split(".")[1] for name in imports(file) if name.startswith("harness.")]
-    assert [name for name in names if layer(name) < own] == []
 
 
 @pytest.mark.parametrize("file", python_files("harness", "suites", "reports"))

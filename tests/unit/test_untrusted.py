@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.untrusted import DEPTH, Allowance, Refused, json_checked, said, toml
+from harness.safe_io.untrusted import DEPTH, Allowance, Refused, json_checked, said, toml
 
 ROOT = Path(__file__).parents[2]
 _JSON = st.recursive(

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import writing
-from harness.journal import Begun, Example, Journal, JournalError, Plan
-from harness.writing import append_or_nothing, new_folder, open_new, own_folder, write_whole
+from harness.safe_io import writing
+from harness.safe_io.writing import append_or_nothing, new_folder, open_new, own_folder, write_whole
+from harness.thorough.journal import Begun, Example, Journal, JournalError, Plan
 
 consume = deque[None](maxlen=0).extend
 DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
@@ -111,7 +111,9 @@ class TestWriteWhole:
 
     def test_standard_output(self, tmp_path: Path) -> None:
         """``/dev/stdout`` that a shell leads to a file is that file, and the link stays."""
-        code = "from harness.writing import *; from pathlib import Path; write_whole(Path('/dev/stdout'), b'said')"
+        code = (
+            "from harness.safe_io.writing import *; from pathlib import Path; write_whole(Path('/dev/stdout'), b'said')"
+        )
         with open(tmp_path / "out", "wb") as out:
             subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
         assert (tmp_path / "out").read_bytes() == b"said"
@@ -206,7 +208,7 @@ def test_real_small_disk(tmp_path: Path) -> None:
     code = f"""
         import errno, os
         from pathlib import Path
-        from harness.writing import *
+        from harness.safe_io.writing import *
         here = Path({str(tmp_path)!r})
         write_whole(here / "a", b"before")
         try:

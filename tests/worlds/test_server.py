@@ -127,6 +127,40 @@ def test_server_is_blamed_and_replaced(who: str, number: signal.Signals, own: Po
     own.release(world)
 
 
+LOWERED = "import resource, sys, time; resource.setrlimit(resource.RLIMIT_RTTIME, (1 << 40,) * 2); time.sleep(1000)"
+
+
+@pytest.mark.parametrize(("private", "lowered"), [(True, False), (False, False), (True, True)])
+def test_what_has_left_its_environment(private: bool, lowered: bool, tmp_path: Path) -> None:
+    """A daemon without a variable of ours is ended, too, where server and guardian are killed at once."""
+    own = Pool(launcher=lambda **how: LocalLauncher(["torch"], patience=2, private=private))
+    found = launcher(own)
+    if private and found.refusal:
+        pytest.skip(f"no private network here: {found.refusal.why}")
+    world = own.acquire(WorldSpec(1))
+    try:
+
+        def body(rank: Rank) -> int:
+            command = [*SLEEPER[:-1], LOWERED] if lowered else SLEEPER
+            started = subprocess.Popen(command, env={}, start_new_session=True)
+            while lowered and str(1 << 40) not in Path(f"/proc/{started.pid}/limits").read_text():
+                time.sleep(0.01)
+            return started.pid
+
+        pids = world.run(body)
+        bystander = subprocess.Popen(SLEEPER, env={}, start_new_session=True)
+        for pid in processes(found, "both"):
+            os.kill(pid, signal.SIGKILL)
+        while found.alive:  # pytest-timeout ends a wait for nothing
+            time.sleep(0.01)
+        assert all_gone(pids, within=SOON)
+        assert bystander.poll() is None
+        bystander.kill()
+        bystander.wait()
+    finally:
+        own.close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_server_is_replaced_between_tests(number: signal.Signals, own: Pool) -> None:
     """A server that is lost while no test runs costs no test its verdict: warm worlds and fresh ones work."""

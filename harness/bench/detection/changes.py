@@ -1,0 +1,388 @@
+"""Steps told from noise: what the nights before say of noise, and what the newest say against it.
+
+Everything is in logarithms of a night's values, ``[night, series]``, NaN where there is none.  The steps of thought are
+derived in ``docs/performance.md``:
+
+1. *Level*: a series is compared with the median of earlier nights, the three newest left out, so that a step does not
+   hide in its own reference.  How many earlier nights, the history says: as many as forecast it best.
+2. *Common factor*: what moves all series in one night is estimated robustly across them, with a loading for each; it is
+   a series of its own.  A slow night is that series' noise, a change for all of them is its step.
+3. *Noise*: of each series, from its residuals; the wider of the inner and the outer scale, so that a second mode
+   counts, drawn towards the other series' where there are few nights.
+4. *Threshold*: residuals of one to three nights, each clipped, are summed; the chance of a sum is the convolution of
+   what history shows, with a Pareto tail for the single night.  A step is a sum whose chance is below the wanted rate
+   of false alarms divided by the number of looks: series, and windows of nights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from harness.bench.detection.tails import RATE, Tail, tail_of
+
+Array = npt.NDArray[np.float64]
+
+CONFIRM = 3
+"""Most nights that a step may take to be found: windows of one night up to so many are looked at."""
+
+MEMORIES = (5, 8, 13, 21, 34)
+"""Numbers of nights that a level may be the median of."""
+
+WINDOW = 90
+"""Nights that noise is learned from, at most."""
+
+
+@lru_cache
+def isf(chance: float) -> float:
+    """The value that a normal deviate exceeds with this chance."""
+    return -float(special.ndtri(chance))
+
+
+_MAD = 1 / isf(0.25)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """What the past says, for the judgement of one night."""
+
+    night: int
+    """Index of the night to judge."""
+    scale: Array
+    """``[series]``: of one night, as a standard deviation would be; NaN: nothing is known."""
+    unsure: Array
+    """``[series]``: how much wider it is by what is not known of the newest level."""
+    nights: npt.NDArray[np.intp]
+    """``[series]``: how many nights it was learned from."""
+    loading: Array
+    """``[series]``: how much of the common factor it takes."""
+    loading_error: Array
+    spread: Array
+    """``[series]``: its weight in the common factor goes by the inverse square of this."""
+    residual: Array
+    """``[window, series]``: of the newest nights, the oldest first, against their level, common factor included."""
+    centre: Array
+    """``[series]``: where residuals have their middle: not zero where there is a trend."""
+    shared_centre: float
+    shared_scale: float
+    slower: Tail
+    faster: Tail
+    needed: int
+    """Nights that a series needs for a judgement."""
+    looks: int
+    """Number of series, and the common factor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A change of level."""
+
+    series: int
+    """Index; -1: of all series together."""
+    found: int
+    """Index of the night in which it was found."""
+    since: int
+    """Index of the first night that has it."""
+    size: float
+    """Logarithm of the ratio of the new level to the old; above 0: slower."""
+    low: float
+    high: float
+    """The size's 95 % confidence interval."""
+    chance: float
+    """That noise alone raises this or any other alarm in such a night."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """Of one night."""
+
+    noise: Noise
+    steps: tuple[Step, ...]
+    single: Array = field(repr=False)
+    """``[series]``: the chance of what it shows, of that series alone; NaN: not judged.  Slower only."""
+    size: Array = field(repr=False)
+    """``[series]``: how far its newest night is off its level, the common factor taken out; logarithm of a ratio."""
+    deviation: Array = field(repr=False)
+    """``[series]``: the same with the common factor in it."""
+
+
+def residuals(values: Array, memory: int) -> Array:
+    """``[night, series]``: off the median of ``memory`` nights, the newest of them ``CONFIRM`` nights before.
+
+    NaN where fewer than three such nights are known: a median of fewer does not survive an outlier.
+    """
+    out = np.full_like(values, np.nan)
+    for night in range(CONFIRM + 2, len(values)):
+        before = values[max(0, night - CONFIRM - memory + 1) : night - CONFIRM + 1]
+        known = np.isfinite(before).sum(0) >= 3
+        if known.any():
+            out[night, known] = values[night, known] - middle(before[:, known], 0)
+    return out
+
+
+def memory_of(values: Array) -> tuple[int, Array]:
+    """The number of nights whose median forecasts the history best, and the residuals that it gives."""
+    tried = {memory: residuals(values, memory) for memory in MEMORIES if memory <= max(MEMORIES[0], len(values))}
+    if len(values) <= CONFIRM + MEMORIES[0]:
+        return MEMORIES[0], tried[MEMORIES[0]]
+    errors = {memory: _own_error(found) for memory, found in tried.items()}
+    best = min(errors, key=errors.__getitem__)
+    return best, tried[best]
+
+
+def _own_error(residual: Array) -> float:
+    """How large residuals are beside what all series share, in the middle of series."""
+    kept = residual[np.isfinite(residual).any(1)][:, np.isfinite(residual).any(0)]
+    if not kept.size:
+        return np.inf
+    off = np.abs(kept - middle(kept, 1)[:, None]) if kept.shape[1] > 2 else np.abs(kept)
+    return float(np.nanmedian(off))
+
+
+def learn(
+    residual: Array,
+    night: int,
+    *,
+    rate: float = RATE,
+    within: Array | None = None,
+    extra: Array | None = None,
+) -> Noise:
+    """What residuals up to a night say for the judgement of this night; the newest ``CONFIRM`` of them teach nothing.
+
+    ``within[series]``: standard error of a night's value from the spread of its rounds: noise cannot be less.
+    ``extra[series]``: share of a night's variance by which a level is uncertain, as after a step.
+    """
+    newest = slice(night - CONFIRM + 1, night + 1)
+    past = residual[max(0, night - CONFIRM + 1 - WINDOW) : max(0, night - CONFIRM + 1)]
+    recent = np.full((CONFIRM, residual.shape[1]), np.nan)
+    found = residual[max(0, newest.start) : newest.stop]
+    recent[CONFIRM - len(found) :] = found
+    looks = residual.shape[1] + 1
+    chance = rate / looks / CONFIRM
+    loading, loading_error, spread = _loadings(past)
+    shared, others = across(past, loading, spread)
+    own = past - loading * others
+    counts = np.isfinite(own).sum(0)
+    columns = np.column_stack([own, shared])
+    known = np.isfinite(columns).sum(0) >= 2
+    centre, scale = np.zeros(looks), np.full(looks, np.nan)
+    centre[known] = middle(columns[:, known], 0)
+    scale[known] = _scales(columns[:, known] - centre[known], chance)
+    scale[:-1] = _drawn_together(scale[:-1], counts)
+    if within is not None:
+        scale[:-1] = np.fmax(scale[:-1], np.where(np.isfinite(scale[:-1]), within, np.nan))
+    standard = _crossed(columns - centre, chance)
+    slower = tail_of(standard, chance, CONFIRM)
+    return Noise(
+        night=night,
+        scale=scale[:-1],
+        unsure=np.ones(looks - 1) if extra is None else np.sqrt(1 + extra),
+        nights=counts,
+        loading=loading,
+        loading_error=loading_error,
+        spread=spread,
+        residual=recent,
+        centre=centre[:-1],
+        shared_centre=float(centre[-1]),
+        shared_scale=float(scale[-1]),
+        slower=slower,
+        faster=tail_of(-standard, chance, CONFIRM, slower.clip),
+        needed=nights_needed(chance),
+        looks=looks,
+    )
+
+
+@lru_cache
+def nights_needed(chance: float) -> int:
+    """Nights with which a threshold on Student's t is at most twice what endless history gives."""
+    limit = 2 * isf(chance)
+    return next(n for n in range(3, 1000) if -special.stdtrit(n - 1, chance) <= limit)
+
+
+def nights_to_judge(needed: int) -> int:
+    """Nights of history with which so many teach noise: the first have no level yet, the newest teach nothing."""
+    return needed + (CONFIRM + 2) + CONFIRM
+
+
+def _loadings(past: Array) -> tuple[Array, Array, Array]:
+    """Loadings, their errors, and the spread of series about the common factor; ``[series]`` each.
+
+    A loading is the regression of a series on the common factor of the others, drawn towards the mean of all loadings
+    by how well it is known.  With fewer than three series there is no telling: no common factor.
+    """
+    count = past.shape[1]
+    loading, error = np.ones(count), np.zeros(count)
+    spread = np.ones(count)
+    if count < 3 or not np.isfinite(past).any():
+        return np.zeros(count), error, spread
+    spread = _positive(_MAD * middle(np.abs(past), 0))
+    for _ in range(2):
+        _, others = across(past, loading, spread)
+        off = past - loading * others
+        unit = _positive(_MAD * middle(np.abs(off), 0))
+        weight = np.where(np.isfinite(off), np.minimum(1, 2 * unit / np.maximum(np.abs(off), 1e-12)), 0.0)
+        power = np.maximum((weight * others**2).sum(0), 1e-18)
+        slope = (weight * others * np.nan_to_num(past)).sum(0) / power
+        error = unit / np.sqrt(power)
+        sure = 1 / error**2
+        mean = float((sure * slope).sum() / sure.sum())
+        between = max(0.0, float(np.mean((slope - mean) ** 2 - error**2)))
+        share = between / (between + error**2)
+        loading = np.maximum(0.0, mean + share * (slope - mean))
+        error = np.sqrt(share) * error
+        spread = unit
+    return loading, error, spread
+
+
+def _positive(spread: Array) -> Array:
+    """Spreads, the largest where there is none."""
+    known = np.isfinite(spread) & (spread > 0)
+    return np.where(known, spread, spread[known].max() if known.any() else 1.0)
+
+
+def across(residual: Array, loading: Array, spread: Array) -> tuple[Array, Array]:
+    """The common factor night by night: Tukey's biweight across series, all of them, and each left out in turn."""
+    usable = loading > 0.05
+    ratio = np.where(usable, residual / np.where(usable, loading, 1), np.nan)
+    unit = np.where(usable, spread / np.where(usable, loading, 1), np.nan)
+    known = np.isfinite(ratio)
+    start = middle(ratio, 1)
+    for _ in range(3):
+        off = (ratio - start[:, None]) / (6 * unit)
+        weight = np.where(known & (np.abs(off) < 1), (1 - off**2) ** 2, 0.0) / np.where(usable, unit, 1.0) ** 2
+        total = weight.sum(1)
+        summed = (weight * np.nan_to_num(ratio)).sum(1)
+        start = np.where(total > 0, summed / np.maximum(total, 1e-300), start)
+    rest = total[:, None] - weight
+    left = summed[:, None] - weight * np.nan_to_num(ratio)
+    return start, np.where(rest > 1e-9 * total[:, None], left / np.maximum(rest, 1e-300), 0.0)
+
+
+def _scales(off: Array, chance: float) -> Array:
+    """``[series]``: the wider of two scales: half of the residuals are within the inner one's quartiles; the outer one
+    is that beyond which three nights in a row are as rare as an alarm may be."""
+    inner = _MAD * middle(np.abs(off), 0)
+    share = chance ** (1 / CONFIRM)
+    outer = _quantile(np.abs(off), 1 - 2 * share) / isf(share)
+    return np.asarray(np.maximum(np.maximum(inner, outer), 1e-9), np.float64)
+
+
+def _drawn_together(scale: Array, counts: npt.NDArray[np.intp]) -> Array:
+    """Scales drawn up towards their common middle, by how much of their spread a short history explains.
+
+    Never down: a series that is noisier than the others may be so for a reason that they do not have.
+    """
+    known = np.isfinite(scale)
+    if known.sum() < 3:
+        return scale
+    logs = np.log(scale[known])
+    sampling = 1.36 / np.maximum(counts[known], 2)  # of the logarithm of a median absolute deviation
+    between = max(0.0, float(np.var(logs) - sampling.mean()))
+    mean = float(np.median(logs))
+    out = scale.copy()
+    out[known] = np.exp(np.maximum(logs, mean + between / (between + sampling) * (logs - mean)))
+    return out
+
+
+def _crossed(columns: Array, chance: float) -> Array:
+    """Residuals in units of a scale that was learned from other nights: odd nights' from even ones', and so on."""
+    out = np.full_like(columns, np.nan)
+    for turn in (0, 1):
+        other, mine = columns[1 - turn :: 2], columns[turn::2]
+        known = np.isfinite(other).sum(0) >= 2
+        if not known.any():
+            continue
+        scale = np.full(columns.shape[1], np.nan)
+        scale[known] = _scales(other[:, known], chance)
+        scale = _drawn_together(scale, np.isfinite(other).sum(0))
+        out[turn::2] = mine / scale
+    return out
+
+
+def middle(values: Array, axis: int) -> Array:
+    """The median of what is known; NaN where nothing is."""
+    ordered = np.sort(values, axis)  # NaN last; several times as fast as nanmedian
+    counts = np.isfinite(values).sum(axis, keepdims=True)
+    low = np.take_along_axis(ordered, np.maximum(counts - 1, 0) // 2, axis)
+    high = np.take_along_axis(ordered, np.minimum(counts // 2, values.shape[axis] - 1), axis)
+    return np.asarray(np.where(counts > 0, (low + high) / 2, np.nan).squeeze(axis), np.float64)
+
+
+def _quantile(values: Array, share: float) -> Array:
+    """By column, a quantile of what is known, interpolated; every column has something."""
+    ordered = np.sort(values, 0)
+    place = (np.isfinite(values).sum(0) - 1) * share
+    low = np.floor(place).astype(int)
+    columns = np.arange(values.shape[1])
+    under, over = ordered[low, columns], ordered[np.minimum(np.ceil(place).astype(int), len(values) - 1), columns]
+    return np.asarray(under + (over - under) * (place - low), np.float64)
+
+
+def judge(noise: Noise, added: Array | None = None) -> Judgement:
+    """The steps that the newest nights show.  ``added[window, series]``: what is put on top of them, to try it."""
+    residual = noise.residual if added is None else noise.residual + added
+    shared, others = across(residual, noise.loading, noise.spread)
+    shared = shared - noise.shared_centre
+    own = residual - noise.loading * others - noise.centre
+    # A common event beyond what history knows need not load on series as those of history did.
+    beyond = np.maximum(0.0, np.abs(others) - isf(noise.slower.chance ** (1 / CONFIRM)) * noise.shared_scale)
+    beyond = np.nan_to_num(beyond) * float(np.std(noise.loading))
+    scale = np.sqrt((noise.unsure * noise.scale) ** 2 + (others * noise.loading_error) ** 2 + beyond**2)
+    standard = np.where(noise.nights >= noise.needed, own / scale, np.nan)
+    armed = noise.nights.max(initial=0) >= noise.needed
+    every = np.column_stack([standard, shared / noise.shared_scale if armed else np.full(CONFIRM, np.nan)])
+    slower, faster = noise.slower.chances(every), noise.faster.chances(-every)
+    steps: list[Step] = []
+    sized = np.column_stack([own, shared])
+    wide = np.column_stack([scale, np.full(CONFIRM, noise.shared_scale)])
+    for sign, chances, tail in ((1, slower, noise.slower), (-1, faster, noise.faster)):
+        rare = np.flatnonzero(np.nan_to_num(chances.min(0), nan=1.0) <= tail.chance)
+        steps += [_step(int(i), sized[:, i], wide[:, i], chances[:, i], noise, sign) for i in rare]
+    return Judgement(
+        noise=noise,
+        steps=tuple(steps),
+        single=np.minimum(1.0, CONFIRM * np.min(slower[:, :-1], 0)),
+        size=own[-1],
+        deviation=residual[-1] - noise.centre,
+    )
+
+
+def _step(index: int, off: Array, scale: Array, chances: Array, noise: Noise, sign: int) -> Step:
+    """A step, since the night that explains the newest nights best."""
+    known = np.isfinite(off)
+    fits = []
+    for k in range(1, CONFIRM + 1):
+        inside = known & (np.arange(CONFIRM) >= CONFIRM - k)
+        if not known[CONFIRM - k] or not inside.any() or sign * np.median(off[inside]) <= 0:
+            continue
+        level = float(np.median(off[inside]))
+        left = np.abs(np.where(inside, off - level, off)[known] / scale[known])
+        fits.append((float(left.sum()), k, level))
+    _, k, size = min(fits)
+    unit = float(scale[CONFIRM - k :][known[CONFIRM - k :]].mean())
+    error = isf(0.025) * unit * (noise.slower.inflation[k - 1] if k > 1 else 1.0) / np.sqrt(k)
+    return Step(
+        series=-1 if index == noise.looks - 1 else index,
+        found=noise.night,
+        since=noise.night - k + 1,
+        size=size,
+        low=size - error,
+        high=size + error,
+        chance=float(min(1.0, chances.min() * CONFIRM * noise.looks)),
+    )
+
+
+def within_nights(rounds: Sequence[Sequence[float]]) -> float:
+    """The standard error of a night's value, from the spread of its rounds, in the middle of nights; 0: not known."""
+    found = []
+    for night in rounds:
+        if len(night) >= 3 and min(night) > 0:
+            logs = np.log(night)
+            spread = _MAD * float(np.median(np.abs(logs - np.median(logs))))
+            found.append(spread * np.sqrt(np.pi / 2 / len(night)))
+    return float(np.median(found)) if found else 0.0

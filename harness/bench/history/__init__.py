@@ -1,0 +1,1 @@
+"""Nights of figures, kept in files and in a database."""

@@ -1,0 +1,410 @@
+"""The history of benchmarks: nights in a database, SQLite by default, with the steps that were accepted.
+
+One transaction a night, so that a writer that is killed leaves the night out and everything else as it was.  Several
+may write at once: SQLite takes its write lock when a transaction begins and waits for it, PostgreSQL sorts it out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from filelock import FileLock, Timeout
+from sqlalchemy import event
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from harness.bench.history import migrations, schema
+from harness.bench.history.lines import Accepted, Figure, Line, Past
+from harness.bench.history.nights import check
+from harness.bench.records import Fingerprint, Measurement, Night, Series, percentile
+from harness.redaction import Redactor, Url
+
+VARIABLE = "CONCORD_HISTORY"
+PATIENCE = 60.0
+"""Seconds to wait for other writers."""
+
+_IN_FILES_NAMES = ("/", "./", "../", "~")
+"""With which a name begins that is certainly one of a file."""
+_MIGRATING = 0x636F6E63
+"""PostgreSQL's advisory lock of those who change the schema."""
+
+
+class HistoryError(ValueError):
+    """A history that cannot be used; says which, what is wrong, and what to do, and shows no credentials.
+
+    It has no cause: drivers' errors quote the URL, and are shown with whatever they caused.
+    """
+
+
+def default_place() -> str:
+    """Where the history is if nobody says: ``$CONCORD_HISTORY``, or a file in the user's state."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return os.environ.get(VARIABLE) or str(Path(state).expanduser() / "concord" / "perf.sqlite")
+
+
+class History:
+    """An open history; a context manager.  Errors of every method: HistoryError."""
+
+    def __init__(self, place: str | Path | None = None) -> None:
+        """``place``: a file, or a URL that SQLAlchemy knows.  Makes what is missing; migrates what is older."""
+        given = str(place or default_place())
+        self._redacted = Redactor({}, [given])
+        if not isinstance(place, Path):
+            _check_address(given, by_variable=not place and bool(os.environ.get(VARIABLE)))
+        self.place = str(Url(given)) if "://" in given else given
+        try:
+            self._url = _url_of(given)
+        except (ArgumentError, ValueError) as e:
+            raise HistoryError(f"{self.place}: no URL of a database: {self._redacted(str(e))}") from None
+        self._file = Path(self._url.database) if self._sqlite and self._url.database else None
+        if self._file:
+            self.place = str(self._file)
+        with self._errors():
+            self._engine = self._connected()
+            try:
+                self._migrate()
+            except BaseException:
+                self._engine.dispose()
+                raise
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._engine.dispose()
+
+    @property
+    def _sqlite(self) -> bool:
+        return self._url.get_backend_name() == "sqlite"
+
+    def _connected(self) -> sa.Engine:
+        if not self._sqlite:
+            return sa.create_engine(self._url, pool_pre_ping=True)
+        if self._file:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+        engine = sa.create_engine(self._url, connect_args={"timeout": PATIENCE})
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _migrate(self) -> None:
+        """Bring the schema up to date, one process at a time."""
+        if self._file:
+            with FileLock(f"{self._file}.lock", timeout=PATIENCE), self._engine.connect() as connection:
+                journal = connection.connection.driver_connection
+                assert journal is not None
+                if journal.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                    _refuse_foreign(connection)
+                    connection.rollback()
+                    journal.execute("PRAGMA journal_mode=WAL")
+        with self._writing() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATING})
+            if not migrations.current(connection) and self._sqlite:
+                _refuse_foreign(connection)
+            migrations.upgrade(connection)
+
+    @contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        with self._errors(), self._engine.connect() as connection:
+            connection = connection.execution_options(writes=True)
+            with connection.begin():
+                yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        with self._errors(), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except migrations.TooNew as e:
+            raise HistoryError(f"{self.place}: written by a newer Concord: {e}") from e
+        except (NoSuchModuleError, ModuleNotFoundError) as e:
+            raise HistoryError(f"{self.place}: no driver for such a database: {e}: install it") from e
+        except (DBAPIError, sqlite3.Error) as e:  # the second of what goes past SQLAlchemy
+            raise HistoryError(f"{self.place}: {self._redacted(_reason(e))}") from None
+        except (msgspec.MsgspecError, KeyError) as e:
+            raise HistoryError(f"{self.place}: {_damaged(self._redacted(str(e)))}") from None
+        except Timeout as e:
+            raise HistoryError(f"{self.place}: another process has kept it locked for {PATIENCE:.0f} s") from e
+        except (SQLAlchemyError, OSError, UnicodeError) as e:
+            raise HistoryError(f"{self.place}: {self._redacted(str(e))}") from None
+
+    def add(self, night: Night) -> bool:
+        """Store a night; False if it was there already.
+
+        An incomplete night gives way to a later state of the same night.  Errors: HistoryError if a night with this id
+        and other contents is there; BadNight if the night contradicts itself.
+        """
+        check(night)
+        rows = [_row(one) for one in night.measurements]
+        contents = msgspec.json.encode(night, order="deterministic")
+        digest = hashlib.sha256(contents).hexdigest()
+        with self._writing() as connection:
+            if connection.dialect.name == "postgresql":  # two that store the same night: the second finds it there
+                key = int.from_bytes(hashlib.sha256(night.id.encode()).digest()[:8], signed=True)
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
+            there = connection.execute(sa.select(schema.nights).where(schema.nights.c.id == night.id)).first()
+            if there and there.digest == digest:
+                return False
+            if there and there.complete:
+                raise HistoryError(f"{self.place}: night {night.id} is there already, with other contents")
+            if there:
+                connection.execute(sa.delete(schema.measurements).where(schema.measurements.c.night == there.number))
+                connection.execute(sa.delete(schema.nights).where(schema.nights.c.number == there.number))
+            one = night.fingerprint
+            texts = {"machine": msgspec.json.encode(one.machine).decode()}
+            texts["software"] = msgspec.json.encode(one.software).decode()
+            self._insert_missing(connection, schema.fingerprints, [{"key": one.key, **texts}])
+            named = [_series_row(measured.series) for measured in night.measurements]
+            self._insert_missing(connection, schema.series, sorted(named, key=lambda row: str(row["key"])))
+            (number,) = connection.execute(
+                sa.insert(schema.nights).values(
+                    id=night.id,
+                    started=night.started,
+                    fingerprint=one.key,
+                    revision=night.commit,
+                    profile=night.profile,
+                    profile_hash=night.profile_hash,
+                    subject=night.subject,
+                    arguments=msgspec.json.encode(night.arguments).decode(),
+                    complete=night.complete,
+                    digest=digest,
+                )
+            ).inserted_primary_key or (None,)
+            if rows:
+                connection.execute(sa.insert(schema.measurements), [{"night": number, **row} for row in rows])
+        return True
+
+    def _insert_missing(self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
+        """Insert those rows whose key is not there; another writer may be at the same."""
+        if not rows:
+            return
+        if connection.dialect.name in ("sqlite", "postgresql"):
+            from sqlalchemy.dialects import postgresql, sqlite
+
+            dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+            connection.execute(dialect.insert(table).on_conflict_do_nothing(), rows)
+            return
+        known = set(connection.scalars(sa.select(table.c.key).where(table.c.key.in_([row["key"] for row in rows]))))
+        missing = [row for row in rows if row["key"] not in known]
+        if missing:
+            connection.execute(sa.insert(table), missing)
+
+    def nights(self) -> list[Past]:
+        """All nights, the oldest first."""
+        n, m = schema.nights.c, schema.measurements.c
+        counted = sa.select(m.night, sa.func.count().label("measured")).group_by(m.night).subquery()
+        query = (
+            sa.select(schema.nights, sa.func.coalesce(counted.c.measured, 0).label("measured"))
+            .outerjoin(counted, counted.c.night == n.number)
+            .order_by(n.started, n.number)
+        )
+        with self._reading() as connection:
+            return [
+                Past(
+                    id=row.id,
+                    started=row.started,
+                    fingerprint=row.fingerprint,
+                    commit=row.revision,
+                    profile=row.profile,
+                    profile_hash=row.profile_hash,
+                    subject=row.subject,
+                    complete=bool(row.complete),
+                    measured=row.measured,
+                )
+                for row in connection.execute(query)
+            ]
+
+    def figures(self, nights: list[str]) -> dict[str, dict[Series, Figure]]:
+        """By night and series, what these nights said."""
+        n, m, s = schema.nights.c, schema.measurements.c, schema.series.c
+        columns = (n.id, m.series, m.value, m.rounds, m.p50, m.p95, m.p99, m.refused)
+        found: dict[str, dict[Series, Figure]] = {night: {} for night in nights}
+        with self._reading() as connection:
+            known = {row.key: _series(row) for row in connection.execute(sa.select(*s))}
+            for i in range(0, len(nights), 500):  # databases bound the number of parameters
+                joined = sa.select(*columns).join_from(schema.measurements, schema.nights, m.night == n.number)
+                for row in connection.execute(joined.where(n.id.in_(nights[i : i + 500]))):
+                    found[row.id][known[row.series]] = Figure(
+                        value=row.value,
+                        rounds=msgspec.json.decode(row.rounds, type=list[float]),
+                        p50=row.p50,
+                        p95=row.p95,
+                        p99=row.p99,
+                        refused=row.refused,
+                    )
+        return found
+
+    def samples(self, night: str, series: Series) -> list[list[list[float]]]:
+        """``[round][iteration][rank]`` as they were measured.  Errors: HistoryError if there are none."""
+        n, m = schema.nights.c, schema.measurements.c
+        joined = sa.select(m.samples).join_from(schema.measurements, schema.nights, m.night == n.number)
+        with self._reading() as connection:
+            blob = connection.scalar(joined.where(n.id == night, m.series == series.key))
+        if blob is None:
+            raise HistoryError(f"{self.place}: no {series.name} in night {night}")
+        try:
+            return msgspec.msgpack.decode(zlib.decompress(blob), type=list[list[list[float]]])
+        except (zlib.error, msgspec.MsgspecError) as e:
+            raise HistoryError(f"{self.place}: samples of {series.name} in night {night} are damaged: {e}") from e
+
+    def line(self, night: str = "") -> Line:
+        """A night, by default the newest, and those before it that it can be compared with.
+
+        Errors: HistoryError if there is none, or none of this id.
+        """
+        nights = self.nights()
+        chosen = [one for one in nights if one.id == night or not night][-1:]
+        if not chosen:
+            raise HistoryError(
+                f"{self.place}: no night {night}" if night else f"{self.place}: no nights yet: store some"
+            )
+        (newest,) = chosen
+        nights = [one for one in nights[: nights.index(newest) + 1] if _same(one, newest, "subject", "profile")]
+        mine = [one for one in nights if one.fingerprint == newest.fingerprint]
+        before = next((one for one in reversed(nights) if one.fingerprint != newest.fingerprint), None)
+        return Line(
+            nights=mine,
+            figures=self.figures([one.id for one in mine]),
+            accepted=self.accepted(newest),
+            fingerprint=self.fingerprint(newest.fingerprint),
+            before=before,
+            other=self.fingerprint(before.fingerprint) if before else Fingerprint(),
+        )
+
+    def fingerprint(self, key: str) -> Fingerprint:
+        """What nights with this fingerprint ran on."""
+        with self._reading() as connection:
+            row = connection.execute(sa.select(schema.fingerprints).where(schema.fingerprints.c.key == key)).one()
+            machine, software = (
+                msgspec.json.decode(text, type=tuple[tuple[str, str], ...]) for text in (row.machine, row.software)
+            )
+        return Fingerprint(machine=machine, software=software)
+
+    def accept(self, night: Past, accepted: list[Accepted]) -> None:
+        """Keep that these alarms of a night were accepted: all of them, or none."""
+        line = {"fingerprint": night.fingerprint, "subject": night.subject, "profile": night.profile}
+        with self._writing() as connection:
+            for one in accepted:
+                connection.execute(sa.insert(schema.accepted).values(**line, **msgspec.structs.asdict(one)))
+
+    def accepted(self, night: Past) -> list[Accepted]:
+        """What was accepted in this night's line: the same fingerprint, subject and profile; in order."""
+        a = schema.accepted.c
+        mine = (a.fingerprint == night.fingerprint, a.subject == night.subject, a.profile == night.profile)
+        query = sa.select(*[a[name] for name in Accepted.__struct_fields__]).where(*mine).order_by(a.number)
+        with self._reading() as connection:
+            return [Accepted(**row._mapping) for row in connection.execute(query)]
+
+
+def _same(one: Past, other: Past, *fields: str) -> bool:
+    return all(getattr(one, field) == getattr(other, field) for field in fields)
+
+
+def _check_address(place: str, *, by_variable: bool) -> None:
+    """Errors: HistoryError for what is neither a URL nor plainly the name of a file, and would be a file's name.
+
+    ``postgresql:/user:password@host/perf`` is a URL that lacks a slash; as a file it would have a folder made for it,
+    with the password for a name.
+    """
+    is_file = place.startswith(_IN_FILES_NAMES) or not re.match(r"[A-Za-z][\w+.-]*:|[^@]*@", place)
+    if "://" in place or (is_file and ("?" not in place or Path(place).expanduser().exists())):
+        return
+    shown = str(Url(f"file://{place}")).removeprefix("file://")
+    raise HistoryError(
+        f"{f'${VARIABLE}' if by_variable else 'history'}: neither a URL nor the name of a file: {shown}: give a URL "
+        "with ://, as postgresql://user@host/perf or sqlite:////folder/file, or for a file with such a name ./NAME"
+    )
+
+
+def _url_of(place: str) -> sa.URL:
+    if "://" not in place:
+        return sa.URL.create("sqlite", database=str(Path(place).expanduser()))
+    url = sa.make_url(place)
+    if url.drivername in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql+psycopg")
+    return url
+
+
+def _prepare_sqlite(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # we begin transactions ourselves, and those that write take the lock at once
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _refuse_foreign(connection: sa.Connection) -> None:
+    """Errors: DBAPIError if the file is none of SQLite's; HistoryError if it is another program's."""
+    others = sorted(sa.inspect(connection).get_table_names())
+    if others and not any(name.startswith(schema.PREFIX) for name in others):
+        where = connection.engine.url.database
+        raise HistoryError(f"{where}: not a history: it has tables of another program ({', '.join(others[:3])})")
+
+
+def _damaged(why: str) -> str:
+    return f"damaged ({why}): restore it from a copy, or move it away and store the nights' files again"
+
+
+def _reason(error: DBAPIError | sqlite3.Error) -> str:
+    text = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
+    if "not a database" in text:
+        return "not a history: no SQLite file; give another file, or move this one away"
+    if "malformed" in text:
+        return _damaged(text)
+    if "is full" in text or "No space left" in text or "disk I/O error" in text:
+        return f"cannot be written ({text}): make room on its disk, and do this again; what was stored before is there"
+    if "readonly" in text:
+        return f"cannot be written ({text}): give yourself the right to write to it, or copy it and give the copy"
+    if "unable to open" in text:
+        return f"cannot be opened ({text}): is it a folder, or not yours to write?"
+    if "locked" in text:
+        return f"another process has kept it locked for {PATIENCE:.0f} s ({text})"
+    return text
+
+
+def _row(one: Measurement) -> dict[str, Any]:
+    """A row of measurements; figures are None where there are no samples."""
+    iterations, rounds = one.iterations(), one.rounds()
+    percentiles = {f"p{p}": percentile(iterations, p) if iterations else None for p in (50, 95, 99)}
+    return {
+        "series": one.series.key,
+        "value": one.value if rounds else None,
+        "rounds": msgspec.json.encode(rounds).decode(),
+        **percentiles,
+        "first": one.first,
+        "clock": one.clock,
+        "started": one.started,
+        "refused": one.refused,
+        "samples": zlib.compress(msgspec.msgpack.encode(one.samples)),
+    }
+
+
+def _series_row(series: Series) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(series)
+    return {"key": series.key, **fields, "variant": msgspec.json.encode(series.variant).decode()}
+
+
+def _series(row: Any) -> Series:
+    fields = {name: getattr(row, name) for name in Series.__struct_fields__ if name != "variant"}
+    return Series(**fields, variant=msgspec.json.decode(row.variant, type=tuple[tuple[str, str], ...]))

@@ -1,0 +1,254 @@
+"""Collectives as benchmarks time them: one case on every rank, its values checked before and after.
+
+Values come from the exact model (:mod:`harness.oracles.collectives`): a tile of it, repeated to the size.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.bench import figures
+from harness.bench.measuring.timing import Effort, Timing, copying, measure, visits
+from harness.bench.records import Measurement, Series, pairs
+from harness.oracles import collectives as model
+from harness.oracles.collectives import IN_PLACE, REDUCING, Case
+from harness.oracles.exact import difference
+from harness.stacks.collectives import functional, issue_in, reduction
+from harness.worlds.rank import Rank
+from harness.worlds.world import World
+
+_TILE = 4096
+"""Elements of the exact model, at most; a larger message repeats them."""
+
+MODES = ("sync", "async")
+PLACES = ("in", "out")
+HAVE_OUT_OF_PLACE = ("all_reduce",)
+"""In-place collectives that have another form, which gives a new tensor: the functional one."""
+HAVE_IN_PLACE = ("all_gather_into_tensor", "reduce_scatter_tensor")
+"""Collectives with two tensors, of which one may be a part of the other."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A collective of one size, and how it is called."""
+
+    collective: str
+    bytes: int
+    """Of the message, as nccl-tests counts it; rounded down to whole elements for every rank."""
+    dtype: torch.dtype = torch.float32
+    op: str = "SUM"
+    mode: str = "sync"
+    place: str = ""
+    """``in`` or ``out``; empty: as the collective is by itself, in place or not."""
+    in_flight: int = 1
+    """How many are launched before the first is waited for; the time is of one."""
+    group: tuple[int, ...] | None = None
+    """Global ranks; None for all."""
+
+    def __post_init__(self) -> None:
+        own = "in" if self.collective in IN_PLACE else "out"
+        other = {"in": HAVE_OUT_OF_PLACE, "out": HAVE_IN_PLACE}[own]
+        if self.mode not in MODES or self.in_flight < 1 or (self.in_flight > 1 and self.mode == "sync"):
+            raise ValueError(f"{self}: sync, or async with so many in flight")
+        if self.place not in ("", own) and (self.place not in PLACES or self.collective not in other):
+            raise ValueError(f"{self.collective} has no form that is {self.place!r} of place")
+        if self.mode == "async" and self.functional:
+            raise ValueError(f"{self.collective} out of place is waited for by itself")
+
+    @property
+    def functional(self) -> bool:
+        """Whether it is the functional form that is called."""
+        return self.place == "out" and self.collective in IN_PLACE
+
+    def case(self, size: int) -> Case:
+        """The case of the exact model, for a group of ``size`` ranks.  Errors: ValueError if nothing is left of it."""
+        count = self.bytes // self.dtype.itemsize // figures.pieces(self.collective, size)
+        if count < 1:
+            raise ValueError(f"{self.bytes} bytes of {self.dtype} have no element for each of {size} ranks")
+        op = self.op if self.collective in REDUCING else "SUM"
+        return Case(self.collective, op, self.dtype, (count,), group=self.group, form="async")
+
+    def message(self, size: int) -> int:
+        """Bytes that are really in the message of a group of ``size`` ranks."""
+        return math.prod(self.case(size).shape) * self.dtype.itemsize * figures.pieces(self.collective, size)
+
+    def series(self, world: World) -> Series:
+        """What it is called from night to night."""
+        size = len(self.group) if self.group is not None else world.size
+        variant = {
+            "group": f"ranks {', '.join(map(str, self.group))} of {world.size}" if self.group is not None else "",
+            "in flight": str(self.in_flight) if self.in_flight > 1 else "",
+            "mode": self.mode if self.mode != "sync" else "",
+            "place": self.place,
+        }
+        return Series(
+            operation=self.collective,
+            bytes=self.message(size),
+            dtype=str(self.dtype).removeprefix("torch."),
+            op=self.op.lower() if self.collective in REDUCING else "",
+            world=size,
+            backend=world.spec.backend,
+            device=world.spec.device,
+            variant=pairs(variant),
+        )
+
+
+@dataclass
+class Found:
+    """What one rank says of a timed collective."""
+
+    timing: Timing
+    copy: float
+    """Seconds in which its device copies what must at least have come from other ranks."""
+    problem: str
+    """What is wrong with the values; empty: nothing."""
+
+
+def on_rank(rank: Rank, timed: Timed, effort: Effort) -> Found | None:
+    """Time a collective on this rank; None if it is no member of the group."""
+    group = dist.new_group(list(timed.group)) if timed.group is not None else None
+    members = list(timed.group) if timed.group is not None else list(range(rank.size))
+    if rank.index not in members:
+        return None
+    case = timed.case(len(members))
+    sets = [_Set(rank, case, members, timed, group) for _ in range(timed.in_flight)]
+    call = _batch(sets) if timed.mode == "async" else sets[0].call
+    problem = _checked(call, sets, "the first call")
+    for one in sets:
+        one.quiet()
+    timing = measure(rank, {"": call}, members, effort)[""]
+    timing.rounds = [[seconds / timed.in_flight for seconds in iterations] for iterations in timing.rounds]
+    problem = "; ".join(filter(None, (problem, _checked(call, sets, "a call after the last that was timed"))))
+    from_others = timed.message(len(members)) * (len(members) - 1) // len(members)
+    copy = copying(sets[0].ins[0] if sets[0].ins else sets[0].outs[0], from_others)
+    if group is not None:
+        dist.destroy_process_group(group)
+    return Found(timing, copy, problem)
+
+
+def timed_on(world: World, timed: Timed, effort: Effort) -> Measurement:
+    """Time a collective on the ranks of a world.
+
+    Errors: AssertionError if a rank has wrong values; :class:`~harness.RanksFailed` if ranks fail.
+    """
+    __tracebackhide__ = True
+    measurement = Measurement(series=timed.series(world), samples=[], started=time.time())
+    copies = []
+    for answers in visits(world, effort, lambda: world.run(on_rank, timed, effort)):
+        found: list[Found] = [answer for answer in answers if answer is not None]
+        wrong = [f"rank {i}: {answer.problem}" for i, answer in enumerate(answers) if answer and answer.problem]
+        if wrong:
+            raise AssertionError(f"{timed.collective} of {timed.bytes} bytes gives wrong values\n" + "\n".join(wrong))
+        measurement.samples += merged([answer.timing.rounds for answer in found])
+        measurement.first = measurement.first or max(answer.timing.first for answer in found)
+        measurement.clock = found[0].timing.clock
+        copies += [answer.copy for answer in found]
+    measurement.refused = impossible(measurement, min(copies))
+    return measurement
+
+
+def merged(ranks: list[list[list[float]]]) -> list[list[list[float]]]:
+    """``[rank][round][iteration]`` as ``[round][iteration][rank]``."""
+    return [[list(times) for times in zip(*rounds, strict=True)] for rounds in zip(*ranks, strict=True)]
+
+
+def impossible(measurement: Measurement, copy: float) -> str:
+    """Why the figure can't be one: it is less than a copy of what must have come from others takes; or nothing."""
+    if measurement.value >= copy:
+        return ""
+    size = measurement.series.bytes
+    return (
+        f"{measurement.value * 1e6:.3g} us for {size} bytes is less than a copy of what comes from other ranks "
+        f"({copy * 1e6:.3g} us): not the time in which it was done"
+    )
+
+
+class _Set:
+    """Tensors of one call, and what they have to hold afterwards."""
+
+    def __init__(self, rank: Rank, case: Case, members: list[int], timed: Timed, group: Any) -> None:
+        size, member = len(members), members.index(rank.index)
+        count = case.shape[0]
+        times = next(t for t in range(-(-count // _TILE), count + 1) if count % t == 0)
+        tile = replace(case, shape=(count // times,))
+        spread = _spread(times, count // times)
+        self._given = [spread(tensor).to(rank.device) for tensor in model.inputs(tile, size, member, 0)]
+        self._right = [spread(tensor) for tensor in model.outputs(tile, size, member, 0)]
+        self.ins = [tensor.clone() for tensor in self._given]
+        in_place = case.collective in IN_PLACE
+        self.outs = (
+            (self.ins if self._right else [])
+            if in_place
+            else [torch.empty_like(right, device=rank.device) for right in self._right]
+        )
+        if timed.place == "in" and not in_place:
+            self._overlay(case.collective, member, count)
+        self._own = timed.functional
+        self._reducing = case.collective in REDUCING and in_place
+        if timed.functional:
+            everyone = group if group is not None else dist.group.WORLD
+            self.call: Callable[[], Any] = lambda: self._functional(everyone, case.op)
+        else:
+            options: dict[str, Any] = {"group": group}
+            if case.collective in REDUCING:
+                options["op"] = reduction(case.op)
+            self.call = issue_in(case, self.ins, self.outs, options, members)
+            self.launch = issue_in(case, self.ins, self.outs, {**options, "async_op": True}, members)
+
+    def _functional(self, group: Any, op: str) -> None:
+        self.outs = [functional.wait_tensor(functional.all_reduce(self.ins[0], op.lower(), group))]  # type: ignore[no-untyped-call]
+
+    def _overlay(self, collective: str, member: int, count: int) -> None:
+        """Let what goes in be a part of what comes out, or the other way round."""
+        mine = slice(member * count, (member + 1) * count)
+        if collective == "all_gather_into_tensor":
+            self.ins = [self.outs[0].view(-1)[mine].view(self.ins[0].shape)]
+        else:
+            self.outs = [self.ins[0].view(-1)[mine].view(self.outs[0].shape)]
+
+    def fill(self) -> None:
+        """Put in what the exact model has."""
+        for out in self.outs:
+            out.zero_()
+        for tensor, given in zip(self.ins, self._given, strict=True):
+            tensor.copy_(given)
+
+    def quiet(self) -> None:
+        """Where the result is the next call's input, let it be one that stays what it is."""
+        if self._reducing and not self._own:
+            for tensor in self.ins:
+                tensor.zero_()
+
+    def problem(self) -> str:
+        """How the outputs differ from what is right; empty if they do not."""
+        pairs = zip(self._right, self.outs, strict=True)
+        return "; ".join(filter(None, (difference(right, out.cpu(), "output") for right, out in pairs)))
+
+
+def _spread(times: int, tile: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Repeats every tile of a tensor; collectives work element by element, so their results repeat as well."""
+    return lambda tensor: tensor.reshape(-1, tile).repeat(1, times).reshape(-1)
+
+
+def _batch(sets: list[_Set]) -> Callable[[], None]:
+    launches = [one.launch for one in sets]
+
+    def batch() -> None:
+        for work in [launch() for launch in launches]:
+            work.wait()
+
+    return batch
+
+
+def _checked(call: Callable[[], Any], sets: list[_Set], when: str) -> str:
+    for one in sets:
+        one.fill()
+    call()
+    return "; ".join(f"{when}: {problem}" for one in sets if (problem := one.problem()))

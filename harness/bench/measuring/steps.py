@@ -1,0 +1,243 @@
+"""Training steps as benchmarks time them: the whole, its compute alone, its communication alone, and what is exposed.
+
+The model is a stack of equal pairs of linear layers.  *Compute* is the same step on every rank at the same time with
+nothing between them (for tensor parallel: of a rank's own shards).  *Communication* is the collectives that the step
+launched, by the Flight Recorder, once more and back to back.  *Exposed* is what the step takes longer than its compute:
+communication that no compute hides, and the stack's own work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from harness.bench.measuring.collectives import merged
+from harness.bench.measuring.timing import Effort, Timing, measure, visits
+from harness.bench.records import COUNTS, Measurement, Series, pairs
+from harness.stacks import messages, replicate, replicate_fsdp, tp_extension
+from harness.stacks.messages import Message
+from harness.stacks.registry import stack
+from harness.worlds.rank import Rank
+from harness.worlds.world import World
+
+ADAPTERS = {"replicate": replicate, "replicate_fsdp": replicate_fsdp, "tp_extension": tp_extension}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step: one or several micro-batches, forward and backward, then SGD."""
+
+    stack: str
+    pairs: int = 4
+    width: int = 256
+    rows: int = 16
+    """Of one micro-batch on one rank."""
+    micro_batches: int = 1
+    synced: bool = True
+    """Whether every micro-batch is averaged, or the last alone."""
+    compiler: str = ""
+    """Backend of ``torch.compile``; empty: not compiled."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """For the stack, as ``("bucket_cap_mb", 1)``."""
+
+    def __post_init__(self) -> None:
+        if self.stack not in ADAPTERS:
+            raise ValueError(f"no stack {self.stack!r}; there are {', '.join(ADAPTERS)}")
+        if min(self.pairs, self.width, self.rows, self.micro_batches) < 1:
+            raise ValueError(f"{self}: sizes are whole numbers from 1")
+
+    def series(self, world: World, metric: str) -> Series:
+        """What a figure of it is called from night to night."""
+        variant = {
+            "compiled": self.compiler,
+            "micro-batches": str(self.micro_batches) if self.micro_batches > 1 else "",
+            "model": f"{self.pairs}x2 of {self.width}, {self.rows} rows",
+            "synced": "last" if self.micro_batches > 1 and not self.synced else "",
+            **{name: str(value) for name, value in self.options},
+        }
+        return Series(
+            operation=f"step.{self.stack}",
+            metric=metric,
+            dtype="float32",
+            world=world.size,
+            backend=world.spec.backend,
+            device=world.spec.device,
+            variant=pairs(variant),
+        )
+
+
+class Pair(nn.Module):
+    """Linear, ReLU, linear, back to the width."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, hidden)
+        self.second = nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """float32[rows, width] to the same."""
+        out: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return out
+
+
+def model(step: Step, hidden: int) -> nn.Sequential:
+    """The plain model, equal on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(Pair(step.width, hidden) for _ in range(step.pairs)))
+
+
+def on_stack(rank: Rank, step: Step) -> nn.Module:
+    """The model on the ranks of the stack."""
+    whole = model(step, step.width)
+    options = dict(step.options)
+    if step.stack == "tp_extension":
+        plan = {f"{i}.{name}": how for i in range(step.pairs) for name, how in tp_extension.PLAN.items()}
+        return tp_extension.apply(whole, rank, plan=plan, **options)
+    return ADAPTERS[step.stack].apply(whole, rank, **options)  # type: ignore[no-any-return]
+
+
+def alone(rank: Rank, step: Step) -> nn.Module:
+    """What a rank computes of the model, with nothing between ranks."""
+    hidden = step.width // tp_extension.mesh_shape(rank.size)[1] if step.stack == "tp_extension" else step.width
+    return model(step, hidden).to(rank.device)
+
+
+def rows(rank: Rank, step: Step) -> torch.Tensor:
+    """float32[rows, width], the same on every rank."""
+    return torch.linspace(-1, 1, step.rows * step.width, device=rank.device).view(step.rows, step.width)
+
+
+def stepping(rank: Rank, step: Step, module: nn.Module, *, distributed: bool) -> Callable[[], None]:
+    """One step of training, as a call."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    called: Any = torch.compile(module, backend=step.compiler) if step.compiler else module
+    inputs, handle = rows(rank, step), stack(step.stack).handle()
+    last = step.micro_batches - 1
+
+    def once() -> None:
+        for number in range(step.micro_batches):
+            if distributed and step.micro_batches > 1:
+                handle.set_sync(module, step.synced or number == last)
+            called(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return once
+
+
+@dataclass
+class Found:
+    """What one rank says of a step."""
+
+    timings: dict[str, Timing]
+    messages: list[Message]
+    launched: int
+    """Collectives of one step, by the sequence numbers of the groups."""
+    problem: str
+
+
+def on_rank(rank: Rank, step: Step, effort: Effort) -> Found:
+    """Time a step on this rank."""
+    module = on_stack(rank, step)
+    full = stepping(rank, step, module, distributed=True)
+    problem = _checked(rank, step, module)
+    for _ in range(3):  # buckets are made anew after the first step, graphs are compiled in the second
+        full()
+    before, mark = messages.launched(), messages.mark()
+    full()
+    if rank.device.type != "cpu":
+        torch.accelerator.synchronize()
+    launched = messages.launched() - before
+    seen = messages.since(mark)
+    calls = {"time": full, "compute": stepping(rank, step, alone(rank, step), distributed=False)}
+    if seen and messages.replayable(seen):
+        calls["communication"] = messages.replay(seen, rank.device)
+    timings = measure(rank, calls, list(range(rank.size)), effort)
+    return Found(timings, seen, launched, problem)
+
+
+def _checked(rank: Rank, step: Step, module: nn.Module) -> str:
+    """What is wrong with the gradients of one step.  Every rank has the same rows: they are those of one rank alone."""
+    inputs = rows(rank, step)
+    plain = model(step, step.width).to(rank.device)
+    plain(inputs).square().mean().backward()
+    module(inputs).square().mean().backward()
+    expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+    found = ADAPTERS[step.stack].gradients(module)
+    for parameter in module.parameters():
+        parameter.grad = None
+    if found is None:
+        return ""
+    for name, gradient in expected.items():
+        other = found.get(name)
+        if other is None:
+            return f"{name} has no gradient"
+        # The same sums in another order: held against the largest element, in roundings of float32.
+        error = (gradient - other.to(gradient.device)).abs().max() / gradient.abs().max()
+        if not error <= 64 * torch.finfo(torch.float32).eps * step.width**0.5:
+            return f"the gradient of {name} is off by {error:.2g} of its largest element"
+    return ""
+
+
+def timed_on(world: World, step: Step, effort: Effort) -> list[Measurement]:
+    """Time a step on the ranks of a world: ``time`` first, then what it is made of.
+
+    Errors: AssertionError if gradients are wrong or ranks launch different numbers of collectives;
+    :class:`~harness.RanksFailed` if ranks fail.
+    """
+    __tracebackhide__ = True
+    if step.compiler:  # what is compiled anew in every process is measured in one
+        effort = replace(effort, rounds=effort.rounds * effort.visits, visits=1)
+    found: dict[Series, Measurement] = {}
+    for answers in visits(world, effort, lambda: world.run(on_rank, step, effort)):
+        for one in _measured(world, step, answers):
+            known = found.setdefault(one.series, one)
+            if known is not one and one.series.metric not in COUNTS:
+                known.samples += one.samples
+    return list(found.values())
+
+
+def _measured(world: World, step: Step, found: list[Found]) -> list[Measurement]:
+    """What one set of ranks said."""
+    started = time.time()
+    wrong = [f"rank {i}: {answer.problem}" for i, answer in enumerate(found) if answer.problem]
+    if wrong:
+        raise AssertionError("\n".join([f"a step of {step.stack} gives wrong gradients", *wrong]))
+    launched = [answer.launched for answer in found]
+    if len(set(launched)) > 1:
+        raise AssertionError(f"ranks launch different numbers of collectives in a step: {launched}")
+    measurements = [
+        Measurement(
+            series=step.series(world, name),
+            samples=merged([answer.timings[name].rounds for answer in found]),
+            first=max(answer.timings[name].first for answer in found) if name == "time" else 0.0,
+            clock=found[0].timings[name].clock,
+            started=started,
+        )
+        for name in found[0].timings
+    ]
+    exposed = [[r] for r in _exposed(measurements[0], measurements[1], world.size)]
+    counts = {
+        "exposed": exposed,
+        "collectives": [[[float(count) for count in launched]]],
+        "bytes": [[[float(sum(m.bytes for m in answer.messages)) for answer in found]]],
+    }
+    if not any(answer.messages for answer in found):
+        del counts["bytes"]
+    return measurements + [
+        Measurement(series=step.series(world, metric), samples=samples, started=started)
+        for metric, samples in counts.items()
+    ]
+
+
+def _exposed(whole: Measurement, compute: Measurement, ranks: int) -> list[list[float]]:
+    """``[round][rank]``: what the slowest rank's step took longer than its compute, round by round.
+
+    A step that happens to take less than its compute exposes nothing.
+    """
+    return [[max(0.0, a - b)] * ranks for a, b in zip(whole.rounds(), compute.rounds(), strict=True)]

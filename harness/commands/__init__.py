@@ -1,0 +1,1 @@
+"""The ``concord`` command: one file a subcommand, and what they share."""

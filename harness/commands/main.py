@@ -1,0 +1,51 @@
+"""The ``concord`` command."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import typer
+
+from harness.commands import audit, perf, reports
+from harness.commands import probe as probing
+from harness.commands.doctor import doctor
+from harness.commands.nightly import nightly
+from harness.commands.replay import replay
+from harness.commands.standard import requirements
+from harness.redaction import redacted
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+app.add_typer(perf.app, name="perf")
+app.command()(audit.audit)
+app.command()(audit.faults)
+app.command()(audit.reach)
+app.command()(doctor)
+app.command()(nightly)
+app.command()(replay)
+app.command()(requirements)
+app.command()(reports.report)
+app.command()(reports.compare)
+app.command()(reports.bundle)
+app.command("verify")(reports.verify_bundle)
+app.command()(probing.probe)
+app.add_typer(probing.profile_app, name="profile")
+
+
+@app.callback()
+def concord() -> None:
+    """Concord: conformance of PyTorch's distributed stack."""
+
+
+def main() -> None:
+    """The entry point.  What nobody has foreseen is a traceback, without the credentials that were given."""
+    try:
+        app()
+    except Exception:
+        sys.stderr.write(redacted(traceback.format_exc()))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

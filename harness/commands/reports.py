@@ -1,0 +1,295 @@
+"""The commands of reports: ``concord report``, ``concord compare``, ``concord bundle``, ``concord verify``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+import harness
+from harness.commands.collecting import checkout_of
+from harness.commands.refusing import bad
+from harness.provenance import suite_hash
+from harness.requirements import LEVELS
+from harness.results import VERSION
+from harness.safe_io.ceiling import Exceeded, ceiling
+from harness.safe_io.files import FileError, contents
+from harness.safe_io.shown import one_line
+from harness.safe_io.writing import append_or_nothing, write_whole
+from reports import badge as badges
+from reports import bundle as bundles
+from reports import compare as comparing
+from reports import junit as junits
+from reports import markdown as markdowns
+from reports import model, relay
+from reports.build import FILE, LARGEST, build, load
+from reports.checkout import Checkout
+from reports.model import LevelReport, Report, ReportError
+from reports.page import answer, page
+from reports.text import plural, visible
+from reports.verify import verify
+
+_NAMESPACE = "concord"
+"""Of signatures, so that one of something else is none of a bundle."""
+_MEMORY, _SECONDS = 1 << 30, 120.0
+"""What checking a bundle may take, at most: three times what the largest honest one takes, and then some."""
+NOT_SHOWN = 3
+"""How ``concord verify`` exits where nothing is wrong, and something that decides could not be checked."""
+
+Runs = Annotated[list[Path] | None, typer.Argument(help="Results of runs: results.jsonl, or the folder that has it.")]
+
+
+def report(
+    runs: Runs = None,
+    html: Annotated[Path | None, typer.Option(help="Write the page, which opens offline.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Add it to this file; GITHUB_STEP_SUMMARY is one.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML.")] = None,
+    badge: Annotated[Path | None, typer.Option(help="Write a badge; its endpoint beside it, as .json.")] = None,
+    relay_to: Annotated[
+        Path | None, typer.Option("--relay", help="Write what PyTorch's cross-repository CI relay takes.")
+    ] = None,
+    artifact_url: Annotated[str, typer.Option(help="Where the rest will be, for --relay.")] = "",
+    require: Annotated[str, typer.Option(help="Exit with 1 if it is not conformant at this level.")] = "",
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a report.")] = False,
+) -> None:
+    """Say what runs came to: at which levels the backend is conformant, and if not, why not.
+
+    Without an output, report.html, report.json and report.md are written beside the last run.  A level needs a run with
+    the default seed, and one with a random seed of what draws from it, so give both.
+    """
+    with _said():
+        outputs_given = [html, json, markdown, junit, badge, badge.with_suffix(".json") if badge else None, relay_to]
+        if schema:
+            if runs or any(outputs_given) or require or artifact_url:
+                raise ReportError("--schema prints the JSON Schema and reads no run: give it alone")
+            typer.echo(model.json_schema().decode(), nl=False)
+            return
+        if not runs:
+            raise ReportError("no run was given: concord report reports/out/*/")
+        if artifact_url and relay_to is None:
+            raise ReportError("--artifact-url is for --relay FILE, which is not given")
+        _check_outputs([path for path in outputs_given if path is not None], runs)
+        if require and require not in LEVELS:
+            raise ReportError(f"--require {require}: one of {', '.join(LEVELS)}")
+        made = build([load(path) for path in runs])
+        if not any((html, json, markdown, junit, badge, relay_to)):
+            folder = runs[-1] if runs[-1].is_dir() else runs[-1].parent
+            html, json, markdown = folder / "report.html", folder / "report.json", None
+            _write(folder / "report.md", markdowns.markdown(made).encode(errors="replace"))
+        outputs: list[tuple[Path | None, Callable[[], bytes]]] = [
+            (html, lambda: page(made).encode(errors="replace")),
+            (json, lambda: model.encode(made)),
+            (junit, lambda: junits.junit(made)),
+            (badge, lambda: badges.svg(made)),
+            (badge.with_suffix(".json") if badge else None, lambda: badges.endpoint(made)),
+            (relay_to, lambda: relay.encode(made, artifact_url)),
+        ]
+        for path, content in outputs:
+            if path is not None:
+                _write(path, content())
+        if markdown is not None:
+            _append(markdown, markdowns.markdown(made).encode(errors="replace"))
+        _show(made)
+        if require and not next(level.conformant for level in made.levels if level.id == require):
+            raise typer.Exit(1)
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="A run, a report (JSON) or a bundle.")],
+    after: Annotated[Path, typer.Argument(help="What it is compared with.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Compare two runs: newly failing, fixed, added, removed, changed.
+
+    Exits with 1 if AFTER is worse: a test fails that did not, is no longer run or no longer there, or a level is lost.
+    """
+    with _said():
+        if markdown and json:
+            raise ReportError("--markdown and --json: one of them")
+        found = comparing.compare(_report_of(before), _report_of(after))
+        if json:
+            typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        else:
+            for line in comparing.lines(found, markdown=markdown):
+                typer.echo(line)
+        if found.worse:
+            raise typer.Exit(1)
+
+
+def bundle(
+    runs: Annotated[list[Path], typer.Argument(help="Results of runs: results.jsonl, or the folder that has it.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+) -> None:
+    """Put runs into one file that others can check with `concord verify`."""
+    with _said():
+        _check_outputs([output], runs)
+        made, digest = bundles.write([load(path) for path in runs], output, harness.__version__)
+        typer.echo(f"{output}: {answer(made)}, {len(made.runs)} runs, {len(made.tests):,} tests")
+        typer.echo(f"manifest {digest}")
+
+
+def verify_bundle(
+    file: Annotated[Path, typer.Argument(help="A bundle.")],
+    suite: Annotated[
+        bool, typer.Option("--suite/--no-suite", help="Collect the suite here, if it is the same.")
+    ] = True,
+    require: Annotated[str, typer.Option(help="Exit with 1 if it is not conformant at this level.")] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if there is anything to note, too.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the page, made anew from the results: read this one.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the report as JSON, made anew from the results.")] = None,
+    signature: Annotated[
+        Path | None, typer.Option(help="A detached signature of the file (ssh-keygen -Y sign).")
+    ] = None,
+    signers: Annotated[Path | None, typer.Option(help="Who may sign (ssh's ALLOWED SIGNERS file).")] = None,
+    signer: Annotated[str, typer.Option(help="Who has signed, as that file names them.")] = "",
+) -> None:
+    """Check a bundle: what it says of the suite by the suite here, all else by its raw results, made anew.
+
+    Run it in a checkout of the suite.  Exits with 1 if anything is wrong, 2 if FILE is no bundle, 3 if nothing is wrong
+    and something could not be checked, as where the suite is another one.
+    """
+    with _said():
+        if require and require not in LEVELS:
+            raise ReportError(f"--require {require}: one of {', '.join(LEVELS)}")
+        _check_signing(signature, signers, signer)
+        root = Path.cwd()
+        here = Checkout(suite_hash(root), harness.__version__, VERSION) if suite else None
+        with ceiling(_MEMORY, _SECONDS):
+            checked = verify(file, harness.__version__, here, time.time())
+        if here is not None and here.suite_hash and here.suite_hash in {r.header.suite_hash for r in checked.runs}:
+            here = checkout_of(root)
+            with ceiling(_MEMORY, _SECONDS):
+                checked = verify(file, harness.__version__, here, time.time())
+        problems = list(checked.problems)
+        if signature is not None and signers is not None:
+            problems += _signature(file, signature, signers, signer)
+        for kind, lines in (("WRONG", problems), ("unchecked", checked.unchecked), ("note", checked.notes)):
+            for line in lines:
+                typer.echo(f"{kind:<9} {one_line(line)}")
+        if checked.report is not None:
+            _show(checked.report)
+            if html is not None:
+                _write(html, page(checked.report).encode(errors="replace"))
+            if json is not None:
+                _write(json, model.encode(checked.report))
+        typer.echo(f"manifest {checked.manifest}")
+        typer.echo(f"{one_line(str(file))}: {_in_a_word(len(problems), len(checked.unchecked))}")
+        if problems:
+            raise typer.Exit(1)
+        if checked.unchecked or (strict and checked.notes):
+            raise typer.Exit(NOT_SHOWN)
+        if require and not any(level.id == require and level.conformant for level in _levels(checked.report)):
+            raise typer.Exit(1)
+
+
+def _levels(report: Report | None) -> list[LevelReport]:
+    return report.levels if report is not None else []
+
+
+def _in_a_word(problems: int, unchecked: int) -> str:
+    if problems:
+        return f"{plural(problems, 'thing')} {'is' if problems == 1 else 'are'} wrong"
+    if unchecked:
+        return f"not shown: {plural(unchecked, 'thing')} could not be checked"
+    return "is what it says it is"
+
+
+def _check_signing(signature: Path | None, signers: Path | None, signer: str) -> None:
+    """Errors: :class:`ReportError` unless a signature, its signer and who may sign are all given, or none of them."""
+    given = {"--signature FILE": signature, "--signers FILE": signers, "--signer NAME": signer or None}
+    missing = [option for option, value in given.items() if value is None]
+    if 0 < len(missing) < len(given):
+        raise ReportError(f"{' and '.join(missing)}: not given; a signature is checked with all of {', '.join(given)}")
+    for option, value in given.items():
+        if isinstance(value, Path) and not value.is_file():
+            raise ReportError(f"{option.split()[0]} {value}: no such file")
+
+
+def _signature(file: Path, signature: Path, signers: Path, signer: str) -> list[str]:
+    program = shutil.which("ssh-keygen")
+    if program is None:
+        raise ReportError("--signature needs ssh-keygen (OpenSSH 8.2 or later)")
+    command = [program, "-Y", "verify", "-f", str(signers), "-I", signer, "-n", _NAMESPACE, "-s", str(signature)]
+    try:
+        with file.open("rb") as stream:
+            done = subprocess.run(command, stdin=stream, capture_output=True, text=True, check=False)
+    except OSError as e:
+        raise ReportError(f"{file}: {e.strerror}") from None
+    if done.returncode:
+        return [f"the signature is not {signer}'s: {(done.stdout + done.stderr).strip().rpartition(chr(10))[2]}"]
+    return []
+
+
+def _report_of(path: Path) -> Report:
+    if path.suffix == ".zip":
+        return model.decode(bundles.unpacked(path).get("report.json", b""), f"{path}: report.json")
+    if path.suffix == ".json":
+        try:
+            return model.decode(contents(path, LARGEST), str(path))
+        except FileError as e:
+            raise ReportError(str(e)) from None
+    return build([load(path)])
+
+
+def _show(made: Report) -> None:
+    typer.echo(f"{answer(made)}: {one_line(made.profile or 'no profile')}")
+    for problem in made.problems:
+        typer.echo(f"  {one_line(problem)}")
+    for level in made.levels:
+        if level.tests:
+            counts = ", ".join(f"{count} {verdict}" for verdict, count in level.tests.items())
+            typer.echo(
+                f"  {level.id} {level.stack}: {'conformant' if level.conformant else 'not conformant'} ({counts})"
+            )
+            for why in level.why_not[len(made.problems) :]:
+                typer.echo(f"    {one_line(why)}")
+
+
+def _check_outputs(outputs: Sequence[Path], runs: Sequence[Path]) -> None:
+    """Errors: :class:`ReportError` for a file that is to be written twice, or over a run that is read."""
+    seen = {os.path.realpath(path / FILE if path.is_dir() else path): "a run that is read" for path in runs}
+    for path in outputs:
+        name = os.path.realpath(path)
+        if name in seen:
+            raise ReportError(f"{path}: to be written, and it is {seen[name]}; give it another name")
+        seen[name] = "written already"
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        write_whole(path, data)
+    except OSError as e:
+        raise ReportError(f"{path}: {e.strerror}") from None
+    typer.echo(f"wrote {one_line(str(path))}")
+
+
+def _append(path: Path, data: bytes) -> None:
+    try:
+        if not path.exists():
+            write_whole(path, data)
+            return
+        with path.open("ab", buffering=0) as stream:
+            append_or_nothing(stream.fileno(), data)
+    except OSError as e:
+        raise ReportError(f"{path}: {e.strerror}") from None
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[None]:
+    """Say what is wrong with the input in a line, and exit with 2."""
+    try:
+        yield
+    except (ReportError, Exceeded) as e:
+        raise bad(visible(str(e))) from None

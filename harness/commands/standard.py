@@ -1,0 +1,187 @@
+"""The standard: every requirement of the suites as one page, and the rules that its sentences follow.
+
+The command ``concord requirements`` writes docs/requirements.md from what pytest collects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.commands.collecting import collected
+from harness.commands.refusing import bad
+from harness.requirements import LEVELS
+from harness.results import RequirementText
+from harness.safe_io.writing import write_whole
+from harness.suite_facts import SuiteFacts
+from reports.model import ReportError
+
+PAGE = "docs/requirements.md"
+MOST_WORDS = 30
+_INDIRECT = re.compile(r"(What|Who|Where|How|Which)(ever|soever)?\b")
+_WORLD = re.compile(r"^(\d+ranks?|worlds)-?")
+"""The part of a test's id that names its world."""
+_EDGE = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])")
+"""Underscores that Markdown could take for emphasis."""
+_ABOUT = {
+    "L1": "collectives, messages, process groups and meshes of `torch.distributed`",
+    "L2": "composable DDP: `torch.distributed._composable.replicate`",
+    "L3": "replication on FSDP2: `torch.distributed._composable.replicate_with_fsdp`",
+    "L4": "FSDP1 over tensor parallelism: `torch.distributed.tensor.parallel.fsdp`",
+    "L5": "distributed code under `torch.compile`",
+    "P": "correct results and plausible times in benchmarks",
+}
+"""What each level is about, by :data:`harness.results.LEVELS`."""
+
+
+def flaws(sentence: str) -> list[str]:
+    """Return the rules that the sentence of a requirement breaks."""
+    words = len(sentence.split())
+    broken = {
+        f"it has {words} words, and {MOST_WORDS} is the most": words > MOST_WORDS,
+        "it has 'and' twice: make two requirements of it": len(re.findall(r"\band\b", sentence)) > 1,
+        "it is not one sentence that ends with a full stop": not re.fullmatch(r"(?:[^.]|\.(?!\s|$))+\.", sentence),
+        "it has a semicolon: make two requirements of it": ";" in sentence,
+        "it begins with an indirect subject: name the subject": bool(_INDIRECT.match(sentence)),
+        "it is not in the present tense": bool(re.search(r"\b(will|shall|should)\b", sentence)),
+    }
+    return [rule for rule, is_broken in broken.items() if is_broken]
+
+
+def standard(facts: SuiteFacts) -> str:
+    """Render the requirements of a suite as Markdown, by level and topic."""
+    by_level: dict[str, list[RequirementText]] = {level: [] for level in LEVELS}
+    for requirement in facts.requirements.values():
+        by_level.setdefault(requirement.level, []).append(requirement)
+    by_level = {level: requirements for level, requirements in by_level.items() if requirements}
+    lines = list(_introduction(by_level))
+    tests = _tests(facts)
+    for level, requirements in by_level.items():
+        lines += ["", f"## {_title(level)}"]
+        topics: dict[str, list[RequirementText]] = defaultdict(list)
+        for requirement in sorted(
+            requirements, key=lambda requirement: (_topic(requirement.id), _number(requirement.id))
+        ):
+            topics[_topic(requirement.id)].append(requirement)
+        for topic, of_topic in topics.items():
+            lines += ["", f"### {topic}", "", "| id | requirement | source | tests |", "|---|---|---|---|"]
+            lines += [_row(requirement, tests[requirement.id]) for requirement in of_topic]
+    return "\n".join(lines) + "\n"
+
+
+def requirements(
+    file: Annotated[Path | None, typer.Argument(help="The page to write; without it, the page is printed.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 if FILE is out of date.")] = False,
+) -> None:
+    """Write the standard: every requirement of the suites here, with its level, source and tests.
+
+    Run it in a checkout of Concord; it collects the suites and starts no rank.
+    """
+    if check and file is None:
+        raise bad("--check needs the page that it should check")
+    try:
+        page = standard(collected(Path.cwd()))
+    except ReportError as e:
+        raise bad(str(e)) from None
+    if file is None:
+        typer.echo(page, nl=False)
+    elif not check:
+        write_whole(file, page.encode())
+    elif not file.is_file() or file.read_text() != page:
+        typer.echo(f"{file} is out of date; run: concord requirements {file}")
+        raise typer.Exit(1)
+
+
+def _introduction(by_level: Mapping[str, list[RequirementText]]) -> Iterator[str]:
+    yield f"""\
+<!-- Generated from suites/ by: concord requirements {PAGE} -->
+
+# The standard
+
+Each requirement is one claim about what a user of PyTorch's distributed stack sees, with the tests that prove it.
+A backend is **conformant** at a level if it meets every mandatory requirement of that level and of the levels before
+it; [reports](reports.md) state the exact rule, and [the vendors' page](vendors.md) shows how to run it.
+
+| level | stack | requirements | about |
+|---|---|---|---|"""
+    for level, requirements in by_level.items():
+        optional = sum(not requirement.mandatory for requirement in requirements)
+        count = f"{len(requirements)}, {optional} optional" if optional else str(len(requirements))
+        link = f"[{level}](#{_anchor(_title(level))})"
+        yield f"| {link} | `{LEVELS.get(level, '')}` | {count} | {_ABOUT.get(level, '')} |"
+    yield f"""
+How to read the tables:
+
+- An **id** is `STACK-TOPIC-NN`. It keeps its meaning and is never used again: reports are compared by it.
+- The **source** is the page or symbol of PyTorch that promises the behaviour, with issues in which it was broken.
+- A requirement holds if all of its **tests** pass. Each runs on several world sizes, most with many dtypes, shapes or
+  options. A *property* draws its cases, so that a level needs a second run from another seed.
+- Requirements are **mandatory** unless marked *optional*. Optional ones are reported, and no level depends on them.
+- A [profile](profiles.md) states what a backend claims. Tests of what it does not claim are reported as unsupported.
+
+This page is generated. To change it, change the tests under `suites/` ([writing suites](writing-suites.md)) and run
+`concord requirements {PAGE}`. CI fails while it is out of date."""
+
+
+def _tests(facts: SuiteFacts) -> dict[str, list[str]]:
+    """By requirement, links to its tests, with parameters where only some instances of a test prove it."""
+    instances: dict[str, list[str]] = defaultdict(list)
+    proving: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for nodeid, test in facts.tests.items():
+        function = nodeid.partition("[")[0]
+        instances[function].append(nodeid)
+        for requirement in test.requirements:
+            proving[requirement][function].append(nodeid)
+    return {
+        requirement: [
+            _link(function, nodeids, whole=len(nodeids) == len(instances[function]))
+            + (" *(property)*" if facts.tests[nodeids[0]].property_based else "")
+            for function, nodeids in functions.items()
+        ]
+        for requirement, functions in proving.items()
+    }
+
+
+def _link(function: str, nodeids: list[str], *, whole: bool) -> str:
+    file, _, name = function.partition("::")
+    chosen = dict.fromkeys(_WORLD.sub("", nodeid.partition("[")[2].removesuffix("]")) for nodeid in nodeids)
+    parameters = "" if whole else f"[{', '.join(chosen)}]"
+    return f"[`{name}{parameters}`](../{file})"
+
+
+def _row(requirement: RequirementText, tests: list[str]) -> str:
+    optional = "" if requirement.mandatory else " *(optional)*"
+    cells = (
+        f"`{requirement.id}`{optional}",
+        _plain(requirement.sentence),
+        _plain(requirement.source),
+        ", ".join(tests),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _plain(text: str) -> str:
+    """Escape what Markdown would take for a border of a table or for emphasis."""
+    return _EDGE.sub(lambda match: match[0].replace("_", r"\_"), text.replace("|", r"\|").replace("*", r"\*"))
+
+
+def _title(level: str) -> str:
+    return f"{level}: {LEVELS[level]}" if level in LEVELS else level or "without a level"
+
+
+def _anchor(title: str) -> str:
+    """Return the fragment that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def _topic(id: str) -> str:
+    return id.rpartition("-")[0]
+
+
+def _number(id: str) -> int:
+    return int(id.rpartition("-")[2])

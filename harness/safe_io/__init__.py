@@ -1,0 +1,1 @@
+"""Show, read and write safely what other people wrote, or what others may read."""

@@ -1,0 +1,164 @@
+"""What a stack is to programs: how a layout gets onto ranks, what it may ask for, what it promises, how it is drawn.
+
+One file for each stack holds a :class:`Stack` called ``STACK``, and the functions that it names.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta
+from torch import nn
+
+from harness.specs import limits
+from harness.specs.program import DTYPES, Compile, Data, LayerName, Layout, Option, one_of
+from harness.stacks.drawing import Drawing, draw_nothing
+from harness.stacks.limit import Case, Limit, violated
+from harness.stacks.training import Handle
+
+Options = Mapping[str, Option]
+NONE: Options = MappingProxyType({})
+
+
+Dtype: TypeAlias = Annotated[str, one_of("", *DTYPES)]
+"""The name of a dtype, or nothing."""
+Layers: TypeAlias = Annotated[tuple[LayerName, ...], Meta(max_length=limits.NAMES)]
+Mesh: TypeAlias = Annotated[str, Meta(pattern=r"^([1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){0,7})?\Z")]
+"""Such as ``2x1x2``; empty for none."""
+
+
+class NoOptions(Data, frozen=True):
+    """Of a stack without options."""
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What a stack shows of a run, and how it behaves beside the numbers."""
+
+    gradients: bool = True
+    """Whether whole gradients can be read after a synchronised backward."""
+    states: bool = True
+    """Whether whole states of the optimizer can be read."""
+    zeros_for_unused: bool = False
+    """Whether a parameter that no micro-batch has used may have a gradient of zeros."""
+    unsynced_collectives: int = 0
+    """The most collectives over data-parallel ranks that an unsynchronised backward launches."""
+    frees_groups: bool = True
+    """Whether process groups go with the model, and with them the threads of their backend."""
+
+
+def _promises(layout: Layout) -> Promises:
+    return Promises()
+
+
+def _wrapped(layout: Layout) -> tuple[list[str], dict[str, Any]]:
+    return [*layout.wrapped, ""], {}
+
+
+def _taken(layout: Layout, options: Any) -> None:
+    return None
+
+
+def _no_casts(options: Options) -> set[str]:
+    return set()
+
+
+def _uncast(options: Options) -> str:
+    return ""
+
+
+def _merged(options: Options, changed: Options) -> dict[str, Option]:
+    return {**options, **changed}
+
+
+def _whole_world(world: int) -> Sequence[int]:
+    return (1,)
+
+
+def require_ranks(mesh: str, world: int) -> None:
+    """Require that a mesh, where there is one, has all ranks.  Errors: ValueError."""
+    if mesh and math.prod(map(int, mesh.split("x"))) != world:
+        raise ValueError(f"a mesh of {mesh} has not {world} ranks")
+
+
+def averages_apart(case: Case) -> Options | None:
+    """One rank's options for the bits of torch alone, for stacks that add up averaged and other gradients apart.
+
+    None where a schedule makes that another sum.
+    """
+    every = not case.accumulates
+    last = all(sum(step.averages) == 1 and step.zero != "keep" for step in case.steps)
+    return NONE if every or last else None
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """A stack.  Only ``name`` and ``apply`` have no default."""
+
+    name: str
+    apply: Callable[..., nn.Module]
+    """Puts a model on ranks: ``apply(party, model, wrapped, **options)`` returns what is called instead of the model.
+    It is a function ``on_<name>`` at the top of its module.  Reproducers carry it along, with all that it uses of its
+    module, so it imports nothing of Concord but names of :mod:`harness.stacks.training`."""
+    options: type[Data] = NoOptions
+    """Options of layouts: the names of keyword arguments of ``apply``, the types of their values, and defaults."""
+    layers: tuple[str, ...] = ()
+    """The options that name layers."""
+    arguments: Callable[[Layout], tuple[list[str], dict[str, Any]]] = _wrapped
+    """The layers that ``apply`` is to wrap, and keyword arguments that are not options of the layout."""
+    check: Callable[[Layout, Any], None] = _taken
+    """Raises ValueError where a layout and its typed options do not fit together."""
+    tensor_parallel: bool = False
+    """Whether layouts have ``tensor`` and ``plan``."""
+    casts: Callable[[Options], set[str]] = _no_casts
+    """The dtypes to which options cast parameters, gradients, or what is sent."""
+    output_dtype: Callable[[Options], str] = _uncast
+    """The dtype to which outputs of the model are cast; empty for none."""
+    promises: Callable[[Layout], Promises] = _promises
+    handle: type[Handle] = Handle
+    """What ``apply`` makes of a model's handle."""
+
+    limits: tuple[Limit, ...] = ()
+    features: Options = field(default_factory=dict)
+    """By option, the feature of the profile's claims that it is."""
+    claims: Callable[[Options], Sequence[str]] = field(default=lambda options: ())
+    """Features that values of options are, beyond those."""
+    draw: Callable[[Drawing], None] = draw_nothing
+    """Draws layout and options."""
+    tensor_sizes: Callable[[int], Sequence[int]] = _whole_world
+    """Numbers of ranks that share a layer, to draw from, in a world of a size."""
+    compilable: bool = False
+    """Whether the stack ``dynamo`` draws it, compiled."""
+    over: Callable[[Drawing, Compile], None] | None = None
+    """Of a stack that is put over another, which its option ``inner`` names: puts a layout that was drawn under it."""
+
+    flat: tuple[Options, Options] | None = None
+    """Options of two layouts on four ranks that must be the same run (the law ``flattened``)."""
+    spanning: Callable[[Options, Options], dict[str, Option]] = _merged
+    """Options on another number of ranks, with changes."""
+    alone: Callable[[Case], Options | None] = averages_apart
+    """Changes of options with which one rank has the bits of torch alone (the law ``single``); None: it has not."""
+    resuming: tuple[Limit, ...] = ()
+    """Limits on programs that another world takes over (the law ``resumed``)."""
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.apply.__name__ != f"on_{self.name}":
+            raise ValueError(f"the function of the stack {self.name!r} is on_{self.name}, not {self.apply.__name__}")
+
+    def in_force(self) -> tuple[Limit, ...]:
+        """The limits that apply to the running torch."""
+        return tuple(limit for limit in self.limits if limit.applies())
+
+    def takes(self, case: Case) -> bool:
+        """Whether no limit forbids a case."""
+        return not violated(self.in_force(), case)
+
+    @functools.cached_property
+    def option_names(self) -> tuple[str, ...]:
+        """The names of the options."""
+        return self.options.__struct_fields__

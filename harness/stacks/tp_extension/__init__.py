@@ -1,0 +1,242 @@
+"""The ``tp_extension`` stack: FSDP1 over tensor-parallel modules, joined by ``DTensorExtensions``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import torch
+from msgspec import Meta
+from torch import nn
+from torch._dynamo.exc import Unsupported
+from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+from torch.distributed._shard.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp._common_utils import _FSDPDeviceHandle
+from torch.distributed.fsdp._common_utils import _is_fsdp_flattened as is_flattened
+from torch.distributed.remote_device import _remote_device
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
+from torch.distributed.tensor.parallel.fsdp import _rewrite_spec_if_needed as rewrite_spec
+from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+
+from harness.oracles.baseline import Tensors
+from harness.specs.limits import RANKS
+from harness.specs.program import Data, Layout, Option, one_of
+from harness.stacks.limit import Case
+from harness.stacks.replicate_fsdp import whole
+from harness.stacks.stack import Dtype, Options, Promises, Stack, averages_apart
+from harness.stacks.tp_extension.drawing import draw, tensor_sizes
+from harness.stacks.tp_extension.limits import HYBRID, LIMITS, RESUMING
+from harness.stacks.tp_extension.training import Fsdp1, on_tp_extension
+from harness.worlds.rank import Rank
+
+__all__ = [
+    "MODULE",
+    "PLAN",
+    "STACK",
+    "STYLES",
+    "AsyncCollectiveTensor",
+    "DTensorExtensions",
+    "StridedShard",
+    "Unsupported",
+    "apply",
+    "chunk_spec",
+    "compute_local_shape_and_global_offset",
+    "device_count",
+    "extensions",
+    "gradients",
+    "group_of",
+    "is_flattened",
+    "listed_spec",
+    "mesh_shape",
+    "parameters",
+    "parts",
+    "rewrite_spec",
+]
+
+STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
+    "columns": ColwiseParallel,
+    "rows": RowwiseParallel,
+    "replicated_columns": lambda: ColwiseParallel(output_layouts=Replicate()),
+}
+
+MODULE = "torch.distributed.tensor.parallel.fsdp"
+
+PLAN: Mapping[str, str] = {"first": "columns", "second": "rows"}
+
+
+def mesh_shape(size: int) -> tuple[int, int]:
+    """(data parallel, tensor parallel) for a world of a size: tensor parallel in pairs from four ranks on."""
+    return (size // 2, 2) if size >= 4 and size % 2 == 0 else (size, 1)
+
+
+def apply(
+    module: nn.Module,
+    rank: Rank,
+    *,
+    plan: Mapping[str, str] = PLAN,
+    shape: tuple[int, int] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """Shard a module in two dimensions: tensor parallel by ``plan`` (child name to a name in ``STYLES``), FSDP over the
+    rest.  ``shape``: ranks in each, (data parallel, tensor parallel), of all in the world unless given.  ``options`` go
+    to FullyShardedDataParallel.
+    """
+    data, tensor = shape or mesh_shape(rank.size)
+    mesh = rank.mesh(data, tensor, names=("dp", "tp"))
+    styles: dict[str, ParallelStyle] = {name: STYLES[how]() for name, how in plan.items()}
+    module = parallelize_module(module.to(rank.device), mesh["tp"], styles)
+    # With one data-parallel rank FSDP1 does not shard at all, and can't keep original DTensor parameters then.
+    options.setdefault("use_orig_params", data > 1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        return FullyShardedDataParallel(module, device_mesh=mesh["dp"], device_id=rank.device, **options)
+
+
+def extensions(rank: Rank | None = None) -> DTensorExtensions:
+    """What FSDP1 asks how parameters that are tensor parallel are flattened, saved and loaded (on the host)."""
+    return DTensorExtensions(_FSDPDeviceHandle.from_device(rank.device if rank else torch.device("cpu")))
+
+
+def device_count(rank: Rank) -> int:
+    """The devices of a machine as FSDP1 counts them for sharded tensors: rank r is taken to be on device r modulo them.
+
+    Ranks of ``exclusive`` worlds are.
+    """
+    return int(_FSDPDeviceHandle.from_device(rank.device).device_count())
+
+
+def group_of(tensor: ShardedTensor) -> ProcessGroup:
+    """The group that a sharded tensor is sharded over."""
+    return tensor._process_group
+
+
+def chunk_spec(dim: int, placements: Sequence[str]) -> ChunkShardingSpec:
+    """Sharded in a dimension, by placements as in ``rank:0/cpu``."""
+    return ChunkShardingSpec(dim, [_remote_device(p) for p in placements])
+
+
+def listed_spec(shards: Sequence[tuple[Sequence[int], Sequence[int], str]]) -> EnumerableShardingSpec:
+    """In shards, each of offsets, sizes and a placement."""
+    return EnumerableShardingSpec([ShardMetadata([*offsets], [*sizes], at) for offsets, sizes, at in shards])
+
+
+def parts(size: int) -> list[int]:
+    """Ranks of one tensor-parallel group share a part of the batch."""
+    _, tensor = mesh_shape(size)
+    return [i // tensor for i in range(size)]
+
+
+def gradients(module: nn.Module) -> Tensors | None:
+    """Whole gradients by parameter name; None where FSDP1 keeps them in flat parameters."""
+    assert isinstance(module, FullyShardedDataParallel)
+    if not module._use_orig_params:
+        return None
+    with FullyShardedDataParallel.summon_full_params(module, writeback=False, with_grads=True):
+        return {n: whole(p.grad) for n, p in module.module.named_parameters() if p.grad is not None}
+
+
+def parameters(module: nn.Module) -> Tensors:
+    """Whole parameters by name."""
+    assert isinstance(module, FullyShardedDataParallel)
+    with FullyShardedDataParallel.summon_full_params(module, writeback=False):
+        return {n: whole(p) for n, p in module.module.named_parameters()}
+
+
+# for programs
+
+STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *HYBRID)
+"""Of ``torch.distributed.fsdp.ShardingStrategy``."""
+
+
+class TpExtensionOptions(Data, frozen=True):
+    """Of :func:`~harness.stacks.tp_extension.training.on_tp_extension`."""
+
+    use_orig_params: bool = True
+    strategy: Annotated[str, one_of(*STRATEGIES)] = "FULL_SHARD"
+    replicas: Annotated[int, Meta(ge=0, le=RANKS)] = 0
+    param_dtype: Dtype = ""
+    reduce_dtype: Dtype = ""
+
+
+def _arguments(layout: Layout) -> tuple[list[str], dict[str, Any]]:
+    return list(layout.wrapped), {"tensor": layout.tensor, "plan": dict(layout.plan)}
+
+
+def _check(layout: Layout, options: TpExtensionOptions) -> None:
+    data = layout.world // layout.tensor
+    if options.replicas and data % options.replicas:
+        raise ValueError(f"{data} data-parallel ranks can't be divided into {options.replicas} replicas")
+
+
+def _casts(options: Options) -> set[str]:
+    return {str(options[name]) for name in ("param_dtype", "reduce_dtype") if options.get(name)}
+
+
+def _output_dtype(options: Options) -> str:
+    return str(options.get("param_dtype") or "")
+
+
+def _claims(options: Options) -> Sequence[str]:
+    return ["hybrid"] if options.get("strategy") == "HYBRID_SHARD" else []
+
+
+def _promises(layout: Layout) -> Promises:
+    options = dict(layout.options)
+    resharded = options.get("strategy") in ("FULL_SHARD", "HYBRID_SHARD")
+    return Promises(
+        gradients=options.get("use_orig_params") is not False,
+        states=False,  # those of flat parameters
+        zeros_for_unused=True,
+        unsynced_collectives=len(layout.wrapped) if resharded else 0,  # what was resharded is gathered
+        frees_groups=False,  # docs/findings/tp_memory.py
+    )
+
+
+def _spanning(options: Options, changes: Options) -> dict[str, Option]:
+    merged = {**options, **changes}
+    if merged.get("strategy") in HYBRID and "strategy" not in changes:
+        merged["strategy"] = "FULL_SHARD"  # so many replicas may not fit
+    if merged.get("strategy") not in HYBRID:
+        merged.pop("replicas", None)
+    return merged
+
+
+def _alone(case: Case) -> Options | None:
+    if case.clips or averages_apart(case) is None:
+        return None  # squares are added up in the order of flat parameters
+    # Without original parameters they are flattened without a gap, and the bits of a product depend on whether its
+    # factors lie at multiples of 16 bytes.
+    return {"use_orig_params": True}
+
+
+STACK = Stack(
+    "tp_extension",
+    on_tp_extension,
+    options=TpExtensionOptions,
+    arguments=_arguments,
+    check=_check,
+    tensor_parallel=True,
+    casts=_casts,
+    output_dtype=_output_dtype,
+    promises=_promises,
+    handle=Fsdp1,
+    limits=LIMITS,
+    claims=_claims,
+    draw=draw,
+    tensor_sizes=tensor_sizes,
+    compilable=True,
+    flat=({"strategy": "FULL_SHARD"}, {"strategy": "HYBRID_SHARD", "replicas": 2}),
+    spanning=_spanning,
+    alone=_alone,
+    resuming=RESUMING,
+)

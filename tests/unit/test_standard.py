@@ -1,0 +1,169 @@
+"""The standard: its rules, and docs/requirements.md, which is made of the suites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.commands.collecting import collected
+from harness.commands.main import app
+from harness.commands.standard import PAGE, flaws, standard
+from harness.results import RequirementText
+from harness.suite_facts import SuiteFacts, TestFacts
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def facts() -> SuiteFacts:
+    """Collect the suites here, once."""
+    return collected(ROOT)
+
+
+@pytest.mark.timeout(300)
+def test_every_sentence_follows_the_rules(facts: SuiteFacts) -> None:
+    """No requirement of the suites breaks a rule."""
+    assert {text.id: flaws(text.sentence) for text in facts.requirements.values() if flaws(text.sentence)} == {}
+
+
+@pytest.mark.timeout(300)
+def test_the_page_is_up_to_date(facts: SuiteFacts) -> None:
+    """docs/requirements.md is what the suites say."""
+    page = ROOT / PAGE
+    assert page.read_text() == standard(facts), f"{PAGE} is out of date; run: concord requirements {PAGE}"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "rule"),
+    [
+        ("A rank " + "very " * 28 + "waits.", "30 is the most"),
+        ("A rank sends and receives and waits.", "'and' twice"),
+        ("A rank sends. Another receives.", "not one sentence"),
+        ("A rank sends", "not one sentence"),
+        ("A rank sends; another receives.", "semicolon"),
+        ("What a rank sends is received.", "indirect subject"),
+        ("Whoever waits gets an error.", "indirect subject"),
+        ("Where a rank is late, others wait.", "indirect subject"),
+        ("A rank will wait.", "present tense"),
+    ],
+    ids=["long", "and", "two", "unended", "semicolon", "what", "whoever", "where", "future"],
+)
+def test_flaws(sentence: str, rule: str) -> None:
+    """A sentence that breaks one rule has one flaw, which says so."""
+    (flaw,) = flaws(sentence)
+    assert rule in flaw
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "After all_reduce every rank holds the sum.",
+        "A rank " + "very " * 27 + "waits.",
+        "torch.distributed.send and recv deliver a message.",
+        "Whether a rank waits does not depend on its number.",
+    ],
+    ids=["plain", "thirty", "dots", "whether"],
+)
+def test_no_flaws(sentence: str) -> None:
+    """A plain sentence has none, with up to thirty words, one 'and' and dotted names."""
+    assert flaws(sentence) == []
+
+
+def made(*texts: RequirementText, **tests: TestFacts) -> str:
+    """Render requirements of a made-up file of tests."""
+    named = {f"suites/dynamo/test_it.py::{name}": test for name, test in tests.items()}
+    return standard(SuiteFacts(tests=named, requirements={text.id: text for text in texts}))
+
+
+def text(id: str, level: str = "L5", *, mandatory: bool = True) -> RequirementText:
+    return RequirementText(id=id, sentence="It holds.", source="torch", level=level, mandatory=mandatory)
+
+
+def test_one_row() -> None:
+    """A row has the id, the sentence, the source, and a link to the test."""
+    page = made(text("DYNAMO-ONE-01"), test_one=TestFacts(requirements=["DYNAMO-ONE-01"]))
+    link = "[`test_one`](../suites/dynamo/test_it.py)"
+    assert page.endswith(f"### DYNAMO-ONE\n\n{_HEAD}| `DYNAMO-ONE-01` | It holds. | torch | {link} |\n")
+
+
+_HEAD = "| id | requirement | source | tests |\n|---|---|---|---|\n"
+
+
+def test_some_parameters() -> None:
+    """Where only some instances of a test prove a requirement, their parameters are shown, without the world."""
+    page = made(
+        text("DYNAMO-ONE-01"),
+        **{"test_law[2ranks-a]": TestFacts(requirements=["DYNAMO-ONE-01"]), "test_law[3ranks-b]": TestFacts()},
+    )
+    assert "`test_law[a]`" in page
+
+
+def test_properties_and_optional_ones() -> None:
+    """A property and an optional requirement are marked, and counted."""
+    page = made(
+        text("DYNAMO-ONE-01", mandatory=False),
+        text("DYNAMO-ONE-02"),
+        test_one=TestFacts(requirements=["DYNAMO-ONE-01", "DYNAMO-ONE-02"], property_based=True),
+    )
+    assert "| `DYNAMO-ONE-01` *(optional)* |" in page
+    assert "(../suites/dynamo/test_it.py) *(property)* |" in page
+    assert "| [L5](#l5-dynamo) | `dynamo` | 2, 1 optional |" in page
+
+
+def test_order() -> None:
+    """Levels, topics and numbers are in order, whatever the order of collection."""
+    ids = ["REPL-B-10", "REPL-B-02", "REPL-A-01"]
+    page = made(
+        text("DYN-A-01"), *(text(each, "L2") for each in ids), test_one=TestFacts(requirements=[*ids, "DYN-A-01"])
+    )
+    places = [page.index(f"`{each}`") for each in ("REPL-A-01", "REPL-B-02", "REPL-B-10", "DYN-A-01")]
+    assert places == sorted(places)
+
+
+def test_escapes() -> None:
+    """What Markdown could take for a border or emphasis is escaped, and names keep their underscores."""
+    odd = RequirementText(id="DYNAMO-ONE-01", sentence="a|b.", source="_private, all_reduce, __new__, *x", level="L5")
+    page = made(odd, test_one=TestFacts(requirements=["DYNAMO-ONE-01"]))
+    assert r"| a\|b. | \_private, all_reduce, \_\_new\_\_, \*x |" in page
+
+
+class TestCommand:
+    """``concord requirements``, which collects the suites in another process."""
+
+    @pytest.fixture(autouse=True)
+    def suites(self, monkeypatch: pytest.MonkeyPatch) -> str:
+        """One requirement instead of the suites; returns its page."""
+        facts = SuiteFacts(
+            tests={"suites/dynamo/test_it.py::test_one": TestFacts(requirements=["DYNAMO-ONE-01"])},
+            requirements={"DYNAMO-ONE-01": text("DYNAMO-ONE-01")},
+        )
+        monkeypatch.setattr("harness.commands.standard.collected", lambda root: facts)
+        return standard(facts)
+
+    def test_prints(self, suites: str) -> None:
+        """Without a file, it prints the page."""
+        assert CliRunner().invoke(app, ["requirements"]).output == suites
+
+    def test_writes(self, suites: str, tmp_path: Path) -> None:
+        """With a file, it writes the page, which is up to date then."""
+        page = tmp_path / "page.md"
+        assert CliRunner().invoke(app, ["requirements", str(page)]).exit_code == 0
+        assert page.read_text() == suites
+        assert CliRunner().invoke(app, ["requirements", str(page), "--check"]).exit_code == 0
+
+    @pytest.mark.parametrize("there", [None, "old"], ids=["missing", "old"])
+    def test_out_of_date(self, there: str | None, tmp_path: Path) -> None:
+        """--check exits with 1, says what to run, and writes nothing."""
+        page = tmp_path / "page.md"
+        if there is not None:
+            page.write_text(there)
+        done = CliRunner().invoke(app, ["requirements", str(page), "--check"])
+        assert done.exit_code == 1
+        assert f"concord requirements {page}" in done.output
+        assert (page.read_text() if page.exists() else None) == there
+
+    def test_check_needs_a_file(self) -> None:
+        """--check without a file is bad input."""
+        assert CliRunner().invoke(app, ["requirements", "--check"]).exit_code == 2
