@@ -12,22 +12,34 @@ from harness.plugin import (
     attempts,
     brought,
     facts,
+    junit,
     loaded,
     numprocesses,
     options,
     perf,
     profiles,
+    redacting,
     seeds,
     slots,
     summary,
     waivers,
     worlds,
 )
+from harness.plugin.folder import has_folder
 from harness.plugin.perf import perf_of
+from harness.plugin.redacting import record_testsuite_property, record_xml_attribute
 from harness.plugin.worlds import pytest_generate_tests, pytest_runtest_teardown, several_worlds, world
 from harness.thorough import rounds
 
-__all__ = ["perf_of", "pytest_generate_tests", "pytest_runtest_teardown", "several_worlds", "world"]
+__all__ = [
+    "perf_of",
+    "pytest_generate_tests",
+    "pytest_runtest_teardown",
+    "record_testsuite_property",
+    "record_xml_attribute",
+    "several_worlds",
+    "world",
+]
 
 numprocesses.teach_xdist()
 
@@ -53,6 +65,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         f"{seeds.MARKER}: the test draws its examples from --concord-seed; tests of suites have it by themselves.",
     )
+    if has_folder(config):
+        # First: warnings that came before are told to whoever registers, and the terminal is still to do so.
+        config.pluginmanager.register(redacting.Redacting(), "concord-redacting")
+        config.pluginmanager.register(junit.JUnit(config), "concord-junit")
     made_of = loaded.Loaded(config)
     config.pluginmanager.register(made_of, "concord-loaded")
     perf.settle(config)

@@ -17,6 +17,7 @@ import pytest
 
 from harness.plugin import facts
 from harness.plugin.worlds import evidence_of, ranks_failed, request_of, timed_out
+from harness.redaction import current
 
 _PHASES = ("setup", "call", "teardown")
 _OF_ONE_ATTEMPT = ("concord.verdict", "concord.headline", "concord.first_rank", "concord.waived")
@@ -53,7 +54,7 @@ class _Bad:
                 evidence = _by_report(self.source)
             else:
                 evidence = _by_exception(self.item, self.source)
-            self.said = {"attempt": self.attempt, "when": self.when, **evidence}
+            self.said = {"attempt": self.attempt, "when": self.when, **current().record(evidence)}
             self.source = None
 
 

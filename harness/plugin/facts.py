@@ -16,6 +16,7 @@ from harness.plugin.profiles import Profiles
 from harness.plugin.seeds import MARKER
 from harness.plugin.worlds import plugin_of, request_of
 from harness.profiles.recorded import as_recorded
+from harness.redaction import redacted
 from harness.requirements import LEVELS, stack_of
 from harness.results import ProfileText, Reproducer, RequirementText
 from harness.thorough import effort
@@ -84,7 +85,7 @@ class Facts:
             found["rank network"] = networks
         slots: Any = self._config.pluginmanager.get_plugin("concord-slots")
         if slots.troubles:  # sessions of this user that don't meet could lease a device twice
-            found["leases not kept in"] = "; ".join(slots.troubles)
+            found["leases not kept in"] = redacted("; ".join(slots.troubles))
         return found
 
 

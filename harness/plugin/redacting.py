@@ -1,37 +1,170 @@
-"""Reports of tests without credentials, before pytest shows them or writes them into a JUnit file."""
+"""What pytest shows and writes of a run, without credentials, before anybody has seen it.
+
+Reports are redacted where they are made, in workers too: a worker's environment may have credentials that the process
+that prints has not.  Only in runs whose results are kept: those go to others, and so do the terminal's text and the
+JUnit files of the same run.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import linecache
+import warnings
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 
-from harness.redaction import Redactor, current
+from harness.plugin.folder import has_folder
+from harness.redaction import HIDDEN, Redactor, current, names_credential
 
 _DEEPEST = 20
+_NAMES = ("nodeid", "location", "keywords", "when", "outcome", "result")
+"""What a report is known by, in this process and to other plug-ins."""
 
 
-def redact(report: pytest.TestReport) -> None:
-    """Take the credentials of this process's environment out of a report: error, captured output, properties."""
+class Redacting:
+    """Hears of reports, warnings and errors before everybody else, and takes the credentials out of them."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
+        current()  # what a phase has put into the environment may have left it when the next one is reported
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self, report: Any) -> Generator[None, Any, Any]:
+        redact(report)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collectreport(self, report: Any) -> Generator[None, Any, Any]:
+        redact(report)
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)  # no wrapper: pytest keeps warnings for plug-ins that are yet to come
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+        _redact_warning(warning_message)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_internalerror(self, excrepr: Any) -> Generator[None, Any, Any]:
+        _Without(current()).error(excrepr)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_keyboard_interrupt(self, excinfo: Any) -> Generator[None, Any, Any]:
+        error = excinfo.value
+        without = _Without(current())
+        error.args = without(error.args)
+        if isinstance(error, pytest.exit.Exception):
+            error.msg = without(error.msg)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        for name in ("shouldfail", "shouldstop"):  # the terminal shows why a session ended early
+            if isinstance(getattr(session, name), str):
+                setattr(session, name, current()(getattr(session, name)))
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def record_testsuite_property(
+    pytestconfig: pytest.Config, record_testsuite_property: Callable[[str, object], None]
+) -> Callable[[str, object], None]:
+    """pytest's own; where results are kept, JUnit files get the value without credentials."""
+    return _recording(record_testsuite_property) if has_folder(pytestconfig) else record_testsuite_property
+
+
+@pytest.fixture
+def record_xml_attribute(
+    pytestconfig: pytest.Config, record_xml_attribute: Callable[[str, object], None]
+) -> Callable[[str, object], None]:
+    """pytest's own; where results are kept, JUnit files get the value without credentials."""
+    return _recording(record_xml_attribute) if has_folder(pytestconfig) else record_xml_attribute
+
+
+def _recording(record: Callable[[str, object], None]) -> Callable[[str, object], None]:
+    def without_credentials(name: str, value: object) -> None:
+        __tracebackhide__ = True
+        record(*_Without(current())((name, str(value))))
+
+    return without_credentials
+
+
+def redact(report: Any) -> None:
+    """Take the credentials of this process out of a report: error, captured output, properties, reasons, labels."""
+    without = _Without(current())
+    for name, value in list(vars(report).items()):
+        if name == "longrepr":
+            report.longrepr = without.error(value)
+        elif name not in _NAMES and isinstance(value, (str, list, tuple, dict)):
+            setattr(report, name, without(value))
+    label = getattr(report, "context", None)  # of a subtest
+    for name in ("msg", "kwargs"):
+        if hasattr(label, name):
+            object.__setattr__(label, name, without(getattr(label, name)))
+
+
+def _redact_warning(warning: Any) -> None:
     without = current()
-    if report.sections:
-        report.sections[:] = [(title, without(text)) for title, text in report.sections]
-    if report.user_properties:
-        report.user_properties[:] = [(name, _plain(value, without)) for name, value in report.user_properties]
-    text = report.longreprtext
-    if text and without(text) != text:
-        report.longrepr = _plain(report.longrepr, without)
+    text = str(warning.message)
+    if without(text) != text:
+        warning.message = UserWarning(without(text))  # what is shown is its text, and the category beside it
+    line = warning.line if warning.line is not None else linecache.getline(warning.filename, warning.lineno)
+    if without(line) != line:
+        warning.line = without(line)
 
 
-def _plain(value: Any, without: Redactor, depth: int = 0) -> Any:
-    """A value with every text in it redacted; objects (pytest's, that make up a traceback) are changed in place."""
-    if isinstance(value, str):
-        return without(value)
-    if depth > _DEEPEST:
+class _Without:
+    """Redacts every text in a value."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._seen: set[int] = set()
+
+    def __call__(self, value: Any) -> Any:
+        """Plain data, redacted; an object whose text has credentials gives way to its text."""
+        return self._within(value, self._shown)
+
+    def error(self, value: Any) -> Any:
+        """What pytest made of an exception: texts, or objects of its own, which are changed in place."""
+        return self._within(value, self._changed)
+
+    def _within(self, value: Any, objects: Callable[[Any], Any], depth: int = 0) -> Any:
+        if isinstance(value, str):
+            return self._redactor(value)
+        if value is None or isinstance(value, (int, float)) or depth > _DEEPEST:
+            return value
+        if isinstance(value, tuple) and len(value) == 2 and all(isinstance(each, str) for each in value):
+            return (self._redactor(value[0]), self._named(*value))
+        if isinstance(value, (list, tuple)):
+            found = [self._within(each, objects, depth + 1) for each in value]
+            return type(value)._make(found) if hasattr(value, "_make") else type(value)(found)
+        if isinstance(value, dict):
+            return {
+                self._within(k, objects, depth + 1): self._named(k, v)
+                if isinstance(v, str)
+                else self._within(v, objects, depth + 1)
+                for k, v in value.items()
+            }
+        return objects(value)
+
+    def _named(self, name: object, value: str) -> str:
+        """The value of a property, an argument or a label; none where the name says that it is a credential."""
+        return HIDDEN if isinstance(name, str) and value and names_credential(name) else self._redactor(value)
+
+    def _shown(self, value: Any) -> Any:
+        try:
+            text = str(value)
+        except Exception:  # whoever writes it down gets the same
+            return value
+        redacted = self._redactor(text)
+        return value if redacted == text else redacted
+
+    def _changed(self, value: Any) -> Any:
+        if id(value) not in self._seen:
+            self._seen.add(id(value))
+            for name, each in list(getattr(value, "__dict__", {}).items()):
+                with contextlib.suppress(AttributeError, TypeError):  # what can't be set: of a class, by a property
+                    object.__setattr__(value, name, self._within(each, self._changed))
         return value
-    if isinstance(value, (list, tuple)):
-        return type(value)([_plain(each, without, depth + 1) for each in value])
-    for name, each in list(getattr(value, "__dict__", {}).items()):
-        if isinstance(each, (str, list, tuple)) or hasattr(each, "__dict__"):
-            object.__setattr__(value, name, _plain(each, without, depth + 1))
-    return value

@@ -18,7 +18,6 @@ from harness.plugin.attempts import ended_badly
 from harness.plugin.folder import LOST, folder_of, lose
 from harness.plugin.loaded import Loaded
 from harness.plugin.profiles import Profiles
-from harness.plugin.redacting import redact
 from harness.plugin.seeds import Seeds
 from harness.provenance import suite_hash
 from harness.requirements import stack_of
@@ -217,8 +216,6 @@ class Summary:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if folder_of(self.config) is not None:
-            redact(report)  # results go to others, and so do the terminal's text and JUnit files of the same run
         key = report.nodeid, _worker_of(report)
         unsaid: list[dict[str, Any]] = getattr(report, "concord_unsaid", [])
         number = getattr(report, "concord_attempt", self._attempt_by_phase(key, str(report.when)))

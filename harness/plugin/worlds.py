@@ -19,6 +19,7 @@ from harness.plugin.profiles import Profiles
 from harness.plugin.slots import Slots
 from harness.profiles.obeyed import Obeyed, obeying
 from harness.profiles.obeyed import of as obeyed_of
+from harness.redaction import remember
 from harness.requirements import stack_of
 from harness.safe_io.shown import printable
 from harness.subjects import TORCH
@@ -161,6 +162,8 @@ class Worlds:
         claims = self.claims(backend, kind)
         warm = mark.warm if mark.warm is not None else claims.warm if claims is not None else None
         style = option("tbstyle", "auto")
+        if mark.env:
+            remember(dict(mark.env))
         spec = WorldSpec(
             size=asked.size,
             backend=backend,

@@ -9,12 +9,27 @@ slash in it, an address that was cut off), everything up to the last ``@``, or t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from urllib.parse import unquote, unquote_plus
 
 from harness.redaction.shapes import HIDDEN, looks_random
 
-URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s'\"<>`]*")
-"""A URL in the middle of a text."""
+_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}+://")
+_STOP = re.compile(r"[\s'\"<>`]|\Z")
+"""What ends a URL in the middle of a text, unless it is within the user info."""
+_FARTHEST = 256
+"""Characters of user info after such a blank or quote."""
+_NEXT_WORD = re.compile(rf"[^\S\r\n]{{0,3}}['\"<>`]?[^\s@]{{0,{_FARTHEST}}}@(?=[\w\[])")
+_CLOSING = {"'": "'", '"': '"', "`": "`", "<": ">"}
+_SURE_HOST = re.compile(r"(?:[\w-]{1,63}(?:\.[\w-]{1,63}){1,9}|localhost|\[[0-9A-Fa-f:.]{2,45}\]|)(?::\d{0,5})?")
+"""The authority of a URL that is no user's name and the beginning of a password."""
+_NO_USERS = ("env", "file", "grpc", "tcp", "udp", "unix")
+"""Schemes of addresses that have no user info."""
+_FEW_SLASHES = re.compile(
+    r"(?<![A-Za-z0-9+.-])((?:(?:postgres(?:ql)?|m[ysq]{2}ql|mariadb|mongodb|redis|amqps?)(?:\+\w{1,20})?:/?"
+    rf"|[A-Za-z][A-Za-z0-9+.-]{{0,30}}+:/))(?!/)([^\s/@:'\"]{{1,64}}+:[^\s@]{{1,{_FARTHEST}}}+@)(?=[\w\[])"
+)
+"""An address of which a slash is missing: what it begins with, and its user info."""
 _SCHEME = re.compile(r"[\w+. -]{0,31}")
 _HOST = r"(?:[\w.%~-]*|\[[0-9A-Fa-f:.%\w]*\])(?::\d*)?"
 _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
@@ -113,16 +128,63 @@ def _query(query: str, hidden: list[str]) -> str:
 
 def without_credentials(text: str) -> str:
     """A text in which every URL shows no credentials."""
-    if "://" not in text:
-        return text
-    return URL.sub(_replaced, text)
-
-
-def _replaced(found: re.Match[str]) -> str:
-    text = found[0].rstrip(_TRAILING)
-    return f"{Url(text)}{found[0][len(text) :]}"
+    if "://" in text:
+        parts, end = [], 0
+        for start, stop in _places(text):
+            parts += [text[end:start], str(Url(text[start:stop]))]
+            end = stop
+        text = "".join([*parts, text[end:]])
+    return _FEW_SLASHES.sub(rf"\1{HIDDEN}@", text) if ":" in text and "@" in text else text
 
 
 def urls_in(text: str) -> list[Url]:
     """Every URL of a text."""
-    return [Url(found.rstrip(_TRAILING)) for found in URL.findall(text)] if "://" in text else []
+    return [Url(text[start:stop]) for start, stop in _places(text)] if "://" in text else []
+
+
+def _places(text: str) -> Iterator[tuple[int, int]]:
+    """Where the URLs of a text are."""
+    end = 0
+    while found := _START.search(text, end):
+        end = _end(text, found)
+        yield found.start(), found.end() + len(text[found.end() : end].rstrip(_TRAILING))
+
+
+def _end(text: str, start: re.Match[str]) -> int:
+    """Where a URL ends: at a blank or a quote, but for those that are within its user info."""
+    end = _stop(text, start.end())
+    scheme = start[0][:-3].lower()
+    if scheme in _NO_USERS or _is_closed(text, start.start(), end):
+        return end
+    body = text[start.end() : end]
+    sure = _SURE_HOST.fullmatch(re.split(r"[/?#]", body, maxsplit=1)[0])
+    if body.startswith(HIDDEN) or (sure and (scheme in _WEB or not sure[0])):
+        return end
+    if "@" not in body and not sure:
+        line = _line(text, end)
+        at = line.find("@")
+        if at >= 0 and line[at + 1 : at + 2].strip() and ":" in body + line[:at]:
+            end = _stop(text, end + at)
+    while found := _NEXT_WORD.match(text, end):
+        if "://" in found[0]:
+            break
+        end = _stop(text, found.end())
+    return end
+
+
+def _stop(text: str, start: int) -> int:
+    found = _STOP.search(text, start)
+    assert found is not None  # the end of the text is one
+    return found.start()
+
+
+def _is_closed(text: str, start: int, end: int) -> bool:
+    """Whether a URL is between two quotes, after which something else comes."""
+    before, at, after = text[start - 1 : start], text[end : end + 1], text[end + 1 : end + 2]
+    return bool(before) and _CLOSING.get(before) == at and (not after or after in ",;:.)]}>\\" or after.isspace())
+
+
+def _line(text: str, start: int) -> str:
+    """What comes in the same line, as far as user info may reach, and up to the next URL."""
+    found = text[start : start + _FARTHEST].partition("://")[0]
+    return re.split(r"[\r\n]", found, maxsplit=1)[0]

@@ -7,12 +7,15 @@ variable with another kind of value has a line of its own.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable
 
+from harness.redaction.arguments import without_values
+from harness.redaction.named import without_named
 from harness.redaction.shapes import is_path, looks_random, says_secret
-from harness.redaction.urls import Url
+from harness.redaction.urls import Url, without_credentials
 
 NOT_SHOWN = "set, not shown"
 """Stands for a value that is not of the kind that its variable takes."""
@@ -35,7 +38,9 @@ def _paths(value: str) -> str | None:
 
 
 def _is_path(text: str) -> bool:
-    return is_path(text) or (bool(re.fullmatch(r"[\w./+~ -]*", text)) and not looks_random(text))
+    if os.path.lexists(text):
+        return True
+    return not re.search(r"[?&=@#]", text) if is_path(text) else bool(_PATH.fullmatch(text)) and not looks_random(text)
 
 
 def _place(value: str) -> str | None:
@@ -53,14 +58,14 @@ def _commit(value: str) -> str | None:
 
 
 def _command_line(value: str) -> str | None:
-    from harness.redaction.text import redacted_arguments  # which needs this file
-
     try:
-        return shlex.join(redacted_arguments(shlex.split(value)))
+        arguments = without_values(shlex.split(value))
     except ValueError:  # a quote without its end
         return None
+    return shlex.join(without_named(without_credentials(argument)) for argument in arguments)
 
 
+_PATH = re.compile(r"[\w./+~ -]*")
 _SETTING = _like(rf"|{_SWITCH}|{_NUMBER}")
 _DEVICE = re.compile(
     r"[*-]?\d{0,4}|\d{1,4}[.:-]\d{1,4}|(?:GPU|MIG)-[0-9a-f-]{4,40}|[a-z_]{1,12}:(?:\d{1,4}|\*|[acgn]pu)|all|none|void",
@@ -134,16 +139,16 @@ _KNOWN: dict[str, Kind] = {
 """Harmless, and of no use in results."""
 
 
-def recorded(name: str, value: str) -> str | None:
-    """What results say of an environment variable; None: nothing, not even that it is set."""
+def of_kind(name: str, value: str) -> str | None:
+    """What may be shown of a variable that is listed, as far as this value says by itself; None: it is not listed."""
     kind = _NAMES.get(name) or next((kind for names, kind in _FAMILIES if names.fullmatch(name)), None)
     if kind is None or says_secret(name):
         return None
     shown = kind(value) if len(value) <= 4096 else None
-    return NOT_SHOWN if shown is None else shown
+    return NOT_SHOWN if shown is None else without_named(shown)
 
 
 def is_plain(name: str, value: str) -> bool:
     """Whether a variable is known, and its value of its kind as it stands: no credential, then."""
     kind = _KNOWN.get(name)
-    return kind(value) == value if kind is not None else name != "PYTEST_ADDOPTS" and recorded(name, value) == value
+    return kind(value) == value if kind is not None else name != "PYTEST_ADDOPTS" and of_kind(name, value) == value

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import sqlalchemy as sa
 
@@ -17,6 +20,7 @@ from harness.bench.history.store import VARIABLE, History, HistoryError, default
 from harness.bench.records import Measurement
 from tests.perf.nights import MACHINE, night, series
 
+FULL = "cannot be written (database or disk is full): make room on its disk"
 WRITER = [sys.executable, "-m", "tests.perf.writer"]
 ROOT = Path(__file__).parents[2]
 
@@ -240,3 +244,74 @@ def test_refused_measurement_without_samples(tmp_path: Path) -> None:
         history.add(msgspec.json.decode(msgspec.json.encode(given), type=type(given)))
         (figure,) = history.figures(["a"])["a"].values()
         assert (figure.value, figure.refused) == (None, "above the physical limit")
+
+
+@pytest.mark.parametrize("command", ["gate", "accept x --reason y", "store"])
+def test_full_disk(command: str, tmp_path: Path) -> None:
+    """On a full disk every command says in one line what is wrong and what to do, and exits with 2."""
+    if subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("the kernel lets this user make no namespace, and so no file system")
+    file = tmp_path / "perf.jsonl"
+    (tmp_path / "full").mkdir()
+    script = """
+        mount -t tmpfs -o size=64k none full || exit 99
+        touch full/history.sqlite.lock full/history.sqlite
+        dd if=/dev/zero of=full/filler bs=1k 2>/dev/null
+        exec "$@" 2>&1
+    """
+    if command == "store":
+        file.write_text("")
+        command = f"store {file}"
+    concord = [
+        sys.executable,
+        "-m",
+        "harness.commands.main",
+        "perf",
+        *command.split(),
+        "--history",
+        "full/history.sqlite",
+    ]
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", script, "sh", *concord],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout
+    assert done.stdout.count("\n") == 1, done.stdout
+    assert done.stdout.startswith(f"concord: full/history.sqlite: {FULL}")
+
+
+def test_a_disk_that_fills_up(tmp_path: Path) -> None:
+    """A night that does not fit is left out whole, with one error; what was stored before can still be read."""
+    with History(tmp_path / "perf.sqlite") as history:
+        assert history.add(night("a"))
+    with History(tmp_path / "perf.sqlite") as history:
+
+        def bounded(connection: Any, _: Any) -> None:
+            pages = connection.execute("PRAGMA page_count").fetchone()[0]
+            connection.execute(f"PRAGMA max_page_count={pages}")
+
+        history._engine.dispose()
+        sa.event.listen(history._engine, "connect", bounded)
+        samples = np.random.default_rng(1).random((100, 100, 10)).tolist()
+        big = night("b", values=())
+        big.measurements.append(Measurement(series=series(1)[0], samples=samples, first=9.0))
+        with pytest.raises(HistoryError) as raised:
+            history.add(big)
+        assert f"perf.sqlite: {FULL}" in str(raised.value)
+        assert [one.id for one in history.nights()] == ["a"]
+
+
+def test_rows_that_are_damaged(tmp_path: Path) -> None:
+    """What can't be read of a row is an error that says what to do, and no traceback."""
+    with History(tmp_path / "perf.sqlite") as history:
+        history.add(night("a"))
+        with history._writing() as connection:
+            connection.execute(sa.update(schema.measurements).values(rounds="["))
+            connection.execute(sa.update(schema.fingerprints).values(machine="?"))
+        for read in (lambda: history.figures(["a"]), lambda: history.fingerprint(MACHINE.key)):
+            with pytest.raises(HistoryError, match="perf.sqlite: damaged"):
+                read()

@@ -29,6 +29,39 @@ PLACES = [
 ]
 
 
+NEITHER = [
+    "postgresql:/bob:hunter2@localhost/db",
+    "postgresql:bob:hunter2@localhost/db",
+    "bob:hunter2@localhost/db",
+    "bob:hun/ter2hunter2@localhost/db",
+    "localhost/db?password=hunter2",
+    "postgresql:localhost/db?password=hunter2",
+]
+
+
+@pytest.mark.parametrize("by", ["option", "variable"])
+@pytest.mark.parametrize("place", NEITHER)
+def test_addresses_that_lack_slashes(place: str, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no URL and looks like one is an error in one line, shows no password, and makes no folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, place if by == "variable" else "sqlite://")
+    result = CliRunner().invoke(app, ["perf", "gate", *(["--history", place] if by == "option" else [])])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert "hunter2" not in result.output
+    told = "concord: history: neither" if by == "option" else f"concord: ${VARIABLE}: neither"
+    assert result.output.startswith(f"{told} a URL nor the name of a file: ")
+    assert "give a URL with ://" in result.output
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("place", ["./odd@home:1.sqlite", "plain/perf.sqlite", "v1.2/x:y.sqlite", Path("odd@home")])
+def test_files_with_odd_names(place: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is plainly a file's is taken for one."""
+    monkeypatch.chdir(tmp_path)
+    with History(place):
+        assert Path(place).is_file()
+
+
 @pytest.mark.parametrize("place", PLACES, ids=ascii)
 def test_errors_of_a_history(place: str) -> None:
     """An error that a history raises has no credentials in it, nor has what caused it."""

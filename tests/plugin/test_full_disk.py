@@ -136,6 +136,20 @@ def test_full_folder_of_temporary_files(run_on: Callable[..., tuple[int, str, Pa
     assert (code, "1 passed" in said) == (0, True), said
 
 
+def test_full_for_junit(run_on: Callable[..., tuple[int, str, Path]]) -> None:
+    """A JUnit file that does not fit is said once; results and summary stay, and the session fails."""
+    code, said, kept = run_on({FILE: TESTS}, "1M", fill("temporary"), "--junitxml=temporary/junit.xml")
+    assert (code, said.count("INTERNALERROR"), said.count("Traceback"), said.count("generated xml")) == (1, 0, 0, 0)
+    assert said.count("not kept whole: temporary/junit.xml: No space left on device") == 1, said
+    assert "61 passed" in said
+    assert "verdicts by stack" in said
+    (file,) = kept.rglob("results.jsonl")
+    run = results.read(file)
+    assert (run.complete, run.counts()["passed"], run.exit_status) == (True, 61, 1)
+    assert run.end is not None
+    assert run.end.lost == ["temporary/junit.xml: No space left on device"]
+
+
 def test_links_in_a_shared_folder(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """Results go through a link that the user has made for the folder, and through no other."""
     folder = make_folder({FILE: TESTS, "elsewhere/precious": "precious", "large-disk/here": ""})

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +32,8 @@ VARIABLE = "CONCORD_HISTORY"
 PATIENCE = 60.0
 """Seconds to wait for other writers."""
 
+_IN_FILES_NAMES = ("/", "./", "../", "~")
+"""With which a name begins that is certainly one of a file."""
 _MIGRATING = 0x636F6E63
 """PostgreSQL's advisory lock of those who change the schema."""
 
@@ -54,6 +58,8 @@ class History:
         """``place``: a file, or a URL that SQLAlchemy knows.  Makes what is missing; migrates what is older."""
         given = str(place or default_place())
         self._redacted = Redactor({}, [given])
+        if not isinstance(place, Path):
+            _check_address(given, by_variable=not place and bool(os.environ.get(VARIABLE)))
         self.place = str(Url(given)) if "://" in given else given
         try:
             self._url = _url_of(given)
@@ -131,8 +137,10 @@ class History:
             raise HistoryError(f"{self.place}: written by a newer Concord: {e}") from e
         except (NoSuchModuleError, ModuleNotFoundError) as e:
             raise HistoryError(f"{self.place}: no driver for such a database: {e}: install it") from e
-        except DBAPIError as e:
+        except (DBAPIError, sqlite3.Error) as e:  # the second of what goes past SQLAlchemy
             raise HistoryError(f"{self.place}: {self._redacted(_reason(e))}") from None
+        except (msgspec.MsgspecError, KeyError) as e:
+            raise HistoryError(f"{self.place}: {_damaged(self._redacted(str(e)))}") from None
         except Timeout as e:
             raise HistoryError(f"{self.place}: another process has kept it locked for {PATIENCE:.0f} s") from e
         except (SQLAlchemyError, OSError, UnicodeError) as e:
@@ -285,10 +293,10 @@ class History:
         """What nights with this fingerprint ran on."""
         with self._reading() as connection:
             row = connection.execute(sa.select(schema.fingerprints).where(schema.fingerprints.c.key == key)).one()
-        pairs = tuple[tuple[str, str], ...]
-        return Fingerprint(
-            machine=msgspec.json.decode(row.machine, type=pairs), software=msgspec.json.decode(row.software, type=pairs)
-        )
+            machine, software = (
+                msgspec.json.decode(text, type=tuple[tuple[str, str], ...]) for text in (row.machine, row.software)
+            )
+        return Fingerprint(machine=machine, software=software)
 
     def accept(self, night: Past, accepted: list[Accepted]) -> None:
         """Keep that these alarms of a night were accepted: all of them, or none."""
@@ -308,6 +316,22 @@ class History:
 
 def _same(one: Past, other: Past, *fields: str) -> bool:
     return all(getattr(one, field) == getattr(other, field) for field in fields)
+
+
+def _check_address(place: str, *, by_variable: bool) -> None:
+    """Errors: HistoryError for what is neither a URL nor plainly the name of a file, and would be a file's name.
+
+    ``postgresql:/user:password@host/perf`` is a URL that lacks a slash; as a file it would have a folder made for it,
+    with the password for a name.
+    """
+    is_file = place.startswith(_IN_FILES_NAMES) or not re.match(r"[A-Za-z][\w+.-]*:|[^@]*@", place)
+    if "://" in place or (is_file and ("?" not in place or Path(place).expanduser().exists())):
+        return
+    shown = str(Url(f"file://{place}")).removeprefix("file://")
+    raise HistoryError(
+        f"{f'${VARIABLE}' if by_variable else 'history'}: neither a URL nor the name of a file: {shown}: give a URL "
+        "with ://, as postgresql://user@host/perf or sqlite:////folder/file, or for a file with such a name ./NAME"
+    )
 
 
 def _url_of(place: str) -> sa.URL:
@@ -338,12 +362,20 @@ def _refuse_foreign(connection: sa.Connection) -> None:
         raise HistoryError(f"{where}: not a history: it has tables of another program ({', '.join(others[:3])})")
 
 
-def _reason(error: DBAPIError) -> str:
-    text = " ".join(str(error.orig).split())
+def _damaged(why: str) -> str:
+    return f"damaged ({why}): restore it from a copy, or move it away and store the nights' files again"
+
+
+def _reason(error: DBAPIError | sqlite3.Error) -> str:
+    text = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
     if "not a database" in text:
         return "not a history: no SQLite file; give another file, or move this one away"
     if "malformed" in text:
-        return f"damaged ({text}): restore it from a copy, or move it away and store the nights' files again"
+        return _damaged(text)
+    if "is full" in text or "No space left" in text or "disk I/O error" in text:
+        return f"cannot be written ({text}): make room on its disk, and do this again; what was stored before is there"
+    if "readonly" in text:
+        return f"cannot be written ({text}): give yourself the right to write to it, or copy it and give the copy"
     if "unable to open" in text:
         return f"cannot be opened ({text}): is it a folder, or not yours to write?"
     if "locked" in text:
