@@ -106,6 +106,9 @@ def test_what_an_exception_carries(garbled: Any, tmp_path: Path, monkeypatch: py
 
 KNOWN = {
     ("harness/programs/connecting.py", "connectFullMesh failed"): "gloo has no type of error for it",
+    ("harness/bench/history/store.py", "is full"): "sqlite's own message",
+    ("harness/bench/history/store.py", "No space left"): "the system's own message",
+    ("harness/bench/history/store.py", "disk I/O error"): "sqlite's own message",
     ("harness/bench/history/store.py", "not a database"): "sqlite's own message",
     ("harness/bench/history/store.py", "unable to open"): "sqlite's own message",
     ("harness/plugin/worlds.py", "Timeout ("): "pytest-timeout has no type of error for it",
