@@ -25,7 +25,7 @@ from harness.programs.problem import Problem
 from harness.programs.reproducer import reproducer, write
 from harness.programs.stored import loads
 from harness.specs.program import Branch, Compile, Embedding, Layout, Linear, Model, Norm, Program, Residual, Step
-from harness.stacks import training
+from harness.stacks import seen, training
 from harness.stacks.seen import Seen
 from tests.programs.hostile import CANARY, PAYLOADS
 
@@ -208,7 +208,7 @@ def test_what_nothing_is_known_of() -> None:
 
 
 def test_one_name_for_one_thing() -> None:
-    """No two of the modules that every reproducer stands on define the same name; of a stack's own, definitions() asks."""
+    """No two of the modules that every reproducer stands on define the same name; definitions() checks a stack's."""
     modules = (seen, training, prelude, standalone)
     names = [each for module in modules for each in _parts(module.__file__ or "").defined]
     assert sorted(names) == sorted(set(names))
