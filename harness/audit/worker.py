@@ -116,7 +116,7 @@ class _Worker:
         first = [(where, argument) for where, argument in job.first]
         if job.trace:
             first.append(("harness.audit.reach:start", reach.argument(self.folder, job.trace)))
-        self.worlds.first = tuple(first)
+        self.worlds.specs.first = tuple(first)
         try:
             return self.each(job, items, connection, started)
         finally:

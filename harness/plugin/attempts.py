@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from harness.plugin import facts
-from harness.plugin.worlds import evidence_of, ranks_failed, request_of, timed_out
+from harness.plugin.rank_reports import evidence_of, ranks_failed, timed_out
+from harness.plugin.worlds import request_of
 from harness.redaction import current
 
 _PHASES = ("setup", "call", "teardown")

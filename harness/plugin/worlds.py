@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness import entry_points
-from harness.entry_points import BACKENDS, DEVICES
-from harness.plugin import numprocesses, options, perf
-from harness.plugin.claims import needs_of
-from harness.plugin.marks import MEASURED, WorldRequest, read_marks
+from harness.plugin import numprocesses
+from harness.plugin.functions import fit_hypothesis, separate_databases, ship_test_code
+from harness.plugin.marks import WorldRequest, read_marks
 from harness.plugin.profiles import Profiles
+from harness.plugin.rank_reports import attach, note, ranks_failed, shown, timed_out
+from harness.plugin.several import SeveralWorlds
 from harness.plugin.slots import Slots
-from harness.profiles.obeyed import Obeyed, obeying
-from harness.profiles.obeyed import of as obeyed_of
-from harness.redaction import remember
+from harness.plugin.specs import Specs
+from harness.profiles.obeyed import obeying
 from harness.requirements import stack_of
-from harness.safe_io.shown import printable
 from harness.subjects import TORCH
 from harness.thorough import rounds
 
 if TYPE_CHECKING:
-    from harness.devices import Inventory
-    from harness.profiles import Profile
     from harness.worlds.pool import Pool
-    from harness.worlds.postmortem import RanksFailed
     from harness.worlds.world import World, WorldSpec
 
 FIXTURE, SEVERAL = "world", "worlds"
@@ -111,12 +104,10 @@ class Worlds:
         self.profiles = profiles
         self.slots = slots
         self._pool: Pool | None = None
-        self._inventories: dict[str | None, Inventory] = {}
-        self.first: tuple[tuple[str, str], ...] = tuple(
-            ("harness.faults:put", name) for name in config.getoption("fault")
-        )
-        """What every rank calls before anything else, once the subject is in its place."""
-        self.subject = options.subject(config)
+        faults = config.getoption("fault")
+        self.specs = Specs(config, profiles, tuple(("harness.faults:put", name) for name in faults))
+        """Which world each test gets."""
+        self.subject = self.specs.subject
 
     @property
     def pool(self) -> Pool:
@@ -145,114 +136,22 @@ class Worlds:
                 manager.resume()
             self.config.hook.pytest_leave_pdb(config=self.config, pdb=None)
 
-    # which world
-
-    def spec_of(self, asked: WorldRequest) -> tuple[WorldSpec, Inventory]:
-        """The world that a request means under this run's options."""
-        from harness.devices import backend_for
-        from harness.worlds.world import WorldSpec
-
-        option = self.config.getoption
-        mark = asked.mark
-        profile = self.profiles.chosen()
-        inventory = self.inventory(mark.device or option("world_device") or (profile.device if profile else None))
-        kind = inventory.kind
-        by_profile = profile.backend if profile is not None and profile.device == kind else None
-        backend = mark.backend or option("world_backend") or by_profile or backend_for(kind)
-        claims = self.claims(backend, kind)
-        warm = mark.warm if mark.warm is not None else claims.warm if claims is not None else None
-        style = option("tbstyle", "auto")
-        if mark.env:
-            remember(dict(mark.env))
-        spec = WorldSpec(
-            size=asked.size,
-            backend=backend,
-            device=kind,
-            warm=warm if warm is not None else not inventory.on_host,
-            timeout=mark.timeout or option("world_timeout") or (claims and claims.timeout) or 60.0,
-            env=tuple(sorted({**dict(claims.env if claims else ()), **dict(mark.env)}.items())),
-            imports=tuple(
-                dict.fromkeys((*(claims.imports if claims else ()), *_brought_by(backend, kind), *mark.imports))
-            ),
-            subject=self.subject.name,
-            first=(*self.subject.first, *self.first),
-            record=mark.record,
-            network=mark.network or option("rank_network"),
-            exclusive=mark.exclusive is True or (mark.exclusive == MEASURED and perf.asked_for(self.config)),
-            debug_rank=option("rank_pdb"),
-            traceback_style="short" if style in ("auto", "line", "no") else style,
-            show_locals=bool(option("showlocals", False)),
-            verbosity=max(0, option("verbose", 0)),
-        )
-        return spec, inventory
-
-    def claims(self, backend: str, kind: str) -> Profile | None:
-        """The run's profile, if it is about worlds of this backend on this type of device."""
-        profile = self.profiles.chosen()
-        return profile if profile is not None and profile.is_about(backend, kind) else None
-
-    def obeyed(self, spec: WorldSpec) -> Obeyed:
-        """What a test in such a world has to obey."""
-        return obeyed_of(self.claims(spec.backend, spec.device), self.profiles.platform())
-
-    def unclaimed(self, item: pytest.Item, obeyed: Obeyed, inventory: Inventory) -> str:
-        """Why the profile, or the kind of device, keeps a test from running; empty if neither does."""
-        needs = needs_of(item)
-        if inventory.on_host and (what := needs.of_accelerators):
-            return f"{what}: the host has none"
-        what = needs.unclaimed(obeyed.claims)
-        return obeyed.why_not(what) if what and obeyed.profile else ""
-
-    def ranks_per_device(self, spec: WorldSpec) -> int:
-        """How many ranks of a world share an accelerator."""
-        claims = self.claims(spec.backend, spec.device)
-        asked: int | None = self.config.getoption("ranks_per_device")
-        return asked or (claims.ranks_per_device if claims is not None else 1)
-
-    def inventory(self, kind: str | None) -> Inventory:
-        """The devices of a kind, looked up once."""
-        from harness import devices
-
-        if kind not in self._inventories:
-            profile = self.profiles.settled
-            ours = profile if profile is not None and profile.device == kind else None
-            imports = (*(ours.imports if ours else ()), *(entry_points.modules_for(DEVICES, kind) if kind else ()))
-            mask = ours.visible_devices if ours else ""
-            self._inventories[kind] = devices.inventory(kind, imports=imports, mask=mask)
-        return self._inventories[kind]
-
-    def unsupported(self, spec: WorldSpec, inventory: Inventory) -> str:
-        """Why this run can't have such a world; empty if it can.  Decided before any rank starts."""
-        import torch.distributed as dist
-
-        if not spec.imports and not dist.is_backend_available(spec.backend):
-            return f"torch has no backend {spec.backend!r} here"
-        claims = self.claims(spec.backend, spec.device)
-        if claims is not None and claims.world_sizes and spec.size not in claims.world_sizes:
-            claimed = ", ".join(map(str, claims.world_sizes))
-            return f"profile {claims.name} claims worlds of {claimed} ranks, not of {spec.size}"
-        need = inventory.demand(spec.size, self.ranks_per_device(spec))
-        have = len(inventory.devices)
-        if need > have:
-            return f"a world of {spec.size} ranks needs {need} {inventory.kind} devices, and there are {have}"
-        return ""
-
     @contextlib.contextmanager
     def leased(self, item: pytest.Item, asked: WorldRequest) -> Iterator[tuple[WorldSpec, tuple[str, ...]]]:
         """What world a test means, and its devices, leased for as long."""
         from harness.devices import DeviceError, dealt
 
         try:
-            spec, inventory = self.spec_of(asked)
+            spec, inventory = self.specs.spec_of(asked)
         except DeviceError as e:
             pytest.skip(f"unsupported: {e}")
         note(item, "world", str(spec))
-        obeyed = self.obeyed(spec)
-        why = self.subject.lacks(stack_of(item.nodeid)) or self.unsupported(spec, inventory)
-        why = why or self.unclaimed(item, obeyed, inventory)
+        obeyed = self.specs.obeyed(spec)
+        why = self.subject.lacks(stack_of(item.nodeid)) or self.specs.unsupported(spec, inventory)
+        why = why or self.specs.unclaimed(item, obeyed, inventory)
         if why:
             pytest.skip(f"unsupported: {why}")
-        per_device = self.ranks_per_device(spec)
+        per_device = self.specs.ranks_per_device(spec)
         count = len(inventory.devices) if spec.exclusive else inventory.demand(spec.size, per_device)
         with self.slots.leased(item, inventory, count) as leased, obeying(obeyed):
             yield spec, () if inventory.on_host else dealt(leased, spec.size, per_device, whole=spec.exclusive)
@@ -305,8 +204,9 @@ class Worlds:
         if self.subject.lacks(stack_of(nextitem.nodeid)):  # type: ignore[union-attr]
             return
         try:
-            spec, inventory = self.spec_of(asked)
-            if self.unsupported(spec, inventory) or self.unclaimed(nextitem, self.obeyed(spec), inventory):  # type: ignore[arg-type]
+            spec, inventory = self.specs.spec_of(asked)
+            obeyed = self.specs.obeyed(spec)
+            if self.specs.unsupported(spec, inventory) or self.specs.unclaimed(nextitem, obeyed, inventory):  # type: ignore[arg-type]
                 return
             if inventory.on_host and not spec.warm and not spec.exclusive:
                 self.pool.begin(spec)
@@ -320,9 +220,9 @@ class Worlds:
         with_worlds = [item for item in items if request_of(item) is not None]
         if not with_worlds:
             return
-        _ship_test_code()
+        ship_test_code()
         for item in with_worlds:
-            _fit_hypothesis(item)
+            fit_hypothesis(item)
         if self.config.getoption("numprocesses", None) or hasattr(self.config, "workerinput"):
             from harness.devices import largest_first
 
@@ -344,7 +244,8 @@ class Worlds:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         """A test whose ranks never ran anything has tested nothing."""
-        _separate_databases(item)
+        if request_of(item) is not None:
+            separate_databases(item)
         yield
         funcargs = getattr(item, "funcargs", {})
         found = funcargs.get(FIXTURE) or funcargs.get(SEVERAL)
@@ -360,7 +261,7 @@ class Worlds:
         if error is not None and call.excinfo is not None:
             if call.excinfo.value is error:
                 report.longrepr = shown(error, call.excinfo, item.config)
-            _attach(item, report, error)
+            attach(item, report, error)
         elif call.excinfo is not None and request_of(item) is not None and timed_out(call.excinfo.value):
             note(item, "verdict", "hung")
             report.user_properties.append(("concord.verdict", "hung"))
@@ -393,201 +294,10 @@ class Worlds:
         from harness.devices import DeviceError
 
         try:
-            inventory = self.inventory(kind)
+            inventory = self.specs.inventory(kind)
         except DeviceError as e:
             raise pytest.UsageError(f"{'--world-device' if option else '--profile'}: {e}") from e
         count = len(inventory.devices)
         if inventory.on_host:
             return f"concord: no accelerator in use: ranks on cpu, {count} worlds side by side (one for each core)"
         return f"concord: {count} {inventory.kind} devices: {', '.join(inventory.keys)}"
-
-
-class SeveralWorlds:
-    """Worlds of several sizes, on the devices of the largest.
-
-    ``sizes``: those that can be asked for.
-    """
-
-    def __init__(self, pool: Pool, spec: WorldSpec, devices: tuple[str, ...], sizes: tuple[int, ...]) -> None:
-        self.sizes = sizes
-        self._pool, self._spec, self._devices = pool, spec, devices
-        self._live: dict[int, World] = {}
-
-    def __call__(self, size: int) -> World:
-        """The world of a size.  Errors: ValueError for a size that the test's mark does not have."""
-        if size not in self.sizes:
-            raise ValueError(f"no world of {size} ranks: the sizes in the test's world mark are {self.sizes}")
-        if size not in self._live:
-            spec = dataclasses.replace(self._spec, size=size)
-            self._live[size] = self._pool.acquire(spec, self._devices[:size])
-        return self._live[size]
-
-    @property
-    def runs(self) -> int:
-        """How often ranks ran anything."""
-        return sum(world.runs for world in self._live.values())
-
-    def kill(self) -> None:
-        """End them all, at once."""
-        for world in self._live.values():
-            world.kill()
-        self._live.clear()
-
-    def release(self) -> list[str]:
-        """Give them all back; returns what was found in them that another test could have noticed."""
-        left = []
-        try:
-            for world in self._live.values():
-                left += self._pool.release(world, self._devices[: world.size])
-        except BaseException:
-            self.kill()
-            raise
-        self._live.clear()
-        return left
-
-
-def _brought_by(backend: str, kind: str) -> tuple[str, ...]:
-    """The modules that packages say register a backend and a type of device."""
-    return (*entry_points.modules_for(DEVICES, kind), *entry_points.modules_for(BACKENDS, backend))
-
-
-def _ship_test_code() -> None:
-    """Ship functions of test modules, conftests and what else pytest rewrites by value.
-
-    A rank need not be able to import them, and keeps the assertions that pytest has rewritten.
-    """
-    import sys
-
-    import cloudpickle
-    from _pytest.assertion.rewrite import AssertionRewritingHook
-
-    from harness.worlds.shipping import is_test_code
-
-    for module in list(sys.modules.values()):
-        if isinstance(getattr(module, "__loader__", None), AssertionRewritingHook) and is_test_code(module):
-            cloudpickle.register_pickle_by_value(module)
-
-
-def _fit_hypothesis(item: pytest.Item) -> None:
-    """A world outlives the examples of a property on purpose, and an example may take as long as ranks need."""
-    function: Any = getattr(item, "obj", None)
-    function = getattr(function, "__func__", function)
-    if not getattr(function, "is_hypothesis_test", False):
-        return
-    from hypothesis import HealthCheck, Phase, settings
-
-    before: Any = getattr(function, "_hypothesis_internal_use_settings", settings.default)
-    checks = {*before.suppress_health_check, HealthCheck.function_scoped_fixture, HealthCheck.differing_executors}
-    deadline = None if before.deadline == settings.get_profile("default").deadline else before.deadline
-    function._hypothesis_internal_use_settings = settings(
-        parent=before,
-        suppress_health_check=list(checks),
-        deadline=deadline,
-        # It would name lines of the harness: those of the test run in another process.
-        phases=[phase for phase in before.phases if phase is not Phase.explain],
-    )
-
-
-def _separate_databases(item: pytest.Item) -> None:
-    """Examples that fail at one world size are no examples for another."""
-    handle = getattr(getattr(item, "obj", None), "hypothesis", None)
-    inner = getattr(handle, "inner_test", None)
-    if inner is not None and request_of(item) is not None:
-        inner._hypothesis_internal_add_digest = item.nodeid.encode()
-
-
-def ranks_failed(error: BaseException | None) -> RanksFailed | None:
-    """The failure of ranks in an exception or in the group that Hypothesis makes of several."""
-    import sys
-
-    postmortem: Any = sys.modules.get("harness.worlds.postmortem")
-    if postmortem is None or error is None:
-        return None
-    if isinstance(error, postmortem.RanksFailed):
-        return cast("RanksFailed", error)
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            found = ranks_failed(inner)
-            if found is not None:
-                return found
-    return None
-
-
-def shown(error: RanksFailed, excinfo: pytest.ExceptionInfo[BaseException], config: pytest.Config) -> Any:
-    """A failure of ranks as pytest shows failures: where the test ran something on ranks, then who failed first."""
-    from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprFileLocation, ReprTraceback
-
-    lines = []
-    for entry in excinfo.traceback:
-        path = str(entry.path)
-        if path.startswith(_HARNESS) or entry.ishidden(excinfo) or "site-packages" in path:
-            continue
-        lines.append(f"{_relative(path, config)}:{entry.lineno + 1}: in {entry.name}")
-        lines.append(f"    {str(entry.statement).strip()}")
-    first, *rest = error.summary().split("\n")
-    lines += [f"E   {first}", *(f"E   {line}" for line in rest)]
-    for text in getattr(error, "__notes__", ()):  # Hypothesis: the smallest example
-        lines += [f"E   {line}" for line in text.split("\n")]
-    file, line = error.place or ("", 0)
-    crash = ReprFileLocation(printable(_relative(file, config)), line, error.headline)
-    lines = [printable(text) for text in lines]
-    traceback = ReprTraceback([ReprEntry(lines, None, None, None, "short")], None, "short")
-    return ExceptionChainRepr([(traceback, crash, None)])
-
-
-def _relative(path: str, config: pytest.Config) -> str:
-    root = f"{config.invocation_params.dir}{os.sep}"
-    return path.removeprefix(root)
-
-
-_HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
-def _attach(item: pytest.Item, report: Any, error: RanksFailed) -> None:
-    from harness.worlds.terminal import prefixed
-
-    add = getattr(report.longrepr, "addsection", None)
-    if add is not None:
-        for title, text in error.sections():
-            add(title, text)
-    for end in error.ends:
-        if end.output.strip():
-            report.sections.append((f"Captured stdout {report.when} (rank {end.index})", end.output))
-            # For whoever reads the reports of later phases, as JUnit XML does.
-            lines = end.output.rstrip("\n").split("\n")
-            item.add_report_section(report.when, "stdout", "".join(f"{prefixed(end.index, x)}\n" for x in lines))
-    for key, value in (
-        ("verdict", error.verdict),
-        ("first_rank", str(error.culprits[0]) if error.culprits else ""),
-        ("headline", error.headline),
-    ):
-        note(item, key, value)
-        report.user_properties.append((f"concord.{key}", value))
-    report.concord_ranks = evidence_of(error)
-
-
-def timed_out(error: BaseException) -> bool:
-    """Whether pytest-timeout ended a test, by its signal."""
-    return type(error).__name__ == "Failed" and str(error).startswith("Timeout (")
-
-
-def evidence_of(error: RanksFailed) -> list[dict[str, Any]]:
-    """What each rank said, as plain data for results and for pytest-xdist's wire."""
-    return [
-        {
-            "rank": end.index,
-            "kind": end.kind,
-            "what": end.what,
-            "first": end is error.first,
-            "text": str((end.report or {}).get("text", "")),
-            "stack": end.stack,
-            "collectives": list(end.collectives),
-            "output": end.output[-20_000:],
-        }
-        for end in error.ends
-    ]
-
-
-def note(item: pytest.Item, key: str, value: str) -> None:
-    """Put a property on the test: it goes into JUnit XML and into the results."""
-    item.user_properties.append((f"concord.{key}", value))

@@ -111,7 +111,7 @@ KNOWN = {
     ("harness/bench/history/store.py", "disk I/O error"): "sqlite's own message",
     ("harness/bench/history/store.py", "not a database"): "sqlite's own message",
     ("harness/bench/history/store.py", "unable to open"): "sqlite's own message",
-    ("harness/plugin/worlds.py", "Timeout ("): "pytest-timeout has no type of error for it",
+    ("harness/plugin/rank_reports.py", "Timeout ("): "pytest-timeout has no type of error for it",
     ("harness/worlds/postmortem.py", "Extension modules:"): "faulthandler's own text",
     ("harness/bench/detection/calibrate.py", "concord perf gate"): "a key: the name of a method",
     ("harness/results/records.py", "unsupported: not claimed: "): "a result stores the sentence and nothing else",
