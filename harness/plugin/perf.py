@@ -288,12 +288,14 @@ def perf_of(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Perf]:
     yield Perf(nights, benchmark, nights.clock)
 
 
-def largest_of(config: pytest.Config, profiles: Profiles, ranks: int) -> int:
+def largest_of(config: pytest.Config, ranks: int) -> int:
     """The largest message of a sweep on so many ranks, in bytes."""
     from harness.bench.figures import largest_message
     from harness.bench.fingerprint import available
 
     asked = config.getoption("perf_largest")
+    profiles = config.pluginmanager.get_plugin("concord-profiles")
+    assert isinstance(profiles, Profiles)
     profile = profiles.chosen()
     on_host = profile is None or profile.device == "cpu"
     usual = LARGEST_ON_HOST if on_host else LARGEST_ON_ACCELERATOR

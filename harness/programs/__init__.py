@@ -1,1 +1,34 @@
-"""Generated training runs: drawn (`strategies`), data (`spec`), Python (`source`), judged (`check`)."""
+"""Generated training runs: draw a program, train it on ranks, and compare it with one device or with another run.
+
+The names below are public.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["Program", "assert_law", "assert_same_as_alone", "examples", "programs"]
+
+if TYPE_CHECKING:
+    from harness.programs.assertion import assert_same_as_alone
+    from harness.programs.examples import examples
+    from harness.programs.laws import assert_law
+    from harness.programs.strategies import programs
+    from harness.specs.program import Program
+
+_WHERE = {
+    "Program": "harness.specs.program",
+    "assert_law": "harness.programs.laws",
+    "assert_same_as_alone": "harness.programs.assertion",
+    "examples": "harness.programs.examples",
+    "programs": "harness.programs.strategies",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # On demand: this file is imported with each of its modules, some of which these names import.
+    import importlib
+
+    if name not in _WHERE:
+        raise AttributeError(f"module 'harness.programs' has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)

@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, requirement, spmd
+from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import Case, inputs, outputs
-from harness.oracles.exact import assert_same
 from harness.stacks.collectives import assert_right
 from suites.collectives.cases import DTYPES, repeated, shaped, swept
 

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 
 from fixtures.tensors import moved
-from harness import Rank, World, requirement, spmd
+from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
-from harness.oracles.exact import assert_same
 from harness.stacks.collectives import functional, issue
 
 

@@ -7,9 +7,8 @@ import torch
 import torch.distributed as dist
 
 from fixtures.tensors import moved
-from harness import Rank, World, requirement, spmd
+from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import Case, inputs, outputs
-from harness.oracles.exact import assert_same
 from harness.stacks.collectives import assert_right, coalescing_manager, functional
 from suites.collectives.cases import DTYPES, FUNCTIONAL, every_collective, shaped, swept
 

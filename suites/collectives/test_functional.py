@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 
 from fixtures.tensors import moved
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_same, requirement
 from harness.oracles.collectives import Case, inputs, outputs
-from harness.oracles.exact import assert_same
 from harness.stacks.collectives import functional
 
 GROUPS = pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as differentiable
 
-from harness import Rank, World, requirement
-from harness.oracles.exact import assert_same
+from harness import Rank, World, assert_same, requirement
 from harness.stacks.collectives import functional
 
 GROUPS = pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 
-from harness import Rank, World, requirement, spmd
+from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import Case
-from harness.oracles.exact import assert_same
 from harness.stacks.collectives import assert_right, claimed, claimed_cases
 from suites.collectives.cases import DTYPES, every_collective, groups_of
 

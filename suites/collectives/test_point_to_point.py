@@ -8,9 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, requirement, spmd
+from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import Case, inputs, poison
-from harness.oracles.exact import assert_same
 from harness.stacks.collectives import claimed
 from suites.collectives.cases import DTYPES, OPTIONAL
 

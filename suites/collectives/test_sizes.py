@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from fixtures.tensors import moved
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_same, requirement
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
-from harness.oracles.exact import assert_same
 from harness.stacks.collectives import assert_right, issue
 from suites.collectives.cases import every_collective, obstacle
 

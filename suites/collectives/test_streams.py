@@ -17,9 +17,8 @@ import torch.distributed as dist
 
 from fixtures.streams import keep_busy
 from fixtures.tensors import moved
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_same, requirement
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
-from harness.oracles.exact import assert_same
 from harness.stacks.collectives import coalescing_manager, issue, issue_in
 from suites.collectives.cases import COALESCED
 

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.tensors import numbers
-from harness import Rank, World, assert_on_ranks, requirement
-from harness.oracles.exact import assert_same, dyadic
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.tracing import Tracer

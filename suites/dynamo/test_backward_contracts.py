@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from harness import Rank, World, requirement
-from harness.oracles.exact import assert_same, dyadic
+from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.tracing import Tracer

@@ -10,9 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, assert_on_ranks, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.oracles.collectives import Case, inputs, lay, outputs
-from harness.oracles.exact import assert_same
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional, reduction
 from harness.stacks.training import launched, since

@@ -8,8 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, assert_on_ranks, requirement
-from harness.oracles.exact import assert_same, dyadic
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 

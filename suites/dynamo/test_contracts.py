@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, requirement
-from harness.oracles.exact import assert_same
+from harness import Rank, World, assert_same, requirement
 from harness.oracles.tracing import broken
 from harness.stacks import dynamo
 from harness.stacks.tracing import traced

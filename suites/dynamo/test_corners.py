@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, assert_on_ranks, requirement
-from harness.programs.assertion import assert_same_as_alone
+from harness.programs import assert_same_as_alone
 from harness.specs.program import Activation, Compile, Layout, Linear, Model, Program, Step
 from harness.stacks import dynamo, replicate, tp_extension
 

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import BackwardHook
 
-from harness import Rank, World, requirement
-from harness.oracles.exact import assert_same
+from harness import Rank, World, assert_same, requirement
 from harness.stacks import dynamo
 
 SOURCE = "torch/_dynamo/variables/distributed.py"

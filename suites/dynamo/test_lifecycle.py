@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from harness import Rank, World, assert_on_ranks, requirement
-from harness.oracles.exact import assert_same
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from fixtures.tensors import numbers
-from harness import Rank, World, requirement
-from harness.oracles.exact import assert_same
+from harness import Rank, World, assert_same, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.dynamo import flattened

@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.models import INPUTS, OUTPUTS, TwoLayers
 from fixtures.tensors import numbers
-from harness import Rank, World, requirement
-from harness.oracles.exact import assert_same
+from harness import Rank, World, assert_same, requirement
 from harness.stacks import replicate, replicate_fsdp
 from harness.stacks.tracing import Tracer
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from harness import Rank, World, requirement
-from harness.oracles.exact import assert_same
+from harness import Rank, World, assert_same, requirement
 from harness.stacks import dynamo
 from suites.dynamo.backends import INDUCTOR
 

@@ -6,7 +6,6 @@ import pytest
 
 from harness.bench.figures import sizes
 from harness.plugin.perf import asked_for, largest_of
-from harness.plugin.worlds import plugin_of
 from suites.perf.sweeps import SIZES
 
 
@@ -14,6 +13,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``size``: bytes of a message, from 8 B to the largest; a few of them where nothing is measured."""
     if "size" in metafunc.fixturenames:
         config = metafunc.config
-        largest = largest_of(config, plugin_of(config).profiles, 4)
+        largest = largest_of(config, 4)
         swept = sizes(largest) if asked_for(config) else [8, *SIZES]
         metafunc.parametrize("size", swept, ids=[f"{size}B" for size in swept])

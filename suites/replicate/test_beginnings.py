@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import layer
-from harness import Rank, RanksFailed, World, assert_on_ranks, requirement
-from harness.oracles.exact import assert_same, dyadic
+from harness import Rank, RanksFailed, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import replicate
 
 SHAPES: dict[str, tuple[int, ...]] = {"scalar": (), "one": (1,), "vector": (5,), "matrix": (3, 2)}

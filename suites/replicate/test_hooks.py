@@ -11,8 +11,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, assert_on_ranks, requirement
-from harness.oracles.exact import assert_same
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel.register_comm_hook"

@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from harness import Rank, World, assert_on_ranks, requirement
-from harness.oracles.exact import assert_same, dyadic
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 
 from harness import World, requirement
-from harness.programs.examples import examples
-from harness.programs.laws import assert_law
-from harness.programs.strategies import programs
+from harness.programs import assert_law, examples, programs
 from harness.specs.program import Program
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"

@@ -13,8 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import checkpoint
 
-from harness import Rank, World, assert_on_ranks, requirement
-from harness.oracles.exact import assert_same, dyadic
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import replicate_fsdp
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"

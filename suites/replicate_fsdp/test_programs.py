@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 
 from harness import World, requirement
-from harness.programs.assertion import assert_same_as_alone
-from harness.programs.examples import examples
-from harness.programs.strategies import programs
+from harness.programs import assert_same_as_alone, examples, programs
 from harness.specs.program import Program
 
 SIZES = (1, 2, 3, 4, 5)

@@ -16,9 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from fixtures.tensors import chunk, numbers
-from harness import Rank, World, requirement
-from harness.oracles.exact import assert_same
-from harness.programs.examples import examples
+from harness import Rank, World, assert_same, requirement
+from harness.programs import examples
 from harness.stacks.pretended import pretended
 from harness.stacks.tp_extension import chunk_spec, device_count, extensions, group_of, listed_spec, rewrite_spec
 

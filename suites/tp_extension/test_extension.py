@@ -13,8 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from fixtures.tensors import chunk, numbers
-from harness import Rank, World, requirement
-from harness.oracles.exact import assert_same
+from harness import Rank, World, assert_same, requirement
 from harness.stacks.tp_extension import (
     MODULE,
     AsyncCollectiveTensor,

@@ -21,8 +21,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from harness import Rank, World, requirement
-from harness.oracles.exact import assert_same_all, dyadic
+from harness import Rank, World, assert_same_all, dyadic, requirement
 from harness.stacks import tp_extension
 
 SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"

@@ -18,8 +18,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from harness import Rank, World, requirement
-from harness.oracles.exact import assert_same_all, dyadic
+from harness import Rank, World, assert_same_all, dyadic, requirement
 from harness.stacks import tp_extension
 
 SOURCE = "torch/distributed/fsdp: FullyShardedDataParallel.optim_state_dict"

@@ -10,8 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from fixtures.tensors import chunk, numbers
-from harness import Rank, World, requirement
-from harness.oracles.exact import assert_same
+from harness import Rank, World, assert_same, requirement
 from harness.stacks.tp_extension import StridedShard, compute_local_shape_and_global_offset
 
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()

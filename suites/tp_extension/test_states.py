@@ -22,8 +22,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
-from harness import Rank, World, assert_on_ranks, requirement
-from harness.oracles.exact import assert_same, assert_same_all, dyadic
+from harness import Rank, World, assert_on_ranks, assert_same, assert_same_all, dyadic, requirement
 from harness.stacks import tp_extension
 
 SOURCE = "torch/distributed/fsdp: FullyShardedDataParallel.state_dict, optim_state_dict"

@@ -1,0 +1,131 @@
+"""Decide which world a test gets under the options and the profile of a run, and why it may get none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness import entry_points
+from harness.entry_points import BACKENDS, DEVICES
+from harness.plugin import options, perf
+from harness.plugin.claims import needs_of
+from harness.plugin.marks import MEASURED, WorldRequest
+from harness.plugin.profiles import Profiles
+from harness.profiles.obeyed import Obeyed
+from harness.profiles.obeyed import of as obeyed_of
+from harness.redaction import remember
+
+if TYPE_CHECKING:
+    from harness.devices import Inventory
+    from harness.profiles import Profile
+    from harness.worlds.world import WorldSpec
+
+
+class Specs:
+    """Worlds as requests mean them in one pytest process.
+
+    ``first``: functions that every rank calls first, once the subject is in its place.
+    """
+
+    def __init__(self, config: pytest.Config, profiles: Profiles, first: tuple[tuple[str, str], ...]) -> None:
+        self.config = config
+        self.profiles = profiles
+        self.first = first
+        self.subject = options.subject(config)
+        self._inventories: dict[str | None, Inventory] = {}
+
+    def spec_of(self, asked: WorldRequest) -> tuple[WorldSpec, Inventory]:
+        """The world that a request means under this run's options."""
+        from harness.devices import backend_for
+        from harness.worlds.world import WorldSpec
+
+        option = self.config.getoption
+        mark = asked.mark
+        profile = self.profiles.chosen()
+        inventory = self.inventory(mark.device or option("world_device") or (profile.device if profile else None))
+        kind = inventory.kind
+        by_profile = profile.backend if profile is not None and profile.device == kind else None
+        backend = mark.backend or option("world_backend") or by_profile or backend_for(kind)
+        claims = self.claims(backend, kind)
+        warm = mark.warm if mark.warm is not None else claims.warm if claims is not None else None
+        style = option("tbstyle", "auto")
+        if mark.env:
+            remember(dict(mark.env))
+        spec = WorldSpec(
+            size=asked.size,
+            backend=backend,
+            device=kind,
+            warm=warm if warm is not None else not inventory.on_host,
+            timeout=mark.timeout or option("world_timeout") or (claims and claims.timeout) or 60.0,
+            env=tuple(sorted({**dict(claims.env if claims else ()), **dict(mark.env)}.items())),
+            imports=tuple(
+                dict.fromkeys((*(claims.imports if claims else ()), *_brought_by(backend, kind), *mark.imports))
+            ),
+            subject=self.subject.name,
+            first=(*self.subject.first, *self.first),
+            record=mark.record,
+            network=mark.network or option("rank_network"),
+            exclusive=mark.exclusive is True or (mark.exclusive == MEASURED and perf.asked_for(self.config)),
+            debug_rank=option("rank_pdb"),
+            traceback_style="short" if style in ("auto", "line", "no") else style,
+            show_locals=bool(option("showlocals", False)),
+            verbosity=max(0, option("verbose", 0)),
+        )
+        return spec, inventory
+
+    def claims(self, backend: str, kind: str) -> Profile | None:
+        """The run's profile, if it is about worlds of this backend on this type of device."""
+        profile = self.profiles.chosen()
+        return profile if profile is not None and profile.is_about(backend, kind) else None
+
+    def obeyed(self, spec: WorldSpec) -> Obeyed:
+        """What a test in such a world has to obey."""
+        return obeyed_of(self.claims(spec.backend, spec.device), self.profiles.platform())
+
+    def unclaimed(self, item: pytest.Item, obeyed: Obeyed, inventory: Inventory) -> str:
+        """Why the profile, or the kind of device, keeps a test from running; empty if neither does."""
+        needs = needs_of(item)
+        if inventory.on_host and (what := needs.of_accelerators):
+            return f"{what}: the host has none"
+        what = needs.unclaimed(obeyed.claims)
+        return obeyed.why_not(what) if what and obeyed.profile else ""
+
+    def ranks_per_device(self, spec: WorldSpec) -> int:
+        """How many ranks of a world share an accelerator."""
+        claims = self.claims(spec.backend, spec.device)
+        asked: int | None = self.config.getoption("ranks_per_device")
+        return asked or (claims.ranks_per_device if claims is not None else 1)
+
+    def inventory(self, kind: str | None) -> Inventory:
+        """The devices of a kind, looked up once."""
+        from harness import devices
+
+        if kind not in self._inventories:
+            profile = self.profiles.settled
+            ours = profile if profile is not None and profile.device == kind else None
+            imports = (*(ours.imports if ours else ()), *(entry_points.modules_for(DEVICES, kind) if kind else ()))
+            mask = ours.visible_devices if ours else ""
+            self._inventories[kind] = devices.inventory(kind, imports=imports, mask=mask)
+        return self._inventories[kind]
+
+    def unsupported(self, spec: WorldSpec, inventory: Inventory) -> str:
+        """Why this run can't have such a world; empty if it can.  Decided before any rank starts."""
+        import torch.distributed as dist
+
+        if not spec.imports and not dist.is_backend_available(spec.backend):
+            return f"torch has no backend {spec.backend!r} here"
+        claims = self.claims(spec.backend, spec.device)
+        if claims is not None and claims.world_sizes and spec.size not in claims.world_sizes:
+            claimed = ", ".join(map(str, claims.world_sizes))
+            return f"profile {claims.name} claims worlds of {claimed} ranks, not of {spec.size}"
+        need = inventory.demand(spec.size, self.ranks_per_device(spec))
+        have = len(inventory.devices)
+        if need > have:
+            return f"a world of {spec.size} ranks needs {need} {inventory.kind} devices, and there are {have}"
+        return ""
+
+
+def _brought_by(backend: str, kind: str) -> tuple[str, ...]:
+    """The modules that packages say register a backend and a type of device."""
+    return (*entry_points.modules_for(DEVICES, kind), *entry_points.modules_for(BACKENDS, backend))
