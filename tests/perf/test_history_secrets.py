@@ -89,9 +89,9 @@ def test_what_nobody_has_foreseen() -> None:
         "from harness.bench.history import store\n"
         "def broken(place):\n"
         "    raise RuntimeError(f'no {place} for bob with hunter2')\n"
-        "history.History = broken\n"
+        "store.History = broken\n"
         "from harness.commands import main\n"
-        "cli.main()\n"
+        "main.main()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "perf", "gate", "--history", PLACES[0]],
