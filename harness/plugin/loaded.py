@@ -26,7 +26,7 @@ import pytest
 import harness
 from harness import entry_points
 from harness.plugin.cached import Cached
-from harness.plugin.folder import folder_of, has_folder
+from harness.plugin.folder import has_folder
 
 CONCORD = "concord-harness"
 _NO_FILE = "no file"
@@ -62,7 +62,7 @@ class Loaded:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self) -> None:
-        if folder_of(self._config) is not None:
+        if has_folder(self._config):
             self._look()
             self._cached.check(self._share())
 
@@ -78,7 +78,7 @@ class Loaded:
         self._cached.close()
 
     def _hand_over(self) -> None:
-        if hasattr(self._config, "workeroutput") and folder_of(self._config) is not None:
+        if hasattr(self._config, "workeroutput") and has_folder(self._config):
             self._config.workeroutput["concord_loaded"] = [self.plugins(), self.files()]
 
     @pytest.hookimpl(optionalhook=True)
