@@ -77,7 +77,7 @@ def collected(root: Path, environment: Mapping[str, str] = os.environ) -> SuiteF
 
 def files_of(root: Path) -> dict[str, str]:
     """SHA-256 of every file of harness, suites and fixtures, by the name that results know it by."""
-    here = Path(__file__).parent
+    here = Path(harness.__file__).parent
     found = {f"harness/{path.relative_to(here).as_posix()}": path for path in here.rglob("*")}
     for folder in ("suites", "fixtures"):
         found |= {path.relative_to(root).as_posix(): path for path in (root / folder).rglob("*")}

@@ -11,8 +11,8 @@ __all__ = ["Program", "assert_law", "assert_same_as_alone", "examples", "program
 
 if TYPE_CHECKING:
     from harness.programs.assertion import assert_same_as_alone
-    from harness.programs.examples import examples
     from harness.programs.laws import assert_law
+    from harness.programs.share import examples
     from harness.programs.strategies import programs
     from harness.specs.program import Program
 
@@ -20,7 +20,7 @@ _WHERE = {
     "Program": "harness.specs.program",
     "assert_law": "harness.programs.laws",
     "assert_same_as_alone": "harness.programs.assertion",
-    "examples": "harness.programs.examples",
+    "examples": "harness.programs.share",
     "programs": "harness.programs.strategies",
 }
 

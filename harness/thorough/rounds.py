@@ -1,6 +1,6 @@
 """``CONCORD_EXAMPLES=thorough``: properties that go on for hours, in rounds, and where they were interrupted.
 
-A property that says how many examples it has (``harness.programs.examples.examples``) is run in rounds of :data:`ROUND`
+A property that says how many examples it has (``harness.programs.share.examples``) is run in rounds of :data:`ROUND`
 examples, each from a seed of its own, until its share of the budget is spent or its examples are done.  What has been
 done is in a journal, and examples that fail in Hypothesis's database beside it.
 """

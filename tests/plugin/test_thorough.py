@@ -26,7 +26,7 @@ TESTS = """
     import os, time
     from pathlib import Path
     from hypothesis import assume, given, strategies as st
-    from harness.programs.examples import examples
+    from harness.programs.share import examples
 
     def note(*values):
         with open("drawn.txt", "a") as file:

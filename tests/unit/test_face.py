@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -51,6 +52,13 @@ def test_names_are_there(module: str) -> None:
         assert getattr(FACES[module], name) is not None
     with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'nothing'"):
         _ = FACES[module].nothing
+
+
+@pytest.mark.parametrize("module", FACES)
+def test_no_module_takes_a_name(module: str) -> None:
+    """No module of a package is called like one of its public names: once imported, it would be in their place."""
+    folder = FACES[module].__path__
+    assert not {info.name for info in pkgutil.iter_modules(folder)} & set(FACES[module].__all__)
 
 
 @pytest.mark.parametrize("module", harness.PUBLIC_MODULES)
