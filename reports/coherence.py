@@ -59,10 +59,9 @@ def ended_as_it_says(run: Run, stale: Iterable[str]) -> Iterator[str]:
         return
     counts = run.counts()
     bad = [verdict for verdict in BAD if counts.get(verdict)]
-    certain = [verdict for verdict in bad if verdict != "flaky"]  # a plug-in that runs tests again ends with 0
     if status not in _STATUSES:
         yield f"its exit status is {status}, and pytest has none such"
-    elif status == 0 and certain:
+    elif status == 0 and bad:
         yield "tests ended badly, and pytest's exit status says that none did"
     elif status == 0 and reasons:
         yield f"its exit status is 0, and a waiver that is stale fails a run: {reasons[0]}"

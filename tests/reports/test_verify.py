@@ -99,18 +99,18 @@ def test_flaky(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "status", "said"),
     [
-        (tried(TWICE, "failed", "passed", exit_status=0), "pytest's exit status says that none did"),
-        (tried(TWICE, "flaky", exit_status=1), "'flaky' is no verdict of an attempt"),
-        (change(TWICE, attempt=2), "attempt 2 of suites/perf/test_a.py::test_one[2ranks], of which there are 0"),
-        (change(TWICE, attempt=0), "attempt 0 of suites/perf/test_a.py::test_one[2ranks]"),
+        (tried(TWICE, "failed", "passed"), 0, "pytest's exit status says that none did"),
+        (tried(TWICE, "flaky"), 1, "'flaky' is no verdict of an attempt"),
+        (change(TWICE, attempt=2), None, "attempt 2 of suites/perf/test_a.py::test_one[2ranks], of which there are 0"),
+        (change(TWICE, attempt=0), None, "attempt 0 of suites/perf/test_a.py::test_one[2ranks]"),
     ],
     ids=["exit-status", "verdict", "first-attempt-taken-out", "attempt-0"],
 )
-def test_forged_attempts(path: Path, made: Any, said: str) -> None:
+def test_forged_attempts(path: Path, made: Any, status: int | None, said: str) -> None:
     """Attempts that no run has are said: verdicts that none comes to, some that are missing, a wrong exit status."""
-    files = {f"runs/{number}.jsonl": data for number, (_, data) in enumerate(runs(made), 1)}
+    files = {f"runs/{number}.jsonl": data for number, (_, data) in enumerate(runs(made, status=status), 1)}
     files = {**honest(), **files}
     assert any(said in problem for problem in checked(path, signed_off(files)).problems)
 

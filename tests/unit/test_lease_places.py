@@ -323,7 +323,10 @@ def test_mounted(tmp_path: Path, options: str, expected: str) -> None:
     unshare = ["unshare", "-m"] if ROOT else ["unshare", "-Urm"]
     script = f'mount -t tmpfs -o {options} none "$1/tmp" && exec "$2" -c "$3" "$1/tmp" "$1/shm"'
     command = [*unshare, "sh", "-c", script, "sh", str(tmp_path), sys.executable, MOUNTED]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(where.__file__).parents[2])
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, cwd=Path(where.__file__).parents[2]
+    )
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no mounts here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
