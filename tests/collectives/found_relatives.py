@@ -138,7 +138,7 @@ FOUND = (
         "the default backend is the host's",
         1,
         lifecycle.test_registered_for_devices,
-        "assert",
+        "another result than expected",
         {"devices": ["fpga", "ve"]},
         kind=ASSERTION,
     ),

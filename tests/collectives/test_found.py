@@ -24,7 +24,9 @@ ELEMENT = re.compile(r"^  \[[\d, ]*\] expected .*, found ", re.MULTILINE)
 
 ON_SIM = tomllib.loads((ROOT / "fixtures" / "vendors" / "sim" / "defects.toml").read_text())
 """What the sample accelerator can have wrong, and which tests notice (tests/vendors/test_sim.py)."""
-UNDAMAGED = dict.fromkeys((f"COLL-STREAM-0{n}" for n in range(1, 8)), "the host has no streams; the sample accelerator")
+UNDAMAGED = dict.fromkeys(
+    (f"COLL-STREAM-0{n}" for n in range(1, 10)), "the host has no streams; the sample accelerator"
+)
 """Requirements without a damage that a test of theirs finds, and why."""
 
 
