@@ -30,7 +30,7 @@ def check(data: bytes) -> str:
             file.write(rest)
             file.flush()
             found = verify(Path(file.name), "0.1.0", None, STARTED + 86400)
-        return "".join(map(visible, (*found.problems, *found.notes)))[:1000]
+        return "".join(map(visible, (*found.unchecked, *found.problems, *found.notes)))[:1000]
     if kind == KINDS[1]:
         try:
             return profiles.parse(rest.decode(errors="replace"), "p.toml").name
