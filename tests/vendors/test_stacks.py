@@ -43,6 +43,7 @@ def test_healthy(ddp: Environment, tmp_path: Path) -> None:
     assert re.search(r"^ddp +6 ", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_defect(ddp: Environment, tmp_path: Path) -> None:
     """A defect of the wrapper is found and shrunk; its reproducer and its program show it, and nothing without it."""
@@ -51,11 +52,11 @@ def test_defect(ddp: Environment, tmp_path: Path) -> None:
     options = ("--concord-results", str(tmp_path / "out"), "-k", "test_same_as_alone")
     done = ddp.run(*SUITE, *options, timeout=800, PYTHONPATH=str(tmp_path), **where)
     assert done.returncode == 1, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "no collective of the ranks 0, 1, though gradients are to be synchronised" in done.stdout
+    assert "gradient of linear0.weight: 4 of 4 elements differ" in done.stdout
     (file,) = (tmp_path / "written").glob("*.py")
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", str(file))
     shown = ddp.run(*torchrun, PYTHONPATH=str(tmp_path))
-    assert "gradients are to be synchronised" in shown.stdout, shown.stdout + shown.stderr
+    assert "gradient of linear0.weight" in shown.stdout, shown.stdout + shown.stderr
     assert shown.returncode != 0
     healthy = ddp.run(*torchrun)
     assert healthy.returncode == 0, healthy.stdout + healthy.stderr
