@@ -95,10 +95,10 @@ class Made:
 def made(make_folder: Callable[[dict[str, str]], Folder]) -> Made:
     files = {"suites/collectives/test_small.py": SUITE, "small.toml": PROFILE}
     folder = make_folder(files)
-    whole = folder.run("suites", "--profile", "./small.toml", "--concord-results", "default")
+    whole = folder.run("suites", "-p", "no:rerunfailures", "--profile", "./small.toml", "--concord-results", "default")
     drawn = folder.run(
         *("suites", "-n", "2", "--profile", "./small.toml", "--concord-seed", "random", "-m", "property_based"),
-        *("--concord-results", "random"),
+        *("--concord-results", "random", "-p", "no:rerunfailures"),
     )
     assert (whole.code, drawn.code) == (0, 0), whole.out + drawn.out
     found = Made(whole.folder, whole.folder / "x.zip")
