@@ -22,7 +22,7 @@ import pytest
 from harness.bench.measuring.collectives import Timed, on_rank
 from harness.bench.measuring.timing import Effort
 from harness.bench.records import size_of
-from harness.worlds.launch import RANK_ENVIRONMENT
+from harness.worlds.local import RANK_ENVIRONMENT
 from harness.worlds.pool import Pool
 from harness.worlds.rank import Rank
 from harness.worlds.world import WorldSpec

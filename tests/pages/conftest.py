@@ -1,7 +1,7 @@
 """A real browser for pages: they must open offline, without an error, and do what they say when clicked.
 
 ``page`` is a tab of a Chromium of the machine.  Its test fails if the page asks for anything but a file, or if its
-scripts fail; a test that expects either empties ``page.troubles`` when it has looked.
+scripts fail.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,9 +46,9 @@ def browser() -> Iterator[Browser]:
         chromium.close()
 
 
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A new tab, 1280 by 800, light; ``page.troubles`` is what went wrong in it, a line each."""
+@contextmanager
+def tab_of(browser: Browser) -> Iterator[Page]:
+    """A new tab, 1280 by 800, light; ``tab.troubles`` is what went wrong in it, a line each, whole once it is closed."""
     context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
     context.set_default_timeout(60_000)  # a busy machine
     tab = context.new_page()
@@ -66,4 +67,11 @@ def page(browser: Browser) -> Iterator[Page]:
     tab.on("pageerror", lambda error: troubles.append(f"uncaught: {error}"))
     yield tab
     context.close()
-    assert troubles == []
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A new tab in which nothing goes wrong."""
+    with tab_of(browser) as tab:
+        yield tab
+    assert tab.troubles == []

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.pages.conftest import tab_of
+
 
 def opened(page: Any, folder: Path, html: str) -> Any:
     file = folder / "page.html"
@@ -33,8 +35,8 @@ def test_page_is_driven(page: Any, tmp_path: Path) -> None:
     ],
     ids=["image", "stylesheet", "fetch", "console", "exception", "missing-file"],
 )
-def test_trouble_is_noticed(page: Any, tmp_path: Path, html: str, says: str) -> None:
+def test_trouble_is_noticed(browser: Any, tmp_path: Path, html: str, says: str) -> None:
     """What a page fetches from elsewhere, and what fails in it, is a line."""
-    opened(page, tmp_path, html).evaluate("0")  # a round trip: what the page did before has been told
-    found, page.troubles[:] = list(page.troubles), []
-    assert says in found
+    with tab_of(browser) as tab:
+        opened(tab, tmp_path, html).evaluate("0")  # a round trip: what the page did before has been told
+    assert says in tab.troubles
