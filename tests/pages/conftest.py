@@ -48,7 +48,7 @@ def browser() -> Iterator[Browser]:
 
 @contextmanager
 def tab_of(browser: Browser) -> Iterator[Page]:
-    """A new tab, 1280 by 800, light; ``tab.troubles`` is what went wrong in it, a line each, whole once it is closed."""
+    """A tab, 1280 by 800, light; ``tab.troubles`` is what went wrong in it, a line each; complete once it is closed."""
     context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
     context.set_default_timeout(60_000)  # a busy machine
     tab = context.new_page()
