@@ -1,3 +1,3 @@
-"""Loads the plug-in where Concord is not installed; nothing else."""
+"""Load Concord's pytest plug-in in a tree where Concord is not installed."""
 
 pytest_plugins = ["harness.plugin"]

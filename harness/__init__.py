@@ -1,7 +1,7 @@
 """Concord: a conformance harness for PyTorch's distributed stack.
 
-What people write tests, programs, stacks, profiles and launchers with is public: the names below, those of
-:mod:`harness.programs`, and the modules in :data:`PUBLIC_MODULES`.  Everything else is private and may change.
+The public API for tests, programs, stacks, profiles and launchers consists of the names below, those of
+:mod:`harness.programs`, and the modules in :data:`PUBLIC_MODULES`. Everything else is private and may change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PUBLIC_MODULES = {
     "harness.stacks": "adapters of the stacks, and what a stack of your own is made with",
     "harness.worlds.handle": "the protocols of launchers",
 }
-"""Public modules, with those below them, and what each is for."""
+"""The public modules, each with its purpose. Their submodules are public, too."""
 
 if TYPE_CHECKING:
     from harness.oracles.exact import assert_same, assert_same_all, dyadic
@@ -70,7 +70,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    # On demand: the pytest plug-in is loaded in every pytest run of an environment, and must cost nothing there.
+    # Import on demand: every pytest run of an environment loads the plug-in, which must cost nothing there.
     import importlib
 
     if name not in _WHERE:

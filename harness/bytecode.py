@@ -1,9 +1,10 @@
-"""Names cached bytecode that is not what its source comes to; run as a script, by :mod:`harness.plugin.cached`.
+"""Find cached bytecode that does not match its source; run as a script by :mod:`harness.plugin.cached`.
 
-Python executes ``__pycache__/NAME.pyc`` in a source's place if the source's time and size, or its hash, are those in
-it; pytest does so with bytecode of its own for tests.  Here the source is compiled once more and both are compared.
+Python executes ``__pycache__/NAME.pyc`` instead of a source if that file records the source's time and size, or its
+hash. pytest does the same with bytecode of its own for tests. This script compiles the source again and compares both.
 
-Python compiles a script from its source, so none of our own cached bytecode runs here; nor does any that is looked at.
+Python compiles a script from its source, so none of our own cached bytecode runs here. The bytecode that is compared
+does not run either.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ _PARTS = (
     *("co_code", "co_exceptiontable", "co_names", "co_varnames", "co_freevars", "co_cellvars"),
     *("co_firstlineno", "co_linetable"),
 )
-"""All that a code object does; its constants are looked into, and the name of its file says nothing."""
+"""The attributes that determine what a code object does, besides its constants. The name of its file is ignored."""
 
 
 def caches(source: str, tail: str, optimize: int) -> tuple[str, str]:
-    """Where Python and pytest keep the bytecode of a source.  ``tail``: with which pytest's names end."""
+    """Return the paths at which Python and pytest keep the bytecode of a source. ``tail``: suffix of pytest's."""
     plain = importlib.util.cache_from_source(source, optimization=str(optimize or ""))
     return plain, os.path.join(os.path.dirname(plain), os.path.basename(source).removesuffix(".py") + tail)
 
 
 def is_used(bytecode: bytes, source: bytes, status: os.stat_result) -> bool:
-    """Whether the head of a file of bytecode says that it is of this version of Python, and of a source."""
+    """Return whether Python would use a file of bytecode for a source, going by the file's header."""
     flags = int.from_bytes(bytecode[4:8], "little")
     if len(bytecode) < 16 or bytecode[:4] != importlib.util.MAGIC_NUMBER or flags > 3:
         return False
@@ -45,7 +46,7 @@ def is_used(bytecode: bytes, source: bytes, status: os.stat_result) -> bool:
 
 
 def key(value: object) -> object:
-    """What is equal for code and constants that do the same; a NaN is equal to itself, and 0.0 is not -0.0."""
+    """Return a value that is equal for code or constants that do the same. NaN equals itself; 0.0 and -0.0 differ."""
     if isinstance(value, types.CodeType):
         return (*(getattr(value, part) for part in _PARTS), key(value.co_consts))
     if isinstance(value, tuple):
@@ -56,12 +57,12 @@ def key(value: object) -> object:
 
 
 def compiled(path: str, source: bytes, optimize: int) -> types.CodeType:
-    """What Python makes of a source."""
+    """Compile a source as Python does."""
     return compile(source, path, "exec", dont_inherit=True, optimize=optimize)
 
 
 def rewritten(path: str, source: bytes, optimize: int, hook: bool) -> types.CodeType:
-    """What pytest makes of a test's source.  ``hook``: its setting ``enable_assertion_pass_hook``."""
+    """Compile a test's source as pytest does. ``hook``: pytest's setting ``enable_assertion_pass_hook``."""
     from _pytest.assertion.rewrite import rewrite_asserts
 
     tree = ast.parse(source, filename=path)
@@ -70,7 +71,7 @@ def rewritten(path: str, source: bytes, optimize: int, hook: bool) -> types.Code
 
 
 def strange(path: str, tail: str, optimize: int, hook: bool) -> Iterator[str]:
-    """The SHA-256 of each file of bytecode that would be executed for a source, and is of another text."""
+    """Yield the SHA-256 of each file of bytecode that would be executed for a source and does not match it."""
     try:
         source, status = Path(path).read_bytes(), os.stat(path)
     except OSError:
@@ -81,28 +82,28 @@ def strange(path: str, tail: str, optimize: int, hook: bool) -> Iterator[str]:
         except OSError:
             continue
         if is_used(bytecode, source, status):
-            try:  # Python would have read it, too
-                found = marshal.loads(bytecode[16:])  # noqa: S302
-                text = rewritten(path, source, optimize, hook) if place else compiled(path, source, optimize)
-                if key(found) == key(text):
+            try:  # Python would read it, too
+                cached = marshal.loads(bytecode[16:])  # noqa: S302
+                expected = rewritten(path, source, optimize, hook) if place else compiled(path, source, optimize)
+                if key(cached) == key(expected):
                     continue
             except Exception:
-                pass  # either is nothing that Python can read
+                pass  # Python can't read the bytecode or the source
             yield hashlib.sha256(bytecode).hexdigest()
 
 
 def main() -> None:
-    """Read lists of sources, a line of JSON each, until there are no more; then write what is strange, by source."""
+    """Read lists of sources from standard input, one line of JSON each, then write the mismatches by source."""
     os.nice(5)
     settings = json.loads(sys.argv[1])
     sys.path[:], sys.pycache_prefix = settings["path"], settings["prefix"]
     how = settings["tail"], settings["optimize"], settings["hook"]
-    found: dict[str, list[str]] = {}
+    mismatches: dict[str, list[str]] = {}
     for line in sys.stdin.buffer:
         for path in json.loads(line):
             if digests := list(strange(path, *how)):
-                found[path] = digests
-    sys.stdout.write(json.dumps(found))
+                mismatches[path] = digests
+    sys.stdout.write(json.dumps(mismatches))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What accelerators there are, and which of them a world takes; :mod:`harness.leases` keeps others off them."""
+"""The accelerators of this machine, and which of them a world takes; :mod:`harness.leases` reserves them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.entry_points import import_named, said
 
 
 class DeviceError(RuntimeError):
-    """There are not the devices that were asked for; says what there is."""
+    """The devices that were asked for are not available; the message says which ones are."""
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class Inventory:
     """The devices of this machine that this process may use."""
 
     kind: str
-    """Type of device as torch names it: ``cpu``, or that of the accelerator."""
+    """The type of device as torch names it: ``cpu``, or the accelerator's type."""
     devices: tuple[str, ...]
-    """Names for :class:`torch.device`, in this process's own numbering.  On the host: as many ``cpu`` as cores."""
+    """Names for :class:`torch.device`, in this process's own numbering. On the host: one ``cpu`` for each core."""
     keys: tuple[str, ...]
-    """What names each device for every process of the machine, whatever mask a process sees it through."""
+    """Names that identify each device to every process of the machine, whatever mask a process sees it through."""
 
     def __post_init__(self) -> None:
         if len(self.devices) != len(self.keys) or len(set(self.keys)) != len(self.keys):
@@ -30,33 +30,34 @@ class Inventory:
 
     @property
     def on_host(self) -> bool:
-        """Whether there is no accelerator in it, only the host's cores."""
+        """Whether it has no accelerator, only the host's cores."""
         return self.kind == "cpu"
 
     def demand(self, ranks: int, ranks_per_device: int = 1) -> int:
-        """How many devices a world of so many ranks takes.
+        """Return how many devices a world of so many ranks takes.
 
-        On the host a world takes one slot, whatever its size: slots say how many worlds run side by side there.
+        On the host, a world of any size takes one slot: the number of slots is the number of worlds that run side by
+        side.
         """
         return 1 if self.on_host else -(-ranks // ranks_per_device)
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def host_inventory() -> Inventory:
-    """The host's cores as slots for worlds."""
+    """Return the host's cores as slots for worlds."""
     allowed = sorted(os.sched_getaffinity(0))
     return Inventory("cpu", ("cpu",) * len(allowed), tuple(f"cpu-{core}" for core in allowed))
 
 
 def inventory(kind: str | None = None, *, imports: Sequence[str] = (), mask: str = "") -> Inventory:
-    """The accelerators that torch sees, or the host's cores if there are none (or if ``kind`` is ``cpu``).
+    """Return the accelerators that torch sees, or the host's cores if there are none (or if ``kind`` is ``cpu``).
 
-    ``imports``: modules that register the type of device with torch, imported here if it does not see one of ``kind``.
-    ``mask``: the environment variable that masks devices, where it is known.
+    ``imports``: modules that register the type of device with torch. They are imported if torch sees none of ``kind``.
+    ``mask``: the environment variable that masks devices, if it is known.
 
     Errors: :class:`DeviceError` if ``kind`` names an accelerator that is not there, or a module can't be imported.
     """
@@ -84,12 +85,12 @@ def inventory(kind: str | None = None, *, imports: Sequence[str] = (), mask: str
 
 
 def accelerators(kind: str, count: int, environ: Mapping[str, str], mask: str = "") -> Inventory:
-    """Accelerators as this process sees them through the caller's mask.
+    """Return the accelerators as this process sees them through the caller's mask.
 
-    The runtime has applied the mask already: device 0 of ``CUDA_VISIBLE_DEVICES=5,7`` is the machine's device 5.
-    The mask is any variable that ends in ``VISIBLE_DEVICES`` or ``AFFINITY_MASK`` and names as many devices as there
-    are, or more (the runtime stops at the first one that it lacks); without one, a device's number is its own.
-    ``mask``: which variable it is, where a profile says so.
+    The runtime has applied the mask already: device 0 of ``CUDA_VISIBLE_DEVICES=5,7`` is the machine's device 5. The
+    mask is any variable whose name ends in ``VISIBLE_DEVICES`` or ``AFFINITY_MASK`` and which names at least ``count``
+    devices (the runtime stops at the first one that it lacks). Without a mask, a device's number is its key. ``mask``:
+    the name of the variable, if a profile gives it.
     """
     names = [str(i) for i in range(count)]
     for variable in sorted(environ):
@@ -103,7 +104,7 @@ def accelerators(kind: str, count: int, environ: Mapping[str, str], mask: str = 
 
 
 def device_name(kind: str, index: int = 0) -> str:
-    """What torch calls a device of a type; the type, where it has no name for it.  Errors: those of its driver."""
+    """Return torch's name for a device, or its type if torch has no name for it. Errors: those of its driver."""
     import torch
 
     named = getattr(torch.get_device_module(kind), "get_device_name", None)
@@ -111,21 +112,22 @@ def device_name(kind: str, index: int = 0) -> str:
 
 
 def backend_for(kind: str) -> str:
-    """The backend that torch itself would take for a type of device."""
+    """Return the backend that torch itself would choose for a type of device."""
     import torch.distributed as dist
 
     return dist.Backend.default_device_backend_map.get(kind) or dist.get_default_backend_for_device(kind)
 
 
 def dealt(leased: Sequence[str], ranks: int, ranks_per_device: int, *, whole: bool) -> tuple[str, ...]:
-    """The device of each rank, out of those that were leased.
+    """Return the device of each rank, out of those that were leased.
 
-    ``whole``: all of the machine's were.  Then ranks are on them in turn, as jobs that have a machine to themselves lay
-    them; elsewhere ranks that share a device are neighbours, so that as few devices as possible are taken.
+    ``whole``: whether all devices of the machine were leased. If so, ranks are dealt to them in turn, as in jobs that
+    have a machine to themselves. If not, ranks that share a device are neighbors, so that as few devices as possible
+    are used.
     """
     return tuple(leased[i % len(leased) if whole else i // ranks_per_device] for i in range(ranks))
 
 
 def largest_first(sizes: Sequence[int]) -> list[int]:
-    """The order in which tests of these world sizes should be scheduled: largest first, otherwise as they came."""
+    """Return the order in which to schedule tests of these world sizes: largest first, otherwise as they came."""
     return sorted(range(len(sizes)), key=lambda i: -sizes[i])

@@ -1,8 +1,8 @@
-"""Faults: named defects that are put into every rank, to see whether the suites notice.
+"""Faults: named defects that are injected into every rank, to see whether the suites detect them.
 
-A catalogue is a package whose modules hold functions marked with :func:`fault`, or a list of faults called ``FAULTS``.
-Each puts one defect into the process in which it is called: it replaces something of torch by something that is wrong,
-and never undoes it, since the process is a rank that ends with its world.
+A catalogue is a package whose modules contain functions marked with :func:`fault`, or a list of faults called
+``FAULTS``. Each function puts one defect into the process in which it is called: it replaces a part of torch by
+something wrong. It never undoes this, because the process is a rank that ends with its world.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 from harness.subjects import STACKS
 
 CATALOGUE = "fixtures.faults"
-"""The package of the catalogue that Concord brings along."""
+"""The package of Concord's own catalogue."""
 
 COMPONENTS = (*STACKS, "performance")
-"""Where a defect can be; the suites have the same names."""
+"""Where a defect can be: in a stack, or in performance, which suites/perf is about."""
 
 CLASSES = {
     "SW": "silently wrong values",
@@ -41,9 +41,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Fault:
-    """One defect that can be put into a rank.
+    """One defect that can be injected into a rank.
 
-    Errors: ValueError for a component or a class that there is not, and if nothing says what is wrong or what it needs.
+    Errors: ValueError for an unknown component or class, or if ``sentence`` or ``needs`` is empty.
     """
 
     name: str
@@ -54,11 +54,11 @@ class Fault:
     sentence: str
     """What is wrong."""
     needs: str
-    """What a test has to do to see it."""
+    """What a test has to do to detect it."""
     put: Callable[[], None]
-    """Puts it into this process; called once, when the rank has joined its group and before anything else."""
+    """Puts it into this process. It is called once, after the rank has joined its group and before anything else."""
     issue: str = ""
-    """Where it was reported, as ``owner/repository#number``; empty for one of the family of another."""
+    """Where it was reported, as ``owner/repository#number``; empty for a variant of another fault."""
 
     def __post_init__(self) -> None:
         if self.component not in COMPONENTS:
@@ -80,21 +80,21 @@ def fault(
     issue: str = "",
     each: Mapping[str, Any] | None = None,
 ) -> Callable[[_F], _F]:
-    """Make a fault of a function that puts it into this process; its docstring says what is wrong.
+    """Declare a fault: the decorated function puts it into this process, and its docstring says what is wrong.
 
-    The fault is called like the function, with hyphens.  ``each``: a family: one fault for each entry, called
-    ``name[entry]``, whose function gets the entry's value as its only argument.
+    The fault has the function's name, with hyphens. ``each`` makes a family with one fault for each entry. Such a fault
+    is called ``name[entry]``, and the function gets the entry's value as its only argument.
 
-    Errors: ValueError for a component or a class that there is not, or without a docstring.
+    Errors: ValueError for an unknown component or class, or if the docstring or ``needs`` is empty.
     """
 
     def mark(put: _F) -> _F:
         sentence = " ".join((inspect.getdoc(put) or "").split("\n\n")[0].split())
         name = put.__name__.strip("_").replace("_", "-")
         if each is None:
-            found = [Fault(name, component, kind, sentence, needs, put, issue)]
+            faults = [Fault(name, component, kind, sentence, needs, put, issue)]
         else:
-            found = [
+            faults = [
                 Fault(
                     f"{name}[{entry}]",
                     component,
@@ -106,7 +106,7 @@ def fault(
                 )
                 for entry, value in each.items()
             ]
-        put.concord_faults = found  # type: ignore[attr-defined]
+        put.concord_faults = faults  # type: ignore[attr-defined]
         return put
 
     return mark
@@ -117,21 +117,21 @@ def _with(put: Callable[..., Any], value: Any) -> Callable[[], None]:
 
 
 def catalogue(package: str = CATALOGUE) -> dict[str, Fault]:
-    """Every fault of a catalogue, by name.
+    """Return every fault of a catalogue by name.
 
     Errors: ValueError if two have the same name; ImportError if there is no such package.
     """
-    found: dict[str, Fault] = {}
+    faults: dict[str, Fault] = {}
     root = _imported(package)
     for info in sorted(pkgutil.walk_packages(root.__path__, f"{package}."), key=lambda i: i.name):
         for fault in _faults_of(importlib.import_module(info.name)):
-            if found.setdefault(fault.name, fault) is not fault:
+            if faults.setdefault(fault.name, fault) is not fault:
                 raise ValueError(f"two faults are called {fault.name!r}, the second in {info.name}")
-    return found
+    return faults
 
 
 def _imported(package: str) -> types.ModuleType:
-    """The package where the session runs, or else that of Concord's own tree."""
+    """Import the package from where the session runs, or else from Concord's own tree."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError:
@@ -159,15 +159,15 @@ def _marked(module: types.ModuleType) -> list[Fault]:
 
 
 def put(name: str) -> None:
-    """Put a fault of the catalogue into this process.  Errors: KeyError if there is none of that name."""
+    """Put a fault of the catalogue into this process. Errors: KeyError if none has that name."""
     catalogue()[name].put()
 
 
-# for those who write faults
+# for authors of faults
 
 
 def everywhere(old: Any, new: Any) -> None:
-    """Replace a function or a class wherever a module, or a class of torch's, has it under some name."""
+    """Replace a function or a class wherever a module, or a class of torch, has it under any name."""
     in_modules((old, new))
     for owner in _classes():
         for name, value in list(vars(owner).items()):
@@ -176,7 +176,7 @@ def everywhere(old: Any, new: Any) -> None:
 
 
 def in_modules(*replacements: tuple[Any, Any]) -> None:
-    """Replace functions or classes, each old one by a new one, wherever a module has them under some name."""
+    """Replace functions or classes, given as pairs of old and new, wherever a module has them under any name."""
     of = {id(old): new for old, new in replacements}
     for module in list(sys.modules.values()):
         if isinstance(module, types.ModuleType):
@@ -186,18 +186,18 @@ def in_modules(*replacements: tuple[Any, Any]) -> None:
 
 
 def _classes() -> list[type]:
-    gc.unfreeze()  # what the server has frozen is not looked at otherwise
-    # A class may have anything for its module, and what is no class may say that it is one.
+    gc.unfreeze()  # otherwise get_objects() leaves out what the server has frozen
+    # A class may have anything as its ``__module__``, and an object that is no class may claim to be one.
     return [c for c in gc.get_objects() if issubclass(type(c), type) and str(c.__module__).startswith("torch")]
 
 
 def always(*args: Any, **kwargs: Any) -> bool:
-    """A condition that holds whatever it is called with."""
+    """Return True for any arguments: a condition that always holds."""
     return True
 
 
 def on_call(number: int) -> Callable[..., bool]:
-    """A condition that holds on the n-th call of itself in this process, from 1, whatever it is called with."""
+    """Return a condition that holds only on its n-th call in this process, from 1, whatever its arguments."""
     calls = 0
 
     def holds(*args: Any, **kwargs: Any) -> bool:

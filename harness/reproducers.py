@@ -1,4 +1,4 @@
-"""The reproducers that an exception carries: attached where they are written, read where failures are reported."""
+"""Reproducers attached to exceptions: added where they are written, and read where failures are reported."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class Written:
     file: Path
     """A Python file that needs only torch."""
     command: str
-    """Runs it."""
+    """The command that runs it."""
     replay: str = ""
-    """Runs the program beside it again with Concord."""
+    """The command that runs the program beside it again with Concord."""
 
 
 def attach(error: BaseException, written: Written) -> None:
-    """Let an exception carry a reproducer, after those that it carries already."""
+    """Attach a reproducer to an exception, after those that it already carries."""
     setattr(error, _ATTRIBUTE, (*_own(error), written))
 
 
 def carried(error: BaseException) -> Iterator[Written]:
-    """The reproducers that an exception carries; of a group, also those of the exceptions in it."""
+    """Yield the reproducers that an exception carries, and those of all exceptions in a group."""
     yield from _own(error)
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:

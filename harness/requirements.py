@@ -1,4 +1,4 @@
-"""Requirements: numbered sentences about behaviour, and the mark that links a test to those it proves."""
+"""Requirements: numbered sentences about behavior, and the mark that links a test to those that it proves."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ LEVELS = {
     "L5": "dynamo",
     "P": "perf",
 }
-"""Levels of conformance, each with its stack; one of L1 to L5 stands on those before it."""
+"""The levels of conformance, each with its stack. Each of L1 to L5 includes the levels before it."""
 
 if TYPE_CHECKING:
     import pytest
 
 _ID = re.compile(r"[A-Z][A-Z0-9]*(-[A-Z0-9]+)+-\d{2,}")
 _sentences: dict[str, tuple[str, str, bool]] = {}
-"""Sentence, level and whether it is mandatory, by the ids that this process has seen."""
+"""Sentence, level and whether it is mandatory, for each id that this process has seen."""
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """A sentence about behaviour that a test can prove or refute."""
+    """A sentence about behavior that a test can prove or refute."""
 
     id: str
     """``STACK-TOPIC-NN``."""
@@ -34,9 +34,9 @@ class Requirement:
     source: str
     """The page of PyTorch's documentation or the symbol that promises it."""
     level: str = ""
-    """One of :data:`LEVELS`; empty: the level of the stack whose suite has the test."""
+    """One of :data:`LEVELS`; if empty, the level of the stack whose suite has the test."""
     mandatory: bool = True
-    """Whether its level depends on it; if not, it is only reported."""
+    """Whether its level depends on it. If not, it is only reported."""
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
@@ -66,10 +66,12 @@ def note(new: Requirement) -> None:
 def requirement(
     id: str, sentence: str, *, source: str, level: str = "", mandatory: bool = True
 ) -> pytest.MarkDecorator:
-    """State which requirement a suite test proves; use it once for each requirement that a test proves.
+    """State which requirement a suite test proves. Use it once for each requirement.
 
-    It decorates a test, or is one of the ``marks`` of a ``pytest.param`` for tests with some parameters only.
-    ``level`` and ``mandatory``: where they differ from the level of the suite's stack and from True.
+    It decorates a test. If only some parameters prove the requirement, put it into the ``marks`` of their
+    ``pytest.param``. ``level`` and ``mandatory`` are needed only if they differ from the level of the suite's stack and
+    from True.
+
     Errors: ValueError for a malformed id, an id that has another sentence or level elsewhere, a sentence without a full
     stop, a missing source, or an unknown level.
     """
@@ -81,7 +83,7 @@ def requirement(
 
 
 def stack_of(nodeid: str) -> str:
-    """The stack that a suite test is about: the folder under ``suites/``; empty for any other test."""
+    """Return the stack of a suite test, which is its folder under ``suites/``; empty for any other test."""
     parts = nodeid.split("::")[0].split("/")
     for i, part in enumerate(parts[:-2]):
         if part == "suites":

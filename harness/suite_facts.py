@@ -1,6 +1,6 @@
-"""What a checkout knows of its tests: what each proves, runs on and needs.
+"""The facts about the tests of a checkout: what each proves, runs on and needs.
 
-Collected by pytest (:mod:`harness.plugin.telling`), for whoever holds results against the suite.
+pytest collects them (:mod:`harness.plugin.telling`), so that results can be compared with the suite.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from harness.results import RequirementText
 
 
 class TestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A test, as the suite has it."""
+    """A test as the suite defines it."""
 
     __test__ = False
 
     requirements: list[str] = []
-    """Ids, in the order of its marks."""
+    """Ids, in the order of the test's marks."""
     size: int = 0
-    """How many ranks its world has, at most; 0: it has none."""
+    """The largest number of ranks of its world; 0 if it has no world."""
     dtype: str = ""
     property_based: bool = False
     backend: str = ""
-    """Of its world, where its mark says so."""
+    """The backend of its world, if its mark gives one."""
     device: str = ""
     needs: Needs = Needs()
     skips: list[str] = []
-    """Reasons, as its source has them, with which it may skip itself as unsupported."""
+    """The reasons in its source with which it may skip itself as unsupported."""
 
 
 class SuiteFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Every test of a suite, by node id, and the requirements that they prove, by id."""
+    """Every test of a suite by node id, and the requirements that the tests prove by id."""
 
     tests: dict[str, TestFacts]
     requirements: dict[str, RequirementText]
 
 
 def encode(facts: SuiteFacts) -> bytes:
-    """Facts as JSON."""
+    """Encode facts as JSON."""
     return msgspec.json.encode(facts)
 
 
 def decode(data: bytes) -> SuiteFacts:
-    """Read them again.  Errors: msgspec.MsgspecError."""
+    """Decode facts from JSON. Errors: msgspec.MsgspecError."""
     return msgspec.json.decode(data, type=SuiteFacts)

@@ -1,9 +1,9 @@
-"""The zip file of a bundle: written in one form only, and read in no other.
+"""The zip file of a bundle, which is written and read in only one form.
 
-A zip file can hold what no program shows: bytes before, between and behind its members, entries that only its directory
-or only its body has, a second name in an extra field.  So the reader goes through the file by hand, from the first byte
-to the last, and takes nothing but what :func:`packed` writes.  Compressed data is inflated and not compared: another
-version of zlib may pack the same file otherwise, and its bundles are as good.
+A zip file can contain data that no program shows: bytes before, between and after its members, entries that only its
+directory or only its body has, a second name in an extra field. So the reader parses the file itself, from the first
+byte to the last, and accepts only what :func:`packed` writes. Compressed data is inflated rather than compared, because
+another version of zlib may compress the same file differently, and its bundles are equally valid.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from reports.model import ReportError
 
 MOST_FILES = 1000
 LARGEST = 48 << 20
-"""Bytes of everything in a bundle, unpacked: 16 times a bundle of two runs of all 2,341 tests, all of them passed."""
+"""Bytes of all files in a bundle, unpacked: 16 times a bundle of two runs of all 2,341 tests, all passed."""
 _LARGEST_PACKED = LARGEST + (1 << 20)
 _MOST_RATIO = 200
-"""How many times longer a file may be than it is packed.  Results of tests that passed come to 30."""
+"""The highest compression ratio of a file.  Results of passed tests reach 30."""
 _ALWAYS = 64 << 10
-"""Bytes of a file of which nobody asks how well they are packed."""
+"""Bytes of a file that do not count for its compression ratio."""
 _LONGEST_NAME = 150
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*(/[A-Za-z0-9][A-Za-z0-9_.+-]*)*")
 
@@ -45,7 +45,7 @@ _NOT_OURS = "not as `concord bundle` writes it"
 
 
 def packed(found: Mapping[str, bytes]) -> bytes:
-    """Files as a zip, in the order of names, with nothing in it that depends on time or user."""
+    """Pack files into a zip, sorted by name, in which nothing depends on time or user."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in sorted(found.items()):
@@ -57,11 +57,11 @@ def packed(found: Mapping[str, bytes]) -> bytes:
 
 
 def unpacked(path: Path) -> dict[str, bytes]:
-    """What is in a bundle, in memory; nothing is written anywhere.
+    """Unpack a bundle in memory, without writing anything to disk.
 
-    Errors: :class:`ReportError` for what is no zip file, or one that :func:`packed` does not write: other names, links,
-    encryption, a byte that belongs to no member, more than :data:`LARGEST` bytes.  Sizes are checked before anything is
-    inflated, and no more is inflated than the size that was checked.
+    Sizes are checked before anything is inflated, and no more than the checked size is inflated.
+    Errors: :class:`ReportError` for a file that is not a zip, or that :func:`packed` does not write: other names,
+    links, encryption, a byte that belongs to no member, more than :data:`LARGEST` bytes.
     """
     try:
         return dict(_members(contents(path, _LARGEST_PACKED)))
@@ -73,7 +73,7 @@ def unpacked(path: Path) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A member, as the directory of the zip file lists it."""
+    """A member as the directory of the zip file lists it."""
 
     name: str
     crc: int
@@ -83,7 +83,7 @@ class _Entry:
 
 
 def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each member.  Errors: :class:`Refused`."""
+    """Iterate over the name and content of each member.  Errors: :class:`Refused`."""
     entries, directory = _directory(data)
     _check_sizes(entries)
     at = 0
@@ -115,7 +115,7 @@ def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _directory(data: bytes) -> tuple[list[_Entry], int]:
-    """The list of members at the end of the file, and where it begins."""
+    """Parse the list of members at the end of the file, and return its offset as well.  Errors: :class:`Refused`."""
     begin = len(data) - _END.size
     if begin < 0 or data[begin : begin + 4] != b"PK\5\6":
         what = f"{_NOT_OURS}: something is behind the zip file in it" if b"PK\5\6" in data else "not a zip file"
@@ -146,7 +146,7 @@ def _directory(data: bytes) -> tuple[list[_Entry], int]:
 
 
 def _listed(data: bytes, at: int) -> tuple[_Entry, int]:
-    """A line of the directory, and where the next one begins."""
+    """Parse an entry of the directory, and return the offset of the next one as well.  Errors: :class:`Refused`."""
     fields = _CENTRAL.unpack_from(data, at)
     magic, made, needed, flags, method, time, day, crc, packed_size, size, long, extra, comment, disk, *rest = fields
     internal, external, offset = rest

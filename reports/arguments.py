@@ -1,6 +1,6 @@
-"""What a run was asked for, read off its command line: to be held against what its results say of it.
+"""The parser of a run's command line, which shows what was asked for, to be compared with the results.
 
-Options are an allow-list: one that is not known to leave verdicts alone is named as one that nobody has judged.
+Options are judged by an allow-list: an option that is not known to leave verdicts unchanged is reported as unjudged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NARROWING = {
     "--lf": "lf",
     "--stepwise": "stepwise",
 }
-"""Options that leave tests out, as results name them, and what they are called here."""
+"""Options that leave tests out, by their names in results, with their names here."""
 
 _HARMLESS_VALUES = (
     *("--maxprocesses", "--max-worker-restart", "--dist", "--tb", "--durations"),
@@ -40,26 +40,26 @@ _HARMLESS_FLAGS = (
     "--force-short-summary",
 )
 _HARMLESS_SETTINGS = ("log_", "junit_", "console_output_style", "cache_dir", "tmp_path_", "faulthandler_", "timeout")
-"""How keys of ``-o`` begin that leave verdicts alone."""
+"""The beginnings of keys for ``-o`` that leave verdicts unchanged."""
 _OWN_PLUGINS = {
     *("harness.plugin", "xdist", "xdist.plugin", "timeout", "pytest_timeout", "benchmark", "pytest_benchmark.plugin"),
     *("hypothesispytest", "_hypothesis_pytestplugin", "pytester"),
 }
 _BENCHMARKING = "--benchmark-"
 _TIMER = "--benchmark-timer"
-"""Imports what it names."""
+"""An option that imports the module that it names."""
 _HIDDEN = "***"
-"""What results have in the place of what might be a secret."""
+"""The text that replaces a possible secret in results."""
 _NOT_SHOWN = "set, not shown"
-"""What results say of a variable whose value might have a secret in it."""
+"""The text in results for a variable whose value might contain a secret."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command line asks for."""
+    """The requests of a command line."""
 
     narrowed: tuple[str, ...] = ()
-    """Which of :data:`NARROWING` were given."""
+    """The options of :data:`NARROWING` that were given."""
     faults: tuple[str, ...] = ()
     seed: str = DEFAULT_SEED
     hypothesis_seed: str | None = None
@@ -68,14 +68,14 @@ class Asked:
     world_backend: str = ""
     world_device: str = ""
     workers: str = ""
-    """What ``-n`` was given; empty: nothing."""
+    """The value of ``-n``; empty if it was not given."""
     stops_early: bool = False
-    """Whether it was to end after some failures."""
+    """Whether the run should end after some number of failures."""
     paths: tuple[str, ...] = ()
     unjudged: tuple[str, ...] = ()
-    """Arguments that may change what a run comes to, in a way that nobody here can follow."""
+    """Arguments that may change verdicts in an unknown way."""
     malformed: str = ""
-    """Why it is no command line of pytest; empty: it is one."""
+    """Why it is not a command line of pytest; empty if it is one."""
 
     def may_cover(self, stack: str) -> bool:
         """Whether every test of a stack may have been asked for."""
@@ -88,36 +88,39 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _is_benchmarking(argument: str) -> bool:
-    """Whether this is left to pytest-benchmark or, as a file of arguments, judged apart."""
+    """Whether an argument belongs to pytest-benchmark, or is a file of arguments, which is judged separately."""
     return argument.startswith("@") or (argument.startswith(_BENCHMARKING) and not argument.startswith(_TIMER))
 
 
 def asked(arguments: Sequence[str], environment: Mapping[str, str]) -> Asked:
-    """What a run was asked for.  ``environment``: as results have it, where ``PYTEST_ADDOPTS`` adds to arguments."""
+    """Parse the command line of a run.
+
+    ``environment``: as in results; the arguments in its ``PYTEST_ADDOPTS`` come first.
+    """
     added = environment.get("variable PYTEST_ADDOPTS", "")
     hidden = [f"PYTEST_ADDOPTS ({added})"] if added == _NOT_SHOWN else []
     try:
         arguments = [*(() if hidden else shlex.split(added)), *arguments]
-        said, rest = _parser().parse_known_args([a for a in arguments if not _is_benchmarking(a)])
+        options, others = _parser().parse_known_args([a for a in arguments if not _is_benchmarking(a)])
     except ValueError as e:
         return Asked(malformed=str(e))
     unjudged = [*hidden, *(f"the file of arguments {a}" for a in arguments if a.startswith("@"))]
     unjudged += [f"{a}, of which a part is not shown" for a in arguments if _HIDDEN in a]
-    unjudged += [a for a in rest if a.startswith("-") and a != "--"]
-    unjudged += [f"-p {name}" for name in said.plugins if not _own(name)]
-    unjudged += [f"-o {pair}" for pair in said.settings if not pair.startswith(_HARMLESS_SETTINGS)]
+    unjudged += [a for a in others if a.startswith("-") and a != "--"]
+    unjudged += [f"-p {name}" for name in options.plugins if not _own(name)]
+    unjudged += [f"-o {pair}" for pair in options.settings if not pair.startswith(_HARMLESS_SETTINGS)]
     return Asked(
-        narrowed=tuple(flag for flag, name in NARROWING.items() if getattr(said, name)),
-        faults=tuple(said.fault),
-        seed=said.concord_seed,
-        hypothesis_seed=said.hypothesis_seed,
-        profile=said.profile,
-        subject=said.subject,
-        world_backend=said.world_backend or "",
-        world_device=said.world_device or "",
-        workers=said.numprocesses or "",
-        stops_early=bool(said.exitfirst or said.maxfail),
-        paths=tuple(a for a in rest if not a.startswith("-")),
+        narrowed=tuple(flag for flag, name in NARROWING.items() if getattr(options, name)),
+        faults=tuple(options.fault),
+        seed=options.concord_seed,
+        hypothesis_seed=options.hypothesis_seed,
+        profile=options.profile,
+        subject=options.subject,
+        world_backend=options.world_backend or "",
+        world_device=options.world_device or "",
+        workers=options.numprocesses or "",
+        stops_early=bool(options.exitfirst or options.maxfail),
+        paths=tuple(a for a in others if not a.startswith("-")),
         unjudged=tuple(unjudged),
     )
 
@@ -154,7 +157,7 @@ def _own(plugin: str) -> bool:
 
 
 def _covers(path: str, stack: str) -> bool:
-    """Whether a path that was given may be a folder that has all tests of a stack; nobody knows where it begins."""
+    """Whether a path may be a folder with all tests of a stack; it is unknown to what a path is relative."""
     parts = PurePosixPath(path).parts
     if "::" in path or path.endswith(".py"):
         return False

@@ -1,4 +1,4 @@
-"""An audit as one page that opens offline: the table, and every defect with what became of it."""
+"""The page of an audit, which opens offline: the table, and every defect with its outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TEMPLATE = Path(__file__).parent / "templates"
 
 
 def page(audit: Mapping[str, Any], rows: Sequence[Sequence[str]], columns: Sequence[str]) -> str:
-    """The page of a saved audit; ``rows`` and ``columns``: the table above.  Whatever is in it stays text."""
+    """Render the page of a saved audit, in which all texts are escaped; ``rows`` and ``columns``: the table."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_TEMPLATE), autoescape=True, trim_blocks=True)
     when = datetime.datetime.fromtimestamp(audit["started"], datetime.UTC)
     noticed_last = sorted(audit["results"], key=lambda result: result["state"] == "killed")

@@ -1,4 +1,4 @@
-"""A badge: as SVG, and as what shields.io asks an endpoint for."""
+"""The badge of a report, as SVG and as the response of a shields.io endpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WIDTH, _PADDING = 6.6, 12
 
 
 def message(report: Report) -> tuple[str, str]:
-    """What the badge says, and its colour by shields.io's name."""
+    """Return the text of the badge, and its color by shields.io's name."""
     if not report.conformant:
         return "not conformant", "red" if any(level.tests for level in report.levels) else "lightgrey"
     waived = report.counts.get("waived", 0)
@@ -21,19 +21,19 @@ def message(report: Report) -> tuple[str, str]:
 
 
 def endpoint(report: Report) -> bytes:
-    """The JSON of a shields.io endpoint."""
-    text, colour = message(report)
-    return json.dumps({"schemaVersion": 1, "label": _LABEL, "message": text, "color": colour}).encode() + b"\n"
+    """Return the JSON response of a shields.io endpoint."""
+    text, color = message(report)
+    return json.dumps({"schemaVersion": 1, "label": _LABEL, "message": text, "color": color}).encode() + b"\n"
 
 
 def svg(report: Report) -> bytes:
-    """The badge as an image that needs nothing else."""
-    text, colour = message(report)
+    """Draw the badge as a self-contained SVG image."""
+    text, color = message(report)
     left, right = (round(len(part) * _WIDTH) + _PADDING for part in (_LABEL, text))
     title = quoteattr(f"{_LABEL}: {text}")
     return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" aria-label={title}>
 <rect width="{left + right}" height="20" rx="3" fill="#3b4048"/>
-<path fill="{_COLOURS[colour]}" d="M{left} 0h{right - 3}a3 3 0 0 1 3 3v14a3 3 0 0 1-3 3h-{right - 3}z"/>
+<path fill="{_COLOURS[color]}" d="M{left} 0h{right - 3}a3 3 0 0 1 3 3v14a3 3 0 0 1-3 3h-{right - 3}z"/>
 <g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">
 <text x="{left / 2:g}" y="14" textLength="{left - _PADDING}">{escape(_LABEL)}</text>
 <text x="{left + right / 2:g}" y="14" textLength="{right - _PADDING}">{escape(text)}</text>

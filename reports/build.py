@@ -1,4 +1,4 @@
-"""Makes a report of runs: reads their results, and puts together what they say of each test and requirement."""
+"""The construction of a report from runs: it reads their results and merges them by test and requirement."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ from reports.model import (
 
 FILE = "results.jsonl"
 LARGEST = 1 << 30
-"""Bytes of a results file that is read; tests that all fail with everything that ranks can say come to a tenth."""
+"""The largest results file that is read, in bytes.  If all tests fail with all the evidence that ranks can give, it has
+a tenth of that size."""
 MAY_DIFFER = ("variable CONCORD_", "variable PYTEST_ADDOPTS", "memory")
-"""What of the environment decides nothing."""
+"""The beginnings of environment keys that may differ between the runs of a report."""
 
 
 def load(path: Path) -> tuple[str, bytes]:
-    """Name and content of a run: a results file, or the folder that has one.  Errors: :class:`ReportError`."""
+    """Load the name and content of a run from a results file or the folder that has one.
+
+    Errors: :class:`ReportError`.
+    """
     file = path / FILE if path.is_dir() else path
     try:
         return (file.parent.name if file.name == FILE else file.stem) or file.name, contents(file, LARGEST)
@@ -45,25 +49,25 @@ def load(path: Path) -> tuple[str, bytes]:
 
 @dataclass(frozen=True)
 class Parsed:
-    """A run that was read."""
+    """A run with its name and digest."""
 
     name: str
     digest: str
-    """SHA-256 of its results file."""
+    """The SHA-256 of its results file."""
     run: Run
 
 
 def build(files: Sequence[tuple[str, bytes]]) -> Report:
-    """The report of some runs, each a name and the content of its results file.
+    """Build the report of some runs, ordered by their start.
 
-    They are put in the order in which they were begun.  Errors: :class:`ReportError` if there is none, one is given
-    twice, or one can't be read.
+    ``files``: the name of each run and the content of its results file.
+    Errors: :class:`ReportError` if there is no run, a run is given twice, or one cannot be read.
     """
     return made_of(ordered([parsed(name, data) for name, data in files]))
 
 
 def parsed(name: str, data: bytes, allowance: Allowance | None = None) -> Parsed:
-    """Read a run; ``allowance``: what may be read of it.  Errors: :class:`ReportError`."""
+    """Parse a run; ``allowance``: how much of it may be read.  Errors: :class:`ReportError`."""
     try:
         return Parsed(name, hashlib.sha256(data).hexdigest(), results.parse(data, name, allowance))
     except ResultsError as e:
@@ -71,7 +75,7 @@ def parsed(name: str, data: bytes, allowance: Allowance | None = None) -> Parsed
 
 
 def ordered(read: Sequence[Parsed]) -> list[Parsed]:
-    """Runs in the order in which they were begun.  Errors: :class:`ReportError` for none, or for one that is twice."""
+    """Sort runs by their start.  Errors: :class:`ReportError` for no run, or for a run that is given twice."""
     if not read:
         raise ReportError("no run was given")
     if len({each.digest for each in read}) < len(read):
@@ -80,13 +84,13 @@ def ordered(read: Sequence[Parsed]) -> list[Parsed]:
 
 
 def made_of(read: Sequence[Parsed], wrong: Sequence[str] = ()) -> Report:
-    """The report of runs, in their order.  ``wrong``: what else is wrong with them, so that no level is conformant."""
+    """Make the report of runs, in their order; ``wrong``: further problems, with which no level is conformant."""
     names, runs = [(each.name, each.digest) for each in read], [each.run for each in read]
     tests = _tests(runs)
     requirements = _requirements(runs, tests)
     first = runs[0].header
     problems = [*levels.problems(runs, differences(runs)), *wrong]
-    found = levels.levels(runs, requirements, tests, problems)
+    judged = levels.levels(runs, requirements, tests, problems)
     profile = next((run.profile for run in runs if run.profile is not None), None)
     return Report(
         concord=first.concord,
@@ -100,9 +104,9 @@ def made_of(read: Sequence[Parsed], wrong: Sequence[str] = ()) -> Report:
         subject=first.subject,
         suite_hash=first.suite_hash,
         environment=dict(first.environment),
-        conformant=levels.highest(found),
+        conformant=levels.highest(judged),
         problems=problems,
-        levels=found,
+        levels=judged,
         counts=counted([test.verdict for test in tests]),
         runs=[_run(name, digest, run) for (name, digest), run in zip(names, runs, strict=True)],
         waivers=_waivers(profile, tests),
@@ -113,7 +117,7 @@ def made_of(read: Sequence[Parsed], wrong: Sequence[str] = ()) -> Report:
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """What all runs of a report must have alike, and have not: the values, in the order of runs."""
+    """Return what all runs of a report must have in common and do not, with the values in the order of the runs."""
     headers = [run.header for run in runs]
     alike = {
         "the suite (its hash)": [h.suite_hash[:12] for h in headers],
@@ -127,19 +131,19 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def shown_verdict(test: TestResult) -> str:
-    """A test's verdict as reports say it."""
+    """Return a test's verdict as reports name it."""
     return UNDECLARED if test.undeclared else test.verdict if test.verdict in ORDER else "not-run"
 
 
 def _tests(runs: Sequence[Run]) -> list[TestReport]:
-    found = []
+    merged = []
     for nodeid in sorted({nodeid for run in runs for nodeid in run.tests}):
         of_runs = [run.tests.get(nodeid) for run in runs]
         verdicts = [shown_verdict(test) if test is not None else "" for test in of_runs]
         number = min((i for i, v in enumerate(verdicts) if v), key=lambda i: ORDER.index(verdicts[i]))
         test = of_runs[number]
         assert test is not None
-        found.append(
+        merged.append(
             TestReport(
                 nodeid=nodeid,
                 verdict=verdicts[number],
@@ -161,7 +165,7 @@ def _tests(runs: Sequence[Run]) -> list[TestReport]:
                 attempts=[_attempt(each) for each in runs[number].attempts.get(nodeid, ())],
             )
         )
-    return found
+    return merged
 
 
 def _attempt(test: TestResult) -> AttemptReport:
@@ -182,11 +186,11 @@ def _requirements(runs: Sequence[Run], tests: Sequence[TestReport]) -> list[Requ
     for test in tests:
         for each in test.requirements:
             of.setdefault(each, []).append(test)
-    found = []
+    merged = []
     for each, proving in sorted(of.items()):
         text = texts.get(each)
         verdicts = [test.verdict for test in proving]
-        found.append(
+        merged.append(
             RequirementReport(
                 id=each,
                 sentence=text.sentence if text else "",
@@ -198,7 +202,7 @@ def _requirements(runs: Sequence[Run], tests: Sequence[TestReport]) -> list[Requ
                 tests=[test.nodeid for test in proving],
             )
         )
-    return found
+    return merged
 
 
 def _run(name: str, digest: str, run: Run) -> RunReport:
@@ -228,10 +232,10 @@ def _waivers(profile: ProfileText | None, tests: Sequence[TestReport]) -> list[W
     for test in tests:
         if test.verdict == "waived":
             used.setdefault(test.waiver, []).append(test)
-    found = []
+    used_waivers = []
     for place, waived in used.items():
         entry = entries.get(place)
-        found.append(
+        used_waivers.append(
             WaiverReport(
                 place=place,
                 reason=entry.reason if entry else waived[0].reason,
@@ -242,7 +246,7 @@ def _waivers(profile: ProfileText | None, tests: Sequence[TestReport]) -> list[W
             )
         )
     order: Mapping[str, int] = {place: i for i, place in enumerate(entries)}
-    return sorted(found, key=lambda waiver: (order.get(waiver.place, len(order)), waiver.place))
+    return sorted(used_waivers, key=lambda waiver: (order.get(waiver.place, len(order)), waiver.place))
 
 
 def _matrix(tests: Sequence[TestReport]) -> list[Cell]:

@@ -1,7 +1,7 @@
-"""A bundle: the runs, and everything that follows from them, as one zip file that can be checked.
+"""The bundle: a zip file with runs and everything that is derived from them, which can be checked.
 
-Only ``runs/`` is raw.  Whatever else is in it is made of the runs, so that checking is making it again
-(:mod:`reports.verify`).  The same runs always make the same file.
+Only ``runs/`` is raw data. All other files are made from the runs, so a check makes them again (:mod:`reports.verify`).
+The same runs always make the same file.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ SCHEMA = "concord.bundle"
 VERSION = 1
 MANIFEST = "manifest.json"
 LARGEST_RUNS = 16 << 20
-"""Bytes of all runs in a bundle: 9 times two runs of all 2,341 tests, all of them passed."""
+"""Bytes of all runs in a bundle, which is 9 times two runs of all 2,341 tests, all passed."""
 MOST_RUNS = 20
 _MOST_TESTS = 20_000
-"""Of all runs together; two whole ones have 4,682."""
+"""Tests of all runs together; two complete runs have 4,682."""
 _MOST_VALUES = 1_000_000
 _LONGEST_NAMES = 4 << 20
-"""Characters of tests' names, each counted once more for every requirement that it proves: a report and its page have
-it as often."""
+"""Characters of tests' names.  Each name counts once, and once more for every requirement that the test proves, because
+a report and its page contain it as often."""
 _MOST_PIECES = 60_000
-"""Tests, each once more for every requirement that it proves, and each of their ranks: pieces of a page."""
+"""Pieces of a page: tests, each once more for every requirement that it proves, and their ranks."""
 _LONGEST_HEADERS = 1 << 20
-"""Bytes of what runs say of themselves, which a report has up to eight times."""
+"""Bytes of the first and last records of runs, which a report contains up to eight times."""
 _LONGEST_GLOBS = 256 << 10
 """Characters of all globs of waivers; the largest profile in this repository has 32,639 characters."""
 _MOST_MATCHING = 100_000_000
-"""Characters of a test's name times those of globs, over all waived tests."""
+"""The length of a test's name times that of the globs of its waiver, added over all waived tests."""
 
 __all__ = [
     "LARGEST",
@@ -59,36 +59,37 @@ __all__ = [
 
 
 class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The list of what is in a bundle."""
+    """The list of a bundle's files."""
 
     schema: str = SCHEMA
     version: int = VERSION
     concord: str
-    """Version of the Concord that made it."""
+    """The version of Concord that made the bundle."""
     files: dict[str, str]
-    """Name to SHA-256."""
+    """The SHA-256 of each file, by name."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a bundle of some runs has, and what it is made of."""
+    """The files of a bundle, with the report and the runs from which they are made."""
 
     files: dict[str, bytes]
-    """By name, without the manifest."""
+    """The content of each file by name, without the manifest."""
     report: Report
     runs: tuple[Run, ...]
-    """In the order of their names."""
+    """The runs, in the order of their names."""
 
 
 def contents(files: Sequence[tuple[str, bytes]], concord: str) -> dict[str, bytes]:
-    """What a bundle of some runs has, by name, without its manifest.  Errors: :class:`ReportError`."""
+    """Return the files of a bundle of some runs, by name, without the manifest.  Errors: as for :func:`made`."""
     return made(files).files
 
 
 def made(files: Sequence[tuple[str, bytes]]) -> Contents:
-    """Make everything that follows from some runs, each a name and the content of its results file.
+    """Make everything that is derived from some runs.
 
-    Errors: :class:`ReportError` for runs of which no report can be made, and for more than a bundle may have.
+    ``files``: the name of each run and the content of its results file.
+    Errors: :class:`ReportError` for runs from which no report can be made, and for more than a bundle may have.
     """
     _check_sizes(files)
     allowance = bundle_allowance()
@@ -98,17 +99,17 @@ def made(files: Sequence[tuple[str, bytes]]) -> Contents:
     names = [f"runs/{number}.jsonl" for number in range(1, len(runs) + 1)]
     runs = [replace(each, name=name) for each, name in zip(runs, names, strict=True)]
     report = made_of(runs)
-    found = {each.name: by_digest[each.digest] for each in runs}
-    return Contents(_all_files(found, report, [each.run for each in runs]), report, tuple(each.run for each in runs))
+    results = {each.name: by_digest[each.digest] for each in runs}
+    return Contents(_all_files(results, report, [each.run for each in runs]), report, tuple(each.run for each in runs))
 
 
 def bundle_allowance() -> Allowance:
-    """What may be read of a bundle."""
+    """Return the allowance for reading a bundle."""
     return Allowance(values=_MOST_VALUES, lines=100_000, line=LARGEST_RUNS, tests=_MOST_TESTS)
 
 
 def _check_sizes(files: Sequence[tuple[str, bytes]]) -> None:
-    """Errors: :class:`ReportError` for more runs, or longer ones, than a bundle may have."""
+    """Check the number and size of runs.  Errors: :class:`ReportError` for more than a bundle may have."""
     if len(files) > MOST_RUNS:
         raise ReportError(f"{len(files)} runs, and a bundle has at most {MOST_RUNS}")
     total = sum(len(data) for _, data in files)
@@ -120,7 +121,7 @@ def _check_sizes(files: Sequence[tuple[str, bytes]]) -> None:
 
 
 def _check_amounts(runs: Sequence[Run]) -> None:
-    """Errors: :class:`ReportError` for what would become much more in a report than it is in the runs."""
+    """Check amounts that may become much larger in a report than in the runs.  Errors: :class:`ReportError`."""
     names = sum(len(t.nodeid) * (1 + len(t.requirements)) for run in runs for t in run.tests.values())
     if names > _LONGEST_NAMES:
         raise ReportError(f"names of tests, under each requirement, of more than {_LONGEST_NAMES >> 20} MiB")
@@ -143,7 +144,7 @@ def _pieces(test: TestResult) -> int:
 
 
 def _matching(run: Run) -> int:
-    """Steps that it takes, at most, to hold each waived test against the globs of its waiver."""
+    """Return the largest number of steps that it takes to match each waived test with the globs of its waiver."""
     waivers = run.profile.waivers if run.profile is not None else []
     longest = {waiver.place: sum(map(len, waiver.tests)) for waiver in waivers}
     return sum(len(t.nodeid) * longest.get(t.waiver, 0) for t in run.tests.values() if t.waiver)
@@ -154,7 +155,7 @@ def _encoded(value: object) -> bytes:
 
 
 def _all_files(found: dict[str, bytes], report: Report, runs: Sequence[Run]) -> dict[str, bytes]:
-    """Runs, and everything that follows from them; ``found``: the raw results by name."""
+    """Return the runs and everything that is derived from them; ``found``: the raw results by name."""
     names = list(found)
     found["report.json"] = encode(report)
     found["report.html"] = page(report).encode(errors="replace")
@@ -179,22 +180,26 @@ def _all_files(found: dict[str, bytes], report: Report, runs: Sequence[Run]) -> 
 
 
 def write(files: Sequence[tuple[str, bytes]], path: Path, concord: str) -> tuple[Report, str]:
-    """Write a bundle; returns its report, and the SHA-256 of its manifest.  Errors: :class:`ReportError`."""
+    """Write a bundle, and return its report and the SHA-256 of its manifest.
+
+    ``files``: as for :func:`made`; ``concord``: the version of Concord.
+    Errors: :class:`ReportError`, also if the bundle is too large or cannot be written.
+    """
     everything = made(files)
-    found = everything.files
-    total = sum(map(len, found.values()))
+    files_of_bundle = everything.files
+    total = sum(map(len, files_of_bundle.values()))
     if total > LARGEST:
         raise ReportError(f"{total >> 20} MiB, and a bundle has at most {LARGEST >> 20}: bundle fewer runs")
-    manifest = manifest_of(found, concord)
+    manifest = manifest_of(files_of_bundle, concord)
     try:
-        write_whole(path, packed({**found, MANIFEST: manifest}))
+        write_whole(path, packed({**files_of_bundle, MANIFEST: manifest}))
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}") from None
     return everything.report, hashlib.sha256(manifest).hexdigest()
 
 
 def manifest_of(found: Mapping[str, bytes], concord: str) -> bytes:
-    """The manifest of some files."""
+    """Encode the manifest of some files."""
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(found.items())}
     return msgspec.json.format(msgspec.json.encode(Manifest(concord=concord, files=digests)), indent=1) + b"\n"
 

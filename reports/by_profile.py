@@ -1,4 +1,4 @@
-"""What follows from the text of a run's profile, made again from the text: claims, waivers, and where they count."""
+"""The check of a run against its profile's text, from which claims, waivers and their scope are derived again."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from harness.results import ENDED_BADLY, ProfileText, Run, TestResult, WaiverEnt
 
 @dataclass(frozen=True)
 class Entitled:
-    """What a run may claim and waive, by the text of its profile."""
+    """What a run may claim and waive according to its profile's text."""
 
     profile: Profile
     platform: Platform
     claims: Claims
-    """As they are on the platform of the run."""
+    """The claims on the platform of the run."""
     recorded: ProfileText
-    """What the run should have written down of it."""
+    """The record of the profile that the run should have written."""
     subject: str
 
     def counts(self, waiver: Waiver) -> bool:
-        """Whether a waiver is about the platform and the subject of the run."""
+        """Whether a waiver applies to the platform and the subject of the run."""
         return waiver.when.holds(self.platform) and self.subject in waiver.subjects
 
 
 def entitled(run: Run) -> tuple[Entitled | None, list[str]]:
-    """What the text of a run's profile says, read by the reader here; and what is wrong with the text."""
+    """Parse the text of a run's profile with the local reader, and return the problems of the text as well.
+
+    The first result is None if the run has no text, or if it cannot be read.
+    """
     told, header = run.profile, run.header
     if told is None:
         waived = any(test.verdict == "waived" for test in run.records())
@@ -58,7 +61,7 @@ def entitled(run: Run) -> tuple[Entitled | None, list[str]]:
 
 
 class _Below:
-    """Finds the text that a profile inherits from among those that a run has kept, and nowhere else."""
+    """A finder of the profile from which another inherits, which looks only at the texts that the run recorded."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = texts
@@ -72,7 +75,7 @@ class _Below:
 
 
 def platform_of(environment: Mapping[str, str], profile: Profile) -> Platform:
-    """The platform of a run, as its environment describes it."""
+    """Return the platform of a run according to its recorded environment."""
     machine = environment.get("machine", "")
     told = re.match(rf"([A-Za-z]+)-(.+?)(?:-{re.escape(machine)}(?:-.*)?)?$", environment.get("platform", ""))
     device = re.match(r"\d+ of ([^,]+)", environment.get("accelerator", ""))
@@ -87,7 +90,7 @@ def platform_of(environment: Mapping[str, str], profile: Profile) -> Platform:
 
 
 def profile_problems(run: Run, by: Entitled) -> Iterator[str]:
-    """Where a run says something else of its profile than the profile's text does."""
+    """Find where a run contradicts its profile's text."""
     told, real = run.profile, by.recorded
     assert told is not None
     if real.name != run.header.profile:
@@ -126,14 +129,18 @@ def _said(value: object) -> str:
 
 
 def _day(run: Run) -> datetime.date:
-    """When the run began; waivers count to the end of their last day.  The first of all days for what is no time."""
+    """Return the day on which the run began, in UTC; the last of all days, which no waiver covers, for an invalid time.
+
+    A waiver applies until the end of its last day.
+    """
     try:
         return datetime.datetime.fromtimestamp(run.header.started, datetime.UTC).date()
     except (ValueError, OverflowError, OSError):
-        return datetime.date.max  # no waiver counts then
+        return datetime.date.max
 
 
 def _uncovered(test: TestResult, by: Entitled, day: datetime.date) -> str:
+    """Say why the profile does not cover a waived test; empty if it does."""
     waiver = next((w for w in by.profile.waivers if w.place == test.waiver), None)
     if waiver is None:
         return f"waived by {test.waiver}, and the profile has no such waiver"
@@ -149,7 +156,7 @@ def _uncovered(test: TestResult, by: Entitled, day: datetime.date) -> str:
 
 
 def stale(run: Run, by: Entitled) -> Iterator[str]:
-    """Why waivers of the profile fail the run: what they are about passed, or is not there."""
+    """Find waivers that make the run fail because a test that they cover passed."""
     about = {w: [t for t in run.tests.values() if w.matches(t.nodeid)] for w in by.profile.waivers if by.counts(w)}
     day = _day(run)
     accepted = {
@@ -167,14 +174,14 @@ def stale(run: Run, by: Entitled) -> Iterator[str]:
 
 
 def unmatched(run: Run, by: Entitled) -> Iterator[str]:
-    """Waivers that name a test which the run has not: a reason to fail where every suite was asked for."""
+    """Find waivers that cover no test of the run, which make a run of all suites fail."""
     for waiver in by.profile.waivers:
         if by.counts(waiver) and not any(waiver.matches(nodeid) for nodeid in run.tests):
             yield f"{waiver.place} is about no test"
 
 
 def with_profile_of(run: Run, by: Entitled | None) -> Run:
-    """The run with what the profile's text says in the place of what the run says of it; waived only what may be."""
+    """Return the run with the facts from its profile's text, and without the waivers that the text does not allow."""
     if by is None:
         return run
     day = _day(run)

@@ -1,4 +1,4 @@
-"""A run, held against the suite here: what the suite knows is taken from the suite, never from the run."""
+"""The check of a run against the local suite, whose facts replace those of the run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from reports.checkout import Checkout, swept
 from reports.coherence import listed, never_begun, world_of
 
 _SAYS_HOW = 4
-"""The version of results from which on they say which plug-ins and files were loaded."""
+"""Since this version, results say which plug-ins and files were loaded."""
 _TOLD = ("requirements", "size", "dtype", "property_based")
 _OF_REQUIREMENTS = ("sentence", "source", "level", "mandatory")
 
 
 def suite_problems(run: Run, checkout: Checkout) -> Iterator[str]:
-    """What of a run is not as the suite here has it.  Only for runs of this very suite, with its tests collected."""
+    """Find where a run contradicts the local suite; only for runs of the same suite, if its tests were collected."""
     if run.header.concord != checkout.concord:
         yield f"it says Concord {run.header.concord or 'of no version'}, and its suite is that of {checkout.concord}"
     if run.header.version != checkout.results:
@@ -54,7 +54,7 @@ def _whole(run: Run, checkout: Checkout) -> Iterator[str]:
 
 
 def _lost(test: TestResult) -> bool:
-    """Whether nobody has told what the test is: it was never begun, or its process died before it could."""
+    """Whether the run has no facts about the test: it never began, or its process died too early."""
     told = any(getattr(test, name) for name in _TOLD)
     return never_begun(test) or (test.verdict == "crashed" and not told)
 
@@ -95,7 +95,7 @@ def _files(run: Run, checkout: Checkout) -> Iterator[str]:
 
 
 def other_worlds(run: Run, by: Entitled, checkout: Checkout) -> Iterator[str]:
-    """Tests on worlds that the profile is not about, though neither the test nor anybody asked for such a world."""
+    """Find tests that ran on a backend or device other than the one that the test, or else the profile, names."""
     elsewhere: dict[str, list[str]] = {}
     for test in run.tests.values():
         world, facts = world_of(test), checkout.test(test.nodeid)
@@ -108,9 +108,9 @@ def other_worlds(run: Run, by: Entitled, checkout: Checkout) -> Iterator[str]:
 
 
 def how_made(run: Run, checkout: Checkout | None) -> Iterator[str]:
-    """What took part in a run that nobody here knows."""
+    """Find foreign plug-ins of a run, and facts about loaded code that are missing."""
     if run.header.version < _SAYS_HOW:
-        return  # said of its version
+        return  # reported as another version
     plugins = {**run.header.plugins, **(run.end.plugins if run.end is not None else {})}
     strange = foreign(plugins, checkout.files.values() if checkout is not None else ())
     if strange:
@@ -122,9 +122,9 @@ def how_made(run: Run, checkout: Checkout | None) -> Iterator[str]:
 
 
 def with_suite_of(run: Run, checkout: Checkout | None) -> Run:
-    """The run with what the suite knows in the place of what the run says: of tests, requirements, and what is whole.
+    """Return the run with the suite's facts about tests, requirements and whole stacks instead of its own.
 
-    A requirement that the suite does not have is left out, but those of tests that are not the suite's.
+    A requirement that the suite does not have is kept only if a test from outside the suite proves it.
     """
     if checkout is None or checkout.facts is None or run.header.suite_hash != checkout.suite_hash:
         return run

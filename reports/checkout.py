@@ -1,4 +1,4 @@
-"""The suite that a bundle is held against: what it knows of each test, whatever the bundle says of them."""
+"""The local suite with which a bundle is compared, and its facts about each test."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from harness.results import RequirementText
 from harness.suite_facts import SuiteFacts, TestFacts
 
 _SWEPT = re.compile(r"(?<=[\[-])\d+B(?=[\]-])")
-"""What a benchmark's id has of the size of its messages, which the run's options decide."""
+"""The message size in a benchmark's id, which depends on the run's options."""
 
 
 @dataclass(frozen=True)
 class Checkout:
-    """The suite here."""
+    """The local suite."""
 
     suite_hash: str
-    """SHA-256 (:func:`harness.provenance.suite_hash`); empty: there is none."""
+    """The SHA-256 of the suite (:func:`harness.provenance.suite_hash`); empty if there is no suite."""
     concord: str = ""
-    """Version of the Concord here, which is part of the suite."""
+    """The version of the local Concord, which is part of the suite."""
     results: int = 0
-    """Version of the results files that it writes."""
+    """The version of the results files that it writes."""
     facts: SuiteFacts | None = None
-    """Of every test; None: nobody has collected them."""
+    """Facts about every test; None if the tests have not been collected."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of each file of harness, suites and fixtures here, by the name that results know it by."""
+    """The SHA-256 of each local file of harness, suites and fixtures, by its name in results."""
     profiles: Mapping[str, str] = field(default_factory=dict)
-    """Text of each shipped profile, by the name of its file."""
+    """The text of each shipped profile, by file name."""
 
     def test(self, nodeid: str) -> TestFacts | None:
-        """What it knows of a test; None if it has no such test.
+        """Return the facts about a test; None if the suite has no such test.
 
-        Of a benchmark with a size of messages that is swept only on demand: what it knows of the other sizes.
+        A benchmark with a message size that is measured only on demand has the facts of the other sizes.
         """
         if self.facts is None:
             return None
         return self.facts.tests.get(nodeid) or self._swept.get(swept(nodeid))
 
     def requirement(self, name: str) -> RequirementText | None:
-        """A requirement; None if it has no such."""
+        """Return the requirement with this id; None if the suite has none."""
         return self.facts.requirements.get(name) if self.facts is not None else None
 
     def of_stack(self, stack: str) -> Iterator[str]:
-        """The tests of a stack; benchmarks without the sizes of their messages (:func:`swept`)."""
+        """Iterate over the tests of a stack, without the message sizes of benchmarks (:func:`swept`)."""
         yield from (swept(n) for n in (self.facts.tests if self.facts is not None else ()) if stack_of(n) == stack)
 
     @cached_property
@@ -56,5 +56,5 @@ class Checkout:
 
 
 def swept(nodeid: str) -> str:
-    """A benchmark's id without the size of its messages; any other as it is."""
+    """Replace the message size in a benchmark's id by ``*B``; other ids stay as they are."""
     return _SWEPT.sub("*B", nodeid) if stack_of(nodeid) == "perf" else nodeid

@@ -1,4 +1,4 @@
-"""The raw results of a run, held against themselves: records, counts, times, exit status, worlds, dtypes."""
+"""The check of a run's raw results for consistency: records, counts, times, exit status, worlds, dtypes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from reports.arguments import Asked
 from reports.text import moment
 
 INTRODUCED = {2: "2026-11-21", 3: "2026-11-22", 4: "2026-11-22"}
-"""The day (UTC) on which Concord first wrote each version of results: no run of it is older."""
+"""The day (UTC) on which Concord first wrote each version of results; no run with that version is older."""
 SLACK = 5.0
-"""Seconds by which the clocks of processes and roundings may disagree."""
+"""Seconds by which clocks of processes may disagree, rounding included."""
 _SHOWN = 3
 _INTERRUPTED, _BROKEN, _NOTHING_RUN = 2, 3, 5
 _STATUSES = range(6)
-"""Of pytest."""
+"""The exit statuses of pytest."""
 _WORLD = re.compile(r"(\d+) ranks? \((\S+) on (\S+)\)")
 _SIZE = re.compile(r"\[(\d+)ranks?[\]-]")
 
 
 class _Line(msgspec.Struct):
-    """What of a record says where it stands among the others."""
+    """The fields of a record that show its place among the others."""
 
     record: str = ""
     nodeid: str = ""
@@ -36,7 +36,10 @@ class _Line(msgspec.Struct):
 
 
 def run_problems(run: Run, data: bytes, asked: Asked, now: float) -> Iterator[str]:
-    """What is wrong with a run in itself.  ``data``: its file; ``now``: seconds since the epoch."""
+    """Find contradictions within a run.
+
+    ``data``: the content of its file; ``asked``: what its command line asked for; ``now``: seconds since the epoch.
+    """
     if run.header.version < 2:
         yield f"version {run.header.version} of the results keeps too little to be checked"
         return
@@ -53,7 +56,10 @@ def run_problems(run: Run, data: bytes, asked: Asked, now: float) -> Iterator[st
 
 
 def ended_as_it_says(run: Run, stale: Iterable[str]) -> Iterator[str]:
-    """What of pytest's exit status does not fit the verdicts.  ``stale``: of waivers, why they fail a run."""
+    """Find contradictions between pytest's exit status and the verdicts.
+
+    ``stale``: reasons why waivers make the run fail.
+    """
     status, reasons = run.exit_status, list(stale)
     if run.end is None or status is None:
         return
@@ -74,29 +80,29 @@ def ended_as_it_says(run: Run, stale: Iterable[str]) -> Iterator[str]:
 
 
 def listed(what: str, names: Iterable[str]) -> str:
-    """A problem that some tests have, with the first of them."""
+    """Describe a problem that some tests have, with the names of the first of them."""
     every = sorted(names)
     more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
     return f"{what}: {', '.join(every[:_SHOWN])}{more}"
 
 
 def world_of(test: TestResult) -> tuple[int, str, str] | None:
-    """Size, backend and device of a test's world, as its text says them; None if it says none."""
-    found = _WORLD.fullmatch(test.world)
-    return (int(found[1]), found[2], found[3]) if found and len(found[1]) < 10 else None
+    """Parse the size, backend and device of a test's world from its text; None if it has none."""
+    match = _WORLD.fullmatch(test.world)
+    return (int(match[1]), match[2], match[3]) if match and len(match[1]) < 10 else None
 
 
 def _lines(data: bytes) -> list[_Line]:
-    """Every record of a file, whether a reader keeps it or not."""
+    """Return every record of a file, even those that a reader does not keep."""
     decoder = msgspec.json.Decoder(_Line)
-    found = []
+    records = []
     for line in data.split(b"\n"):
         if line.strip():
             try:
-                found.append(decoder.decode(line))
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # torn: said already
+                records.append(decoder.decode(line))
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # torn: already reported
                 continue
-    return found
+    return records
 
 
 def _tests(run: Run, asked: Asked) -> Iterator[str]:
@@ -119,12 +125,12 @@ def _tests(run: Run, asked: Asked) -> Iterator[str]:
 
 
 def never_begun(test: TestResult) -> bool:
-    """Whether nothing is known of a test but that it was collected."""
+    """Whether nothing is known about a test except that it was collected."""
     return test == TestResult(nodeid=test.nodeid, verdict="not-run", stack=test.stack)
 
 
 def _contradictions(test: TestResult) -> Iterator[str]:
-    if test.verdict not in VERDICTS or test.verdict == "flaky":  # several attempts come to that, and none of them
+    if test.verdict not in VERDICTS or test.verdict == "flaky":  # several attempts can be flaky, but not a single one
         yield f"{test.verdict!r} is no verdict of an attempt"
     if test.stack != stack_of(test.nodeid):
         yield f"its stack is {test.stack!r}, and its name says another"
@@ -148,7 +154,7 @@ def _world(test: TestResult) -> Iterator[str]:
     parameters = test.nodeid.partition("[")[2]
     named = _SIZE.search(test.nodeid)
     world = world_of(test)
-    told = not (never_begun(test) or test.verdict == "crashed")  # of a process that died, nobody has told
+    told = not (never_begun(test) or test.verdict == "crashed")  # a process that died did not report its world
     if named and len(named[1]) < 10 and int(named[1]) != test.size and (test.size or told):
         yield f"its size is {test.size}, and its name says {named[1]} ranks"
     if test.dtype and test.dtype not in parameters:

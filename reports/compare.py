@@ -1,4 +1,4 @@
-"""Two reports compared: what began to fail, what was fixed, what came and went."""
+"""The comparison of two reports: tests that began to fail, were fixed, came or went."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERSION = 1
 
 
 class Change(msgspec.Struct, kw_only=True):
-    """A test whose verdict is not the same in both; empty where it is not in one."""
+    """A test whose verdicts in the two reports differ; a verdict is empty if its report lacks the test."""
 
     nodeid: str
     before: str
@@ -25,35 +25,35 @@ class Change(msgspec.Struct, kw_only=True):
 
 
 class Comparison(msgspec.Struct, kw_only=True):
-    """What is different between two reports."""
+    """The differences between two reports."""
 
     schema: str = SCHEMA
     version: int = VERSION
     newly_failing: list[Change]
-    """Bad now, and not before; tests that are new and bad among them."""
+    """Tests that are bad now and were not before, including new ones."""
     fixed: list[Change]
-    """Passed now, and bad before."""
+    """Tests that pass now and were bad before."""
     lost: list[Change]
-    """Passed or waived before, and not run, unsupported or undeclared now."""
+    """Tests that were passed or waived before, and are not run, unsupported or undeclared now."""
     changed: list[Change]
-    """Other verdicts: from failed to hung, from passed to waived."""
+    """Tests with other changes, such as from failed to hung or from passed to waived."""
     added: list[Change]
     removed: list[Change]
     unchanged: int
     conformant: tuple[str, str]
     environment: dict[str, tuple[str, str]]
-    """What differs around the tests, with its value in each."""
+    """Differences in the surroundings (versions, profile, suite, seeds), with the value in each report."""
 
     @property
     def worse(self) -> bool:
-        """Whether anything is worse than before: a failure, a test that is lost or gone, a level."""
+        """Whether anything is worse than before: a new failure, a test that is lost or removed, or a lower level."""
         return bool(self.newly_failing or self.lost or self.removed) or self.conformant[1] < self.conformant[0]
 
 
 def compare(before: Report, after: Report) -> Comparison:
-    """Compare test by test."""
+    """Compare two reports test by test."""
     old, new = ({test.nodeid: test for test in report.tests} for report in (before, after))
-    found: dict[str, list[Change]] = {
+    changes: dict[str, list[Change]] = {
         name: [] for name in ("newly_failing", "fixed", "lost", "changed", "added", "removed")
     }
     unchanged = 0
@@ -64,14 +64,14 @@ def compare(before: Report, after: Report) -> Comparison:
             unchanged += 1
             continue
         headline = new[nodeid].headline if nodeid in new else ""
-        found[_kind(was, now)].append(Change(nodeid=nodeid, before=was, after=now, headline=headline))
+        changes[_kind(was, now)].append(Change(nodeid=nodeid, before=was, after=now, headline=headline))
     return Comparison(
-        newly_failing=found["newly_failing"],
-        fixed=found["fixed"],
-        lost=found["lost"],
-        changed=found["changed"],
-        added=found["added"],
-        removed=found["removed"],
+        newly_failing=changes["newly_failing"],
+        fixed=changes["fixed"],
+        lost=changes["lost"],
+        changed=changes["changed"],
+        added=changes["added"],
+        removed=changes["removed"],
         unchanged=unchanged,
         conformant=(before.conformant, after.conformant),
         environment=dict(_around(before, after)),
@@ -116,7 +116,7 @@ _TITLES = {
 
 
 def lines(comparison: Comparison, *, markdown: bool = False) -> Iterator[str]:
-    """A comparison for people, as text or as Markdown."""
+    """Describe a comparison in lines of text or Markdown."""
     shown = escaped if markdown else visible
     item, heading = ("- ", "### ") if markdown else ("  ", "")
     counts = [plural_of(comparison, kind) for kind in _TITLES if getattr(comparison, kind)]
@@ -142,5 +142,5 @@ def lines(comparison: Comparison, *, markdown: bool = False) -> Iterator[str]:
 
 
 def plural_of(comparison: Comparison, kind: str) -> str:
-    """``3 tests newly failing``."""
+    """Count the tests of one kind of change, as in ``3 tests newly failing``."""
     return f"{plural(len(getattr(comparison, kind)), 'test')} {_TITLES[kind]}"

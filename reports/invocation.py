@@ -1,4 +1,4 @@
-"""What a run says of how it was asked for, held against its command line and its variables."""
+"""The check of a run's first and last records against its command line and its variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ELSEWHERE = ("PYTHONPATH", "PYTHONWARNINGS", "PYTHONSTARTUP", "PYTHONHOME", "PY
 
 
 def header_problems(run: Run, asked: Asked) -> Iterator[str]:
-    """Where the first line of a run does not fit its arguments and variables."""
+    """Find where the first or last record of a run contradicts its arguments and variables."""
     header = run.header
     yield from _seed(run, asked)
     yield from _effort(run)
@@ -92,7 +92,7 @@ def _is_profile(given: str, run: Run) -> bool:
 
 
 def unjudged(run: Run, asked: Asked) -> Iterator[str]:
-    """What was asked for that may change verdicts in a way which nobody here can follow."""
+    """Find arguments, variables and flags that may change verdicts in an unknown way."""
     if asked.malformed:
         yield f"its arguments are none that can be read: {asked.malformed}"
     if asked.unjudged:
@@ -111,7 +111,7 @@ def _variables(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def code_from_elsewhere(run: Run) -> Iterator[str]:
-    """Variables by which Python may have found other code than what is installed."""
+    """Find variables with which Python may have loaded code other than the installed one."""
     names = [name for name in _ELSEWHERE if run.header.environment.get(f"{_VARIABLE}{name}")]
     if names:
         yield f"{', '.join(names)} was set, so that code may have come from elsewhere"

@@ -1,4 +1,4 @@
-"""A report as JUnit XML, named and counted as pytest's own."""
+"""The report in JUnit XML, with the names and counts of pytest's own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from reports.model import Report, TestReport
 from reports.text import visible
 
 LONGEST = 100_000
-"""Characters of a failure's text."""
+"""The largest number of characters of a failure's text."""
 
 
 def junit(report: Report) -> bytes:
-    """One suite with every test; a test that is waived, unsupported, undeclared or not run is a skipped one.
+    """Encode a report as one suite with every test.
 
-    Requirements are properties of tests, as in what pytest writes.
+    Waived, unsupported and undeclared tests, and tests that did not run, are skipped.  Requirements are properties of
+    tests, as in the XML that pytest writes.
     """
     root = ElementTree.Element("testsuites", name="concord")
     bad = sum(test.verdict in BAD for test in report.tests)
@@ -40,9 +41,9 @@ def junit(report: Report) -> bytes:
 
 
 def names(nodeid: str) -> tuple[str, str]:
-    """Class and name of a test as pytest's JUnit XML has them.
+    """Return the class and name of a test as in pytest's JUnit XML.
 
-    ``a/test_b.py::TestC::test_d[x::y]``: ``a.test_b.TestC`` and ``test_d[x::y]``.
+    For example, ``a/test_b.py::TestC::test_d[x::y]`` becomes ``a.test_b.TestC`` and ``test_d[x::y]``.
     """
     path, bracket, parameters = nodeid.partition("[")
     parts = path.split("::")
@@ -77,6 +78,7 @@ def _add(suite: ElementTree.Element, test: TestReport) -> None:
 
 
 def failure_text(test: TestReport) -> str:
+    """Return everything that is known about a failed test: attempts, texts, evidence from ranks, reproducer."""
     parts = [
         f"attempt {number} {attempt.verdict}: {attempt.headline}".removesuffix(": ")
         for number, attempt in enumerate(test.attempts, 1)

@@ -1,4 +1,4 @@
-"""A report as Markdown, for the summary of a CI job."""
+"""The report in Markdown, for the summary of a CI job."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from reports.page import answer, foreign
 from reports.text import moment, plural, visible
 
 LARGEST = 1 << 20
-"""Bytes that GitHub takes for the summary of a step."""
+"""The largest summary of a step that GitHub accepts, in bytes."""
 _LONGEST = 300
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#!|~&@$]|:(?=//)|(?<=[a-z])\.(?=[a-z]{2,})|^[-+=]")
-"""What means something, links that GitHub makes by itself among it."""
+"""Characters with a meaning in Markdown, and those from which GitHub makes links."""
 
 
 def markdown(report: Report, *, largest: int = LARGEST) -> str:
-    """At most ``largest`` bytes; what does not fit is left out from the end, and it is said how much that is."""
+    """Format a report in at most ``largest`` bytes; if failed tests at the end do not fit, say how many."""
     lines = list(_head(report))
     bad = [test for test in report.tests if test.verdict in BAD]
-    size = sum(len(line.encode()) + 1 for line in lines) + 200  # of the note
+    size = sum(len(line.encode()) + 1 for line in lines) + 200  # for the note
     if bad:
         title = ["", f"### {plural(len(bad), 'test')} ended badly", ""]
         lines += title
@@ -41,7 +41,7 @@ def markdown(report: Report, *, largest: int = LARGEST) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text on one line in which nothing means anything to Markdown or HTML, and nobody is mentioned."""
+    """Return text on one line, without meaning in Markdown or HTML and without mentions of GitHub users."""
     line = " ".join(visible(text).split())
     line = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
     return _SPECIAL.sub(lambda found: "".join(f"&#{ord(c)};" for c in found[0]), line)

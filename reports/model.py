@@ -1,4 +1,4 @@
-"""What a report says, as data: versioned, written as JSON, with a schema (docs/reports.md)."""
+"""The data of a report, which is versioned and stored as JSON with a schema (docs/reports.md)."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ SCHEMA = "concord.report"
 VERSION = 1
 
 UNDECLARED = "undeclared"
-"""Verdict of a test that was not run because the profile does not claim what it is about; results call it
+"""The verdict of a test that was not run because the profile does not claim what it tests.  Results call it
 ``unsupported``, with a reason that says so."""
 
 ORDER = ("crashed", "hung", "failed", "flaky", "not-run", "waived", "passed", UNDECLARED, "unsupported")
-"""Every verdict of a report, worst first.  What was not asked for is last: it says nothing beside what was run."""
+"""Every verdict of a report, worst first.  Verdicts of tests that did not have to run are last, because any other
+verdict outweighs them."""
 
 FINE = ("waived", "passed", "unsupported")
-"""Verdicts of a requirement that a level can have and be conformant."""
+"""The verdicts that the requirements of a conformant level may have."""
 
 assert set(ORDER) == {*VERDICTS, UNDECLARED}
 
 
 class ReportError(ValueError):
-    """Something that no report can be made of, or that is no report; says what and where."""
+    """The error for input that is not a report, or from which none can be made; it says what is wrong and where."""
 
 
 class RunReport(msgspec.Struct, kw_only=True):
-    """One of the runs that a report is made of."""
+    """One of the runs from which a report is made."""
 
     name: str
     sha256: str
-    """Of its results file."""
+    """The SHA-256 of its results file."""
     started: Moment
     """Seconds since the epoch."""
     finished: Moment
-    """0 if it was cut off."""
+    """Seconds since the epoch; 0 if the run was cut off."""
     complete: bool
     seed: str
     seed_drawn: bool
@@ -48,15 +49,15 @@ class RunReport(msgspec.Struct, kw_only=True):
     effort: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
     faults: list[str]
     whole: list[str]
-    """Stacks of which every test was collected."""
+    """The stacks of which every test was collected."""
     partial: list[str]
     counts: dict[str, Count]
     foreign: dict[str, str] = {}
-    """Plug-ins that are neither pytest's nor Concord's, and where they are from (:func:`harness.results.foreign`)."""
+    """Plug-ins that are neither pytest's nor Concord's, with their origin (:func:`harness.results.foreign`)."""
 
 
 class WaiverReport(msgspec.Struct, kw_only=True):
-    """A waiver of the profile that was used, and for what."""
+    """A waiver of the profile that was used, and the tests that it waived."""
 
     place: str
     reason: str
@@ -79,27 +80,27 @@ class AttemptReport(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TestReport(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A test: the worst that any run says of it."""
+    """A test: its worst verdict in any run, with that run's evidence."""
 
     __test__ = False
 
     nodeid: str
     verdict: str
     verdicts: list[str]
-    """Of each run, in their order; empty where it has none."""
+    """The verdict of each run, in the order of the runs; empty for a run without the test."""
     stack: str = ""
     requirements: list[str] = []
     world: str = ""
     size: Ranks = 0
     dtype: str = ""
     seconds: Seconds = 0.0
-    """In the run that says the worst."""
+    """The time that the test took in the run with the worst verdict."""
     reason: str = ""
     headline: str = ""
     waiver: str = ""
     bare: str = ""
     run: Count = 0
-    """From 0: the run that says the worst, and whose evidence this is."""
+    """The index, from 0, of the run with the worst verdict, which has this evidence."""
     ranks: list[RankEvidence] = []
     text: str = ""
     reproducer: Reproducer | None = None
@@ -108,7 +109,7 @@ class TestReport(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RequirementReport(msgspec.Struct, kw_only=True):
-    """A requirement, and what its tests come to together."""
+    """A requirement, and the worst verdict of its tests."""
 
     id: str
     sentence: str
@@ -117,7 +118,7 @@ class RequirementReport(msgspec.Struct, kw_only=True):
     mandatory: bool
     verdict: str
     counts: dict[str, Count]
-    """Of its tests, by verdict."""
+    """The number of its tests with each verdict."""
     tests: list[str]
 
 
@@ -129,30 +130,30 @@ class LevelReport(msgspec.Struct, kw_only=True):
     conformant: bool
     why_not: list[str]
     requirements: dict[str, Count]
-    """How many of its requirements came to each verdict."""
+    """The number of its requirements with each verdict."""
     tests: dict[str, Count]
-    """How many tests of its stack came to each verdict."""
+    """The number of its stack's tests with each verdict."""
 
 
 class Cell(msgspec.Struct, kw_only=True):
-    """What the tests of a stack, dtype and world size came to."""
+    """The verdicts of the tests of a stack, dtype and world size."""
 
     stack: str
     dtype: str
-    """Empty: tests that are about several, or about none."""
+    """Empty for tests with several dtypes or none."""
     size: Ranks
-    """0: tests without a world."""
+    """The world size; 0 for tests without a world."""
     counts: dict[str, Count]
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """A report, made of one or several runs on one backend."""
+    """A report on one or several runs on one backend."""
 
     schema: str = SCHEMA
     version: VersionNumber = VERSION
     concord: str
     made: Moment
-    """When the last of its runs ended: the same runs always make the same report."""
+    """The time when the last of its runs ended, so that the same runs always make the same report."""
     profile: str
     profile_hash: str
     backend: str
@@ -163,9 +164,9 @@ class Report(msgspec.Struct, kw_only=True):
     suite_hash: str
     environment: dict[str, str]
     conformant: str
-    """The highest of L1 to L5 at which it is conformant; empty if there is none."""
+    """The highest of L1 to L5 at which the backend is conformant; empty if there is none."""
     problems: list[str]
-    """What is wrong with the runs as a whole; no level is conformant then."""
+    """Problems of the runs as a whole.  If there are any, no level is conformant."""
     levels: list[LevelReport]
     counts: dict[str, Count]
     runs: list[RunReport]
@@ -176,24 +177,25 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def worst(verdicts: list[str]) -> str:
-    """The verdict that several come to together: ``not-run`` if there are none."""
+    """Return the worst of several verdicts; ``not-run`` if there are none."""
     return min(verdicts, key=ORDER.index, default="not-run")
 
 
 def counted(verdicts: list[str]) -> dict[str, int]:
-    """How many came to each verdict, worst first; those that nothing came to are left out."""
+    """Count each verdict, worst first; verdicts that do not occur are left out."""
     return {verdict: count for verdict in ORDER if (count := verdicts.count(verdict))}
 
 
 def encode(report: Report) -> bytes:
-    """A report as JSON, laid out for people."""
+    """Encode a report as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
 def decode(data: bytes, name: str, allowance: Allowance | None = None) -> Report:
-    """Read a report.
+    """Decode a report.
 
-    ``name``: what messages call it; ``allowance``: what may be read of it.  Errors: :class:`ReportError`.
+    ``name``: its name in messages; ``allowance``: how much of it may be read.
+    Errors: :class:`ReportError` if it is not a report, has a newer version, or exceeds the allowance.
     """
     try:
         head = msgspec.json.decode(json_checked(data, allowance), type=_Head)
@@ -212,5 +214,5 @@ class _Head(msgspec.Struct):
 
 
 def json_schema() -> bytes:
-    """The JSON Schema of a report."""
+    """Return the JSON Schema of a report."""
     return msgspec.json.format(msgspec.json.encode(msgspec.json.schema(Report)), indent=2) + b"\n"

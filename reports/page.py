@@ -1,4 +1,4 @@
-"""A report as one page that opens offline: the answer on top, the evidence below."""
+"""The page of a report, which opens offline, with the answer on top and the evidence below."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from reports.model import ORDER, Cell, Report, ReportError, RequirementReport, T
 from reports.text import duration, moment, plural, shortened, visible
 
 LONGEST = 20_000
-"""Characters of one rank's output, or of one stack, that the page has."""
+"""The number of characters of one rank's output, or of one stack, on the page."""
 _SHORTER = 500
-"""How many it has where there is too much evidence for a page."""
+"""The same if there is too much evidence for a page."""
 _LONGEST_REPRODUCER = 100_000
 MOST = 32 << 20
-"""Characters of a page; one of two runs of all 2,341 tests, all of them passed, has 0.8 million."""
+"""The largest number of characters of a page.  For two runs of all 2,341 tests, all passed, it has 0.8 million."""
 EVERY_DTYPE = "several or none"
 _TEMPLATES = Path(__file__).parent / "templates"
 _SLOWEST = 12
 
 
 def page(report: Report) -> str:
-    """The page of a report.  Whatever is in it stays text.
+    """Render the page of a report, in which all texts of the report are escaped.
 
-    Where everything that ranks said would be more than :data:`MOST` characters, each of their texts is cut shorter.
+    If the page would exceed :data:`MOST` characters, the texts from ranks are cut shorter.
     Errors: :class:`ReportError` if that is not enough.
     """
     lengths = (_SHORTER,) if _much(report) else (LONGEST, _SHORTER)
     for longest in lengths:
-        found = _rendered(report, longest)
-        if found is not None:
-            return found
+        rendered = _rendered(report, longest)
+        if rendered is not None:
+            return rendered
     raise ReportError(f"a page of this report would have more than {MOST >> 20} MiB")
 
 
 def _much(report: Report) -> bool:
-    """Whether the texts of all tests, as a page has them, are more than half of what a page may have."""
+    """Whether the texts of all tests on a page would be longer than half of the longest page."""
     left = MOST // 2
     for test in report.tests:
         for text in _texts(test):
@@ -60,7 +60,7 @@ def _texts(test: TestReport) -> Iterator[str]:
 
 
 def _rendered(report: Report, longest: int) -> str | None:
-    """The page, with texts cut to a length; None if it is too large."""
+    """Render the page with texts cut to ``longest`` characters; None if it is too large."""
     tests = {test.nodeid: test for test in report.tests}
     slowest = sorted(report.tests, key=lambda test: (-test.seconds, test.nodeid))[:_SLOWEST]
     pieces = (
@@ -79,19 +79,19 @@ def _rendered(report: Report, longest: int) -> str | None:
             foreign=foreign(report),
         )
     )
-    found, length = [], 0
+    written, length = [], 0
     for piece in pieces:
-        found.append(piece)
+        written.append(piece)
         length += len(piece)
         if length > MOST:
             return None
-    return "".join(found)
+    return "".join(written)
 
 
 @functools.cache
 def _environment(longest: int) -> jinja2.Environment:
-    """How pages are written; ``longest``: characters of a text of ranks."""
-    most = _LONGEST_REPRODUCER + 1000 if longest == LONGEST else 10 * longest  # of anything that is written
+    """Return the environment that renders pages; ``longest``: characters of a text from ranks."""
+    most = _LONGEST_REPRODUCER + 1000 if longest == LONGEST else 10 * longest  # characters of any text
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -113,27 +113,27 @@ def _environment(longest: int) -> jinja2.Environment:
 
 
 def answer(report: Report) -> str:
-    """What a customer asks first, in a sentence."""
+    """Say at which level the backend is conformant, which is what customers ask first."""
     if report.conformant:
         return f"Conformant at {report.conformant} ({LEVELS[report.conformant]})"
     return "Not conformant at any level"
 
 
 def foreign(report: Report) -> dict[str, str]:
-    """The plug-ins of some run that are neither pytest's nor Concord's, and where they are from."""
+    """Return the plug-ins of any run that are neither pytest's nor Concord's, with their origin."""
     return {name: where for run in report.runs for name, where in run.foreign.items()}
 
 
 def web(link: str) -> bool:
-    """Whether a link is one that a page may lead to."""
+    """Whether a page may have this link: only http and https are allowed."""
     return urlsplit(link).scheme in ("http", "https") if link.isprintable() else False
 
 
 def groups(
     report: Report, tests: dict[str, TestReport]
 ) -> list[tuple[str, str, list[tuple[RequirementReport, list[TestReport]]]]]:
-    """Level, its stack, and its requirements with their tests, the worst first."""
-    found = []
+    """Group requirements: each level, its stack, and its requirements with their tests, worst first."""
+    grouped = []
     known = {*LEVELS}
     for level in [*LEVELS, ""]:
         mine = [r for r in report.requirements if (r.level if r.level in known else "") == level]
@@ -142,20 +142,20 @@ def groups(
             (r, sorted((tests[n] for n in r.tests), key=lambda t: (ORDER.index(t.verdict), t.nodeid))) for r in mine
         ]
         if pairs:
-            found.append((level, LEVELS.get(level, ""), pairs))
-    return found
+            grouped.append((level, LEVELS.get(level, ""), pairs))
+    return grouped
 
 
 Table = tuple[str, list[int], list[tuple[str, list[Cell | None]]]]
 
 
 def tables(matrix: Sequence[Cell]) -> list[Table]:
-    """For each stack: its world sizes, and for each dtype the cells of these."""
-    found = []
+    """Make a table for each stack: its world sizes, and for each dtype the cells of these sizes."""
+    by_stack = []
     for stack in dict.fromkeys([*LEVELS.values(), *(c.stack for c in matrix)]):
         mine = {(c.dtype, c.size): c for c in matrix if c.stack == stack}
         sizes = sorted({size for _, size in mine})
         dtypes = sorted({dtype for dtype, _ in mine})
         if mine:
-            found.append((stack, sizes, [(dtype, [mine.get((dtype, size)) for size in sizes]) for dtype in dtypes]))
-    return found
+            by_stack.append((stack, sizes, [(dtype, [mine.get((dtype, size)) for size in sizes]) for dtype in dtypes]))
+    return by_stack

@@ -1,6 +1,6 @@
-"""A page of figures: bandwidth and latency over size, percentiles, dtypes, overlap, and history with its steps.
+"""The page of benchmarks: bandwidth and latency by size, percentiles, dtypes, overlap, and the history with its steps.
 
-One file that opens offline; it knows nothing but the plain data of :mod:`harness.bench.view`.
+The page is one file that opens offline. It is made only from the plain data of :mod:`harness.bench.view`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TICKS_AT = [8, 1 << 10, 1 << 15, 1 << 20, 1 << 25, 1 << 30]
 
 
 def page(view: View) -> str:
-    """The page as one HTML document."""
+    """Render the page as one HTML document."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     swept = _swept(view["collectives"])
@@ -45,24 +45,24 @@ def page(view: View) -> str:
 
 
 def _text(value: object) -> str:
-    """Text that plotly, which knows some tags, shows as it is."""
+    """Escape text for plotly, which interprets some HTML tags."""
     return html.escape(str(value), quote=False)
 
 
 def _swept(collectives: Rows) -> dict[str, list[Mapping[str, Any]]]:
-    """By name of a sweep: figures of one collective, dtype and form over at least three sizes, ascending."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for one in collectives:
-        name = " ".join(filter(None, (one["operation"], one["op"], one["dtype"], one["how"])))
-        found.setdefault(f"{name}, {one['world']} ranks", []).append(one)
-    return {name: sorted(rows, key=lambda r: r["bytes"]) for name, rows in found.items() if len(rows) > 2}
+    """Group figures into sweeps by name: one collective, op, dtype and form over at least three sizes, ascending."""
+    sweeps: dict[str, list[Mapping[str, Any]]] = {}
+    for row in collectives:
+        name = " ".join(filter(None, (row["operation"], row["op"], row["dtype"], row["how"])))
+        sweeps.setdefault(f"{name}, {row['world']} ranks", []).append(row)
+    return {name: sorted(rows, key=lambda r: r["bytes"]) for name, rows in sweeps.items() if len(rows) > 2}
 
 
 def _short(rows: Rows) -> str:
-    """What tells a sweep from others of its collective."""
-    one = rows[0]
-    op = one["op"] if one["op"] != "sum" else ""
-    return _text(", ".join(filter(None, (op, one["dtype"], one["how"], f"{one['world']} ranks"))))
+    """Name what distinguishes a sweep from others of its collective."""
+    first = rows[0]
+    op = first["op"] if first["op"] != "sum" else ""
+    return _text(", ".join(filter(None, (op, first["dtype"], first["how"], f"{first['world']} ranks"))))
 
 
 def _figure(x: str, y: str, **layout: Any) -> go.Figure:
@@ -88,7 +88,7 @@ def _over_sizes(y: str) -> go.Figure:
 
 
 def _chosen(figure: go.Figure, groups: Sequence[str], of: Sequence[str]) -> go.Figure:
-    """A menu that shows the traces of one group; ``of`` is each trace's."""
+    """Add a menu that shows the traces of one group; ``of``: the group of each trace."""
     buttons = [
         {"label": _text(group), "method": "update", "args": [{"visible": [one == group for one in of]}]}
         for group in groups
@@ -151,11 +151,11 @@ def _latency(swept: Mapping[str, Rows]) -> go.Figure | None:
 
 
 def _dtypes(collectives: Rows) -> go.Figure | None:
-    """Of the collective that was measured in the most dtypes, at the sizes that they share."""
+    """Draw the collective that was measured in the most dtypes, at the sizes that several of them share."""
     by_collective: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for one in collectives:
-        if not one["how"] and one["op"] in ("", "sum"):
-            by_collective.setdefault((one["operation"], one["world"]), []).append(one)
+    for figures in collectives:
+        if not figures["how"] and figures["op"] in ("", "sum"):
+            by_collective.setdefault((figures["operation"], figures["world"]), []).append(figures)
     if not by_collective:
         return None
     (collective, ranks), rows = max(by_collective.items(), key=lambda item: len({r["dtype"] for r in item[1]}))
@@ -221,36 +221,36 @@ def _history(histories: Rows) -> go.Figure | None:
         return None
     figure = _figure("night", "", legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"})
     of: list[str] = []
-    for one in histories:
-        name, scale = one["name"], one["scale"]
+    for row in histories:
+        name, scale = row["name"], row["scale"]
         figure.add_trace(
             go.Scatter(
-                x=one["nights"],
-                y=[None if v is None else v * scale for v in one["values"]],
+                x=row["nights"],
+                y=[None if v is None else v * scale for v in row["values"]],
                 error_y={
                     "type": "data",
                     "symmetric": False,
                     "array": [
-                        0 if v is None else (h - v) * scale for v, h in zip(one["values"], one["high"], strict=True)
+                        0 if v is None else (h - v) * scale for v, h in zip(row["values"], row["high"], strict=True)
                     ],
                     "arrayminus": [
-                        0 if v is None else (v - low) * scale for v, low in zip(one["values"], one["low"], strict=True)
+                        0 if v is None else (v - low) * scale for v, low in zip(row["values"], row["low"], strict=True)
                     ],
                     "color": "rgba(107,114,128,0.5)",
                     "thickness": 1,
                 },
-                name=_text(f"{one['unit']}, {one['nights_known']} nights"),
+                name=_text(f"{row['unit']}, {row['nights_known']} nights"),
                 mode="lines+markers",
                 line={"color": _COLOURS[0]},
-                text=[_text(commit) for commit in one["commits"]],
-                hovertemplate=f"%{{y:.4g}} {_text(one['unit'])}<br>%{{text}}",
+                text=[_text(commit) for commit in row["commits"]],
+                hovertemplate=f"%{{y:.4g}} {_text(row['unit'])}<br>%{{text}}",
             )
         )
         of.append(name)
-        for step in one["steps"]:
+        for step in row["steps"]:
             figure.add_trace(
                 go.Scatter(
-                    x=[step["night"], one["nights"][-1]],
+                    x=[step["night"], row["nights"][-1]],
                     y=[step["value"] * scale] * 2,
                     name=_text(step["text"]),
                     mode="lines",
@@ -259,4 +259,4 @@ def _history(histories: Rows) -> go.Figure | None:
                 )
             )
             of.append(name)
-    return _chosen(figure, [one["name"] for one in histories], of)
+    return _chosen(figure, [row["name"] for row in histories], of)

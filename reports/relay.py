@@ -1,7 +1,7 @@
-"""Results for PyTorch's Cross-Repository CI Relay, which shows what out-of-tree backends say of PyTorch's changes.
+"""Results for PyTorch's cross-repository CI relay, which shows how out-of-tree backends do on PyTorch's changes.
 
-Its callback action takes counts (``test-results``), failed tests (``failed-tests-detail``), a conclusion and a link to
-everything else (``artifact-url``); the receiving side refuses more than 2 MB.  Sources: pytorch/test-infra,
+The relay's callback action takes counts (``test-results``), failed tests (``failed-tests-detail``), a conclusion, and a
+link to everything else (``artifact-url``). The receiver refuses more than 2 MB. Sources: pytorch/test-infra,
 ``.github/actions/cross-repo-ci-relay-callback/action.yml`` and ``torchci/lib/oot/ootUtils.ts``; pytorch/rfcs, RFC-0054.
 """
 
@@ -15,16 +15,18 @@ from reports.junit import failure_text, names
 from reports.model import Report, TestReport
 
 LARGEST = 2 * 1024 * 1024
-"""Bytes that the receiving side takes, for the whole callback."""
+"""The largest callback that the receiver accepts, in bytes."""
 LARGEST_INPUT = 120_000
-"""Bytes of one input: the action hands it to its script as an environment variable, of which Linux takes 128 KiB."""
+"""The largest input, in bytes.  The action passes it to its script as an environment variable, which Linux limits to
+128 KiB."""
 MOST_TESTS, LONGEST_MESSAGE, LONGEST_STACK = 1000, 1024, 4096
 
 
 def payload(report: Report, artifact_url: str = "", *, largest: int = LARGEST_INPUT) -> dict[str, Any]:
-    """The action's inputs, by name: those that are JSON are JSON here, too.
+    """Return the inputs of the action by name; those that the action takes as JSON are plain data.
 
-    Of failed tests, as many as the limits allow; how many there are beyond is in the counts and in ``note``.
+    The failed tests include as many as the limits allow.  The counts are complete, and ``note`` gives the number of
+    omitted tests.  ``largest``: the limit for the failed tests, in bytes.
     """
     bad = [test for test in report.tests if test.verdict in BAD]
     skipped = sum(count for verdict, count in report.counts.items() if verdict not in ("passed", *BAD))
@@ -37,7 +39,7 @@ def payload(report: Report, artifact_url: str = "", *, largest: int = LARGEST_IN
             break
         details.append(detail)
     conclusion = "success" if not bad and all(run.complete for run in report.runs) else "failure"
-    found: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "status": "completed",
         "conclusion": conclusion,
         "test-results": {
@@ -50,14 +52,14 @@ def payload(report: Report, artifact_url: str = "", *, largest: int = LARGEST_IN
         "artifact-url": artifact_url,
     }
     if len(details) < len(bad):
-        found["note"] = (
+        inputs["note"] = (
             f"{len(bad) - len(details)} of {len(bad)} failed tests did not fit; the artifact has all of them"
         )
-    return found
+    return inputs
 
 
 def encode(report: Report, artifact_url: str = "") -> bytes:
-    """The payload as JSON, within the limit."""
+    """Encode the payload as JSON, within the limits."""
     return json.dumps(payload(report, artifact_url)).encode() + b"\n"
 
 

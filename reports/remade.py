@@ -1,7 +1,7 @@
-"""What in a bundle is made of its runs, held against what the runs make here.
+"""The check of a bundle's derived files against those that its runs make here.
 
-Nothing in here is believed: reports and pages are made anew, and what a bundle brings along can only be like them or
-be wrong.  Another version of Concord may lay out otherwise what says the same; then what it says is compared.
+No derived file is trusted: reports and pages are made anew, and a file of the bundle either equals the new one or is
+wrong. Another version of Concord may format the same content differently, so then the content is compared.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ _VERDICTS = ("tests", "requirements", "waivers")
 
 
 def derived(found: Mapping[str, bytes], again: Mapping[str, bytes], unchecked: list[str] | None) -> Iterator[str]:
-    """What in a bundle is not what its runs make.
+    """Find the derived files of a bundle that differ from what its runs make.
 
-    ``unchecked``: None where the bundle was made by the version that checks, so that every byte is known; else takes
-    what another version has made and nobody here can judge.
+    ``found``: the files of the bundle; ``again``: the files that its runs make.
+    ``unchecked``: None if the version that checks has made the bundle, so that every byte is known.  Otherwise, a list
+    to which lines are added about files of another version that cannot be judged here.
     """
     for name in sorted({*found, *again}):
         if name not in again:
@@ -48,14 +49,17 @@ def derived(found: Mapping[str, bytes], again: Mapping[str, bytes], unchecked: l
 
 
 def claimed_report(claimed: bytes, again: bytes) -> Report:
-    """The report that a bundle brings along.  ``again``: the one that its runs make.  Errors: :class:`ReportError`."""
+    """Decode the report in a bundle; ``again``: the one that its runs make.
+
+    Errors: :class:`ReportError`, also if it is more than twice as long as that one.
+    """
     if len(claimed) > 2 * len(again):
         raise ReportError(f"report.json: has {len(claimed):,} bytes, and the runs make {len(again):,}")
     return decode(claimed, "report.json", bundle.bundle_allowance())
 
 
 def _same(old: bytes, new: bytes) -> bool:
-    """Whether two JSON texts say the same."""
+    """Whether two JSON texts have the same content."""
     try:
         return bool(msgspec.json.decode(json_checked(old, bundle.bundle_allowance())) == msgspec.json.decode(new))
     except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

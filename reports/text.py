@@ -1,4 +1,4 @@
-"""Text from tests, ranks and profiles, made fit to be shown: nothing invisible, nothing endless."""
+"""Formatting of untrusted text, times and counts: without invisible characters, and of limited length."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import datetime
 from harness.safe_io.shown import printable
 
 visible = printable
-"""As this package calls it."""
+"""Replace invisible characters of a text by escapes."""
 
 
 def shortened(text: str, longest: int) -> str:
-    """The end of a long text, with a line that says how much is missing before it."""
+    """Return the end of a long text, after a line that says how much is missing before it."""
     if len(text) <= longest:
         return text
     return f"[{len(text) - longest:,} characters before this are in the results]\n{text[-longest:]}"
 
 
 def moment(seconds: float) -> str:
-    """A time as people write it, in UTC; empty for 0, and the number for what is no date."""
+    """Format a time in UTC, such as ``2026-11-21 14:05 UTC``.
+
+    ``seconds``: seconds since the epoch.  The result is empty for 0, and the plain number if it is not a date.
+    """
     if not seconds:
         return ""
     try:
@@ -28,7 +31,7 @@ def moment(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it: ``0.42 s``, ``12 s``, ``5 min 02 s``."""
+    """Format a duration, as in ``0.42 s``, ``12 s`` or ``5 min 02 s``."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     if seconds < 60:
@@ -37,5 +40,5 @@ def duration(seconds: float) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """``1 waiver``, ``2 waivers``."""
+    """Format a count with its noun, as in ``1 waiver`` or ``2 waivers``."""
     return f"{count:,} {word}" + ("" if count == 1 else "s")

@@ -1,7 +1,7 @@
-"""Whether a test may be unsupported for the reason that it gives, and whether one that was run was to be run.
+"""The check of unsupported tests: whether their reasons are valid, and whether tests ran that should be unsupported.
 
-The reasons are those with which the plug-in skips (``harness/plugin/worlds.py``), and those in the test's own source.
-Whatever is in a reason is held against the profile, the suite and the other tests of the run.
+Reasons are those with which the plug-in skips (``harness/plugin/worlds.py``), and those in the test's own source. The
+facts in a reason are compared with the profile, the suite and the other tests of the run.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _NO_DEVICE = re.compile(r"no (\S+) device: .+", re.DOTALL)
 
 
 class _Judge:
+    """The rules that decide, for one run, whether a test may be unsupported."""
+
     def __init__(self, run: Run, by: Entitled, asked: Asked) -> None:
         self.run, self.by, self.asked = run, by, asked
         self.ran = [test for test in run.tests.values() if test.verdict in _RAN and test.size]
@@ -41,7 +43,7 @@ class _Judge:
         }
 
     def why_not(self, test: TestResult, facts: TestFacts) -> str:
-        """Why the test can't be unsupported for its reason; empty if it can."""
+        """Say why the test cannot be unsupported for its reason; empty if it can."""
         reason = test.reason.removeprefix(UNSUPPORTED)
         if test.reason in facts.skips:
             return ""
@@ -55,9 +57,9 @@ class _Judge:
             (_HOST, self._host),
         ]
         for pattern, judge in known:
-            found = pattern.fullmatch(reason)
-            if found:
-                return judge(found, test, facts)
+            match = pattern.fullmatch(reason)
+            if match:
+                return judge(match, test, facts)
         return f"unsupported for a reason that it never gives: {reason[:200]}"
 
     def _not_claimed(self, found: re.Match[str], test: TestResult, facts: TestFacts) -> str:
@@ -68,7 +70,7 @@ class _Judge:
         missing = facts.needs.unclaimed(claims)
         if missing:
             return "" if what == missing else f"not claimed is {missing}, and it says {what}"
-        dtypes = _DTYPE.findall(what)  # decided within the test, of what it tries
+        dtypes = _DTYPE.findall(what)  # the test itself decides this for each case that it tries
         named = _COLLECTIVE.match(what)
         collective = named[1] if named and named[1] in COLLECTIVES else ""
         if dtypes and any(all(claims.lacks(collective, dtype, op) for dtype in dtypes) for op in ("", *OPS)):
@@ -115,7 +117,7 @@ class _Judge:
         return f"there is no {found[1]} device, and other tests of the run had one" if there else ""
 
     def _kinds(self, facts: TestFacts) -> tuple[str, ...]:
-        """The types of devices that its world may be on."""
+        """Return the types of devices on which the test's world may be."""
         return (facts.device or self.asked.world_device or self.by.profile.device,)
 
     def _host(self, found: re.Match[str], test: TestResult, facts: TestFacts) -> str:
@@ -125,10 +127,10 @@ class _Judge:
         return "" if world is None or world[2] == "cpu" else f"says that it is on the host, and it is on {world[2]}"
 
     def should_not_run(self, test: TestResult, facts: TestFacts) -> str:
-        """Why a test that was run should have been unsupported; empty if it should not."""
+        """Say why a test that was run should have been unsupported; empty if it should not."""
         world, profile = world_of(test), self.by.profile
         if world is None or world[1:] != (profile.backend, profile.device):
-            return ""  # the claims are about other worlds
+            return ""  # the claims do not cover this world
         if profile.world_sizes and facts.size not in profile.world_sizes:
             return f"was run on {facts.size} ranks, and the profile does not claim worlds of that"
         if profile.device == "cpu" and facts.needs.of_accelerators:
@@ -138,7 +140,7 @@ class _Judge:
 
 
 def unsupported_problems(run: Run, by: Entitled | None, asked: Asked, checkout: Checkout) -> Iterator[str]:
-    """Tests that are unsupported without a good reason, and tests that were run although they were to be left out."""
+    """Find tests that are unsupported without a valid reason, and tests that ran although they are unsupported."""
     if by is None:
         return
     judge = _Judge(run, by, asked)

@@ -1,8 +1,8 @@
-"""Checks a bundle: everything in it against the raw results, and these against themselves, the profile and the suite.
+"""The check of a bundle, which compares its files with its raw results, and these with the profile and the suite.
 
-What the checkout knows is taken from the checkout and never from the bundle, and what follows from anything is made
-anew.  What it can't see: raw results that someone has made up consistently, digests and all.  Against that there is
-only a signature of whoever ran the suite, or running it again (docs/reports.md).
+The bundle's own word never counts for a fact that the checkout knows, and every derived file is made anew. The check
+cannot detect raw results that someone has forged consistently, digests included. Only a second run, or the signature of
+the person who ran the suite, helps against that (docs/reports.md).
 """
 
 from __future__ import annotations
@@ -32,49 +32,53 @@ from reports.remade import claimed_report, derived
 from reports.unsupported import unsupported_problems
 
 _MOST_SAID = 50
-"""Sentences of the check that the report made anew repeats."""
+"""The number of lines of the check that the new report repeats."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What came of a check."""
+    """The result of a check."""
 
     report: Report | None
-    """Made anew of the raw results, with what the profile's text and the suite here say in the place of what they say
-    themselves.  No level of it is conformant where anything is wrong or unchecked."""
+    """The report, made anew from the raw results.  Facts from the profile's text and the local suite replace those of
+    the results.  No level is conformant if anything is wrong or unchecked."""
     problems: tuple[str, ...]
-    """What is not as it should be, a line each; none: the bundle is what it says it is, as far as it was checked."""
+    """What is wrong, one line each; empty if the bundle is right as far as it was checked."""
     unchecked: tuple[str, ...] = ()
-    """What conformance depends on, and nobody could check; none: it is shown."""
+    """What conformance depends on and could not be checked; empty if everything was."""
     notes: tuple[str, ...] = ()
-    """What else a reader should know."""
+    """Other facts that a reader should know."""
     manifest: str = ""
-    """SHA-256 of the manifest, which stands for the whole bundle."""
+    """The SHA-256 of the manifest, which identifies the whole bundle."""
     runs: tuple[Run, ...] = field(default=(), repr=False)
 
     @property
     def shown(self) -> bool:
-        """Whether nothing is wrong, and nothing is left to be believed but the raw results."""
+        """Whether nothing is wrong or unchecked, so that only the raw results must be trusted."""
         return not self.problems and not self.unchecked
 
 
 @dataclass
 class _Findings:
+    """The lines of a check, as in :class:`Checked`."""
+
     problems: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def verify(path: Path, concord: str, checkout: Checkout | None, now: float) -> Checked:
-    """Check a bundle.  ``concord``: the version that checks; ``now``: seconds since the epoch.
+    """Check a bundle.
 
-    Errors: :class:`ReportError` for a file that is no bundle.
+    ``concord``: the version of Concord that checks; ``checkout``: the local suite, if there is one; ``now``: seconds
+    since the epoch.
+    Errors: :class:`ReportError` for a file that is not a bundle.
     """
-    found = bundle.unpacked(path)
-    manifest = _manifest(path, found)
-    digest = hashlib.sha256(found.pop(MANIFEST)).hexdigest()
-    findings = _Findings(list(_checksums(manifest, found)))
-    raw = [(name, data) for name, data in found.items() if re.fullmatch(r"runs/[1-9]\d{0,3}\.jsonl", name)]
+    files = bundle.unpacked(path)
+    manifest = _manifest(path, files)
+    digest = hashlib.sha256(files.pop(MANIFEST)).hexdigest()
+    findings = _Findings(list(_checksums(manifest, files)))
+    raw = [(name, data) for name, data in files.items() if re.fullmatch(r"runs/[1-9]\d{0,3}\.jsonl", name)]
     raw.sort(key=lambda pair: int(pair[0][5:-6]))
     if not raw:
         return Checked(None, (*findings.problems, "runs/: there is no run in it"), manifest=digest)
@@ -83,11 +87,11 @@ def verify(path: Path, concord: str, checkout: Checkout | None, now: float) -> C
     except ReportError as e:
         return Checked(None, (*findings.problems, str(e)), manifest=digest)
     again, runs = made.files, made.runs
-    raw = list(again.items())[: len(runs)]  # in the order of time
+    raw = list(again.items())[: len(runs)]  # ordered by time
     same = manifest.concord == concord
     if not same:
         findings.notes.append(f"it was put together by Concord {manifest.concord}, and this is {concord}")
-    findings.problems += derived(found, again, None if same else findings.unchecked)
+    findings.problems += derived(files, again, None if same else findings.unchecked)
     real = [_judge(run, data, name, checkout, now, findings) for (name, data), run in zip(raw, runs, strict=True)]
     for what, values in differences(runs).items():
         findings.problems.append(f"the runs differ in {what}: {' and '.join(value or 'none' for value in values)}")
@@ -96,14 +100,14 @@ def verify(path: Path, concord: str, checkout: Checkout | None, now: float) -> C
     findings.unchecked += _nothing_to_hold_it_against(runs, checkout)
     digests = [hashlib.sha256(data).hexdigest() for _, data in raw]
     judged = [Parsed(name, sha256, run) for (name, _), sha256, run in zip(raw, digests, real, strict=True)]
-    findings.problems += _claims_more(found.get("report.json", b""), again["report.json"], made_of(judged))
+    findings.problems += _claims_more(files.get("report.json", b""), again["report.json"], made_of(judged))
     problems, unchecked = tuple(dict.fromkeys(findings.problems)), tuple(dict.fromkeys(findings.unchecked))
     report = made_of(judged, _in_the_report(problems, unchecked))
     return Checked(report, problems, unchecked, tuple(dict.fromkeys(findings.notes)), digest, runs)
 
 
 def _judge(run: Run, data: bytes, name: str, checkout: Checkout | None, now: float, findings: _Findings) -> Run:
-    """Check a run; returns it with what the profile's text and the suite say in the place of what it says itself."""
+    """Check a run, and return it with facts from the profile's text and the suite instead of its own."""
     request = asked(run.header.arguments, run.header.environment)
     by, unreadable = entitled(run)
     problems = [*run_problems(run, data, request, now), *unreadable, *header_problems(run, request)]
@@ -127,20 +131,21 @@ def _judge(run: Run, data: bytes, name: str, checkout: Checkout | None, now: flo
 
 
 def _lacking(run: Run) -> Iterator[str]:
-    """Tests that were left out for what their torch does not have, as only they say."""
+    """Note the tests that say that their torch lacks what they test, which only they can know."""
     lacking = [t.nodeid for t in run.tests.values() if t.reason.startswith("unsupported: this torch has no ")]
     if lacking:
         yield listed(f"torch {run.header.environment.get('torch', '')} lacks what these tests are about", lacking)
 
 
 def _other_profile(by: Entitled | None, checkout: Checkout | None) -> Iterator[str]:
-    """Where a profile has the name of a file of ours and is another; profiles are no part of a suite."""
+    """Note profiles that differ from the shipped file of the same name, since profiles are not part of the suite."""
     for file, text in by.recorded.texts.items() if by is not None and checkout is not None else ():
         if checkout is not None and checkout.profiles.get(file, text) != text:
             yield f"its {file} is not the one here"
 
 
 def _nothing_to_hold_it_against(runs: Sequence[Run], checkout: Checkout | None) -> Iterator[str]:
+    """Say why the runs cannot be compared with a local suite, if they cannot."""
     for run in runs[:1]:
         digest = run.header.suite_hash
         if checkout is None or not checkout.suite_hash:
@@ -155,11 +160,11 @@ def _nothing_to_hold_it_against(runs: Sequence[Run], checkout: Checkout | None) 
 
 
 def _claims_more(claimed: bytes, again: bytes, real: Report) -> Iterator[str]:
-    """Levels that the bundle's report claims, and that are not there by the suite and the profile's text."""
+    """Find levels at which the bundle's report claims conformance, but not the report made from the checked runs."""
     try:
         old = claimed_report(claimed, again)
     except ReportError:
-        return  # said already
+        return  # already reported
     truly = {level.id: level for level in real.levels}
     for level in old.levels:
         if level.conformant and (level.id not in truly or not truly[level.id].conformant):
@@ -168,7 +173,7 @@ def _claims_more(claimed: bytes, again: bytes, real: Report) -> Iterator[str]:
 
 
 def _in_the_report(problems: Sequence[str], unchecked: Sequence[str]) -> list[str]:
-    """What keeps a report that is made anew from showing anything."""
+    """Return the sentences that keep every level of the new report from being conformant."""
     lines = [*(f"Wrong: {line}." for line in problems), *(f"Not checked: {line}." for line in unchecked)]
     more = [f"And {len(lines) - _MOST_SAID} more."] if len(lines) > _MOST_SAID else []
     return [*lines[:_MOST_SAID], *more]

@@ -1,1 +1,1 @@
-"""The audit: defects are put into the ranks, and it is seen which of them the suites notice (docs/audit.md)."""
+"""The audit: inject defects into the ranks and see which of them the suites detect (docs/audit.md)."""

@@ -1,9 +1,8 @@
-"""Mutants: modules of torch with one edit, put into a rank without touching a file.
+"""Mutants: modules of torch with one edit, which are put into a rank without a change to any file.
 
-An edit is inside the body of a function.  The module's syntax tree is edited and compiled, and the live function is
-given the code that came of it (``function.__code__``), so it does not matter who has it under which name already.
-Nothing of an edit may change which variables are free in a function, so what is taken away stays in the tree where
-it is never reached.
+An edit is inside the body of a function.  The module's syntax tree is edited and compiled, and the live function gets
+the new code (``function.__code__``), so the edit takes effect under every name that refers to the function.  An edit
+must not change which variables are free in a function, so removed code stays in the tree where it is never reached.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "dynamo": ("torch._dynamo.variables.distributed",),
     "collectives": ("torch.distributed._functional_collectives", "torch.distributed.nn.functional"),
 }
-"""The modules of each component that are edited; the first is the source under test."""
+"""The modules of each component that are mutated; the first is the source under test."""
 REFERENCE: dict[str, tuple[str, ...]] = {
     "replicate": ("harness.reference.replicate", "harness.reference.containers"),
     "replicate_fsdp": ("harness.reference.replicate_fsdp",),
     "tp_extension": ("harness.reference.tp_extension",),
 }
-"""The same where the subject is the reference."""
+"""The same for the subject ``reference``."""
 
 
 def sources(component: str, subject: str = "torch") -> tuple[str, ...]:
-    """The modules that a component's mutants are made of, the source under test first; none if nobody knows any."""
+    """Return the modules whose mutants belong to a component, the source under test first; empty if none are known."""
     by_subject = {"torch": SOURCES, "reference": REFERENCE}
     return by_subject.get(subject, {}).get(component, ())
 
@@ -81,7 +80,7 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
 }
 _SAYS_ONLY = ("logger", "log", "logging", "warnings", "torch._C._log_api_usage_once", "_log_api_usage_once", "print")
-"""Calls of these say something to a reader, and are left as they are."""
+"""Functions that only log or print; their calls are not mutated."""
 _TYPES_ONLY = ("cast", "typing.cast", "assert_type", "TypeVar")
 
 
@@ -91,22 +90,22 @@ class Mutant:
 
     module: str
     function: str
-    """Its name in the module, as in ``Class.method``: the outermost function around the edit."""
+    """Qualified name of the outermost function around the edit: ``Class.method``."""
     edit: str
-    """What is done there, in words."""
+    """The edit in words."""
     lines: tuple[int, int]
-    """The first and the last line of the statement; of one that holds others, of its head."""
+    """First and last line of the statement; for a compound statement, of its head."""
     number: int
-    """Among the edits of the module, from 0."""
+    """Index among the edits of the module, from 0."""
 
     @property
     def name(self) -> str:
-        """``module function: edit``: unique, readable, and the same where lines have moved."""
+        """``module function: edit``: unique, readable, and independent of line numbers."""
         return f"{self.module} {self.function}: {self.edit}"
 
     @property
     def file(self) -> str:
-        """Where its module is."""
+        """The path of its module."""
         return file(self.module)
 
     def __str__(self) -> str:
@@ -114,18 +113,18 @@ class Mutant:
 
 
 def mutants(module: str) -> list[Mutant]:
-    """Every mutant of a module, in the order of its source.  Errors: ModuleNotFoundError if there is no such module."""
-    found = []
+    """Return every mutant of a module, in source order.  Errors: ModuleNotFoundError if there is no such module."""
+    result = []
     names: dict[str, int] = {}
     for number, site in enumerate(_sites(module)):
         names[site.key] = names.get(site.key, 0) + 1
         again = f" ({names[site.key]})" if names[site.key] > 1 else ""
-        found.append(Mutant(module, site.function, site.edit + again, site.lines, number))
-    return found
+        result.append(Mutant(module, site.function, site.edit + again, site.lines, number))
+    return result
 
 
 def prepared(mutant: Mutant) -> str:
-    """What :func:`put` needs: made once, for every rank."""
+    """Return the argument for :func:`put`, which is made once for all ranks."""
     site = _sites(mutant.module)[mutant.number]
     tree = copy.deepcopy(_tree(mutant.module))
     _replace(tree, site.path, site.make(functools.reduce(_at, site.path, tree)))
@@ -135,7 +134,7 @@ def prepared(mutant: Mutant) -> str:
 
 
 def put(prepared: str) -> None:
-    """Make an edit in this process.
+    """Apply an edit in this process.  ``prepared``: from :func:`prepared`.
 
     Errors: LookupError if the live function is not found; ValueError if it can't take the code.
     """
@@ -148,15 +147,15 @@ def put(prepared: str) -> None:
 
 
 def live(module: str, code: types.CodeType) -> list[types.FunctionType]:
-    """The functions in this process that were compiled from the same lines, decorated or not."""
-    found: Any = importlib.import_module(module)
+    """Return the functions in this process that were compiled from the same lines, decorated or not."""
+    member: Any = importlib.import_module(module)
     for part in code.co_qualname.split("."):
-        found = vars(found).get(part) if hasattr(found, "__dict__") else None
-        if found is None:
+        member = vars(member).get(part) if hasattr(member, "__dict__") else None
+        if member is None:
             break
-    functions = [f for f in _behind(found) if _same(f.__code__, code)] if found is not None else []
+    functions = [f for f in _behind(member) if _same(f.__code__, code)] if member is not None else []
     if not functions:
-        gc.unfreeze()  # what the server has frozen is not looked at otherwise
+        gc.unfreeze()  # otherwise gc.get_objects() leaves out what the server has frozen
         functions = [f for f in gc.get_objects() if isinstance(f, types.FunctionType) and _same(f.__code__, code)]
     return functions
 
@@ -170,7 +169,7 @@ def _same(one: types.CodeType, other: types.CodeType) -> bool:
 
 
 def _behind(found: Any, depth: int = 6) -> Iterator[types.FunctionType]:
-    """A function, and the functions that it was made of by decorators."""
+    """Yield a function, and the functions that its decorators wrap."""
     if depth == 0:
         return
     if isinstance(found, types.FunctionType):
@@ -186,20 +185,22 @@ def _behind(found: Any, depth: int = 6) -> Iterator[types.FunctionType]:
             yield from _behind(inner, depth - 1)
 
 
-# where
+# sites
 
 
 @dataclass(frozen=True)
 class _Site:
+    """A place in a function, and the edit that is possible there."""
+
     function: str
     first: int
-    """The first line of the function, decorators and all."""
+    """The first line of the function, including its decorators."""
     lines: tuple[int, int]
     edit: str
     path: tuple[tuple[str, int], ...]
-    """From the tree to the node: names of fields, and indices (-1 where a field is no list)."""
+    """The way from the tree to the node: names of fields, and indices (-1 if a field is not a list)."""
     make: Any
-    """Makes the edited node of a copy of the node."""
+    """A function that makes the edited node from a copy of the node."""
 
     @property
     def key(self) -> str:
@@ -207,7 +208,7 @@ class _Site:
 
 
 def file(module: str) -> str:
-    """Where a module is.  Errors: ModuleNotFoundError."""
+    """Return the path of a module.  Errors: ModuleNotFoundError."""
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.origin:
         raise ModuleNotFoundError(f"no module {module}")
@@ -221,8 +222,8 @@ def _tree(module: str) -> ast.Module:
 
 
 def _at(node: Any, step: tuple[str, int]) -> Any:
-    found = getattr(node, step[0])
-    return found if step[1] < 0 else found[step[1]]
+    value = getattr(node, step[0])
+    return value if step[1] < 0 else value[step[1]]
 
 
 def _replace(tree: Any, path: tuple[tuple[str, int], ...], new: ast.AST) -> None:
@@ -251,7 +252,7 @@ def _sites(module: str) -> tuple[_Site, ...]:
 
 
 def _in_body(owner: Any, path: tuple[tuple[str, int], ...], names: tuple[str, ...]) -> Iterator[_Site]:
-    """The functions of a module or class."""
+    """Yield the sites in the functions of a module or class."""
     for name in ("body", "orelse"):
         for i, node in enumerate(getattr(owner, name, ())):
             here = (*path, (name, i))
@@ -267,6 +268,8 @@ def _in_body(owner: Any, path: tuple[tuple[str, int], ...], names: tuple[str, ..
 
 @dataclass(frozen=True)
 class _Function:
+    """A function of a module, with methods that yield the sites in it."""
+
     name: str
     first: int
 
@@ -303,7 +306,7 @@ class _Function:
         if isinstance(node, ast.Raise | ast.Assert):
             if isinstance(node, ast.Assert):
                 yield from self.expression(node.test, (*path, ("test", -1)))
-            return  # what an error says is no behaviour that a mutant is about
+            return  # error messages are not mutated
         if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
             yield self.site((*path, ("value", -1)), f"returns None for {_short(node.value)}", _none)
         if isinstance(node, ast.If | ast.While) and not isinstance(node.test, ast.Compare | ast.BoolOp):
@@ -366,7 +369,7 @@ class _Function:
                 yield from self.field(value, path, field)
 
 
-# what
+# edits
 
 
 def _never(node: ast.stmt) -> ast.stmt:
@@ -409,7 +412,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _is_string(node: ast.BinOp) -> bool:
-    """Whether a sum is of text, or of types (``a | b``)."""
+    """Return whether a binary operation has a string literal or an f-string as an operand."""
     sides = (node.left, node.right)
     return any(
         isinstance(s, ast.JoinedStr) or (isinstance(s, ast.Constant) and isinstance(s.value, str)) for s in sides

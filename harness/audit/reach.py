@@ -1,8 +1,7 @@
-"""Which lines of some files the ranks of a test reach, in which order.
+"""Record which lines of some files the ranks of a test reach, and in which order.
 
-The rank's side writes each step from line to line at once and only once, so that nothing is lost with a rank that is
-killed.
-Line 0 stands for outside of the function.
+A rank writes each step from line to line immediately and only once, so that nothing is lost if the rank is killed.
+Line 0 means outside of the function.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from types import CodeType, FrameType
 from typing import Any
 
 Steps = dict[str, set[tuple[int, int]]]
-"""By file: from which line to which."""
+"""Steps by file, each from a line to a line."""
 
 _Tracer = Callable[[FrameType, str, Any], Any]
 
 
 _RETURNS = [dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE") if name in dis.opmap]
-"""Where a function is left by itself, and not by an exception."""
+"""Opcodes with which a function returns or yields, as opposed to an exception that leaves it."""
 
 
 def argument(folder: Path, files: Sequence[str]) -> str:
-    """What :func:`start` is called with: files of ranks go into ``folder``, which must be there."""
+    """Return the argument for :func:`start`.  Ranks write their files into ``folder``, which must exist."""
     return json.dumps([str(folder), list(files)])
 
 
 def start(argument: str) -> None:
-    """Write down from now on what this process reaches in the files."""
+    """Start to record which lines of the files this process reaches.  ``argument``: from :func:`argument`."""
     folder, files = json.loads(argument)
     numbers = {file: i for i, file in enumerate(files)}
     fd = os.open(f"{folder}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -49,10 +48,10 @@ def start(argument: str) -> None:
             nonlocal before
             if event == "line" or (event == "return" and frame.f_code.co_code[frame.f_lasti] in _RETURNS):
                 line = frame.f_lineno if event == "line" else 0
-                found = file, before or -first, line or -first
-                if found not in seen:
-                    seen.add(found)
-                    os.write(fd, b"%d %d %d\n" % found)
+                taken = file, before or -first, line or -first
+                if taken not in seen:
+                    seen.add(taken)
+                    os.write(fd, b"%d %d %d\n" % taken)
                 before = line
             return step
 
@@ -68,18 +67,18 @@ def start(argument: str) -> None:
 
 
 def collect(folder: Path, files: Sequence[str]) -> Steps:
-    """What ranks have written into a folder, and remove it."""
-    found: Steps = {}
+    """Read the files that ranks have written into a folder, and remove them."""
+    steps: Steps = {}
     for path in folder.iterdir():
         for line in path.read_bytes().split(b"\n")[:-1]:
             file, before, after = map(int, line.split())
-            found.setdefault(files[file], set()).add((before, after))
+            steps.setdefault(files[file], set()).add((before, after))
         path.unlink()
-    return found
+    return steps
 
 
 def _imported(path: Path) -> Iterator[tuple[int, int]]:
-    """Steps to the lines outside of functions: the module was imported before anything was written down."""
+    """Yield steps to the lines outside of functions, because the module was imported before recording started."""
     pending = [compile(path.read_text(), str(path), "exec", dont_inherit=True)]
     while pending:
         code = pending.pop()
@@ -89,16 +88,16 @@ def _imported(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def report(steps: Mapping[str, Iterable[tuple[int, int]]], html: Path | None = None) -> str:
-    """Lines and branches of files that were reached, as a table; with ``html``, also pages in that folder.
+    """Return a table of the lines and branches that were reached; with ``html``, also write pages to that folder.
 
-    ``steps``: all files that the report is about, those that nobody reached with no steps.
+    ``steps``: all files of the report; a file that was not reached has no steps.
     """
     from coverage import Coverage, CoverageData
 
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/data"
         data = CoverageData(basename=path)
-        data.add_arcs({file: [*found, *_imported(Path(file))] for file, found in steps.items()})
+        data.add_arcs({file: [*arcs, *_imported(Path(file))] for file, arcs in steps.items()})
         data.write()
         coverage = Coverage(data_file=path, branch=True, config_file=False, include=list(steps))
         coverage.load()

@@ -1,4 +1,4 @@
-"""What an audit finds out, as data: the lines of its journal, and the file that ``--save`` writes."""
+"""The records of an audit: the lines of its journal, and the file that ``--save`` writes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from harness.safe_io.writing import append_or_nothing
 
 VERSION = 1
 LARGEST = 256 << 20
-"""Bytes of what ``--save`` writes; an audit of all suites comes to 2 MiB."""
+"""Maximum size in bytes of a file that ``--save`` writes; an audit of all suites takes 2 MiB."""
 
 KILLED, SURVIVED, TIMED_OUT, NOT_REACHED, FAILED = "killed", "survived", "timed out", "not reached", "not injected"
-"""What can become of a defect.  ``not reached``: no test executes the lines; ``not injected``: it can't be put in."""
+"""States of a defect.  ``not reached``: no test executes the lines; ``not injected``: the defect can't be injected."""
 
 
 class Defect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A fault of the catalogue, or a mutant."""
+    """A fault of the catalog, or a mutant."""
 
     name: str
     sort: str
@@ -34,38 +34,38 @@ class Defect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     says: str
     """What is wrong."""
     about: str = ""
-    """Of a fault, its class and its issue; of a mutant, file and line."""
+    """For a fault, its class and its issue; for a mutant, file and line."""
 
 
 class Healthy(msgspec.Struct, tag="healthy", tag_field="record", kw_only=True, omit_defaults=True):
-    """A test without any defect."""
+    """The result of a test without any defect."""
 
     test: str
     verdict: str
     seconds: Seconds
     headline: str = ""
     about: str = ""
-    """What the test requires and does, in words."""
+    """The test's requirements and docstring."""
     steps: dict[str, list[tuple[int, int]]] = {}
-    """From line to line in the sources that mutants are made of, as ranks went."""
+    """By file, the steps from line to line that ranks took in the sources of mutants."""
 
 
 class Result(msgspec.Struct, tag="result", tag_field="record", kw_only=True, omit_defaults=True):
-    """What became of one defect."""
+    """The result of one defect."""
 
     defect: Defect
     state: str
     seconds: Seconds
     tests: Count = 0
-    """How many were run."""
+    """Number of tests that were run."""
     test: str = ""
-    """That noticed."""
+    """The test that detected the defect."""
     verdict: str = ""
     headline: str = ""
     requirements: list[str] = []
     ranks: list[Ranks] = []
     equivalent: str = ""
-    """Why nobody could notice it, where the list of equivalent mutants says so."""
+    """Why no test could detect it, if the list of equivalent mutants has it."""
 
 
 class Begun(msgspec.Struct, tag="audit", tag_field="record", kw_only=True):
@@ -81,7 +81,7 @@ Record = Begun | Healthy | Result
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """A whole audit: what ``--save`` writes and ``--compare`` reads."""
+    """The result of a whole audit, which ``--save`` writes and ``--compare`` reads."""
 
     schema: str = "concord.audit"
     version: VersionNumber = VERSION
@@ -98,11 +98,11 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 class AuditError(ValueError):
-    """A file of an audit that can't be used; says which, where and why."""
+    """A file of an audit that can't be used.  The message says which file, where and why."""
 
 
 class Journal:
-    """Lines on disk, one a record, so that an interrupted audit goes on where it was."""
+    """A file with one line for each record, so that an interrupted audit resumes where it stopped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -114,14 +114,14 @@ class Journal:
             raise AuditError(f"{path}: {e.strerror}") from e
 
     def read(self) -> list[Record]:
-        """What is there; a line that was cut off does not count, and is taken away."""
+        """Read all records, and remove a last line that was cut off.  Errors: AuditError."""
         text = self.path.read_bytes()
         whole = text[: text.rfind(b"\n") + 1]
         if whole != text:
             os.ftruncate(self._fd, len(whole))
         decoder = msgspec.json.Decoder(Record)
         records: list[Record] = []
-        allowance = Allowance(values=100_000_000)  # steps of all tests, from line to line
+        allowance = Allowance(values=100_000_000)  # the steps of all tests
         for number, line in enumerate(whole.split(b"\n")[:-1], 1):
             try:
                 allowance.take_json(line)
@@ -131,7 +131,7 @@ class Journal:
         return records
 
     def write(self, record: Record) -> None:
-        """Append a record, without any credentials.  Errors: AuditError."""
+        """Append a record without its credentials.  Errors: AuditError."""
         line = msgspec.json.encode(current().record(msgspec.to_builtins(record))) + b"\n"
         try:
             append_or_nothing(self._fd, line)
@@ -139,26 +139,27 @@ class Journal:
             raise AuditError(f"{self.path}: {e.strerror}; once it can be written to, the audit goes on there") from e
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._fd)
 
 
 def load(path: Path) -> Summary:
-    """Read what ``--save`` wrote.  Errors: AuditError."""
+    """Read a file that ``--save`` wrote.  Errors: AuditError."""
     try:
         data = contents(path, LARGEST)
     except FileError as e:
         raise AuditError(str(e)) from e
     try:
-        found = msgspec.convert(_fit(msgspec.json.decode(json_checked(data))), Summary)
+        summary = msgspec.convert(_fit(msgspec.json.decode(json_checked(data))), Summary)
     except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise AuditError(f"{path}: not a file of `concord audit --save`: {said(e)}") from e
-    if found.version > VERSION:
-        raise AuditError(f"{path}: version {found.version}, and this Concord reads up to {VERSION}; update it")
-    return found
+    if summary.version > VERSION:
+        raise AuditError(f"{path}: version {summary.version}, and this Concord reads up to {VERSION}; update it")
+    return summary
 
 
 def _fit(value: Any) -> Any:
-    """The same with texts that are fit to be shown: somebody may have sent the file."""
+    """Make all texts printable, because the file may come from somebody else."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):
@@ -167,7 +168,7 @@ def _fit(value: Any) -> Any:
 
 
 def shortened(summary: Summary) -> Summary:
-    """What a later audit needs to know: of each defect its state, and which test noticed it."""
+    """Reduce a summary to what a later audit needs: the state of each defect, and the test that detected it."""
     results = [
         Result(
             defect=Defect(name=r.defect.name, sort=r.defect.sort, component=r.defect.component, says=""),
@@ -181,7 +182,7 @@ def shortened(summary: Summary) -> Summary:
 
 
 def equivalents(path: Path) -> dict[str, str]:
-    """Mutants that nobody could notice, and why.  Errors: AuditError."""
+    """Read the list of equivalent mutants.  Returns reasons by the mutants' names.  Errors: AuditError."""
     try:
         rows = toml(path.read_text()).get("equivalent", [])
     except FileNotFoundError:
@@ -190,19 +191,19 @@ def equivalents(path: Path) -> dict[str, str]:
         raise AuditError(f"{path}:{e.line}: {e}") from e
     except UnicodeDecodeError as e:
         raise AuditError(f"{path}: {e}") from e
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or set(row) != {"mutants", "why"} or not str(row["why"]).strip():
             raise AuditError(f"{path}, entry {number}: an entry has `mutants`, a list of names, and `why`, a sentence")
-        found.update(dict.fromkeys(row["mutants"], str(row["why"])))
-    return found
+        reasons.update(dict.fromkeys(row["mutants"], str(row["why"])))
+    return reasons
 
 
 def digest(root: Path) -> str:
-    """Of everything that an audit's outcome depends on in this tree."""
-    found = hashlib.sha256()
+    """Return a digest of the files in this tree that an audit's outcome depends on."""
+    sha256 = hashlib.sha256()
     for folder in ("harness", "suites", "fixtures"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix in (".py", ".toml") and path.name != "equivalent.toml":
-                found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
+                sha256.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return sha256.hexdigest()[:16]

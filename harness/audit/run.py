@@ -1,6 +1,6 @@
-"""The run of an audit: processes that collect the suites once, and are given one defect after another.
+"""The run of an audit: processes that collect the suites once and then get one defect after another.
 
-A defect's tests are run cheapest first, those that noticed others before those that never did, until one fails.
+For each defect, tests run until one fails.  Cheap tests, and tests that have detected other defects, run first.
 """
 
 from __future__ import annotations
@@ -54,40 +54,40 @@ FAULT, MUTANT = "fault", "mutant"
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be audited."""
+    """The plan of an audit: which defects to inject."""
 
     components: tuple[str, ...]
     subject: str = "torch"
-    """Whose implementation of the components runs; faults are of torch, so others have none."""
+    """Whose implementation of the components runs; faults are defects of torch, so other subjects have none."""
     faults: bool = True
     mutants: str = "source"
-    """``source``: of the sources under test; ``all``: of what they stand on, too; ``none``."""
+    """``source``: mutants of the sources under test; ``all``: also of the modules that they build on; ``none``."""
     sample: int = 0
-    """So many faults and so many mutants of each component, always the same ones; 0 for all."""
+    """Number of faults and of mutants of each component, always the same ones; 0: all."""
     names: tuple[str, ...] = ()
-    """Only defects with one of these in their name."""
+    """Only defects whose name contains one of these; empty: all."""
     only: frozenset[str] = frozenset()
-    """Only these, by their whole name; all if empty."""
+    """Only defects with these names; empty: all."""
     again: Mapping[str, str] = field(default_factory=dict)
-    """Only these, each by one test alone: that which noticed it before."""
+    """Only these defects, each with the one test that detected it before; empty: all."""
     limit: float = 240.0
-    """Seconds for a defect after which no further test is begun."""
+    """Seconds after which no further test of a defect starts."""
 
 
 @dataclass
 class Target:
-    """A defect, and how it gets into a rank."""
+    """A defect, and how it is put into a rank."""
 
     defect: Defect
     first: Callable[[], tuple[str, str]]
     mutant: mutants.Mutant | None = None
     about: str = ""
-    """In words, what is wrong and what it needs."""
+    """For a fault, its name, what is wrong, and what a test needs to see it."""
 
 
 def targets(plan: Plan) -> list[Target]:
-    """Every defect of a plan.  Errors: ValueError if the catalogue has two of one name."""
-    found: list[Target] = []
+    """Return every defect of a plan.  Errors: ValueError if the catalog has two faults with one name."""
+    chosen: list[Target] = []
     if plan.faults and plan.subject == TORCH:
         for fault in faults.catalogue().values():
             if fault.component in plan.components:
@@ -96,23 +96,23 @@ def targets(plan: Plan) -> list[Target]:
                     name=fault.name, sort=FAULT, component=fault.component, says=fault.sentence, about=about
                 )
                 about = f"{fault.name} {fault.sentence} {fault.needs}"
-                found.append(Target(defect, functools.partial(_fault, fault.name), about=about))
+                chosen.append(Target(defect, functools.partial(_fault, fault.name), about=about))
     if plan.mutants != "none":
         for component in plan.components:
             sources = mutants.sources(component, plan.subject)
             for module in sources if plan.mutants == "all" else sources[:1]:
-                found += [_mutant(component, mutant) for mutant in mutants.mutants(module)]
+                chosen += [_mutant(component, mutant) for mutant in mutants.mutants(module)]
     if plan.only:
-        found = [t for t in found if t.defect.name in plan.only]
+        chosen = [t for t in chosen if t.defect.name in plan.only]
     if plan.again:
-        found = [t for t in found if t.defect.name in plan.again]
+        chosen = [t for t in chosen if t.defect.name in plan.again]
     if plan.names:
-        found = [t for t in found if any(name in t.defect.name for name in plan.names)]
-    return _sample(found, plan.sample) if plan.sample else found
+        chosen = [t for t in chosen if any(name in t.defect.name for name in plan.names)]
+    return _sample(chosen, plan.sample) if plan.sample else chosen
 
 
 def _sample(all_targets: Sequence[Target], count: int) -> list[Target]:
-    """So many of each component and sort, always the same ones."""
+    """Return ``count`` targets of each component and sort, always the same ones."""
     groups: dict[tuple[str, str], list[Target]] = {}
     for target in sorted(all_targets, key=lambda t: hashlib.sha256(t.defect.name.encode()).digest()):
         groups.setdefault((target.defect.component, target.defect.sort), []).append(target)
@@ -131,17 +131,17 @@ def _mutant(component: str, mutant: mutants.Mutant) -> Target:
 
 
 class Progress:
-    """What an audit says while it runs: nothing here; whoever shows it overrides."""
+    """The progress of an audit.  This class shows nothing; subclasses override its methods."""
 
     def phase(self, name: str, done: int, of: int) -> None:
-        """Something begins: its name, how much is done, and of how much."""
+        """Report that a phase begins: its name, how many steps are done, and of how many."""
 
     def step(self, line: str) -> None:
-        """One more is done: what came of it, in a line."""
+        """Report that a step is done, with its result in a line."""
 
 
 class Audit:
-    """One audit.  Errors of all methods: AuditError."""
+    """One audit.  Its methods raise AuditError."""
 
     def __init__(self, root: Path, state: Path, plan: Plan, *, workers: int, progress: Progress) -> None:
         self.plan = plan
@@ -174,7 +174,7 @@ class Audit:
                 self.kills[record.test] += bool(record.test)
 
     def run(self) -> Summary:
-        """Do what is not done yet."""
+        """Run what the journal does not have yet, and return the whole audit."""
         chosen = targets(self.plan)
         again = self.plan.again
         wanted = {again[t.defect.name] for t in chosen} if again else None
@@ -186,7 +186,7 @@ class Audit:
             names = {t.defect.name for t in chosen}
             killers = sorted({r.test for n, r in self.results.items() if n in names and r.state == KILLED})
             red = self._confirm(workers, killers)
-        found = Summary(
+        summary = Summary(
             started=self.started,
             seconds=round(time.time() - self.started, 1),
             arguments=redacted_arguments(sys.argv[1:]),
@@ -196,17 +196,20 @@ class Audit:
             healthy={h.test: h.verdict for h in self.healthy.values()},
             results=[self._with_equivalence(self.results[t.defect.name]) for t in chosen],
         )
-        return msgspec.convert(current().record(msgspec.to_builtins(found)), Summary)
+        return msgspec.convert(current().record(msgspec.to_builtins(summary)), Summary)
 
     def reach(self) -> dict[str, set[tuple[int, int]]]:
-        """From line to line, what the ranks of all tests reach in the audited sources, without any defect."""
+        """Return by file the steps from line to line that the ranks of all tests take in the audited sources.
+
+        The ranks have no defects.
+        """
         with Workers(self.root, self.plan, self.workers) as workers:
             self._look_at_healthy(workers, [t for t in workers.tests if t not in self.healthy])
-        found: dict[str, set[tuple[int, int]]] = {file: set() for file in self.files}
+        reached: dict[str, set[tuple[int, int]]] = {file: set() for file in self.files}
         for test in self.healthy.values():
             for file, steps in test.steps.items():
-                found.setdefault(file, set()).update(steps)
-        return found
+                reached.setdefault(file, set()).update(steps)
+        return reached
 
     def _with_equivalence(self, result: Result) -> Result:
         result.equivalent = self.equivalent.get(result.defect.name, "")
@@ -248,31 +251,31 @@ class Audit:
         self.progress.step(f"{result.state} {result.defect.name}{by}, {result.seconds:.1f} s")
 
     def tests_of(self, target: Target) -> list[str]:
-        """The tests that could see a defect, the most promising and cheapest first."""
+        """Return the tests that could detect a defect, the most promising and cheapest first."""
         good = [h for h in self.healthy.values() if h.verdict == "passed"]
         if self.plan.again:
             return [h.test for h in good if h.test == self.plan.again[target.defect.name]]
         alike: Mapping[str, float] = {}
         if target.mutant is None:
-            found = [h for h in good if stack_of(h.test) == target.defect.component]
+            candidates = [h for h in good if stack_of(h.test) == target.defect.component]
             alike = self._relevance.of(target.about)
         else:
             file, (first, last) = target.mutant.file, target.mutant.lines
-            found = [h for h in good if any(first <= line <= last for _, line in h.steps.get(file, ()))]
+            candidates = [h for h in good if any(first <= line <= last for _, line in h.steps.get(file, ()))]
 
         def cost(healthy: Healthy) -> float:
-            """Seconds, over how likely it is that they are not in vain."""
+            """Return the seconds of a test, divided by a measure of how likely it is to detect the defect."""
             test = healthy.test
             return healthy.seconds / (1 + 4 * self.kills[test] + 200 * alike.get(test, 0) ** 2)
 
-        return [h.test for h in sorted(found, key=cost)]
+        return [h.test for h in sorted(candidates, key=cost)]
 
     @functools.cached_property
     def _relevance(self) -> Relevance:
         return Relevance({h.test: f"{h.test} {h.about}" for h in self.healthy.values()})
 
     def _confirm(self, workers: Workers, tests: Sequence[str]) -> list[str]:
-        """Tests that noticed something, once more without anything to notice: those that fail all the same."""
+        """Run tests that detected something once more without a defect, and return those that still fail."""
         self.progress.phase("healthy again", 0, len(tests))
         red = []
         for job, outcomes, _ in workers.do((worker.Job(tests=[test]) for test in tests), limit=600):
@@ -322,7 +325,7 @@ class _Process:
 
 
 class Workers:
-    """Pytest processes that have collected the suites, and do jobs."""
+    """A pool of pytest processes that have collected the suites and run jobs."""
 
     def __init__(self, root: Path, plan: Plan, count: int) -> None:
         self.root = root
@@ -355,7 +358,7 @@ class Workers:
         self._folder.cleanup()
 
     def _start(self) -> _Process:
-        """Start one, and wait until it has collected."""
+        """Start a process and wait until it has collected the suites."""
         environment = {
             **os.environ,
             worker.ADDRESS: str(self._listener.address),
@@ -363,7 +366,7 @@ class Workers:
         }
         environment.pop("CONCORD_EXAMPLES", None)
         command = [sys.executable, "-m", "pytest", "-p", "harness.audit.worker", "-q", "-p", "no:cacheprovider"]
-        command.append(f"--concord-seed={FREE_SEED}")  # more is noticed by drawing anew
+        command.append(f"--concord-seed={FREE_SEED}")  # leave properties to the audit's Hypothesis profile
         command += [
             "--subject",
             self.subject,
@@ -378,11 +381,11 @@ class Workers:
         connection = self._accepted(popen)
         process = _Process(popen, connection)
         try:
-            found = worker.messages.decode(connection.recv_bytes())
+            collected = worker.messages.decode(connection.recv_bytes())
         except EOFError:
             raise AuditError(self._said()) from None
-        assert isinstance(found, worker.Collected)
-        self.tests = found.tests
+        assert isinstance(collected, worker.Collected)
+        self.tests = collected.tests
         return process
 
     def _accepted(self, popen: subprocess.Popen[bytes]) -> Connection:
@@ -398,7 +401,10 @@ class Workers:
     def do(
         self, jobs: Iterator[worker.Job], *, limit: float
     ) -> Iterator[tuple[worker.Job, list[worker.Outcome], bool]]:
-        """Have jobs done; a process that dies, or takes longer than ``limit`` seconds, is replaced."""
+        """Run jobs and yield each with its outcomes and whether it is complete.
+
+        A process that dies, or takes longer than ``limit`` seconds, is replaced.
+        """
         for process in self._processes:
             self._give(process, jobs)
         while any(p.job for p in self._processes):

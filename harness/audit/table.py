@@ -1,4 +1,4 @@
-"""An audit for the eyes: progress, tables in the terminal, Markdown, and a comparison with an earlier one."""
+"""The output of an audit: progress, tables in the terminal, Markdown, and a comparison with an earlier audit."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _STYLES = {KILLED: "green", SURVIVED: "red", TIMED_OUT: "red", NOT_REACHED: "yel
 
 
 def score(results: Iterable[Result]) -> float | None:
-    """The share of killed ones among defects that are not equivalent and could be injected; None of none.
+    """Return the share of killed defects among those that are not equivalent and could be injected.
 
-    A defect on lines that no test reaches is one that nobody noticed.
+    A defect on lines that no test reaches counts as not detected.  The score is None if there are no such defects.
     """
     counted = [r for r in results if r.state != FAILED and (r.state == KILLED or not r.equivalent)]
     return sum(r.state == KILLED for r in counted) / len(counted) if counted else None
 
 
 def row(component: str, sort: str, results: Sequence[Result]) -> list[str]:
-    """A row of the table: as COLUMNS say."""
+    """Return a row of the table, with the columns of COLUMNS."""
     counts = {state: sum(r.state == state and not r.equivalent for r in results) for state in _STYLES}
     killed = sum(r.state == KILLED for r in results)
-    found = score(results)
+    share = score(results)
     return [
         component,
         f"{sort}s",
@@ -42,46 +42,46 @@ def row(component: str, sort: str, results: Sequence[Result]) -> list[str]:
         str(counts[SURVIVED] + counts[TIMED_OUT]),
         str(counts[NOT_REACHED]),
         str(sum(bool(r.equivalent) and r.state != KILLED for r in results)),
-        "-" if found is None else f"{100 * found:.0f} %",
+        "-" if share is None else f"{100 * share:.0f} %",
     ]
 
 
 def rows(summary: Summary) -> list[list[str]]:
-    """One for each component and sort of defect, and one for all."""
+    """Return a row for each component and sort of defect, and one for all components."""
     components = list(dict.fromkeys(r.defect.component for r in summary.results))
-    found = []
+    table = []
     for sort in (FAULT, MUTANT):
         chosen = [r for r in summary.results if r.defect.sort == sort]
         by = {c: [r for r in chosen if r.defect.component == c] for c in components}
-        found += [row(c, sort, results) for c, results in by.items() if results]
+        table += [row(c, sort, results) for c, results in by.items() if results]
         if sum(bool(results) for results in by.values()) > 1:
-            found.append(row("all", sort, chosen))
-    return found
+            table.append(row("all", sort, chosen))
+    return table
 
 
 def unnoticed(summary: Summary) -> list[Result]:
-    """Defects that nobody noticed, and that are in no list of equivalent ones."""
+    """Return defects that no test detected and that are not listed as equivalent."""
     return [r for r in summary.results if r.state != KILLED and not r.equivalent]
 
 
 def mistaken(summary: Summary) -> list[Result]:
-    """Mutants that are said to be equivalent, and that were noticed."""
+    """Return mutants that are listed as equivalent although a test detected them."""
     return [r for r in summary.results if r.state == KILLED and r.equivalent]
 
 
 def misnamed(summary: Summary) -> list[Result]:
-    """Defects that a test of another component noticed."""
+    """Return defects that a test of another component detected."""
     return [r for r in summary.results if r.state == KILLED and stack_of(r.test) != r.defect.component]
 
 
 def lost(before: Summary, now: Summary) -> list[tuple[Result, Result]]:
-    """Defects that were noticed before and are not now, with both results."""
+    """Return defects that an earlier audit detected and this one did not, with both results."""
     old = {r.defect.name: r for r in before.results if r.state == KILLED}
     return [(old[r.defect.name], r) for r in now.results if r.defect.name in old and r.state != KILLED]
 
 
 def speed(summary: Summary) -> str:
-    """Seconds for a defect, in words."""
+    """Describe in words how many seconds a defect takes."""
     seconds = sorted(r.seconds for r in summary.results if r.state == KILLED)
     if not seconds:
         return ""
@@ -91,7 +91,7 @@ def speed(summary: Summary) -> str:
 
 
 def show(summary: Summary, console: Console) -> None:
-    """The audit in the terminal."""
+    """Print the audit to the terminal."""
     table = Table(*COLUMNS, box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))  # fits into 80 columns
     for number, column in enumerate(table.columns):
         column.no_wrap = True
@@ -119,19 +119,19 @@ def show(summary: Summary, console: Console) -> None:
 
 
 def show_lost(before: Summary, now: Summary, console: Console) -> bool:
-    """What an earlier audit noticed and this one did not; whether there is any."""
-    found = lost(before, now)
-    for old, new in found:
+    """Print what an earlier audit detected and this one did not.  Returns whether there is any."""
+    pairs = lost(before, now)
+    for old, new in pairs:
         line = Text("lost: ", style="bold red")
         line.append(f"{new.defect.name} {new.state}; before, {old.test} noticed it", style="default")
         console.print(line, soft_wrap=True)
-    if not found:
+    if not pairs:
         console.print(Text("Everything that was noticed before and is in both was noticed again."))
-    return bool(found)
+    return bool(pairs)
 
 
 def markdown(summary: Summary) -> str:
-    """The table, for a file."""
+    """Return the table in Markdown."""
     lines = [_row(COLUMNS), _row(["---"] * len(COLUMNS)), *(_row(cells) for cells in rows(summary))]
     return "\n".join(lines) + "\n"
 
@@ -141,7 +141,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 class Shown(Progress):
-    """Progress in a terminal: a bar with an estimate; elsewhere, a line for each defect."""
+    """Progress as text: a bar with an estimate in a terminal, and a line for each defect."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -165,6 +165,7 @@ class Shown(Progress):
         self._bar.stop()
 
     def phase(self, name: str, done: int, of: int) -> None:
+        """Start a bar for a phase."""
         self._name = name
         self._bar.remove_task(self._task)
         self._task = self._bar.add_task(name, total=of, completed=done)
@@ -172,6 +173,7 @@ class Shown(Progress):
             self._console.print(Text(f"{name}: {of - done} to do"))
 
     def step(self, line: str) -> None:
+        """Advance the bar, and print the line if it is the result of a defect."""
         self._bar.advance(self._task)
         if not line.startswith("passed") and self._name == "defects":
             state = next((s for s in _STYLES if line.startswith(s)), "")

@@ -1,6 +1,6 @@
-"""A pytest plug-in: a process of an audit, which collects suites once and runs tests of them as it is told.
+"""A pytest plug-in for the processes of an audit: collect the suites once, then run the tests of each job.
 
-Loaded by ``-p harness.audit.worker``; it is told what to do over the connection whose address is in ``CONCORD_AUDIT``.
+``-p harness.audit.worker`` loads it.  Jobs arrive on the connection whose address is in ``CONCORD_AUDIT``.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from harness.plugin.summary import Told
 from harness.results import BAD
 
 ADDRESS = "CONCORD_AUDIT"
-"""Environment variable: where the audit listens."""
+"""Environment variable with the address where the audit listens."""
 
 
 class Job(msgspec.Struct, tag_field="job", tag="run", kw_only=True):
-    """Run tests until one fails."""
+    """A job: run tests until one fails."""
 
     tests: list[str]
     first: list[tuple[str, str]] = []
-    """What ranks call before anything else."""
+    """Functions and their arguments, which ranks call before anything else."""
     trace: list[str] = []
-    """Files whose lines are traced in ranks; all tests are run then, whatever comes of them."""
+    """Files whose lines are traced in ranks.  If there are any, failures do not end the job."""
     seconds: float = 0.0
-    """No test is begun after so many; 0 for no limit."""
+    """No test starts after this many seconds; 0: no limit."""
 
 
 class Outcome(msgspec.Struct, tag_field="job", tag="outcome", kw_only=True, omit_defaults=True):
-    """What came of one test."""
+    """The outcome of one test."""
 
     test: str
     verdict: str
@@ -48,20 +48,20 @@ class Outcome(msgspec.Struct, tag_field="job", tag="outcome", kw_only=True, omit
     headline: str = ""
     requirements: list[str] = []
     about: str = ""
-    """What the test requires and does, in words."""
+    """The test's requirements and docstring."""
     ranks: list[int] = []
-    """Those that failed first."""
+    """The ranks that failed first."""
     steps: dict[str, list[tuple[int, int]]] = {}
 
 
 class Collected(msgspec.Struct, tag_field="job", tag="collected"):
-    """What a process has collected, when it is ready."""
+    """The tests that a process has collected; sent when it is ready."""
 
     tests: list[str]
 
 
 class Finished(msgspec.Struct, tag_field="job", tag="finished"):
-    """A job is over.  ``complete``: all its tests were run, or one failed."""
+    """The end of a job.  ``complete``: all tests were run, or one failed."""
 
     complete: bool
 
@@ -74,7 +74,7 @@ messages = msgspec.msgpack.Decoder(Message)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Properties draw the same examples whatever is in the ranks, and stop at the first failure."""
+    """Register the worker; properties use the same examples every time and are not shrunk."""
     from hypothesis import Phase, settings
 
     settings.register_profile(
@@ -96,7 +96,7 @@ class _Worker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """In place of running what was collected."""
+        """Run jobs instead of the collected tests."""
         if session.testsfailed:
             raise session.Interrupted(f"{session.testsfailed} errors during collection")
         self.session = session
@@ -112,6 +112,7 @@ class _Worker:
                 connection.send_bytes(encoder.encode(Finished(done)))
 
     def do(self, job: Job, items: dict[str, Any], connection: Connection) -> bool:
+        """Run a job and clean up after it.  Returns whether it is complete."""
         started = time.monotonic()
         first = [(where, argument) for where, argument in job.first]
         if job.trace:
@@ -120,26 +121,26 @@ class _Worker:
         try:
             return self.each(job, items, connection, started)
         finally:
-            self.session._setupstate.teardown_exact(None)  # or the next job would begin with what this one left
+            self.session._setupstate.teardown_exact(None)  # so that the next job does not inherit fixtures of this one
             self.worlds.pool.forget_begun()
 
     def each(self, job: Job, items: dict[str, Any], connection: Connection, started: float) -> bool:
-        """Run the tests of a job, until one fails; whether there is nothing left to run."""
+        """Run the tests of a job until one fails.  Returns False if time ran out before."""
         for number, name in enumerate(job.tests):
             if job.seconds and time.monotonic() - started > job.seconds:
                 return False
             following = items[job.tests[number + 1]] if number + 1 < len(job.tests) else None
             outcome = self.once(items[name], following)
             if job.trace:
-                found = reach.collect(self.folder, job.trace)
-                outcome.steps = {file: sorted(steps) for file, steps in found.items()}
+                steps_by_file = reach.collect(self.folder, job.trace)
+                outcome.steps = {file: sorted(steps) for file, steps in steps_by_file.items()}
             connection.send_bytes(encoder.encode(outcome))
             if outcome.verdict in BAD and not job.trace:
                 break
         return True
 
     def once(self, item: Any, following: Any) -> Outcome:
-        """Run a test, as if for the first time."""
+        """Run a test as if for the first time."""
         from _pytest.runner import runtestprotocol
 
         item._initrequest()

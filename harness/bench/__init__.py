@@ -1,1 +1,1 @@
-"""Timing on ranks, figures, history, and the nightly gate."""
+"""Benchmarks: timing on ranks, figures, history, and the nightly gate."""

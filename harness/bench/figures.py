@@ -1,7 +1,7 @@
-"""Bandwidths as nccl-tests defines them, and how large a collective's message is.
+"""Bandwidths as nccl-tests defines them, and message sizes of collectives.
 
-Source of the definitions: ``doc/PERFORMANCE.md`` of nccl-tests.  *algbw* is the size of the message over the time;
-*busbw* is what every link must have carried for it, to be held against the hardware whatever the number of ranks.
+Source of the definitions: ``doc/PERFORMANCE.md`` of nccl-tests.  *algbw* is the message size over the time.  *busbw* is
+the bandwidth that every link must have had, which can be compared with the hardware's for any number of ranks.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ SHARED_OUT = frozenset(
         "scatter",
     }
 )
-"""Their message is the whole that is put together or taken apart: what each rank gives to one other, times ranks."""
+"""Collectives that assemble or distribute a whole.  The whole is their message: what each rank gives to one other rank,
+times the number of ranks."""
 
 
 def pieces(collective: str, ranks: int) -> int:
-    """How many of what one rank gives to one other there are in the message of a collective."""
+    """Return the number of parts in the message of a collective, where a part is what one rank gives to one other."""
     return ranks if collective in SHARED_OUT else 1
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """Busbw over algbw: 2(n-1)/n for ``all_reduce``, (n-1)/n where a whole is shared out, 1 for others."""
+    """Return busbw over algbw: 2(n-1)/n for ``all_reduce``, (n-1)/n for ``SHARED_OUT``, 1 for others."""
     if collective in REDUCED_TWICE:
         return 2 * (ranks - 1) / ranks
     return (ranks - 1) / ranks if collective in SHARED_OUT else 1.0
 
 
 def algbw(size: int, seconds: float) -> float:
-    """Bytes a second, in GB/s (10^9)."""
+    """Return the algorithm bandwidth in GB/s (10^9).  ``size``: bytes."""
     return size / seconds / 1e9
 
 
 def busbw(collective: str, size: int, seconds: float, ranks: int) -> float:
-    """What each link carried, in GB/s (10^9)."""
+    """Return the bandwidth of each link in GB/s (10^9).  ``size``: bytes."""
     return algbw(size, seconds) * bus_factor(collective, ranks)
 
 
 def sizes(largest: int) -> list[int]:
-    """Message sizes in bytes for a sweep, ascending: from 8 B in factors of 4, dense around 1 MiB, to ``largest``.
+    """Return message sizes in bytes for a sweep, ascending: from 8 B in factors of 4, dense around 1 MiB.
 
-    What is smaller stays when ``largest`` grows, so that series keep their names.
+    None is above ``largest``.  Smaller sizes stay the same when ``largest`` grows, so that series keep their names.
     """
     sparse = [8 << (2 * i) for i in range(32)]
     dense = [(1 << 20) * part // 4 for part in (1, 2, 3, 4, 6, 8)]
@@ -55,8 +56,8 @@ def sizes(largest: int) -> list[int]:
 
 
 def largest_message(available: int, ranks: int, limit: int) -> int:
-    """The most bytes for one message: ``limit``, or what leaves half of the ``available`` memory free.
+    """Return the maximum message size in bytes: ``limit``, or less, to leave half of the ``available`` memory free.
 
-    A rank holds up to six buffers of the size: what it gives, what it gets, what is right, and copies of them.
+    A rank holds up to six buffers of this size: inputs, outputs, expected values, and copies of them.
     """
     return min(limit, available // (2 * 6 * max(ranks, 1)))

@@ -1,4 +1,4 @@
-"""What figures depend on besides the code under test: machine and software."""
+"""The fingerprint of machine and software, on which figures depend besides the code under test."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from harness.redaction import NOT_SHOWN, recorded
 _VARIABLES = re.compile(r"(GLOO|NCCL|TORCH_NCCL|OMP|MKL|KMP|TORCHINDUCTOR)_\w+|LD_PRELOAD|MALLOC_\w+")
 """Environment variables that change how ranks run."""
 _PLACES = ("_DIR", "_PATH", "_FILE")
-"""How those end that only say where something is."""
+"""Suffixes of variables that only say where something is."""
 LABEL = "CONCORD_MACHINE"
-"""Environment variable with a name for machines that look alike and are not."""
+"""Environment variable that names a machine, to tell it from others that look alike but differ."""
 
 
 def fingerprint(kind: str = "cpu") -> Fingerprint:
-    """Of this machine and what is installed; ``kind`` is the type of the ranks' device."""
+    """Return the fingerprint of this machine and its software.  ``kind``: the device type of the ranks."""
     import torch
 
     machine = {
@@ -43,36 +43,36 @@ def fingerprint(kind: str = "cpu") -> Fingerprint:
     }
     if kind != "cpu":
         machine["accelerators"] = f"{torch.accelerator.device_count()} x {device_name(kind)}"
-        software |= {f"{kind} {what}": str(version) for what, version in _versions(kind).items()}
+        software |= {f"{kind} {part}": str(version) for part, version in _versions(kind).items()}
     return Fingerprint(machine=pairs(machine), software=pairs(software))
 
 
 def _versions(kind: str) -> dict[str, str]:
-    """What torch says it was built with for a type of device, and what packages of that name are installed."""
+    """Return versions for a device type: of the toolkit that torch was built with, and of installed packages."""
     import torch
 
-    found = {}
+    versions = {}
     built_with = getattr(torch.version, kind, None)
     if built_with:
-        found["toolkit"] = str(built_with)
+        versions["toolkit"] = str(built_with)
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"] or ""
         if re.search(rf"(^|[-_]){re.escape(kind)}|ccl", name):
-            found[name] = distribution.version
-    return found
+            versions[name] = distribution.version
+    return versions
 
 
 def available() -> int:
-    """Bytes of memory that this process can still have, by the kernel and by its control group."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    """Return how many bytes of memory this process can still use, according to the kernel and its control group."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     try:
         text = Path("/proc/meminfo").read_text()
-        found = 1024 * int(next(line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:")))
+        free = 1024 * int(next(line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:")))
     except (OSError, StopIteration, ValueError):
         pass  # an older kernel
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
     except (OSError, ValueError):
-        return found
-    return found if limit == "max" else min(found, max(0, int(limit) - used))
+        return free
+    return free if limit == "max" else min(free, max(0, int(limit) - used))

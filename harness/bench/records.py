@@ -1,8 +1,8 @@
-"""What is measured: series, the samples of one night, and what it was measured on.
+"""Records of the benchmarks: series, measurements, nights and fingerprints.
 
-A *series* is one figure that is taken again every night, say an ``all_reduce`` of 1 MiB of float32 on 4 ranks.  A
-*measurement* is what one night said of it, raw: rounds of iterations, every rank's time of each.  A *night* is one run
-of the benchmarks with what it ran on.  Plain data; nothing here needs torch.
+A *series* is one figure that is measured every night, for example an ``all_reduce`` of 1 MiB of float32 on 4 ranks.  A
+*measurement* holds the raw samples of a series in one night: rounds of iterations, with every rank's time of each.  A
+*night* is one run of the benchmarks and its environment.  All of this is plain data; nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ SCHEMA = "concord.perf"
 VERSION = 1
 
 SHARE = 0.25
-"""Of iterations that a night's figure is not below: what disturbs only adds time, and comes and goes."""
+"""The quantile of iterations that is a night's figure.  It is low because disturbances only add time, now and then."""
 
 COUNTS = ("collectives", "bytes")
-"""Metrics that are no times: any change of them is one."""
+"""Metrics that are counts and not times: any change of a count is reported."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What names a figure from night to night.  Equal series are the same figure."""
+    """The identity of a figure from night to night.  Equal series are the same figure."""
 
     operation: str
-    """A collective (``all_reduce``), or a step of training (``step.replicate``), or what a package calls its own."""
+    """A collective (``all_reduce``), a training step (``step.replicate``), or a name that a package chose."""
     metric: str = "time"
-    """``time``: seconds of one iteration; ``exposed``: seconds of communication that no compute hides; ``collectives``,
-    ``bytes``: how many in one iteration.  Less is better for all of them."""
+    """``time``: seconds of one iteration; ``compute`` and ``communication``: seconds of these parts of a step alone;
+    ``exposed``: seconds of communication that no compute hides; ``collectives`` and ``bytes``: their number in one
+    iteration.  Lower is better for all of them."""
     bytes: int = 0
-    """Size of the message as nccl-tests counts it; 0 for what has none."""
+    """Message size as nccl-tests counts it; 0 if there is no message."""
     dtype: str = ""
     op: str = ""
-    """Of a reduction: ``sum``, ``max``."""
+    """The reduction: ``sum``, ``max``; empty if there is none."""
     world: int = 0
-    """Number of ranks that take part."""
+    """Number of participating ranks."""
     backend: str = ""
     device: str = ""
     variant: tuple[tuple[str, str], ...] = ()
-    """What else tells it from others, sorted by name: ``(("mode", "async"), ("place", "out"))``."""
+    """Other distinguishing properties, sorted by name: ``(("mode", "async"), ("place", "out"))``."""
 
     @property
     def name(self) -> str:
-        """For people, and the same for equal series only."""
+        """A name for people; only equal series have the same name."""
         size = size_of(self.bytes) if self.bytes else ""
         words = (self.operation, self.op, self.dtype, size, f"{self.world} ranks" if self.world else "")
         where = f"{self.backend} on {self.device}" if self.backend else ""
@@ -56,48 +57,49 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def how(self) -> str:
-        """What else tells it from others, for people."""
+        """The variant, for people."""
         return ", ".join(value if name == "group" else f"{name} {value}" for name, value in self.variant)
 
     @property
     def key(self) -> str:
-        """A short name for storage: SHA-256 of what it says, 32 hexadecimal digits of it."""
+        """A short name for storage: the first 32 hexadecimal digits of the SHA-256 of its fields."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:32]
 
 
 class Measurement(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What one night said of a series.
+    """The raw result of a series in one night.
 
-    ``samples[round][iteration][rank]``: for ``time`` seconds from the rank's start of the iteration to its end.
+    ``samples[round][iteration][rank]``: for ``time``, seconds from the rank's start of the iteration to its end.
     """
 
     series: Series
     samples: list[list[list[float]]]
     first: float = 0.0
-    """Seconds that the very first call took, connections and all; 0: not known."""
+    """Seconds of the very first call, which also opens connections; 0: unknown."""
     clock: str = "monotonic"
-    """``monotonic``: the ranks' clock; ``events``: of the device."""
+    """``monotonic``: the ranks' clock; ``events``: device events; ``synchronized``: the ranks' clock, with a device
+    synchronization in every iteration."""
     started: float = 0.0
     """Seconds since the epoch."""
     refused: str = ""
-    """Why the figure is none (an artefact, as one above the physical limit); empty: it is one."""
+    """Why the figure is rejected (an artifact, such as a bandwidth above the physical limit); empty: it is accepted."""
 
     def iterations(self) -> list[float]:
-        """The slowest rank's figure, iteration by iteration, of all rounds."""
-        return [figure for one in self._slowest() for figure in one]
+        """Return the slowest rank's figure of each iteration, of all rounds."""
+        return [figure for figures in self._slowest() for figure in figures]
 
     def rounds(self) -> list[float]:
-        """What :data:`SHARE` of a round's iterations do not exceed on the slowest rank, round by round."""
-        return [percentile(one, 100 * SHARE) for one in self._slowest()]
+        """Return the :data:`SHARE` quantile of each round's iterations on the slowest rank."""
+        return [percentile(figures, 100 * SHARE) for figures in self._slowest()]
 
     @property
     def value(self) -> float:
-        """The night's figure: what :data:`SHARE` of iterations do not exceed, every round weighing the same.
+        """The night's figure: the :data:`SHARE` quantile of iterations, with equal weight for every round.
 
         Errors: ValueError if there are no samples.
         """
         slowest = self._slowest()
-        weighted = sorted((figure, 1 / len(one)) for one in slowest for figure in one)
+        weighted = sorted((figure, 1 / len(figures)) for figures in slowest for figure in figures)
         passed = itertools.accumulate(weight for _, weight in weighted)
         for (figure, _), share in zip(weighted, passed, strict=True):
             if share >= SHARE * len(slowest) - 1e-9:
@@ -105,20 +107,20 @@ class Measurement(msgspec.Struct, kw_only=True, omit_defaults=True):
         raise ValueError(f"{self.series.name}: no samples")
 
     def _slowest(self) -> list[list[float]]:
-        return [[max(ranks) for ranks in one] for one in self.samples if one]
+        return [[max(ranks) for ranks in iterations] for iterations in self.samples if iterations]
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a figure depends on besides the code under test.  Figures of different fingerprints are never compared."""
+    """The environment that a figure depends on.  Figures with different fingerprints are never compared."""
 
     machine: tuple[tuple[str, str], ...] = ()
-    """Sorted: processor, cores, memory, accelerators and how many."""
+    """Sorted pairs: processor, cores, memory, accelerators and their number."""
     software: tuple[tuple[str, str], ...] = ()
-    """Sorted: torch, python, kernel, libraries of the backend, and variables that change how ranks run."""
+    """Sorted pairs: torch, Python, kernel, the backend's libraries, and variables that change how ranks run."""
 
     @property
     def key(self) -> str:
-        """A short name: 16 hexadecimal digits of its SHA-256."""
+        """A short name: the first 16 hexadecimal digits of its SHA-256."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
 
 
@@ -128,32 +130,32 @@ class Night(msgspec.Struct, kw_only=True, omit_defaults=True):
     schema: str = SCHEMA
     version: int = VERSION
     id: str
-    """Unique, made when the run starts."""
+    """A unique name, created when the run starts."""
     started: float
     fingerprint: Fingerprint
     commit: str = ""
-    """Of what is under test, as the caller says it; by default that of PyTorch (``torch.version.git_version``)."""
+    """Commit of the code under test, as the caller gives it; by default PyTorch's (``torch.version.git_version``)."""
     profile: str = ""
     profile_hash: str = ""
     subject: str = "torch"
     arguments: list[str] = []
     complete: bool = True
-    """Whether the run came to its end."""
+    """Whether the run finished."""
     measurements: list[Measurement] = []
 
 
 def pairs(named: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What is not empty, sorted by name."""
+    """Return the values that are not empty with their names, sorted by name."""
     return tuple((name, value) for name, value in sorted(named.items()) if value)
 
 
 def day_of(seconds: float) -> str:
-    """A time since the epoch, for people, in UTC."""
+    """Format seconds since the epoch for people, in UTC: ``2026-11-22 03:00``."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def size_of(count: int) -> str:
-    """Bytes for people, exact where they are a power of two: ``8 B``, ``64 KiB``, ``1 MiB``, ``1.5 MiB``."""
+    """Format a number of bytes for people, powers of two exactly: ``8 B``, ``64 KiB``, ``1 MiB``, ``1.5 MiB``."""
     size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
@@ -161,7 +163,7 @@ def size_of(count: int) -> str:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that ``percent`` of them do not exceed, interpolated.  Errors: ValueError if empty."""
+    """Return a percentile of values, interpolated linearly.  ``percent``: 0 to 100.  Errors: ValueError if empty."""
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""Figures in the terminal."""
+"""Tables of benchmark figures for the terminal."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from harness.bench.figures import algbw, busbw
 from harness.bench.records import COUNTS, Measurement, percentile, size_of
 
 _LEAST = 200
-"""Columns; a narrower terminal wraps lines rather than losing figures; most tables need less."""
+"""Width in columns; nothing uses it."""
 
 
 def seconds(value: float) -> str:
-    """For people: ``12.3 us``, ``1.23 ms``."""
+    """Format a duration in seconds for people: ``12.3 us``, ``1.23 ms``."""
     scale, unit = next((s, u) for s, u in ((1, "s"), (1e3, "ms"), (1e6, "us")) if abs(value) * s >= 1 or u == "us")
     return f"{value * scale:.3g} {unit}"
 
 
 def shown(measurements: Sequence[Measurement], width: int, *, colour: bool) -> list[str]:
-    """Lines of two tables: collectives with their bandwidths, and steps with what they are made of."""
+    """Format measurements as two tables: collectives with their bandwidths, and steps with their parts.
+
+    ``width``: columns of the terminal; tables are at least 60 columns wide.  ``colour``: whether to write ANSI colors.
+    Returns lines.
+    """
     collectives = sorted((m for m in measurements if m.series.bytes), key=_place)
     steps = [m for m in measurements if not m.series.bytes]
     tables = [t for t in (_collectives(collectives), _steps(steps)) if t.row_count]
@@ -37,7 +41,7 @@ def shown(measurements: Sequence[Measurement], width: int, *, colour: bool) -> l
 
 
 def _place(measurement: Measurement) -> tuple[object, ...]:
-    """What is swept stands together, ascending."""
+    """Return a sort key that keeps each sweep together, in ascending order."""
     s = measurement.series
     return (s.operation, s.op, s.dtype, s.variant, s.world, s.bytes)
 
@@ -50,12 +54,12 @@ def _collectives(measurements: Sequence[Measurement]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     above = None
     for m in measurements:
-        s, all_of_them = m.series, m.iterations()
+        s, iterations = m.series, m.iterations()
         head = (f"{s.operation} {s.op}".strip(), s.how, s.dtype, str(s.world))
         again = above == head
         above = head
-        percentiles = [seconds(percentile(all_of_them, p)) for p in (50, 95, 99)]
-        typical = percentile(all_of_them, 50)
+        percentiles = [seconds(percentile(iterations, p)) for p in (50, 95, 99)]
+        typical = percentile(iterations, 50)
         figures = [f"{f:.3g}" for f in (algbw(s.bytes, typical), busbw(s.operation, s.bytes, typical, s.world))]
         row = [*(("", "", "", "") if again else head), size_of(s.bytes), *percentiles, seconds(m.first), *figures]
         table.add_row(*(Text(cell) for cell in row), style="red" if m.refused else None)
@@ -74,8 +78,8 @@ def _steps(measurements: Sequence[Measurement]) -> Table:
     for metric in metrics:
         table.add_column(metric, justify="right", no_wrap=True)
     table.add_column("how", no_wrap=True)
-    for (operation, ranks, how), found in by_step.items():
-        cells = [_figure(found[metric]) if metric in found else "" for metric in metrics]
+    for (operation, ranks, how), by_metric in by_step.items():
+        cells = [_figure(by_metric[metric]) if metric in by_metric else "" for metric in metrics]
         table.add_row(Text(operation), str(ranks), *cells, Text(how))
     return table
 

@@ -1,4 +1,4 @@
-"""What a page of figures shows, as plain data: the newest night, what the gate says of it, and its history."""
+"""The plain data of a performance page: the newest night, the gate's decision, and the history."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.bench.records import COUNTS, Series, day_of, size_of
 
 
 def view(line: Line, decision: Decision) -> dict[str, Any]:
-    """The data of the page.  Errors: ValueError if there is no night."""
+    """Return the data of the page.  Errors: ValueError if there is no night."""
     if not line.nights:
         raise ValueError("no nights: nothing to show")
     night = line.nights[-1]
@@ -50,22 +50,22 @@ def _collective(series: Series, figure: Figure) -> dict[str, Any]:
 
 
 def _steps(figures: dict[Series, Figure]) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     for series, figure in figures.items():
         if not series.bytes and series.operation.startswith("step."):
             variant = ", ".join(f"{name} {value}" for name, value in series.variant if name != "model")
             name = f"{series.operation.removeprefix('step.')}, {series.world} ranks" + (
                 f", {variant}" if variant else ""
             )
-            found.setdefault(name, {"name": name, "communication": None})[series.metric] = figure.value
-    return [step for step in found.values() if step.get("compute") is not None and step.get("exposed") is not None]
+            by_name.setdefault(name, {"name": name, "communication": None})[series.metric] = figure.value
+    return [step for step in by_name.values() if step.get("compute") is not None and step.get("exposed") is not None]
 
 
 def _histories(line: Line, decision: Decision) -> list[dict[str, Any]]:
-    """Of every series of the newest night; those that the gate names first."""
+    """Return the history of every series of the newest night; those that the gate names come first."""
     named = {s for alarm in [*decision.alarms, *decision.improvements] for s in alarm.series}
     order = sorted(line.figures[line.nights[-1].id], key=lambda s: s not in named)
-    return [found for series in order if (found := _history(line, decision, series)) is not None]
+    return [history for series in order if (history := _history(line, decision, series)) is not None]
 
 
 def _history(line: Line, decision: Decision, series: Series) -> dict[str, Any] | None:

@@ -1,1 +1,1 @@
-"""The ``concord`` command: one file a subcommand, and what they share."""
+"""The ``concord`` command: one file for each subcommand, and what they share."""

@@ -18,16 +18,16 @@ from harness.faults import CLASSES, COMPONENTS, catalogue
 from harness.safe_io.writing import write_whole
 from harness.subjects import STACKS
 
-Components = Annotated[list[str] | None, typer.Argument(help="Of these components; all by default.")]
-Processes = Annotated[int, typer.Option(help="Pytest processes; 0: as many as cores, at most 8.", min=0)]
-Subject = Annotated[str, typer.Option(help="Whose implementation runs: torch, or the reference, and its mutants.")]
-State = Annotated[Path, typer.Option(help="Folder of journals, from which an audit goes on.")]
+Components = Annotated[list[str] | None, typer.Argument(help="Components to include. Default: all.")]
+Processes = Annotated[int, typer.Option(help="Number of pytest processes. 0: one for each core, at most 8.", min=0)]
+Subject = Annotated[str, typer.Option(help="Subject whose implementation runs and is mutated: torch or reference.")]
+State = Annotated[Path, typer.Option(help="Folder of the journals from which an interrupted audit continues.")]
 
 STATE = Path("reports/out/audit")
 
 
 def faults(components: Components = None) -> None:
-    """List the catalogue of faults: what `pytest suites/ --fault NAME` can put into ranks."""
+    """List the faults that `pytest suites/ --fault NAME` can inject into ranks."""
     with refusing(ValueError, ImportError):
         chosen = _known(components or COMPONENTS)
         sys.path.insert(0, str(Path.cwd()))
@@ -35,36 +35,49 @@ def faults(components: Components = None) -> None:
         for fault in catalogue().values():
             if fault.component in chosen:
                 about = ", ".join(filter(None, (fault.component, CLASSES[fault.kind], fault.issue)))
-                console.print(Text(fault.name, style="bold"), soft_wrap=True)  # whole, to be copied
+                console.print(Text(fault.name, style="bold"), soft_wrap=True)  # unwrapped, so that it can be copied
                 console.print(Text(f"    {fault.sentence} ({about})"), soft_wrap=True)
 
 
 def audit(
     components: Components = None,
-    with_faults: Annotated[bool, typer.Option("--faults/--no-faults", help="Defects of the catalogue.")] = True,
+    with_faults: Annotated[
+        bool, typer.Option("--faults/--no-faults", help="Whether to include the faults of the catalogue.")
+    ] = True,
     mutants: Annotated[
-        str, typer.Option(help="source: of the sources under test; all: of what they stand on, too; none.")
+        str,
+        typer.Option(
+            help="Which mutants to include. source: of the sources under test; all: also of what they use; none."
+        ),
     ] = "source",
-    sample: Annotated[int, typer.Option(help="So many of each sort and component, always the same; 0: all.")] = 0,
+    sample: Annotated[
+        int, typer.Option(help="How many faults and mutants of each component, always the same ones. 0: all.")
+    ] = 0,
     subject: Subject = "torch",
-    name: Annotated[list[str] | None, typer.Option(help="Only defects with this in their name.")] = None,
-    survivors: Annotated[Path | None, typer.Option(help="Only what nobody noticed in this saved audit.")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help="Include only defects whose name contains this. Repeatable.")
+    ] = None,
+    survivors: Annotated[
+        Path | None, typer.Option(help="Include only what no test detected in this saved audit.")
+    ] = None,
     again: Annotated[
         Path | None,
-        typer.Option(help="Only what this saved audit noticed, each by the test that noticed it: takes minutes."),
+        typer.Option(
+            help="Include only what this saved audit detected, each with the test that detected it. Takes minutes."
+        ),
     ] = None,
     workers: Processes = 0,
-    limit: Annotated[float, typer.Option(help="Seconds for a defect, after which no further test is begun.")] = 240.0,
+    limit: Annotated[float, typer.Option(help="Seconds for each defect, after which no further test starts.")] = 240.0,
     state: State = STATE,
-    save: Annotated[Path | None, typer.Option(help="Write the audit to this file (JSON).")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the audit to this file as JSON.")] = None,
     brief: Annotated[bool, typer.Option("--brief", help="Save only what --compare and --again need.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page that shows it to this file.")] = None,
-    compare: Annotated[Path | None, typer.Option(help="A saved audit that must not have noticed more.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the audit to this file as an HTML page.")] = None,
+    compare: Annotated[Path | None, typer.Option(help="Exit with 1 if this saved audit detected more.")] = None,
 ) -> None:
-    """Put defects into the ranks, one at a time, and see whether the suites notice.
+    """Inject defects into the ranks, one at a time, and see whether the suites detect them.
 
-    Run it where the suites are.  An audit that was interrupted goes on where it was, as long as nothing has changed.
-    Exits with 1 if a test fails without a defect, or an earlier audit (--compare) noticed more.
+    Run it where the suites are. An interrupted audit continues where it stopped, as long as nothing has changed. Exits
+    with 1 if a test fails without a defect, or if an earlier audit (--compare) detected more.
     """
     from harness.audit.records import KILLED, load, shortened
     from harness.audit.run import Audit, Plan
@@ -87,34 +100,32 @@ def audit(
             limit=limit,
         )
         with Shown(console) as shown:
-            found = Audit(_root(), state, plan, workers=workers or _cores(), progress=shown).run()
-    show(found, console)
+            audited = Audit(_root(), state, plan, workers=workers or _cores(), progress=shown).run()
+    show(audited, console)
     if save:
-        kept = shortened(found) if brief else found
+        kept = shortened(audited) if brief else audited
         with refusing(OSError):
             write_whole(save, msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
     if html:
         from reports.audit import page
 
         with refusing(OSError):
-            write_whole(html, page(msgspec.to_builtins(found), rows(found), COLUMNS))
-    worse = show_lost(before, found, console) if before else False
-    raise typer.Exit(1 if worse or found.red else 0)
+            write_whole(html, page(msgspec.to_builtins(audited), rows(audited), COLUMNS))
+    worse = show_lost(before, audited, console) if before else False
+    raise typer.Exit(1 if worse or audited.red else 0)
 
 
 def reach(
     components: Components = None,
-    mutants: Annotated[
-        str, typer.Option(help="source: the sources under test; all: what they stand on, too.")
-    ] = "source",
+    mutants: Annotated[str, typer.Option(help="source: the sources under test; all: also what they use.")] = "source",
     subject: Subject = "torch",
     workers: Processes = 0,
     state: State = STATE,
-    html: Annotated[Path | None, typer.Option(help="Write pages with the sources to this folder.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write HTML pages with the sources to this folder.")] = None,
 ) -> None:
-    """Which lines and branches of PyTorch's sources the ranks of the suites reach.
+    """Report which lines and branches of PyTorch's sources the ranks of the suites reach.
 
-    Run it where the suites are.  What an audit of the same tree has seen already is used.
+    Run it where the suites are. What an audit of the same tree has already recorded is reused.
     """
     from harness.audit.mutants import file, sources
     from harness.audit.reach import report
@@ -129,8 +140,8 @@ def reach(
         most = None if mutants == "all" else 1
         files = list(dict.fromkeys(file(m) for c in plan.components for m in sources(c, subject)[:most]))
         with Shown(console) as shown:
-            found = Audit(_root(), state, plan, workers=workers or _cores(), progress=shown).reach()
-    typer.echo(report({name: found[name] for name in files}, html), nl=False)
+            reached = Audit(_root(), state, plan, workers=workers or _cores(), progress=shown).reach()
+    typer.echo(report({name: reached[name] for name in files}, html), nl=False)
 
 
 def _known(components: Sequence[str]) -> tuple[str, ...]:
@@ -141,7 +152,7 @@ def _known(components: Sequence[str]) -> tuple[str, ...]:
 
 
 def _audited(components: Sequence[str] | None, subject: str) -> tuple[str, ...]:
-    """The components to look at: those that were asked for, or all that there are mutants of."""
+    """Return the components that were asked for, or all that have mutants."""
     from harness.audit.mutants import sources
     from harness.subjects import find
 

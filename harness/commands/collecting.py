@@ -1,4 +1,4 @@
-"""Collects the suite of a checkout, so that results can be held against it: pytest, in a process of its own."""
+"""Collect the suite of a checkout with pytest, in a separate process, so that results can be compared with it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from reports.model import ReportError
 
 _LONGEST = 600.0
 _KEPT = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TEMP", "TMP", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Variables that collecting sees: nothing that pytest, Python, Hypothesis, torch or Concord would listen to."""
+"""Variables that the collecting process sees. None of them affects pytest, Python, Hypothesis, torch or Concord."""
 _PLUGINS = ("harness.plugin", "harness.plugin.telling", "pytest_timeout", "pytest_benchmark.plugin", "xdist.plugin")
 _SUFFIXES = (".py", ".json", ".toml")
 
 
 def checkout_of(root: Path) -> Checkout:
-    """The suite of a checkout.  Errors: :class:`ReportError`."""
+    """Return the suite of a checkout. Errors: :class:`ReportError`."""
     return Checkout(
         suite_hash=suite_hash(root),
         concord=harness.__version__,
@@ -40,16 +40,16 @@ def checkout_of(root: Path) -> Checkout:
 
 
 def collected(root: Path, environment: Mapping[str, str] = os.environ) -> SuiteFacts:
-    """What the suites of a checkout say of each of their tests, as pytest collects them; no rank is started.
+    """Return the facts about each test of a checkout's suites, as pytest collects them; no rank is started.
 
-    Plug-ins are those that the suite needs, whatever else is installed, and no variable changes what is collected.
-    Errors: :class:`ReportError`.
+    Only the plug-ins that the suite needs are loaded, whatever else is installed, and no variable changes what is
+    collected. Errors: :class:`ReportError`.
     """
     command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", "--profile", "none"]
     command += ["-p", "no:cacheprovider", *(word for name in _PLUGINS for word in ("-p", name))]
     variables = {name: environment[name] for name in _KEPT if name in environment}
     variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    variables["PYTHONPATH"] = str(Path(harness.__file__).parents[1])  # the Concord that asks, and no other
+    variables["PYTHONPATH"] = str(Path(harness.__file__).parents[1])  # this Concord, and no other
     with tempfile.TemporaryDirectory(prefix="concord-") as folder:
         file = Path(folder, "facts.json")
         try:
@@ -76,14 +76,14 @@ def collected(root: Path, environment: Mapping[str, str] = os.environ) -> SuiteF
 
 
 def files_of(root: Path) -> dict[str, str]:
-    """SHA-256 of every file of harness, suites and fixtures, by the name that results know it by."""
+    """Return the SHA-256 of every file of harness, suites and fixtures, by its name in results."""
     here = Path(harness.__file__).parent
-    found = {f"harness/{path.relative_to(here).as_posix()}": path for path in here.rglob("*")}
+    paths = {f"harness/{path.relative_to(here).as_posix()}": path for path in here.rglob("*")}
     for folder in ("suites", "fixtures"):
-        found |= {path.relative_to(root).as_posix(): path for path in (root / folder).rglob("*")}
-    found["conftest.py"] = root / "conftest.py"
+        paths |= {path.relative_to(root).as_posix(): path for path in (root / folder).rglob("*")}
+    paths["conftest.py"] = root / "conftest.py"
     return {
         name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for name, path in sorted(found.items())
+        for name, path in sorted(paths.items())
         if path.suffix in _SUFFIXES and path.is_file()
     }

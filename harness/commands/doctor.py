@@ -1,4 +1,4 @@
-"""``concord doctor``: what this machine gives to ranks, what it does not, and what would change that."""
+"""``concord doctor``: how well this machine isolates ranks, and what would improve that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.worlds import network
 
 @dataclass(frozen=True)
 class Finding:
-    """One row: something that ranks may have, whether they do, and what to do where they don't."""
+    """A row of the table: a property of ranks, its state on this machine, and what would change it."""
 
     what: str
     found: str
@@ -22,7 +22,7 @@ class Finding:
 
 
 def doctor() -> None:
-    """Say what this machine gives to ranks: whether others on it can reach them, and if so, what would change that."""
+    """Report whether other processes on this machine can reach ranks and, if so, what would change that."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     for column in ("what", "here", "what would change it"):
         table.add_column(column, overflow="fold")
@@ -32,7 +32,7 @@ def doctor() -> None:
 
 
 def isolation(refusal: network.Refusal | None = None) -> list[Finding]:
-    """What keeps other processes on this machine away from ranks.
+    """Return what keeps other processes on this machine away from ranks.
 
     ``refusal``: why ranks can't have a network of their own; tried out if it is not given.
     """

@@ -39,7 +39,7 @@ def concord() -> None:
 
 
 def main() -> None:
-    """The entry point.  What nobody has foreseen is a traceback, without the credentials that were given."""
+    """Run the command. The traceback of an unexpected error is printed without credentials."""
     try:
         app()
     except Exception:

@@ -1,6 +1,7 @@
-"""The nightly job: thorough suites, a sample of the audit, and benchmarks with their gate; one line at the end.
+"""The nightly job: thorough suites, a sample of the audit, and benchmarks with their gate.
 
-Each part is a command that can be run by hand.  A part that ends badly does not keep the others from running.
+Each part is a command that can also be run by hand. A part that fails does not keep the others from running. The last
+line of the output sums up the night.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from harness.safe_io.writing import append_or_nothing, open_new, own_folder, wri
 from harness.subjects import find
 
 VARIABLE = "CONCORD_HISTORY"
-"""Environment variable: where the history is (:mod:`harness.bench.history.store`, which takes its time to import)."""
+"""Environment variable: where the history is (:mod:`harness.bench.history.store`, which is slow to import)."""
 SUMMARY = "GITHUB_STEP_SUMMARY"
-"""Environment variable: where GitHub takes the Markdown of a job from."""
+"""Environment variable: the file from which GitHub reads the Markdown summary of a job."""
 _MOST_SHOWN = 3
 CONCORD = "concord"
 
 Said = Callable[[Sequence[str]], str]
 
 _VISITS = "12"
-"""Sets of ranks for each figure: three times what a look in between takes, since a night has the time."""
+"""Sets of ranks for each figure: three times the default, because a night has the time."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,16 @@ class Part:
     name: str
     command: tuple[str, ...]
     said: Said
-    """From the lines of its output to what a person has to know, on one line."""
+    """Reduces the lines of its output to what a person has to know, on one line."""
     env: Mapping[str, str] = field(default_factory=dict)
     history: bool = False
-    """Whether it is about the history: no other part is told where that is."""
+    """Whether it uses the history. Other parts are not told where that is."""
     verdict_only: bool = False
-    """Whether what it says is only worth a line if it ends badly."""
+    """Whether its line is shown only if it fails."""
 
     @property
     def by_hand(self) -> str:
-        """How to run it by hand; URLs without their credentials."""
+        """The command that runs it by hand, without the credentials of URLs."""
         settings = [f"{name}={recorded(name, value)}" for name, value in self.env.items()]
         return redacted(" ".join([*settings, *self.command]))
 
@@ -67,25 +68,25 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether it succeeded."""
         return self.code == 0
 
 
 def of_pytest(lines: Sequence[str]) -> str:
-    """What a session says last, and which tests were bad."""
-    bad = [found[1] for text in lines if (found := re.match(r"(?:FAILED|ERROR) (\S+)", text))]
+    """Return the last line of a pytest session, and which tests failed."""
+    bad = [match[1] for text in lines if (match := re.match(r"(?:FAILED|ERROR) (\S+)", text))]
     last = next((text.strip("= ") for text in reversed(lines) if re.search(r"\d+ (passed|failed|error)", text)), "")
     more = f" and {len(bad) - _MOST_SHOWN} more" if len(bad) > _MOST_SHOWN else ""
     return ": ".join(filter(None, (last or "no result", ", ".join(bad[:_MOST_SHOWN]) + more if bad else "")))
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The last line with anything in it."""
+    """Return the last line that is not blank."""
     return next((text.strip() for text in reversed(lines) if text.strip()), "no output")
 
 
 def of_gate(lines: Sequence[str]) -> str:
-    """The gate's first alarm, and how many more; or what it said first."""
+    """Return the gate's first alarm and the number of others, or its first line if there is no alarm."""
     alarms = [text.removeprefix("ALARM").strip() for text in lines if text.startswith("ALARM")]
     if not alarms:
         return next((text.strip() for text in lines if text.strip()), "no output")
@@ -93,17 +94,20 @@ def of_gate(lines: Sequence[str]) -> str:
 
 
 def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[str] = ()) -> list[Part]:
-    """The parts of a night, in their order: what measures comes first, while nothing else has warmed the machine."""
+    """Return the parts of a night in their order. Benchmarks come first, before anything else warms up the machine.
+
+    Errors: ValueError if ``only`` names an unknown part.
+    """
     perf, page = out / "perf", str(out / "perf.html")
 
     def results(name: str) -> tuple[str, str]:
         return "--concord-results", str(out / name)
 
-    # In the environment, since every user of the machine may read command lines.
+    # Passed in the environment, because every user of the machine can read command lines.
     where = {VARIABLE: history} if history else {}
     measured = ("--benchmark-only", "--benchmark-quiet", "--perf-visits", _VISITS, *results("perf"))
     implemented = [f"suites/{stack}" for stack in find("reference").puts]
-    found = [
+    every_part = [
         Part("benchmarks", ("pytest", "suites/perf", *measured), of_pytest),
         Part("history", (CONCORD, "perf", "store", str(perf)), last_words, where, history=True, verdict_only=True),
         Part("gate", (CONCORD, "perf", "gate"), of_gate, where, history=True),
@@ -129,15 +133,15 @@ def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[s
             last_words,
         ),
     ]
-    names = [part.name for part in found]
+    names = [part.name for part in every_part]
     wrong = [name for name in only if name not in names]
     if wrong:
         raise ValueError(f"no part {wrong[0]!r} of the nightly job; there are {', '.join(names)}")
-    return [part for part in found if not only or part.name in only]
+    return [part for part in every_part if not only or part.name in only]
 
 
 def run(part: Part, out: Path, write: Callable[[str], object]) -> Outcome:
-    """Run a part; what it prints is passed on as it comes, and kept in ``<name>.log``, both without credentials."""
+    """Run a part. Its output is passed on as it comes and kept in ``<name>.log``, both without credentials."""
     began = time.monotonic()
     modules = {"pytest": ("-m", "pytest"), CONCORD: ("-m", "harness.commands.main")}
     first, *rest = part.command
@@ -164,7 +168,7 @@ def run(part: Part, out: Path, write: Callable[[str], object]) -> Outcome:
 
 
 class _Log:
-    """What a part prints, in a file; where that can't be written, it says so once, and the part goes on."""
+    """The output of a part in a file. If that can't be written, it says so once, and the part continues."""
 
     def __init__(self, path: Path, say: Callable[[str], object]) -> None:
         self._path, self._say = path, say
@@ -179,7 +183,7 @@ class _Log:
         return self
 
     def write(self, text: str) -> None:
-        """Append to it."""
+        """Append text to the log."""
         if self._fd >= 0:
             try:
                 append_or_nothing(self._fd, text.encode(errors="replace"))
@@ -197,7 +201,7 @@ class _Log:
 
 
 def one_line(outcomes: Sequence[Outcome]) -> str:
-    """What a person has to know of the night."""
+    """Return what a person has to know about the night."""
     bad = [f"{o.part.name}: {o.line} (`{o.part.by_hand}`)" for o in outcomes if not o.good]
     if bad:
         return "nightly: " + "; ".join(bad)
@@ -207,7 +211,7 @@ def one_line(outcomes: Sequence[Outcome]) -> str:
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """A table for a job's summary, with the line above it."""
+    """Return a table for a job's summary, below the line that sums up the night."""
     rows = [
         f"| {o.part.name} | {'ok' if o.good else f'**exit {o.code}**'} | {o.seconds:.0f} s | {_cell(o.line)} |"
         for o in outcomes
@@ -221,16 +225,21 @@ def _cell(text: str) -> str:
 
 def nightly(
     out: Annotated[Path, typer.Option(help="Folder for results, pages and logs.")] = Path("reports/out/nightly"),
-    budget: Annotated[str, typer.Option(help="Time for the properties of the suites, as in 90s, 30m, 8h.")] = "2h",
-    sample: Annotated[int, typer.Option(help="So many defects of each sort and component; 0: all.", min=0)] = 40,
+    budget: Annotated[str, typer.Option(help="Time for the properties of the suites, such as 90s, 30m or 8h.")] = "2h",
+    sample: Annotated[
+        int, typer.Option(help="How many faults and mutants of each component to audit. 0: all.", min=0)
+    ] = 40,
     history: Annotated[
-        str, typer.Option(help=f"Where figures are kept: a file, or a URL; with a password rather in ${VARIABLE}.")
+        str,
+        typer.Option(
+            help=f"Where figures are kept: a file or a URL. Put a URL with a password into ${VARIABLE} instead."
+        ),
     ] = "",
-    only: Annotated[list[str] | None, typer.Option(help="Only this part; may be given several times.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Run only this part. Repeatable.")] = None,
 ) -> None:
-    """Everything that a nightly job does: benchmarks and their gate, thorough suites, a sample of the audit.
+    """Run everything that a nightly job does: benchmarks and their gate, thorough suites, a sample of the audit.
 
-    Run it where the suites are.  The last line says what to do.  Exits with 1 if a part ended badly.
+    Run it where the suites are. The last line says what to do. Exits with 1 if a part fails.
     """
     try:
         if not Path("suites").is_dir():

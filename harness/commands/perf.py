@@ -28,7 +28,7 @@ from harness.bench.records import Series, day_of
 from harness.commands.refusing import BAD_INPUT, bad, refusing
 from harness.safe_io.writing import write_whole
 
-if TYPE_CHECKING:  # databases and statistics take their time to import: not for other commands
+if TYPE_CHECKING:  # databases and statistics are slow to import, and other commands don't need them
     from harness.bench.detection.calibrate import Calibration
     from harness.bench.history.store import History
 
@@ -40,28 +40,30 @@ Place = Annotated[
     str,
     typer.Option(
         "--history",
-        help="A file, or a URL of SQLAlchemy's; by default $CONCORD_HISTORY, or ~/.local/state. Every user of the "
-        "machine may read command lines: put a URL with a password into the variable, or the password into ~/.pgpass.",
+        help="A file, or an SQLAlchemy URL. Default: $CONCORD_HISTORY, or a file in ~/.local/state. Every user of the "
+        "machine can read command lines: put a URL with a password into the variable, or the password into ~/.pgpass.",
     ),
 ]
-NightId = Annotated[str, typer.Option("--night", help="Id of the night; by default the newest.")]
+NightId = Annotated[str, typer.Option("--night", help="Id of the night. Default: the newest.")]
 Rate = Annotated[
-    float, typer.Option(help="Wanted chance of a false alarm in a night, over all series.", min=1e-6, max=0.5)
+    float, typer.Option(help="Target probability of a false alarm in a night, over all series.", min=1e-6, max=0.5)
 ]
-Json = Annotated[Path | None, typer.Option("--json", help="Write what was found to this file, too.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file as JSON.")]
 
 
 @app.command()
 def store(
-    files: Annotated[list[Path], typer.Argument(help="perf.jsonl, a folder of them, or JSON of pytest-benchmark.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="perf.jsonl files, folders of them, or JSON from pytest-benchmark.")
+    ],
     history: Place = "",
 ) -> None:
-    """Put nights into the history; each is stored once.  Exits with 2 if a file is none, after storing the others."""
+    """Add nights to the history, each only once. Exits with 2 if a file is not a night, after storing the others."""
     with refusing(ValueError, OSError):
-        found = [night for file in files for night in (_within(file) if file.is_dir() else [file])]
+        paths = [night for file in files for night in (_within(file) if file.is_dir() else [file])]
     with refusing(ValueError, OSError), _opened(history) as opened:
         wrong = 0
-        for file in found:
+        for file in paths:
             try:
                 night = load(file)
                 added = opened.add(night)
@@ -69,17 +71,17 @@ def store(
                 bad(str(e))
                 wrong += 1
                 continue
-            said = f"{len(night.measurements)} series" if added else "there already"
-            _print(f"{file}: night {night.id}: {said}")
+            outcome = f"{len(night.measurements)} series" if added else "there already"
+            _print(f"{file}: night {night.id}: {outcome}")
         if wrong:
             raise typer.Exit(BAD_INPUT)
 
 
 def _within(folder: Path) -> list[Path]:
-    found = sorted(folder.rglob("perf.jsonl"))
-    if not found:
+    paths = sorted(folder.rglob("perf.jsonl"))
+    if not paths:
         raise ValueError(f"{folder}: no perf.jsonl in this folder or below it; `concord perf run` makes one")
-    return found
+    return paths
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -88,9 +90,9 @@ def run(
     out: Annotated[Path, typer.Option(help="Folder for the results of the run.")] = Path("reports/out"),
     history: Place = "",
 ) -> None:
-    """Measure a night and put it into the history: `pytest suites/perf --benchmark-only`, then `store`.
+    """Measure a night and add it to the history: `pytest suites/perf --benchmark-only`, then `store`.
 
-    Run it where the suites are; further arguments go to pytest.
+    Run it where the suites are. Further arguments go to pytest.
     """
     with refusing(ValueError, OSError):
         if not Path("suites/perf").is_dir():
@@ -111,7 +113,7 @@ def page(
     night: NightId = "",
     rate: Rate = RATE,
 ) -> None:
-    """Write a page that shows the newest night and its history; it opens offline."""
+    """Write a page that shows the newest night and its history. It opens offline."""
     from harness.bench.view import view
     from reports.perf import page as written
 
@@ -123,52 +125,52 @@ def page(
 
 @app.command()
 def gate(history: Place = "", night: NightId = "", rate: Rate = RATE, json: Json = None) -> None:
-    """Judge the newest night against those before it on the same machine and software.
+    """Judge the newest night by the nights before it on the same machine and software.
 
     Exits with 0 if nothing is wrong, 1 if there is an alarm, 2 if there is no such night.
     """
     with refusing(ValueError, OSError):
-        found = _decided(_line(history, night), rate)
-        _written(json, found)
-        _print(f"night {found.night}: {len(found.alarms) or 'no'} {'alarm' if len(found.alarms) < 2 else 'alarms'}")
-        for one in found.alarms:
-            _print(f"ALARM  {one.text}", "bold red")
-        for one in found.improvements:
-            _print(f"faster {one.text}", "green")
-        for note in found.notes:
+        judged = _decided(_line(history, night), rate)
+        _written(json, judged)
+        _print(f"night {judged.night}: {len(judged.alarms) or 'no'} {'alarm' if len(judged.alarms) < 2 else 'alarms'}")
+        for alarm in judged.alarms:
+            _print(f"ALARM  {alarm.text}", "bold red")
+        for alarm in judged.improvements:
+            _print(f"faster {alarm.text}", "green")
+        for note in judged.notes:
             _print(f"note   {note}", "yellow")
-    raise typer.Exit(found.code)
+    raise typer.Exit(judged.code)
 
 
 @app.command()
 def accept(
-    words: Annotated[str, typer.Argument(help="Part of the alarm's line; alarms that have it are accepted.")],
-    reason: Annotated[str, typer.Option(help="Why this is as it should be.")],
-    who: Annotated[str, typer.Option(help="By default the user's name.")] = "",
+    words: Annotated[str, typer.Argument(help="Text in the lines of the alarms to accept.")],
+    reason: Annotated[str, typer.Option(help="Why the change is as it should be.")],
+    who: Annotated[str, typer.Option(help="Who accepts them. Default: the user's name.")] = "",
     history: Place = "",
     night: NightId = "",
     rate: Rate = RATE,
 ) -> None:
-    """Accept alarms of the newest night: what they say is the level from now on.  Kept with who, when and why.
+    """Accept alarms of the newest night: the level that they report is the expected one from now on.
 
-    Exits with 2 if no alarm has these words.
+    Who accepted them, when and why is kept. Exits with 2 if no alarm has this text.
     """
     with refusing(ValueError, OSError), _opened(history) as opened:
         line = opened.line(night)
         if not reason.strip():
             raise ValueError("no reason: say why, for those who read it next year")
-        found = _decided(line, rate)
-        chosen = [one for one in (*found.alarms, *found.improvements) if words in one.text]
+        decision = _decided(line, rate)
+        chosen = [alarm for alarm in (*decision.alarms, *decision.improvements) if words in alarm.text]
         if not chosen:
-            said = "".join(f"\n  {one.text}" for one in found.alarms)
-            raise ValueError(f"no alarm has {words!r} in its line{':' + said if said else ': there is none'}")
-        refused = [one for one in chosen if one.kind in ("refused", "environment")]
+            lines = "".join(f"\n  {alarm.text}" for alarm in decision.alarms)
+            raise ValueError(f"no alarm has {words!r} in its line{':' + lines if lines else ': there is none'}")
+        refused = [alarm for alarm in chosen if alarm.kind in ("refused", "environment")]
         if refused:
             raise ValueError(f"this cannot be accepted, it ends when its cause does: {refused[0].text}")
-        rows = [row for one in chosen for row in _rows(one, reason, who or getpass.getuser())]
+        rows = [row for alarm in chosen for row in _rows(alarm, reason, who or getpass.getuser())]
         opened.accept(line.nights[-1], rows)
-        for one in chosen:
-            _print(f"accepted: {one.text}")
+        for alarm in chosen:
+            _print(f"accepted: {alarm.text}")
 
 
 def _rows(one: Alarm, reason: str, who: str) -> list[Accepted]:
@@ -181,9 +183,11 @@ def _rows(one: Alarm, reason: str, who: str) -> list[Accepted]:
 @app.command("history")
 def listed(
     history: Place = "",
-    series: Annotated[bool, typer.Option("--series", help="Those of the newest night, instead of nights.")] = False,
+    series: Annotated[
+        bool, typer.Option("--series", help="List the series of the newest night instead of nights.")
+    ] = False,
 ) -> None:
-    """List the nights, the newest last, or series."""
+    """List the nights, newest last, or the series of the newest night."""
     with refusing(ValueError, OSError), _opened(history) as opened:
         if series:
             line = opened.line()
@@ -191,7 +195,7 @@ def listed(
                 _print(one.name)
             return
         table = Table("night", "started", "commit", "fingerprint", "profile", "subject", "series", "complete")
-        table.columns[0].overflow = "fold"  # whole, to be copied
+        table.columns[0].overflow = "fold"  # not truncated, so that it can be copied
         for night in opened.nights():
             row = (night.id, day_of(night.started), night.commit[:12], night.fingerprint, night.profile, night.subject)
             table.add_row(*map(Text, row), str(night.measured), "" if night.complete else "no")
@@ -202,15 +206,15 @@ def listed(
 def show(
     history: Place = "",
     night: NightId = "",
-    words: Annotated[str, typer.Option("--only", help="Only series with this in their name.")] = "",
+    words: Annotated[str, typer.Option("--only", help="Show only series whose name contains this.")] = "",
     rate: Rate = RATE,
 ) -> None:
-    """Show every series of a night: its value, its change against the level before, its last nights, the verdict."""
+    """Show every series of a night: its value, its change from the level before, its last nights, the verdict."""
     with refusing(ValueError, OSError):
         line = _line(history, night)
-        found = _decided(line, rate)
-        Console().print(_table(line, found, words))
-        for note in found.notes:
+        decision = _decided(line, rate)
+        Console().print(_table(line, decision, words))
+        for note in decision.notes:
             _print(note, "yellow")
 
 
@@ -251,7 +255,7 @@ def _verdict(one: Series, found: Decision) -> str:
 
 
 def sparkline(values: Array) -> str:
-    """One character a night, from the lowest to the highest of them; a gap where there is none."""
+    """Draw one character for each night, from the lowest value to the highest; a missing value is a gap."""
     known = values[np.isfinite(values)]
     if not known.size:
         return " " * len(values)
@@ -262,7 +266,7 @@ def sparkline(values: Array) -> str:
 
 
 def time_of(seconds: float) -> str:
-    """Seconds for people: ``12.3 µs``."""
+    """Format seconds for people, as in ``12.3 µs``."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.4g} {unit}"
@@ -273,15 +277,15 @@ def time_of(seconds: float) -> str:
 def calibrate(
     history: Place = "",
     night: NightId = "",
-    nights: Annotated[int, typer.Option(help="Resampled A/A nights.", min=20)] = 200,
-    trials: Annotated[int, typer.Option(help="Steps tried of each size and reach.", min=5)] = 60,
-    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    nights: Annotated[int, typer.Option(help="Number of resampled A/A nights.", min=20)] = 200,
+    trials: Annotated[int, typer.Option(help="Number of steps to try of each size and reach.", min=5)] = 60,
+    seed: Annotated[int, typer.Option(help="Seed of the random draws.")] = 0,
     rate: Rate = RATE,
     json: Json = None,
 ) -> None:
-    """Measure on this machine's own nights how often the gate is wrong and which steps it finds, and others beside it.
+    """Measure the gate's false alarms and the steps that it finds on this machine's nights, next to other methods.
 
-    Exits with 1 if the false-alarm rate is above the wanted one by more than chance, 2 if there are too few nights.
+    Exits with 1 if the false-alarm rate is above the target by more than chance, 2 if there are too few nights.
     """
     from harness.bench.detection.calibrate import GATE, bands_of, calibrate, quiet, relative_rounds
     from harness.bench.detection.gate import followed_of, timed
@@ -300,7 +304,7 @@ def calibrate(
         series = [one for one, every in zip(series, whole, strict=True) if every]
         rounds = relative_rounds(line, series)
         with _progress("nights resampled") as step:
-            found = calibrate(
+            calibration = calibrate(
                 quiet(values, followed)[:, whole],
                 rounds,
                 bands_of(series),
@@ -310,9 +314,9 @@ def calibrate(
                 rate=rate,
                 progress=step,
             )
-        _written(json, found)
-        _tables(found)
-    raise typer.Exit(ALARM if found.alarms[GATE].interval[0] > rate else 0)
+        _written(json, calibration)
+        _tables(calibration)
+    raise typer.Exit(ALARM if calibration.alarms[GATE].interval[0] > rate else 0)
 
 
 _LEAST = 8
@@ -375,7 +379,7 @@ def _written(file: Path | None, found: msgspec.Struct) -> None:
 
 @contextlib.contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], object]]:
-    """On standard error, and only where somebody looks."""
+    """Show progress on standard error if that is a terminal."""
     console = Console(stderr=True)
     bars = (
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""`concord probe` and `concord profile check`."""
+"""The commands ``concord probe`` and ``concord profile check``."""
 
 from __future__ import annotations
 
@@ -33,43 +33,45 @@ def profile() -> None:
 
 
 @profile_app.command()
-def check(files: Annotated[list[Path], typer.Argument(help="Profiles, .toml files.")]) -> None:
-    """Read profiles, and what they inherit from, and say every mistake with file, line and key.
+def check(files: Annotated[list[Path], typer.Argument(help="Profiles (.toml files).")]) -> None:
+    """Read profiles, and those that they inherit from, and report every mistake with file, line and key.
 
-    Exits with 0 if there is none, else with 2.
+    Exits with 0 if there is none, otherwise with 2.
     """
     wrong = 0
     for file in files:
         try:
-            found = read_profile(str(file))
+            parsed = read_profile(str(file))
         except ProfileError as e:
             typer.echo(str(e), err=True)
             wrong += len(e.mistakes)
         else:
-            over = f", over {', '.join(found.bases)}" if found.bases else ""
-            typer.echo(f"{file}: {found.name}, {found.backend} on {found.device}, {len(found.waivers)} waivers{over}")
+            over = f", over {', '.join(parsed.bases)}" if parsed.bases else ""
+            typer.echo(
+                f"{file}: {parsed.name}, {parsed.backend} on {parsed.device}, {len(parsed.waivers)} waivers{over}"
+            )
     if wrong:
         raise bad(f"{wrong} mistake{'s' if wrong > 1 else ''}")
 
 
 def probe(
-    backend: Annotated[str, typer.Option(help="As init_process_group takes it. Default: torch's own.")] = "",
+    backend: Annotated[str, typer.Option(help="Backend for init_process_group. Default: torch's own.")] = "",
     device: Annotated[str, typer.Option(help="Type of device. Default: the accelerator, or cpu.")] = "",
-    imports: Annotated[list[str] | None, typer.Option(help="A module that ranks import first; repeatable.")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the draft there.")] = None,
-    against: Annotated[str, typer.Option(help="A profile to hold what is found against; no draft is made.")] = "",
-    json: Annotated[Path | None, typer.Option("--json", help="Write all that is found there, as JSON.")] = None,
-    name: Annotated[str, typer.Option(help="What the draft is called. Default: DEVICE-BACKEND.")] = "",
-    sizes: Annotated[str, typer.Option(help="World sizes to try.")] = "1,2,3,4",
-    stacks: Annotated[str, typer.Option(help="Stacks to try.")] = ",".join(STACKS),
+    imports: Annotated[list[str] | None, typer.Option(help="Module that ranks import first. Repeatable.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the draft to this file.")] = None,
+    against: Annotated[str, typer.Option(help="Profile to compare the results with, instead of drafting one.")] = "",
+    json: Annotated[Path | None, typer.Option("--json", help="Write all results to this file as JSON.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the draft. Default: DEVICE-BACKEND.")] = "",
+    sizes: Annotated[str, typer.Option(help="World sizes to try, with commas between them.")] = "1,2,3,4",
+    stacks: Annotated[str, typer.Option(help="Stacks to try, with commas between them.")] = ",".join(STACKS),
     timeout: Annotated[float, typer.Option(help="Seconds for one trial.", min=1)] = 10.0,
-    limit: Annotated[float, typer.Option(help="Seconds for everything; what is left is not tried.", min=1)] = 600.0,
+    limit: Annotated[float, typer.Option(help="Seconds for all trials; the rest is not tried.", min=1)] = 600.0,
     ranks_per_device: Annotated[int, typer.Option(help="How many ranks share an accelerator.", min=1)] = 1,
 ) -> None:
-    """Try what a backend can do, in throw-away ranks, and draft its profile; or hold it against a profile.
+    """Try what a backend can do, in throw-away ranks, and draft its profile or compare it with a profile.
 
-    Everything is compared with the exact model: what is found gave the right values.  Exits with 1 if no world came up,
-    or if something that the profile claims was not found; with 2 for bad input.
+    Every result is compared with the exact model, so whatever works gave the right values. Exits with 1 if no world
+    came up, or if something that the profile claims was not found; with 2 for bad input.
     """
     from harness.probe.draft import draft
 
@@ -174,7 +176,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def table(found: Found) -> Table:
-    """For each collective the dtypes whose trials ended well, were refused, or ended badly."""
+    """Return, for each collective, the dtypes whose trials ended well, were refused, or ended badly."""
     from rich.table import Table
 
     title = f"{found.backend} on {found.device}: {found.seconds:g} s"

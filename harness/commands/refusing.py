@@ -1,4 +1,4 @@
-"""How commands end that were given bad input: one line on standard error, and exit code 2."""
+"""How commands report bad input: one line on standard error, and exit code 2."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BAD_INPUT = 2
 
 
 def bad(message: str) -> typer.Exit:
-    """Say what was wrong with bad input, without credentials and escapes; returns the exit of the command."""
+    """Print what is wrong with the input, without credentials and escapes, and return the exit of the command."""
     typer.echo(f"concord: {printable(redacted(message))}", err=True)
     return typer.Exit(BAD_INPUT)
 
 
 @contextlib.contextmanager
 def refusing(*errors: type[Exception]) -> Iterator[None]:
-    """One line for what can't be done: these errors are about the input."""
+    """Report these errors, which are about the input, on one line, and exit with 2."""
     try:
         yield
     except errors as e:
@@ -29,7 +29,7 @@ def refusing(*errors: type[Exception]) -> Iterator[None]:
 
 
 def said(error: Exception) -> str:
-    """An error in a line: one of the system with its file and its reason."""
+    """Format an error on one line; an error of the operating system has its file and reason."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

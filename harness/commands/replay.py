@@ -1,4 +1,4 @@
-"""``concord replay``: a stored program again."""
+"""``concord replay``: run a stored program again."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ if TYPE_CHECKING:
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="A stored program: the .json beside a reproducer.")],
-    backend: Annotated[str, typer.Option(help="Of the process groups. Default: torch's own for the device.")] = "",
-    device: Annotated[str, typer.Option(help="Type of the ranks' device. Default: cpu.")] = "",
-    profile: Annotated[str, typer.Option(help="Name or file of the profile that it failed under.")] = "",
-    subject: Annotated[str, typer.Option(help="Whose stacks: torch, reference, or what a package brings.")] = TORCH,
+    file: Annotated[Path, typer.Argument(help="Stored program: the .json file beside a reproducer.")],
+    backend: Annotated[str, typer.Option(help="Backend. Default: the profile's, or torch's own for the device.")] = "",
+    device: Annotated[str, typer.Option(help="Type of the ranks' device. Default: the profile's, or cpu.")] = "",
+    profile: Annotated[str, typer.Option(help="Name or file of the profile under which it failed.")] = "",
+    subject: Annotated[str, typer.Option(help="Whose stacks: torch, reference, or a package's.")] = TORCH,
     timeout: Annotated[float, typer.Option(help="Seconds for the run on ranks.", min=1)] = 120.0,
-    times: Annotated[int, typer.Option(help="How often, for what fails now and then.", min=1)] = 1,
-    source: Annotated[bool, typer.Option("--source", help="Print the program as Python, and run nothing.")] = False,
+    times: Annotated[int, typer.Option(help="How often to run it, for intermittent failures.", min=1)] = 1,
+    source: Annotated[
+        bool, typer.Option("--source", help="Print the program as Python instead of running it.")
+    ] = False,
 ) -> None:
-    """Run a stored program on one device and on ranks again, and compare.
+    """Run a stored program again, on one device and on ranks, and compare the results.
 
-    Exits with 0 if the runs are the same, 1 if not; with 2 if FILE is no program, if its numbers may overflow, or if it
+    Exits with 0 if they are the same, 1 if not; with 2 if FILE is no program, if its numbers may overflow, or if it
     can't be run as asked.
     """
     from harness.programs.source import source as written
@@ -71,19 +73,21 @@ def replay(
         for number in range(1, times + 1):
             label = f"run {number} of {times}: " if times > 1 else ""
             try:
-                wrong = problems(program, truth, world.run(execute.on_rank, program))
+                differences = problems(program, truth, world.run(execute.on_rank, program))
             except RanksFailed as e:
                 typer.echo(f"{label}{e}")
                 failed = True
                 continue
-            failed = failed or bool(wrong)
-            for line in map(str, wrong) if wrong else [f"the same: {len(truth.tensors)} tensors on every rank"]:
+            failed = failed or bool(differences)
+            for line in (
+                map(str, differences) if differences else [f"the same: {len(truth.tensors)} tensors on every rank"]
+            ):
                 typer.echo(f"{label}{line}")
     raise typer.Exit(1 if failed else 0)
 
 
 def _program(file: Path) -> Program:
-    """The program of a file, of which nothing is believed.  Errors: typer.Exit, once it has been said why not."""
+    """Read the program in an untrusted file. Errors: typer.Exit, after the reason has been printed."""
     from harness.programs.stored import loads
     from harness.safe_io.files import FileError, contents
     from harness.specs import limits
@@ -97,18 +101,18 @@ def _program(file: Path) -> Program:
 
 
 def _require_trainable(file: Path, program: Program) -> None:
-    """Require that one device can train it.  Errors: typer.Exit, once it has been said why not."""
+    """Require that one device can train a program. Errors: typer.Exit, after the reason has been printed."""
     from harness.programs import execute
 
     try:
         execute.trained_alone(program)
-    except Exception as e:  # whatever torch has against a model that nobody has drawn
+    except Exception as e:  # a stored model may be one that the strategies don't draw, so torch may raise anything
         first = (str(e).splitlines() or [""])[0]
         raise bad(f"{file}: one device can't train it: {type(e).__name__}: {first[:300]}") from e
 
 
 def _obeyed(profile: Profile | None) -> contextlib.AbstractContextManager[None]:
-    """What the profile says that its backend rounds more is in force."""
+    """Put the claims and tolerances of the profile in force."""
     from harness.plugin.profiles import here
     from harness.profiles.obeyed import obeying, of
 
@@ -118,7 +122,7 @@ def _obeyed(profile: Profile | None) -> contextlib.AbstractContextManager[None]:
 def _world(
     program: Program, backend: str, device: str, subject: str, timeout: float, profile: Profile | None
 ) -> tuple[WorldSpec, Inventory]:
-    """The world that a program is to run on, and the devices that there are."""
+    """Return the world on which to run a program, and the available devices. Errors: typer.Exit."""
     import torch.distributed as dist
 
     from harness.stacks.registry import stack_of

@@ -38,33 +38,39 @@ from reports.text import plural, visible
 from reports.verify import verify
 
 _NAMESPACE = "concord"
-"""Of signatures, so that one of something else is none of a bundle."""
+"""The namespace of signatures, so that a signature for another purpose does not count as one of a bundle."""
 _MEMORY, _SECONDS = 1 << 30, 120.0
-"""What checking a bundle may take, at most: three times what the largest honest one takes, and then some."""
+"""Bytes and seconds that checking a bundle may take: more than three times what the largest honest one takes."""
 NOT_SHOWN = 3
-"""How ``concord verify`` exits where nothing is wrong, and something that decides could not be checked."""
+"""Exit status of ``concord verify`` if nothing is wrong, but something that decides could not be checked."""
 
-Runs = Annotated[list[Path] | None, typer.Argument(help="Results of runs: results.jsonl, or the folder that has it.")]
+Runs = Annotated[list[Path] | None, typer.Argument(help="Results of runs: results.jsonl, or the folder with it.")]
 
 
 def report(
     runs: Runs = None,
-    html: Annotated[Path | None, typer.Option(help="Write the page, which opens offline.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Add it to this file; GITHUB_STEP_SUMMARY is one.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML.")] = None,
-    badge: Annotated[Path | None, typer.Option(help="Write a badge; its endpoint beside it, as .json.")] = None,
-    relay_to: Annotated[
-        Path | None, typer.Option("--relay", help="Write what PyTorch's cross-repository CI relay takes.")
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page to this file; it opens offline.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the report to this file as JSON.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Append the report as Markdown to this file, such as $GITHUB_STEP_SUMMARY.")
     ] = None,
-    artifact_url: Annotated[str, typer.Option(help="Where the rest will be, for --relay.")] = "",
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
+    badge: Annotated[
+        Path | None, typer.Option(help="Write a badge to this file, and its endpoint beside it as .json.")
+    ] = None,
+    relay_to: Annotated[
+        Path | None, typer.Option("--relay", help="Write the input of PyTorch's cross-repository CI relay.")
+    ] = None,
+    artifact_url: Annotated[str, typer.Option(help="URL at which the rest will be, for --relay.")] = "",
     require: Annotated[str, typer.Option(help="Exit with 1 if it is not conformant at this level.")] = "",
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a report.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of a report, and read no run.")
+    ] = False,
 ) -> None:
-    """Say what runs came to: at which levels the backend is conformant, and if not, why not.
+    """Report at which levels a backend is conformant according to its runs, and why not at the others.
 
-    Without an output, report.html, report.json and report.md are written beside the last run.  A level needs a run with
-    the default seed, and one with a random seed of what draws from it, so give both.
+    Without an output, report.html, report.json and report.md are written beside the last run. A level needs a run with
+    the default seed, and one with a random seed of the tests that draw from it, so give both.
     """
     with _said():
         outputs_given = [html, json, markdown, junit, badge, badge.with_suffix(".json") if badge else None, relay_to]
@@ -104,33 +110,33 @@ def report(
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(help="A run, a report (JSON) or a bundle.")],
-    after: Annotated[Path, typer.Argument(help="What it is compared with.")],
-    markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    before: Annotated[Path, typer.Argument(help="Run, report (JSON) or bundle.")],
+    after: Annotated[Path, typer.Argument(help="Run, report (JSON) or bundle to compare with it.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare two runs: newly failing, fixed, added, removed, changed.
+    """Compare two runs: newly failing, fixed, added, removed and changed tests.
 
-    Exits with 1 if AFTER is worse: a test fails that did not, is no longer run or no longer there, or a level is lost.
+    Exits with 1 if AFTER is worse: a test newly fails, is no longer run or no longer exists, or a level is lost.
     """
     with _said():
         if markdown and json:
             raise ReportError("--markdown and --json: one of them")
-        found = comparing.compare(_report_of(before), _report_of(after))
+        comparison = comparing.compare(_report_of(before), _report_of(after))
         if json:
-            typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+            typer.echo(msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode())
         else:
-            for line in comparing.lines(found, markdown=markdown):
+            for line in comparing.lines(comparison, markdown=markdown):
                 typer.echo(line)
-        if found.worse:
+        if comparison.worse:
             raise typer.Exit(1)
 
 
 def bundle(
-    runs: Annotated[list[Path], typer.Argument(help="Results of runs: results.jsonl, or the folder that has it.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+    runs: Annotated[list[Path], typer.Argument(help="Results of runs: results.jsonl, or the folder with it.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")],
 ) -> None:
-    """Put runs into one file that others can check with `concord verify`."""
+    """Pack runs into one file that others can check with `concord verify`."""
     with _said():
         _check_outputs([output], runs)
         made, digest = bundles.write([load(path) for path in runs], output, harness.__version__)
@@ -139,26 +145,24 @@ def bundle(
 
 
 def verify_bundle(
-    file: Annotated[Path, typer.Argument(help="A bundle.")],
+    file: Annotated[Path, typer.Argument(help="Bundle to check.")],
     suite: Annotated[
-        bool, typer.Option("--suite/--no-suite", help="Collect the suite here, if it is the same.")
+        bool, typer.Option("--suite/--no-suite", help="Whether to collect the suite here, if it is the same.")
     ] = True,
     require: Annotated[str, typer.Option(help="Exit with 1 if it is not conformant at this level.")] = "",
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if there is anything to note, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 also if there are notes.")] = False,
     html: Annotated[
-        Path | None, typer.Option(help="Write the page, made anew from the results: read this one.")
+        Path | None, typer.Option(help="Write the page, rebuilt from the results, to this file. Read this one.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the report as JSON, made anew from the results.")] = None,
-    signature: Annotated[
-        Path | None, typer.Option(help="A detached signature of the file (ssh-keygen -Y sign).")
-    ] = None,
-    signers: Annotated[Path | None, typer.Option(help="Who may sign (ssh's ALLOWED SIGNERS file).")] = None,
-    signer: Annotated[str, typer.Option(help="Who has signed, as that file names them.")] = "",
+    json: Annotated[Path | None, typer.Option(help="Write the report, rebuilt from the results, as JSON.")] = None,
+    signature: Annotated[Path | None, typer.Option(help="Detached signature of the file (ssh-keygen -Y sign).")] = None,
+    signers: Annotated[Path | None, typer.Option(help="File of those who may sign (ssh's ALLOWED SIGNERS).")] = None,
+    signer: Annotated[str, typer.Option(help="The signer's name in that file.")] = "",
 ) -> None:
-    """Check a bundle: what it says of the suite by the suite here, all else by its raw results, made anew.
+    """Check a bundle: its suite against the suite here, and everything else by rebuilding it from the raw results.
 
-    Run it in a checkout of the suite.  Exits with 1 if anything is wrong, 2 if FILE is no bundle, 3 if nothing is wrong
-    and something could not be checked, as where the suite is another one.
+    Run it in a checkout of the suite. Exits with 1 if anything is wrong, 2 if FILE is no bundle, and 3 if nothing is
+    wrong but something could not be checked, for example because the suite is another one.
     """
     with _said():
         if require and require not in LEVELS:
@@ -207,7 +211,7 @@ def _in_a_word(problems: int, unchecked: int) -> str:
 
 
 def _check_signing(signature: Path | None, signers: Path | None, signer: str) -> None:
-    """Errors: :class:`ReportError` unless a signature, its signer and who may sign are all given, or none of them."""
+    """Require all or none of a signature, its signer and who may sign. Errors: :class:`ReportError`."""
     given = {"--signature FILE": signature, "--signers FILE": signers, "--signer NAME": signer or None}
     missing = [option for option, value in given.items() if value is None]
     if 0 < len(missing) < len(given):
@@ -258,7 +262,7 @@ def _show(made: Report) -> None:
 
 
 def _check_outputs(outputs: Sequence[Path], runs: Sequence[Path]) -> None:
-    """Errors: :class:`ReportError` for a file that is to be written twice, or over a run that is read."""
+    """Require that no file is written twice, or over a run that is read. Errors: :class:`ReportError`."""
     seen = {os.path.realpath(path / FILE if path.is_dir() else path): "a run that is read" for path in runs}
     for path in outputs:
         name = os.path.realpath(path)
@@ -288,7 +292,7 @@ def _append(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _said() -> Iterator[None]:
-    """Say what is wrong with the input in a line, and exit with 2."""
+    """Report on one line what is wrong with the input, and exit with 2."""
     try:
         yield
     except (ReportError, Exceeded) as e:

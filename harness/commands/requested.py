@@ -1,4 +1,4 @@
-"""What commands are asked for: profiles, worlds of a backend, and devices for them."""
+"""Resolve command-line options to a profile, a world and leased devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def read_profile(name: str) -> Profile:
-    """The profile of a file, or of that name: a shipped one, or a package's.
+    """Read the profile in a file, or a shipped or a package's profile by its name.
 
     Errors: :class:`~harness.profiles.ProfileError`.
     """
@@ -34,7 +34,7 @@ def read_profile(name: str) -> Profile:
 
 
 def profile_asked_for(option: str, name: str) -> Profile:
-    """The profile that an option names.  Errors: typer.Exit, once its mistakes have been said."""
+    """Read the profile that an option names. Errors: typer.Exit, after its mistakes have been printed."""
     try:
         return read_profile(name)
     except ProfileError as e:
@@ -50,11 +50,13 @@ def world_asked_for(
     timeout: float = 60.0,
     profile: Profile | None = None,
 ) -> tuple[WorldSpec, Inventory]:
-    """What worlds are made of, and the devices that there are.
+    """Return the specification of a world, and the available devices.
 
-    ``backend``: torch's own for the device, where it is empty; ``device``: a type, or empty for the accelerator, or the
-    host where there is none; ``imports``: modules that ranks import first; ``profile``: what else they need.
-    Errors: typer.Exit, once it has been said what there is not.
+    ``size``: the number of ranks. ``backend``: torch's own for the device if empty. ``device``: a type; if empty, the
+    accelerator's, or the host if there is none. ``imports``: modules that ranks import first. ``profile``: gives
+    further settings.
+
+    Errors: typer.Exit, after a message that says what is missing.
     """
     from harness.devices import DeviceError, backend_for, inventory
     from harness.worlds.world import WorldSpec
@@ -74,9 +76,9 @@ def world_asked_for(
 
 @contextlib.contextmanager
 def devices_for(inventory: Inventory, ranks: int, ranks_per_device: int = 1) -> Iterator[tuple[str, ...]]:
-    """Lease the devices of so many ranks: one for each rank, () on the host.
+    """Lease the devices of so many ranks, and yield one for each rank, or () on the host.
 
-    Errors: typer.Exit if there are not as many.
+    Errors: typer.Exit if there are too few.
     """
     from harness.devices import DeviceError, dealt
     from harness.leases import Leases

@@ -36,7 +36,7 @@ _ABOUT = {
     "L5": "distributed code under `torch.compile`",
     "P": "correct results and plausible times in benchmarks",
 }
-"""What each level is about, by :data:`harness.results.LEVELS`."""
+"""What each level of :data:`harness.requirements.LEVELS` is about."""
 
 
 def flaws(sentence: str) -> list[str]:
@@ -129,7 +129,7 @@ This page is generated. To change it, change the tests under `suites/` ([writing
 
 
 def _tests(facts: SuiteFacts) -> dict[str, list[str]]:
-    """By requirement, links to its tests, with parameters where only some instances of a test prove it."""
+    """Return links to the tests of each requirement, with parameters if only some instances of a test prove it."""
     instances: dict[str, list[str]] = defaultdict(list)
     proving: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for nodeid, test in facts.tests.items():
@@ -166,7 +166,7 @@ def _row(requirement: RequirementText, tests: list[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape what Markdown would take for a border of a table or for emphasis."""
+    """Escape what Markdown would take for a table border or for emphasis."""
     return _EDGE.sub(lambda match: match[0].replace("_", r"\_"), text.replace("|", r"\|").replace("*", r"\*"))
 
 

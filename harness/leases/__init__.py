@@ -1,10 +1,12 @@
 """Leases on devices across processes: where they are kept, who holds them, and whose turn it is.
 
-pytest-xdist hands tests to workers without knowing what a test needs, so workers take the devices of a test from a
-place that they all share: one lock file for each device, in folders of this user's.  A lease is all of a test's devices
-or none (nobody holds some and waits for more), whoever waits stands in one queue (so a large world is not overtaken for
-ever by small ones), sessions that wait side by side get as many devices each, and the kernel drops a lease with the
-process that held it.
+pytest-xdist hands tests to workers without knowing what a test needs.  So workers take the devices of a test from a
+place that they all share: one lock file for each device, in folders of this user's.
+
+- A lease is all of a test's devices or none, so that nobody holds some and waits for more.
+- All that wait stand in one queue, so that small worlds don't overtake a large one forever.
+- Sessions that wait side by side get equally many devices.
+- The kernel drops a lease when the process that holds it ends.
 """
 
 from harness.leases.holding import Leases, Wait

@@ -1,4 +1,4 @@
-"""Leases on devices: all of what a test needs or nothing, one queue, and locks that the kernel drops."""
+"""Leases on devices: all that a test needs or none, one queue, and locks that the kernel drops."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from harness.leases.records import Holder, Waiter
 from harness.leases.turns import may_take
 
 _POLL, _LONGEST_POLL = 0.01, 0.2  # seconds
-_SHARE_OF_TIME = 0.05  # that looking takes of a waiting process's time, at most
-_TELL = 0.25  # seconds between two calls of who wants to know about a wait
+_SHARE_OF_TIME = 0.05  # the most of a waiting process's time that attempts may take
+_TELL = 0.25  # seconds between two calls of ``waiting``
 _RETURN = 0.5  # seconds for which devices are kept for the next test of the process that gave them back
 _MUTEX_TRIES, _MUTEX_POLL = 50, 0.001
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait that goes on."""
+    """A wait in progress."""
 
     seconds: float
-    """How long already."""
+    """How long it has lasted."""
     waiter: Waiter
     folder: Path
 
     def holders(self) -> list[Holder | None]:
-        """Who holds the devices that are waited for, in the order of devices; None: unknown."""
+        """Return who holds the devices that are waited for, in the order of devices; None for an unknown holder."""
         return records.holders(self.folder, self.waiter.keys)
 
 
 @dataclass
 class _Taken:
-    """Devices that are locked: index in the inventory, and the lock in each place."""
+    """Devices that are locked: for each index in the inventory, the lock in each place."""
 
     locks: dict[int, list[int]] = field(default_factory=dict)
 
@@ -64,10 +64,10 @@ class Leases:
         self._directory = directory
         self._broken: dict[Path, str] = {}
         self.refused = self._places().refused
-        """The places that other sessions may use and this one can't: a sentence each."""
+        """The places that other sessions may use and this one can't, a sentence each."""
 
     def _places(self) -> Places:
-        """Where they are kept now: folders that were deleted meanwhile are made again."""
+        """Return where leases are kept now.  Folders that were deleted in the meantime are made again."""
         return Places((self._directory,)) if self._directory else survey(make=True)
 
     @contextlib.contextmanager
@@ -82,10 +82,10 @@ class Leases:
     ) -> Iterator[tuple[str, ...]]:
         """Hold ``count`` devices; yields their names in this process's numbering.
 
-        Waits for as long as others hold them, at most ``timeout`` seconds.
-        what: the test that they are for, told to whoever waits for them.
+        Waits as long as others hold them, for at most ``timeout`` seconds.
+        what: the test that they are for, which others that wait for them are told.
         waiting: called when a wait begins, and several times a second while it goes on.
-        returns: asked at the end, whether this process will want as many again at once.
+        returns: called at the end; returns whether this process will want as many again at once.
         Errors: :class:`DeviceError` if there are not as many, the time is over, or locks can't be kept.
         """
         if not 1 <= count <= len(self.inventory.devices):
@@ -136,7 +136,10 @@ class Leases:
         return f"{count} devices of kind {self.inventory.kind} did not become free in time; others hold them"
 
     def _attempt(self, folders: Sequence[Path], me: Waiter, ticket: Path | None = None) -> _Taken | None:
-        """Take the devices if they are free and nobody else comes first.  Errors: :class:`DeviceError`."""
+        """Take the devices if they are free and nobody else comes first; else return None.
+
+        Errors: :class:`DeviceError` if a device can't be locked in any place.
+        """
         with self._alone(folders[0]) as alone:
             if not alone:
                 return None
@@ -166,7 +169,7 @@ class Leases:
 
     @contextlib.contextmanager
     def _alone(self, folder: Path) -> Iterator[bool]:
-        """Keep others from looking at the same time; yields False if someone does all the time."""
+        """Keep others from attempting at the same time; yields False if others do so all the time."""
         path = folder / f"{self.inventory.kind}.mutex"
         fd = None
         try:
@@ -176,7 +179,7 @@ class Leases:
                 time.sleep(_MUTEX_POLL)
         except OSError as e:
             self._broken[folder] = f"{path}: {e.strerror}"
-            yield True  # devices are locked one by one, and in other places as well: only the order may suffer
+            yield True  # devices have locks of their own, in other places as well: only the order may suffer
             return
         try:
             yield fd is not None
@@ -185,7 +188,10 @@ class Leases:
                 unlock(fd)
 
     def _lock(self, folders: Sequence[Path], key: str) -> list[int]:
-        """Lock a device in every place; [] if somebody has it.  Errors: :class:`DeviceError` if no place can lock."""
+        """Lock a device in every place; returns the locks, [] if somebody has it.
+
+        Errors: :class:`DeviceError` if it can't be locked in any place.
+        """
         fds: list[int] = []
         try:
             for folder in folders:
@@ -210,7 +216,7 @@ class Leases:
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """Files that could not be locked in places that otherwise can be used: a sentence each."""
+        """Files that could not be locked, in places that can be used otherwise; a sentence each."""
         return tuple(self._broken.values())
 
     def _session_that_holds(self, folders: Sequence[Path], key: str) -> str:
@@ -221,14 +227,14 @@ class Leases:
         return ""
 
     def _claim(self, me: Waiter) -> None:
-        """Ask others to leave what is given back now for this process's next test, if there are others."""
+        """Ask others that wait to leave what is given back now to this process's next test."""
         folder = self._places().folders[0]
         if any(_compete(w, me) for w in records.waiters(folder)):
             records.claim(folder, records.back_within(me, _RETURN))
 
 
 class _InQueue:
-    """The ticket of a process that waits."""
+    """The ticket of a waiting process."""
 
     def __init__(self, waiter: Waiter) -> None:
         self._waiter = waiter
@@ -236,13 +242,13 @@ class _InQueue:
         self._fd: int | None = None
 
     def ticket_in(self, folder: Path) -> Path | None:
-        """The ticket, in a folder; made again if somebody has removed it.  None where none can be made."""
+        """Return the ticket in a folder, made again if somebody has removed it; None if none can be made."""
         if self._path is None or self._path.parent != folder or not self._path.exists():
             self.close()
             try:
                 self._path, self._fd = records.ticket(folder, self._waiter)
             except OSError:
-                return None  # a full disk: without a ticket one only may be overtaken
+                return None  # a full disk: without a ticket, this process may just be overtaken
         return self._path
 
     def close(self) -> None:
@@ -251,7 +257,7 @@ class _InQueue:
             if self._path is not None:
                 self._path.unlink(missing_ok=True)
         except OSError:
-            pass  # nobody minds a ticket that is not locked
+            pass  # a ticket that is not locked does not count
         finally:
             if self._fd is not None:
                 unlock(self._fd)

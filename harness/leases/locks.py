@@ -1,6 +1,7 @@
-"""Locks on files that the kernel drops with the process that holds them.
+"""Locks on files, which the kernel drops when the process that holds them ends.
 
-Not filelock's: the holder is written into the file while it is locked, and a child that was forked must not keep it.
+filelock is not used, because the holder is written into the file while it is locked, and a forked child must not keep
+the lock.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _held: set[int] = set()
 
 
 def lock(path: Path) -> int | None:
-    """Lock a file, made if it is missing; returns its descriptor, or None if somebody else has locked it.
+    """Lock a file, which is made if it is missing; returns its descriptor, or None if it is locked already.
 
     Errors: OSError if it can't be opened or locked; a symbolic link is not followed.
     """
@@ -35,16 +36,16 @@ def lock(path: Path) -> int | None:
 
 
 def unlock(fd: int) -> None:
-    """Give a lock back."""
+    """Release a lock."""
     _held.discard(fd)
     try:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # a copy of the descriptor may be in a child
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child may have a copy of the descriptor
     finally:
         os.close(fd)
 
 
 def held_by_others(path: Path) -> bool:
-    """Whether somebody has locked a file; this process counts as well."""
+    """Return whether a file is locked, by this process or any other."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -59,7 +60,7 @@ def held_by_others(path: Path) -> bool:
 
 
 def _forget() -> None:
-    """In a forked child: the locks are the parent's, and end with it."""
+    """Close the locks in a forked child: they are the parent's, and end with the parent."""
     for fd in _held:
         try:
             os.close(fd)

@@ -1,9 +1,9 @@
-"""Where leases are kept: folders of this user's that all of this user's sessions on a machine find.
+"""The places where leases are kept: folders of this user's that all of this user's sessions on a machine find.
 
-A lease is taken in every one of the shared places that can be trusted, so two sessions exclude each other as soon as
-they have one place in common.  Another user who takes the name in one of them changes nothing but that place, and
-neither does a session that cannot write there.  ``TMPDIR`` and ``XDG_RUNTIME_DIR`` are not asked: they differ between
-a login, a job of cron and a container, and two places would mean devices that are leased twice.
+A lease is taken in every shared place that can be trusted, so two sessions exclude each other as soon as they have one
+place in common.  If another user takes the name in one place, or a session cannot write there, only that place is lost.
+``TMPDIR`` and ``XDG_RUNTIME_DIR`` are not used: they differ between a login, a cron job and a container, and two
+places would mean devices that are leased twice.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ _RUNTIME = Path("/run/user")
 
 @dataclass(frozen=True)
 class Places:
-    """Folders for leases, and those that cannot be used."""
+    """The folders for leases, and the places that cannot be used."""
 
     folders: tuple[Path, ...]
-    """In the order in which every process of this user takes them; the first one has the queue."""
+    """In the order in which every process of this user locks them; the first one has the queue."""
     refused: tuple[str, ...] = ()
-    """The shared places that cannot be used: a sentence each, with the reason."""
+    """The shared places that cannot be used, a sentence each, with the reason."""
 
 
 def survey(environ: Mapping[str, str] = os.environ, *, make: bool = False) -> Places:
     """Find the folders for leases.
 
-    environ: where :data:`VARIABLE` may be set.  make: make the folders that are missing; otherwise nothing is touched.
-    Returns the shared places that can be used, or if there is none, one of this user's own.
-    Errors: :class:`DeviceError` if no folder can be used; if the variable names one that cannot, without trying others.
+    environ: where :data:`VARIABLE` may be set; the folder that it names is the only one tried then.  make: make folders
+    that are missing; otherwise nothing is touched.
+    Returns the shared places that can be used, or if there are none, a place of this user's own.
+    Errors: :class:`DeviceError` if no folder can be used.
     """
     asked = environ.get(VARIABLE)
     if asked:
@@ -60,7 +61,7 @@ def survey(environ: Mapping[str, str] = os.environ, *, make: bool = False) -> Pl
 
 
 def unusable(path: Path, *, make: bool = False) -> str:
-    """Why a folder cannot be used for leases: it is not a folder of this user's alone; empty if it can be used.
+    """Return why a folder cannot be used for leases, because it must be this user's alone; empty if it can be used.
 
     path: the folder, which may be missing if it can be made.  make: make it if it is missing.
     """
@@ -97,31 +98,34 @@ def _make(path: Path) -> None:
 
 def _shared() -> list[Path]:
     uid = os.geteuid()
-    found = [parent / f"concord-leases-{uid}" for parent in _SHARED]
+    folders = [parent / f"concord-leases-{uid}" for parent in _SHARED]
     runtime = _RUNTIME / str(uid)
     try:
         status = runtime.lstat()
     except OSError:  # no login manager, or nobody is logged in
-        return found
+        return folders
     private = stat.S_ISDIR(status.st_mode) and status.st_uid == uid and not status.st_mode & 0o022
-    return [*found, *([runtime / "concord-leases"] if private else [])]
+    return [*folders, *([runtime / "concord-leases"] if private else [])]
 
 
 def _own() -> list[Path]:
-    """Where leases are kept if no shared place can be used: sessions with another home or TMPDIR are not seen there."""
+    """Return where to keep leases if no shared place can be used.
+
+    Sessions with another home or TMPDIR are not seen there.
+    """
     uid = os.geteuid()
-    found = []
+    folders = []
     try:
         home = Path(pwd.getpwuid(uid).pw_dir)
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()  # a home may be of several machines
-        found.append(home / f".concord-leases-{boot}")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()  # several machines may share a home
+        folders.append(home / f".concord-leases-{boot}")
     except (KeyError, OSError):
         pass  # a user without an entry has no home; the next candidate is tried
     try:
-        found.append(Path(tempfile.gettempdir()) / f"concord-leases-{uid}")
+        folders.append(Path(tempfile.gettempdir()) / f"concord-leases-{uid}")
     except OSError:
         pass  # there is no folder for temporary files at all
-    return found
+    return folders
 
 
 def _usable(candidates: Sequence[Path], *, make: bool) -> tuple[tuple[Path, ...], tuple[str, ...]]:

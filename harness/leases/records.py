@@ -1,6 +1,7 @@
-"""Who holds devices and who waits for them, as one process tells the others.
+"""Records of who holds devices and who waits for them, which processes write for each other.
 
-A lock file has its holder in it, and whoever waits has a ticket: a file of its own that stays locked for as long.
+A lock file contains its holder.  A waiting process has a ticket: a file of its own, which it keeps locked while it
+waits.
 """
 
 from __future__ import annotations
@@ -19,57 +20,58 @@ import msgspec
 from harness.leases.locks import held_by_others, lock, unlock
 from harness.leases.turns import Place
 
-_LARGEST = 1 << 16  # bytes that are read of a file
-_LONGEST_CLAIM = 5.0  # seconds: a clock that was set must not keep others waiting
+_LARGEST = 1 << 16  # bytes that are read from a file
+_LONGEST_CLAIM = 5.0  # seconds; longer claims are ignored, so that a change of the clock keeps nobody waiting
 _Record = TypeVar("_Record", bound="msgspec.Struct")
 _TICKET, _CLAIM, _UNNAMED = ".ticket", ".claim", ".unnamed"
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """A process, told so that it can be recognised."""
+    """A process, described so that it can be recognized."""
 
     pid: int
     started: int
-    """Clock ticks from boot to its start: another process of the same number has another."""
+    """Clock ticks from boot to its start, which differ from those of another process with the same pid."""
     namespace: int
-    """The pid namespace in which ``pid`` is its number."""
+    """The pid namespace that ``pid`` belongs to."""
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended.  Processes of other pid namespaces are never known to have."""
+        """Whether it has ended.  Always False for processes of other pid namespaces, whose ends are not seen here."""
         return self.namespace == _namespace() and self.started != _started(self.pid)
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a device."""
+    """The holder of a device."""
 
     process: Process
     session: str
-    """Same for all processes of one session."""
+    """The same for all processes of one session."""
     program: str
-    """What runs, by its name alone: arguments may have secrets in them."""
+    """The name of the program, without arguments, because they may contain secrets."""
     folder: str
     """The root directory of its tests."""
     what: str
-    """The test that it is for; empty if it is for none."""
+    """The test that the device is for; empty if it is for none."""
     since: float
-    """Seconds since the epoch."""
+    """When it got the device, in seconds since the epoch."""
 
 
 class Waiter(msgspec.Struct, frozen=True, kw_only=True):
-    """Who waits for devices, or (with ``until``) will be back for them at once."""
+    """A process that waits for devices, or (with ``until``) will be back for them at once."""
 
     holder: Holder
-    """As it will be the holder; ``since`` is when it began to wait."""
+    """The holder that it will be; ``since`` is when it began to wait."""
     kind: str
-    """Of the devices."""
+    """The kind of the devices."""
     keys: tuple[str, ...]
-    """Of all devices that it may get."""
+    """The keys of all devices that it may get."""
     count: int
+    """How many devices it waits for."""
     number: int
-    """Nanoseconds since the epoch."""
+    """When it entered the queue, in nanoseconds since the epoch."""
     until: float = 0.0
-    """Seconds since the epoch; 0: until it gives up or gets them."""
+    """When it stops waiting, in seconds since the epoch; 0: when it gives up or gets the devices."""
 
     @property
     def place(self) -> Place:
@@ -78,7 +80,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Introduction(msgspec.Struct, frozen=True, kw_only=True):
-    """What others are told of this process."""
+    """The introduction of this process to others."""
 
     session: str
     program: str
@@ -90,20 +92,21 @@ _numbers = itertools.count()
 
 
 def introduce(session: str, program: str, folder: str) -> None:
-    """Say what other processes are to be told of this one.
+    """Set what this process tells other processes about itself.
 
-    session: same for all processes of one session.  program: what runs, without arguments.  folder: root directory.
+    session: the same for all processes of one session.  program: its name, without arguments.  folder: the root
+    directory of its tests.
     """
     _introduced[:] = [Introduction(session=session, program=program, folder=folder)]
 
 
 def session() -> str:
-    """The session of this process: its own, unless it was introduced as one of several."""
+    """Return the session of this process: its own, unless it was introduced as part of another."""
     return _introduced[0].session if _introduced else f"{os.getpid()}-{_started(os.getpid())}"
 
 
 def myself(what: str = "") -> Holder:
-    """This process as a holder.  what: the test."""
+    """Return this process as a holder.  what: the test that the devices are for."""
     told = _introduced[0] if _introduced else None
     return Holder(
         process=Process(pid=os.getpid(), started=_started(os.getpid()), namespace=_namespace()),
@@ -119,36 +122,36 @@ def myself(what: str = "") -> Holder:
 
 
 def lock_file(folder: Path, key: str) -> Path:
-    """The lock file of a device."""
+    """Return the path of a device's lock file."""
     return folder / f"{quote(key, safe='')}.lock"
 
 
 def sign(fd: int, holder: Holder) -> None:
-    """Write the holder into a lock file that it holds.  Nothing is written where the disk is full."""
+    """Write the holder into a lock file that it has locked.  Nothing is written if the disk is full."""
     data = msgspec.json.encode(holder)
     try:
         os.ftruncate(fd, 0)
         os.pwrite(fd, data, 0)
     except OSError:
-        pass  # the lock is what counts; without the text, others only can't say who holds it
+        pass  # the lock is what counts; without the text, others just can't say who holds it
 
 
 def unsign(fd: int) -> None:
-    """Take the holder out of a lock file before it is unlocked."""
+    """Remove the holder from a lock file before it is unlocked."""
     try:
         os.ftruncate(fd, 0)
     except OSError:
-        pass  # whoever locks it next writes itself into it
+        pass  # the next holder overwrites it
 
 
 def signed(folder: Path, key: str) -> Holder | None:
-    """The holder that a lock file names; None if it names none that is alive.  The lock itself is not looked at."""
+    """Return the holder that a lock file names; None if it names none that is alive.  Does not check the lock."""
     holder = _read(lock_file(folder, key), Holder)
     return None if holder is None or holder.process.gone else holder
 
 
 def holders(folder: Path, keys: Sequence[str]) -> list[Holder | None]:
-    """The holders of those devices that are held, in order; None for one that has not told who it is."""
+    """Return the holders of those devices that are held, in order; None for a holder that is unknown."""
     return [signed(folder, key) for key in keys if held_by_others(lock_file(folder, key))]
 
 
@@ -156,18 +159,21 @@ def holders(folder: Path, keys: Sequence[str]) -> list[Holder | None]:
 
 
 def starting_now(holder: Holder) -> Holder:
-    """A holder that has just got what it waited for."""
+    """Return a holder that got its devices just now."""
     return msgspec.structs.replace(holder, since=time.time())
 
 
 def back_within(waiter: Waiter, seconds: float) -> Waiter:
-    """A waiter that gives its devices back now and comes for as many in some seconds at most."""
+    """Return a waiter that gives its devices back now and will be back for as many within ``seconds``."""
     now = time.time()
     return msgspec.structs.replace(waiter, number=time.time_ns(), until=now + seconds)
 
 
 def ticket(folder: Path, waiter: Waiter) -> tuple[Path, int]:
-    """Put a waiter into the queue; returns its file and the descriptor that keeps it alive.  Errors: OSError."""
+    """Put a waiter into the queue; returns its ticket and the descriptor that keeps the ticket locked.
+
+    Errors: OSError.
+    """
     name = f"{waiter.number:020}-{os.getpid()}-{next(_numbers)}"
     path, unnamed = folder / f"{name}{_TICKET}", folder / f"{name}{_UNNAMED}"
     fd = lock(unnamed)
@@ -184,7 +190,7 @@ def ticket(folder: Path, waiter: Waiter) -> tuple[Path, int]:
 
 
 def claim(folder: Path, waiter: Waiter) -> None:
-    """Say that this process will be back for devices until ``waiter.until``; one claim for a process."""
+    """Announce that this process will be back for devices before ``waiter.until``.  A process has one claim at most."""
     path, unnamed = folder / f"{os.getpid()}{_CLAIM}", folder / f"{os.getpid()}-{next(_numbers)}{_UNNAMED}"
     try:
         unnamed.write_bytes(msgspec.json.encode(waiter))
@@ -194,17 +200,17 @@ def claim(folder: Path, waiter: Waiter) -> None:
 
 
 def withdraw(folder: Path) -> None:
-    """Take back the claim of this process."""
+    """Withdraw the claim of this process."""
     try:
         (folder / f"{os.getpid()}{_CLAIM}").unlink(missing_ok=True)
     except OSError:
-        pass  # it lapses by itself
+        pass  # it expires by itself
 
 
 def waiters(folder: Path, *, other_than: Path | None = None) -> list[Waiter]:
-    """Who waits for devices: live tickets, and claims that have not lapsed.  Files of processes that died are removed.
+    """Return who waits for devices, by live tickets and current claims.  Removes dead tickets and expired claims.
 
-    other_than: the ticket of the caller.
+    other_than: the ticket of the caller, which is left out.
     """
     try:
         with os.scandir(folder) as entries:
@@ -226,7 +232,7 @@ def _live(path: Path) -> Iterator[Waiter]:
         try:
             path.unlink(missing_ok=True)
         except OSError:
-            pass  # whoever comes next tries again
+            pass  # the next process to look tries again
 
 
 def _read(path: Path, kind: type[_Record]) -> _Record | None:
@@ -243,7 +249,7 @@ def _read(path: Path, kind: type[_Record]) -> _Record | None:
 
 
 def _started(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 if it is not there."""
+    """Return when a process started, in clock ticks since boot; 0 if it does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         return int(stat.rsplit(")", 1)[1].split()[19])

@@ -1,4 +1,4 @@
-"""What a user is told of a wait: who waits for how many devices, and who holds them."""
+"""Messages about a wait: who waits for how many devices, and who holds them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from harness.leases.holding import Wait
 from harness.leases.records import Holder, Waiter
 
 SOON = 2.0
-"""Seconds of waiting after which it is told who holds the devices."""
+"""Seconds of waiting after which the user is told who holds the devices."""
 AGAIN = 30.0
-"""Seconds after which a wait is told again, at the earliest."""
+"""Seconds between two messages about the same wait, at least."""
 
 _MOST_SESSIONS = 3
 _OTHERS_OF_OURS = "this session's other tests"
@@ -19,9 +19,9 @@ _UNKNOWN = "a process that does not say who it is"
 
 
 class Teller:
-    """Tells a user of a wait when it has gone on for :data:`SOON`, and again from time to time.
+    """Tells a user about a wait after :data:`SOON` seconds, and again every :data:`AGAIN` seconds.
 
-    show: what shows a line.
+    show: shows a line to the user.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -35,10 +35,9 @@ class Teller:
 
 
 def sentence(waiters: Sequence[Waiter], holders: Sequence[Holder | None], now: float) -> str:
-    """Say who waits and for what, on one line.
+    """Describe on one line who waits for how many devices, and who holds them.
 
-    waiters: those of one session, at least one.  holders: who holds devices of that kind.  now: seconds since the
-    epoch.
+    waiters: those of one session, at least one.  holders: those of devices of that kind.  now: seconds since the epoch.
     """
     first = min(waiters, key=lambda waiter: waiter.holder.since)
     what = first.holder.what or first.holder.program
@@ -51,7 +50,7 @@ def sentence(waiters: Sequence[Waiter], holders: Sequence[Holder | None], now: f
 
 
 def names(holders: Iterable[Holder | None], ours: str) -> list[str]:
-    """Name the sessions that hold devices, each once, others before one's own.  ours: the session that is told."""
+    """Name the sessions that hold devices, each once, the user's own last.  ours: the user's own session."""
     holders = list(holders)
     others = [f"{h.program} in {h.folder}" for h in holders if h is not None and h.session != ours]
     unknown = [_UNKNOWN] if None in holders else []
@@ -60,7 +59,7 @@ def names(holders: Iterable[Holder | None], ours: str) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """A text on one line of a terminal: names of tests and folders may have anything in them."""
+    """Make a text fit for a line of a terminal: names of tests and folders may contain anything."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -1,4 +1,4 @@
-"""Whose turn it is to take devices: pure decision over who waits and who holds what."""
+"""The order in which processes take devices: a pure decision from who waits and who holds what."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ class Place:
     """A place in the queue."""
 
     session: str
-    """Whose: processes of one session share what they get."""
+    """The session that waits; its processes share what they get."""
     count: int
-    """How many devices are waited for."""
+    """How many devices it waits for."""
     since: int
-    """When it was taken, in nanoseconds: earlier comes first."""
+    """When the place was taken, in nanoseconds; the earlier one comes first."""
     name: str = ""
-    """What tells it from others taken at the same time."""
+    """Distinguishes it from places that were taken at the same time."""
 
 
 def in_order(places: Iterable[Place], held: Mapping[str, int]) -> list[Place]:
-    """Order the queue: who holds fewest devices comes first, then who came first.
+    """Order the queue: sessions that hold fewer devices come first, then earlier places.
 
     places: one for each lease that is waited for.  held: how many devices each session holds now.
     """
@@ -29,11 +29,10 @@ def in_order(places: Iterable[Place], held: Mapping[str, int]) -> list[Place]:
 
 
 def may_take(mine: Place, places: Iterable[Place], held: Mapping[str, int], free: int) -> bool:
-    """Whether it is one's turn: there are enough devices once everyone who comes first has been given theirs.
+    """Return whether it is this process's turn: there are enough devices after everyone ahead has been served.
 
-    mine: one's own place.  places: those of others.  held: how many devices each session holds.  free: how many
-    devices nobody holds.  A lease that does not fit holds up those behind it, so a large world is not overtaken for
-    ever.
+    mine: its own place.  places: those of others.  held: how many devices each session holds.  free: how many devices
+    nobody holds.  A lease that does not fit holds up those behind it, so a large world is not overtaken forever.
     """
     for place in in_order([*places, mine], held):
         if place.count > free:

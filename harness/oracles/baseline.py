@@ -1,4 +1,4 @@
-"""The single-device baseline: one training loop, run alone on the whole batch and on ranks on their parts of it."""
+"""The single-device baseline: a training loop that runs alone on the whole batch, and on ranks on their parts."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of training gave, all on the CPU and whole, however the stack keeps it."""
+    """The results of a training step: whole tensors on the CPU, however the stack keeps them."""
 
     outputs: torch.Tensor
-    """Of this rank's part of the batch: float[rows, features]."""
+    """The outputs for this rank's part of the batch: float[rows, features]."""
     gradients: Tensors | None
-    """After backward, by parameter name; None where the stack has no way to show them whole."""
+    """The gradients after backward, by parameter name; None if the stack cannot show them whole."""
     parameters: Tensors
-    """After the optimizer's step, by name."""
+    """The parameters after the optimizer's step, by name."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs float[rows, features in], and the weight of every output in the loss, float[rows, features out]."""
+    """A batch: inputs, float[rows, input features], and the weights of outputs in the loss, float[rows, outputs]."""
 
     inputs: torch.Tensor
     weights: torch.Tensor
 
     def part(self, index: int, of: int) -> Batch:
-        """Rank ``index``'s rows when ``of`` ranks share the batch; as even as rows allow."""
+        """Return the rows of rank ``index`` if ``of`` ranks share the batch as evenly as possible."""
         return Batch(self.inputs.tensor_split(of)[index], self.weights.tensor_split(of)[index])
 
 
 def plain_gradients(module: nn.Module) -> Tensors:
-    """Gradients of an ordinary module, by parameter name."""
+    """Return copies of an ordinary module's gradients, by parameter name."""
     return {n: p.grad.detach().clone() for n, p in module.named_parameters() if p.grad is not None}
 
 
 def plain_parameters(module: nn.Module) -> Tensors:
-    """Parameters of an ordinary module, by name."""
+    """Return copies of an ordinary module's parameters, by name."""
     return {n: p.detach().clone() for n, p in module.named_parameters()}
 
 
@@ -56,10 +56,12 @@ def train(
     gradients: Callable[[nn.Module], Tensors | None] = plain_gradients,
     parameters: Callable[[nn.Module], Tensors] = plain_parameters,
 ) -> list[Step]:
-    """Take one step of plain SGD for each batch; return what each gave.
+    """Take one step of plain SGD for each batch, and return the results of each step.
 
     The loss is the weighted sum of the outputs, times ``scale``.  On N ranks that average their gradients, ``scale=N``
-    makes the average equal to the gradient of the whole batch.  Batches are sent to the module's device.
+    makes the average equal to the gradient of the whole batch.  Batches are moved to the module's device.
+
+    ``gradients``, ``parameters``: functions that return the whole tensors of a module on a stack.
     """
     optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate)
     device = next(module.parameters()).device
@@ -67,13 +69,13 @@ def train(
     for batch in batches:
         outputs = module(batch.inputs.to(device))
         (scale * (outputs * batch.weights.to(device)).sum()).backward()
-        seen = gradients(module)
+        whole_gradients = gradients(module)
         optimizer.step()
         optimizer.zero_grad()
         steps.append(
             Step(
                 outputs.detach().to("cpu", copy=True),
-                None if seen is None else _on_host(seen),
+                None if whole_gradients is None else _on_host(whole_gradients),
                 _on_host(parameters(module)),
             )
         )
@@ -87,11 +89,12 @@ def _on_host(tensors: Tensors) -> Tensors:
 def assert_same_training(
     alone: Sequence[Step], ranks: Sequence[Sequence[Step]], parts: Sequence[int] | None = None
 ) -> None:
-    """Require that training on ranks was training alone, bit for bit, at every step.
+    """Require that training on ranks had the results of training alone, bit for bit, at every step.
 
-    ``parts``: which part of the batch each rank had, in rank order; by default each its own.  Outputs are compared
-    with the same rows of the single-device outputs; gradients and parameters whole, on every rank.
-    Errors: :class:`~harness.oracles.exact.Mismatch`.
+    ``parts``: the index of each rank's part of the batch, in rank order; by default the rank itself.  Outputs are
+    compared with the same rows of the single-device outputs, and gradients and parameters as a whole on every rank.
+    Errors: :class:`~harness.oracles.exact.Mismatch`, and AssertionError for another number of steps or gradients
+    that the single-device run lacks.
     """
     __tracebackhide__ = True
     parts = list(range(len(ranks))) if parts is None else list(parts)

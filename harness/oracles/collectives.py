@@ -1,7 +1,8 @@
-"""The exact model of collectives: what every rank puts in, and what every rank must hold afterwards, bit for bit.
+"""The exact model of collectives: the inputs of every rank, and what it must hold afterwards, bit for bit.
 
-Pure functions of a :class:`Case`; no process is started and no group is needed.  ``member`` is a rank in the case's
-group, from 0, and ``call`` counts the calls of a repeated case, so that no call can pass on the data of another.
+These are pure functions of a :class:`Case` that need no process and no group. ``member`` is a rank in the case's group,
+from 0. ``call`` counts the calls of a repeated case. Each call has data of its own, so a call cannot pass with the data
+of another one.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 import torch
 
 REDUCTIONS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-"""Names in torch.distributed.ReduceOp."""
+"""Reductions, by their names in ``torch.distributed.ReduceOp``."""
 
 PREMULTIPLIER = 2.0
-"""What PREMUL_SUM multiplies every contribution with."""
+"""The factor by which PREMUL_SUM multiplies every contribution."""
 
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
 IN_PLACE = frozenset({"all_reduce", "reduce", "broadcast"})
@@ -35,7 +36,7 @@ COLLECTIVES = (
     "all_to_all_single",
 )
 LAYOUTS = ("contiguous", "offset", "column", "transposed", "expanded", "conjugate", "negative")
-"""How a tensor lies in memory; see :func:`lay`."""
+"""Layouts of a tensor in memory; see :func:`lay`."""
 
 FORMS = ("sync", "async", "functional", "coalesced")
 
@@ -55,32 +56,33 @@ _SIGNED_SPAN = {
     torch.complex64: 1 << 21,
     torch.complex128: 1 << 50,
 }
-"""Whole numbers up to here, from five ranks, add up to a number that the dtype represents."""
+"""The sum of five whole numbers up to this size, one from each rank, is representable in the dtype."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One collective with everything that its answer may depend on."""
+    """A call of a collective, with everything that its result may depend on."""
 
     collective: str
     op: str = "SUM"
     dtype: torch.dtype = torch.float32
     shape: tuple[int, ...] = (7,)
-    """Of what one rank gives to one other; of all_to_all the rows of uneven splits are 0, 1 and 2 instead."""
+    """The shape of what one rank sends to another.  If splits are uneven, 0, 1 or 2 rows replace the first extent."""
     layout: str = "contiguous"
-    """Of inputs, and of tensors that are both."""
+    """The layout of inputs, and of tensors that are input and output."""
     out_layout: str = "contiguous"
     group: tuple[int, ...] | None = None
-    """Global ranks, as given to new_group, which takes them in ascending order; None for the default group."""
+    """Global ranks, as passed to new_group, which sorts them; None for the default group."""
     root: int = 0
-    """A rank in the group."""
+    """The root's rank in the group."""
     root_as: str = "global"
-    """Whether the root is named by its ``global`` rank or by its rank in the ``group``."""
+    """Whether the root is passed as its ``global`` rank or as its rank in the ``group``."""
     form: str = "sync"
     repeats: int = 1
     uneven: bool = False
     stacked: bool = False
-    """all_gather_into_tensor, reduce_scatter_tensor: a leading dimension of the group's size, not a longer one."""
+    """Whether all_gather_into_tensor and reduce_scatter_tensor use a new leading dimension of the group's size
+    (stacked) rather than a longer first dimension (concatenated)."""
     requires_grad: bool = False
 
     def __post_init__(self) -> None:
@@ -111,7 +113,7 @@ class Case:
         return "".join(words) + ")"
 
     def ranks(self, world: int) -> list[int]:
-        """Global ranks of the group, in the group's order: new_group sorts what it is given."""
+        """Return the global ranks of the group in the group's order, which is ascending because new_group sorts."""
         return list(range(world)) if self.group is None else sorted(self.group)
 
 
@@ -119,7 +121,7 @@ class Case:
 
 
 def _hash(count: int, *key: object) -> torch.Tensor:
-    """int64[count]: numbers of 64 pseudo-random bits; the same key gives the same numbers everywhere."""
+    """Return int64[count] of 64 pseudo-random bits each.  The same key gives the same numbers everywhere."""
     seed = zlib.crc32(repr(key).encode())
     x = (torch.arange(count, dtype=torch.int64) + (seed << 20)) * -7046029254386353131
     x = (x ^ ((x >> 29) & 0x7FFFFFFFF)) * -4658895280553007687
@@ -127,7 +129,7 @@ def _hash(count: int, *key: object) -> torch.Tensor:
 
 
 def _patterns(count: int, dtype: torch.dtype, *key: object) -> torch.Tensor:
-    """dtype[count]: bit patterns, different for neighbours, none of them a NaN or an infinity."""
+    """Return dtype[count] of bit patterns.  Neighbors differ, and none is a NaN or an infinity."""
     if dtype == torch.bool:
         return (_hash(count, *key) >> 9) & 1 == 1
     if dtype.is_complex:
@@ -146,9 +148,9 @@ def _patterns(count: int, dtype: torch.dtype, *key: object) -> torch.Tensor:
 
 
 def _contribution(count: int, dtype: torch.dtype, op: str, size: int, *key: object) -> torch.Tensor:
-    """dtype[count]: values for which ``op`` over ``size`` ranks is exact in any order."""
+    """Return dtype[count] of values for which ``op`` over ``size`` ranks is exact in any order."""
     x = _hash(count, op, *key)
-    if dtype == torch.bool:  # what decides is rare, or one rank of five would hardly ever count
+    if dtype == torch.bool:  # the value that decides the result is rare, or one rank of five would hardly ever matter
         rare = (x >> 11) & 3 == 0
         return (x >> 11) & 1 == 1 if op == "BXOR" else ~rare if op in ("PRODUCT", "MIN", "BAND") else rare
     if op in ("BAND", "BOR", "BXOR"):
@@ -165,7 +167,7 @@ def _contribution(count: int, dtype: torch.dtype, op: str, size: int, *key: obje
     span = _SIGNED_SPAN[dtype] * 5 // max(size, 5)
     if op == "PREMUL_SUM":
         span //= 2
-    if op == "AVG":  # multiples of the size: the average is then a whole number
+    if op == "AVG":  # multiples of the size, so that the average is a whole number
         span = max(1, span // size)
     numbers = ((x & (2**62 - 1)) % (2 * span + 1) - span) * (size if op == "AVG" else 1)
     if dtype.is_complex:
@@ -175,7 +177,7 @@ def _contribution(count: int, dtype: torch.dtype, op: str, size: int, *key: obje
 
 
 def _extremes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Signed values of every magnitude, with -1 and the extremes of the dtype among them; no zero."""
+    """Return signed values of every magnitude, including -1 and the extremes of the dtype; no zero for floats."""
     if dtype.is_floating_point:
         most = torch.finfo(dtype).max
         values = (((x & 0xFFFF) % 127 + 1) * (1 - 2 * ((x >> 20) & 1))).to(dtype)
@@ -188,10 +190,10 @@ def _extremes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def reduce_exactly(op: str, tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Fold tensors of one dtype and shape with a reduction.
+    """Reduce tensors of one dtype and shape.
 
     Booleans are one-bit numbers that saturate: SUM and MAX are *or*, PRODUCT and MIN are *and*.
-    Errors: AssertionError if the answer is not representable in the dtype: the model's own mistake.
+    Errors: AssertionError if the result is not representable in the dtype, which is a mistake of the model.
     """
     first, dtype = tensors[0], tensors[0].dtype
     if dtype == torch.bool:
@@ -219,16 +221,16 @@ def reduce_exactly(op: str, tensors: list[torch.Tensor]) -> torch.Tensor:
     return answer
 
 
-# what goes in, and what comes out
+# inputs and outputs
 
 
 def rows(case: Case, sender: int, receiver: int, call: int) -> int:
-    """How many rows one rank sends to another when splits are uneven: 0, 1 or 2."""
+    """Return how many rows one rank sends to another if splits are uneven: 0, 1 or 2."""
     return (sender + 2 * receiver + call) % 3
 
 
 def piece(case: Case, size: int, member: int, slot: int, call: int) -> torch.Tensor:
-    """What ``member`` has for receiver ``slot``: dtype[shape], contiguous."""
+    """Return what ``member`` sends to receiver ``slot``: dtype[shape], contiguous."""
     shape = case.shape
     if case.uneven:
         shape = (rows(case, member, slot, call), *case.shape[1:])
@@ -250,7 +252,7 @@ def _value(case: Case, shape: tuple[int, ...], size: int, member: int, slot: int
 
 
 def inputs(case: Case, size: int, member: int, call: int = 0) -> list[torch.Tensor]:
-    """What a member passes in, in order; [] for a rank that passes nothing (scatter, not the root)."""
+    """Return the inputs of a member, in order; [] if it has none (in scatter, every rank but the root)."""
     kind = case.collective
     if kind in ("all_to_all", "reduce_scatter"):
         return [piece(case, size, member, slot, call) for slot in range(size)]
@@ -268,14 +270,17 @@ def _join(pieces: list[torch.Tensor], stacked: bool) -> torch.Tensor:
 
 
 def _for_receiver(case: Case, size: int, sender: int, receiver: int, call: int) -> torch.Tensor:
-    """The part of a sender's input that is a receiver's."""
+    """Return the part of a sender's input that goes to a receiver."""
     if case.layout == "expanded" and case.collective in ("all_to_all_single", "reduce_scatter_tensor"):
         return inputs(case, size, sender, call)[0][receiver * case.shape[0] : (receiver + 1) * case.shape[0]]
-    return piece(case, size, sender, receiver, call)  # as inputs() has it, without making what is others'
+    return piece(case, size, sender, receiver, call)  # the same as in inputs(), without the parts of other receivers
 
 
 def outputs(case: Case, size: int, member: int, call: int = 0) -> list[torch.Tensor]:
-    """What a member must hold afterwards, in order; [] where nothing is promised (reduce and gather, not the root)."""
+    """Return what a member must hold afterwards, in order.
+
+    The list is empty if nothing is promised: in reduce and gather, for every rank but the root.
+    """
     kind = case.collective
     if kind in ("reduce", "gather") and member != case.root:
         return []
@@ -300,7 +305,7 @@ def outputs(case: Case, size: int, member: int, call: int = 0) -> list[torch.Ten
 
 
 def poison(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """dtype[shape]: values that no case gives, for outputs and for the elements between strides."""
+    """Return dtype[shape] of values that no case produces, for outputs and for the elements between strides."""
     count = 1
     for extent in shape:
         count *= extent
@@ -308,11 +313,11 @@ def poison(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def lay(value: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor of the same value in a given layout, and the whole buffer that it is a view of.
+    """Return a tensor of the same value in a given layout, and the whole buffer of which it is a view.
 
     ``offset``: contiguous, in the middle of a buffer.  ``column``: every third element.  ``transposed``: dense, with
-    strides in reverse order.  ``expanded``: stride 0 in the first dimension; the value must be the same along it.
-    ``conjugate``, ``negative``: a lazy view of the opposite value (complex only, and real only).
+    strides in reverse order.  ``expanded``: stride 0 in the first dimension, along which all values must be the same.
+    ``conjugate``, ``negative``: a lazy view of the opposite value (only for complex, and only for real numbers).
     """
     shape, dtype = value.shape, value.dtype
     if layout == "offset":
@@ -342,7 +347,7 @@ def lay(value: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gaps(view: torch.Tensor, buffer: torch.Tensor) -> Any:
-    """The elements of a buffer that a view of it does not show: a copy of the buffer with those it shows blanked."""
+    """Return the elements of a buffer outside a view: a copy of the buffer, with the view's elements set to zero."""
     copy = buffer.detach().clone()
     blank = copy.as_strided(view.shape, view.stride(), view.storage_offset())
     blank.copy_(torch.zeros_like(blank))

@@ -1,5 +1,7 @@
-"""The exact oracle: data for which every sum and product is representable, so that any order of operations gives the
-same bits, and a comparison without a tolerance."""
+"""The exact oracle: data whose sums and products are all representable, and a comparison without a tolerance.
+
+With such data, any order of operations gives the same bits.
+"""
 
 from __future__ import annotations
 
@@ -12,39 +14,39 @@ import torch
 
 _MOST_SHOWN = 5
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers, by their size in bytes."""
+"""Integer dtypes, by their size in bytes."""
 
 
 class Mismatch(AssertionError):
-    """Two tensors that must be equal bit for bit are not; says where and by how much."""
+    """The error for two tensors that must be equal bit for bit and are not; it says where and how they differ."""
 
 
 @dataclass(frozen=True)
 class Element:
-    """An element in which two tensors differ."""
+    """An element that differs between two tensors."""
 
     index: tuple[int, ...]
     expected: object
     found: object
     allowed: float | None = None
-    """The largest absolute difference that is allowed; None where bits are compared."""
+    """The largest absolute difference that is allowed; None if bits are compared."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How two tensors differ: in dtype or shape, or in elements."""
+    """The difference between two tensors: in dtype or shape, or in elements."""
 
     expected: str
     """Dtype and shape, such as ``float32[4, 3]``."""
     found: str
     wrong: int = 0
-    """How many elements differ; 0 where dtype or shape do."""
+    """The number of elements that differ; 0 if the dtype or the shape differs."""
     of: int = 0
-    """How many elements each tensor has."""
+    """The number of elements of each tensor."""
     elements: tuple[Element, ...] = ()
-    """The first of those that differ."""
+    """The first elements that differ."""
     unknown: int = 0
-    """How many elements may differ from the expected ones by more than their own size."""
+    """The number of elements whose tolerance exceeds their own magnitude."""
 
     def __str__(self) -> str:
         if not self.wrong:
@@ -72,10 +74,11 @@ def _bounded(element: Element) -> str:
 def dyadic(
     *shape: int, key: object, dtype: torch.dtype = torch.float64, span: int = 4, denominator: int = 4
 ) -> torch.Tensor:
-    """Small dyadic rationals: whole numbers from -``span`` to ``span``, zero left out, over a power of two.
+    """Draw small dyadic rationals: whole numbers from -``span`` to ``span`` without zero, over ``denominator``.
 
     The same ``key`` gives the same values on every rank and every machine; another key gives others.  Returns a
     tensor of the given shape and dtype on the CPU.
+    Errors: ValueError if ``denominator`` is not a power of two.
     """
     if denominator < 1 or denominator & (denominator - 1):
         raise ValueError(f"denominator must be a power of two, not {denominator}")
@@ -86,7 +89,7 @@ def dyadic(
 
 
 def assert_same(expected: torch.Tensor, actual: torch.Tensor, what: str) -> None:
-    """Require equal dtype, shape and bits (NaN equal to NaN, 0.0 different from -0.0).
+    """Require equal dtype, shape and bits (a NaN equals any NaN; 0.0 differs from -0.0).
 
     Errors: :class:`Mismatch`, which names ``what`` and the first elements that differ.
     """
@@ -97,9 +100,9 @@ def assert_same(expected: torch.Tensor, actual: torch.Tensor, what: str) -> None
 
 
 def identical(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors on the CPU have the same dtype, shape and bits, found quickly.
+    """Check quickly whether two tensors on the CPU have the same dtype, shape and bits.
 
-    False says nothing of complex128, of which no integer has the size, and of NaN, which has many bits.
+    False means nothing for complex128, since no integer dtype has its size, and for NaN, which has many bit patterns.
     """
     whole = _WHOLE.get(one.itemsize)
     return (
@@ -111,7 +114,7 @@ def identical(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def compare(expected: torch.Tensor, actual: torch.Tensor) -> Difference | None:
-    """How two tensors differ, as :func:`assert_same` compares them; None where they do not."""
+    """Return how two tensors differ, as :func:`assert_same` compares them; None if they do not."""
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return Difference(kind(expected), kind(actual))
     a, b = (t.detach().cpu().resolve_conj().resolve_neg().contiguous() for t in (expected, actual))
@@ -130,13 +133,13 @@ def compare(expected: torch.Tensor, actual: torch.Tensor) -> Difference | None:
 
 
 def difference(expected: torch.Tensor, actual: torch.Tensor, what: str) -> str:
-    """Say how two tensors differ, as :func:`assert_same` would; empty where they do not."""
-    found = compare(expected, actual)
-    return "" if found is None else f"{what}: {found}"
+    """Describe how two tensors differ, as :func:`assert_same` does; empty if they do not."""
+    mismatch = compare(expected, actual)
+    return "" if mismatch is None else f"{what}: {mismatch}"
 
 
 def assert_same_all(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor], what: str) -> None:
-    """Require the same names, and under each the same tensor.  Errors: :class:`Mismatch`."""
+    """Require the same names in the same order, and the same tensor under each name.  Errors: :class:`Mismatch`."""
     __tracebackhide__ = True
     if list(expected) != list(actual):
         missing = [n for n in expected if n not in actual]
@@ -149,17 +152,17 @@ def assert_same_all(expected: Mapping[str, torch.Tensor], actual: Mapping[str, t
 def _bits(t: torch.Tensor) -> torch.Tensor:
     if t.dtype == torch.bool:
         return t.reshape(-1).to(torch.uint8)
-    # A tensor of one element is contiguous whatever its stride, and view() minds the stride all the same.
+    # A tensor with one element is contiguous whatever its stride, but view() still checks the stride.
     return t.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def kind(t: torch.Tensor) -> str:
-    """Dtype and shape, such as ``float32[4, 3]``."""
+    """Describe a tensor's dtype and shape, as in ``float32[4, 3]``."""
     return kind_of(t.dtype, t.shape)
 
 
 def kind_of(dtype: torch.dtype, shape: Sequence[int]) -> str:
-    """A dtype and a shape, such as ``float32[4, 3]``."""
+    """Describe a dtype and a shape, as in ``float32[4, 3]``."""
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 

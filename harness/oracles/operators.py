@@ -1,6 +1,7 @@
-"""The operators of aten that the oracles know, by name without overload and trailing underscore: one entry for both.
+"""The aten operators that the oracles know, by name without overload and trailing underscore.
 
-What no entry says is unproven for :mod:`harness.oracles.proof`, and rounds for :mod:`harness.oracles.rounding`.
+Both oracles share one table. An operator without an entry is unproven for :mod:`harness.oracles.proof`, and rounds its
+results for :mod:`harness.oracles.rounding`.
 """
 
 from __future__ import annotations
@@ -14,25 +15,26 @@ Proof = Literal[
 
 
 class Operator(NamedTuple):
-    """What the proof of exactness and the bound from rounding know of an operator."""
+    """The properties of an operator that the proof of exactness and the rounding bound use."""
 
     proof: Proof = ""
-    """How the proof follows it; empty where it can't.
+    """How the proof follows it; empty if it cannot.
 
-    ``empty`` makes tensors without values; of a ``view``, results lie in the storage of the operand; ``moves``: results
-    are elements of the operand and numbers given, linear; ``whole``: not linear, hence of whole values on ranks too,
-    and exact, or it makes values.  Anything else is the rule of that name in :mod:`harness.oracles.proof`.
+    ``empty``: it makes tensors without values.  ``view``: results lie in the operand's storage.  ``moves``: it is
+    linear, and results are elements of operands or numbers among its arguments.  ``whole``: it is exact and not linear,
+    so ranks, too, give it whole values; or it makes values.  Anything else is the rule of that name in
+    :mod:`harness.oracles.proof`.
     """
     rounds: bool = True
-    """Whether results are rounded; if not, they are numbers that went in, or zero."""
+    """Whether results are rounded; if not, they are numbers from the inputs, or zero."""
     takes_numbers: bool = False
-    """Whether whole numbers that are given may become elements of the result."""
+    """Whether whole numbers among the arguments may become elements of the result."""
     own_precision: bool = False
-    """Whether a sum is kept in the tensor's own dtype, one addition at a time, where others are kept in float32."""
+    """Whether a sum is accumulated in the tensor's own dtype, one addition at a time, and not in float32."""
     factors: int = 3
-    """How many of the leading operands get rounding errors; an error in one factor is an error in the product."""
+    """How many leading operands get rounding errors; an error in one factor is an error in the product."""
     cancels: bool = False
-    """Whether a sum inside cancels: the error is relative to the first operand, not to the result."""
+    """Whether a sum inside it cancels, so that the error is relative to the first operand and not to the result."""
 
 
 OPERATORS: dict[str, Operator] = {
@@ -204,7 +206,7 @@ OPERATORS: dict[str, Operator] = {
 
 
 def followed(proof: Proof) -> frozenset[str]:
-    """The operators that the proof follows in this way."""
+    """Return the operators that the proof follows in this way."""
     return frozenset(name for name, operator in OPERATORS.items() if operator.proof == proof)
 
 

@@ -1,25 +1,26 @@
-"""A proof, made while a computation runs once in float64, that it is exact in a dtype in any order of its sums.
+"""A proof that a computation is exact in a dtype for any order of summation, made while it runs once in float64.
 
-Every tensor is watched with two more facts: a granularity, a power of two that divides every term its elements are
-sums of, and a magnitude, for each element a bound on the sum of the absolute values of those terms (found by the same
-operation on absolute values).  A partial sum, of any of the terms in any order, is a multiple of the one and at most
-the other, so where their quotient fits into the mantissa of a dtype, and both into its range, nothing is rounded.
+Each element of a tensor is a sum of terms, and the proof tracks two facts about them. The *granularity* of a tensor is
+a power of two that divides every term. The *magnitude* of an element bounds the sum of the absolute values of its
+terms. It is computed by the same operation on absolute values. A partial sum of any terms, in any order, is a multiple
+of the granularity and at most the magnitude. So if their quotient fits into the mantissa of a dtype, and both fit into
+its range, nothing is rounded.
 
-Both are carried through whatever is linear, so that it may wait until partial sums are put together: gradients that are
-accumulated on every rank before they are reduced, scaled, or added to a momentum.  What is not linear (relu, max) is of
-whole values on ranks as well, and starts anew from its result; so does a :class:`torch.nn.Parameter` when it is changed
-in place, since an optimizer's step takes whole gradients.
+Linear operations pass both facts on, because ranks may apply them before partial sums are complete: each rank may
+accumulate gradients, scale them, or add them to a momentum before they are reduced. Operations that are not linear
+(relu, max) get whole values on ranks, too, so the facts start anew from their results. They also start anew when a
+:class:`torch.nn.Parameter` is changed in place, because an optimizer's step takes whole gradients.
 
-Covered without more ado: fused multiply-add, and sums kept in a wider dtype and rounded at the end, since nothing is
-rounded.  Not covered:
+Fused multiply-add is covered, and so are sums that are kept in a wider dtype and rounded at the end, because nothing is
+rounded. The proof does not cover:
 
-- the sign of a zero: whether a sum that vanishes is 0.0 or -0.0 does depend on the order, and on how a kernel starts
-  its sum; it changes no other value, as long as nothing divides by it.  Compare results after adding 0.0;
-- algorithms that form other terms than the products summed: Winograd and FFT convolution, Strassen;
-- steps on gradients that ranks have not reduced yet, and anything ranks do more than the computation watched, but for
-  factors within ``spare_bits``;
-- hardware that takes other numbers than the dtype has (TF32, bfloat16 in place of float32);
-- data written where no operation of aten is seen (NumPy, a kernel of one's own).
+- the sign of a zero. Whether a sum that vanishes is 0.0 or -0.0 depends on the order, and on how a kernel starts its
+  sum. It changes no other value as long as nothing divides by it. Compare results after adding 0.0.
+- algorithms that sum other terms than the products: Winograd and FFT convolution, Strassen.
+- steps on gradients that ranks have not reduced yet, and anything else that ranks compute beyond the watched
+  computation, except that they multiply by a number up to ``factor`` and divide by it again.
+- hardware that computes with other numbers than those of the dtype (TF32, or bfloat16 instead of float32).
+- data that is written without an aten operation (by NumPy or a custom kernel).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from harness.oracles.operators import OPERATORS, Proof, followed
 aten = torch.ops.aten
 
 _BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
-_ENDLESS = 1 << 20  # the exponent of the granularity of zeros
+_ENDLESS = 1 << 20  # the exponent of the granularity of zero, which every power of two divides
 _NOT_LOOKED_AT = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _MOST_SAID = 20
 _Terms = tuple[torch.Tensor, int]
@@ -47,15 +48,16 @@ _Terms = tuple[torch.Tensor, int]
 
 
 class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own is not typed
-    """Watch a computation in float64 and say whether it would be exact in ``dtype`` in any order of summation.
+    """A mode that watches a computation in float64 and proves that it is exact in ``dtype`` for any order of summation.
 
-    Enter it once, around the whole run on one device, when modules and data are made (drawing numbers is not proven); a
-    second block starts anew from values.  ``factor`` is the largest whole number that ranks multiply by and divide out
-    again (a world size): a power of two takes no bits of the mantissa, but of the range.
-    Tensors that enter must be representable in ``dtype``; integers and booleans are not looked at, nor are parameters
-    and data before an operation uses them (a view does not).
+    Enter it once, around the whole run on a single device, after modules and data have been created: drawing random
+    numbers is not proven. A second block starts anew from the values of its tensors. Parameters and data must be
+    representable in ``dtype`` when an operation first uses them (a view is not a use). Integers and booleans are not
+    checked.
 
-    ``stop``: whether to end the computation where it is first seen not to be exact, with :class:`NotExact`.
+    ``factor``: the largest whole number by which ranks multiply and divide again (a world size). A power of two takes
+    bits of the range and none of the mantissa.
+    ``stop``: whether to raise :class:`NotExact` at the first operation that is not shown to be exact.
 
     Errors: ValueError for a dtype other than float64, float32, float16 and bfloat16, and for a factor below 1.
     """
@@ -72,19 +74,20 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self._name, self._bits = str(dtype).removeprefix("torch."), _BITS[dtype]
         info = torch.finfo(dtype)
         self._most = float(info.max)
-        # Subnormals only where they are a good part of the range: elsewhere hardware may flush them to zero.
+        # Subnormal numbers count only in float16, where they are a good part of the range. In other dtypes, hardware
+        # may flush them to zero.
         self._least = -24 if dtype == torch.float16 else round(math.log2(info.tiny))
         self._said: dict[str, str] = {}
         self._watched: dict[int, _Watched] = {}
 
     @property
     def unproven(self) -> list[str]:
-        """A sentence for each kind of operation that could not be shown exact, at most 20 of them, in order."""
+        """A sentence for each kind of operation that was not shown to be exact, in order; at most 20."""
         return list(self._said.values())
 
     @property
     def proven(self) -> bool:
-        """Whether everything seen so far is exact in any order."""
+        """Whether everything seen so far is exact in any order of summation."""
         return not self._said
 
     def __exit__(self, *exception: Any) -> None:
@@ -111,7 +114,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                 plans = self._plan(func, known, args, kwargs) or [None]
         except _Unproven as reason:
             why = str(reason)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:  # the caller's is raised again below
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:  # a mistake of the caller is raised below
             why = f"could not be repeated on absolute values ({str(error).splitlines()[0]})"
         result = func(*args, **kwargs)
         changed = args[0] if known.in_place else kwargs.get("out", result)
@@ -125,10 +128,13 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                 self._note(name, output, plans[i] if i < len(plans) else None, forget=base in _EMPTY)
         return result
 
-    # What an operation does to magnitudes and granularity: one entry for each result, None to start from its values.
+    # What an operation does to magnitudes and granularity.
 
     def _plan(self, func: Any, known: _Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-        """Errors: _Unproven, saying why."""
+        """Compute the facts of each result; None, or no entry, means that they start anew from the result's values.
+
+        Errors: _Unproven, with the reason.
+        """
         base = known.base
         if base in _EMPTY:
             return []
@@ -165,11 +171,11 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         terms = self._mirror(func, args, kwargs)
         if base in _TAKE_WHOLE_NUMBERS or (base in ("cat", "stack", "where") and floats < tensors):
             exponent = min(exponent, 0)
-        # A number put in may be negative.
+        # Numbers among the arguments may be negative.
         return [(x.abs_() if isinstance(x, torch.Tensor) else x, exponent) for x in terms]
 
     def _mirror(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The same operation on magnitudes, in place where it is in place."""
+        """Execute the same operation on magnitudes, in place if it is in place."""
         result = func(*map(self._shadow, args), **{k: self._shadow(v) for k, v in kwargs.items()})
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
@@ -181,7 +187,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return x
 
     def _terms(self, x: torch.Tensor | float) -> _Terms:
-        """Magnitude and exponent of an operand: a tensor of any dtype, or a number."""
+        """Return the magnitude and the exponent of an operand, which is a tensor of any dtype or a number."""
         if not isinstance(x, torch.Tensor):
             return abs(x), _exponent(float(x))  # type: ignore[return-value]  # wrapped by the operation
         if x.dtype == torch.float64:
@@ -190,9 +196,9 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return (x if x.dtype == torch.bool else x.abs()), 0
 
     def _require(self, magnitude: torch.Tensor, exponent: int, factor: float = 1.0) -> None:
-        """Require sums up to ``magnitude`` times ``factor``, of multiples of ``2**exponent``, to be representable.
+        """Require that sums up to ``magnitude`` times ``factor`` of multiples of ``2**exponent`` are representable.
 
-        Errors: _Unproven, saying what is missing.
+        Errors: _Unproven, which says what is missing.
         """
         top = float(magnitude.amax()) * factor if magnitude.numel() else 0.0
         if top == 0:
@@ -200,7 +206,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if not math.isfinite(top):
             raise _Unproven("infinity, NaN, or sums beyond float64")
         half, above = math.frexp(top)
-        # A power of two needs a bit less; in float64 it may be something larger, rounded.
+        # A power of two needs one bit less, except in float64, where it may be a larger number that was rounded.
         bits = above - exponent - (half == 0.5 and self._bits < 53) + self._spare
         if bits > self._bits:
             spare = f", {self._spare} of them spare" if self._spare else ""
@@ -211,10 +217,13 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if exponent - self._beyond < self._least:
             raise _Unproven(f"terms are multiples of 2^{exponent}, {self._name} goes down to 2^{self._least}")
 
-    # What is known of every storage.
+    # The facts about every storage.
 
     def _look(self, x: torch.Tensor) -> _Watched:
-        """What is known of a tensor of float64; a new one is looked at whole.  Errors: _Unproven for another dtype."""
+        """Return the facts about a float64 tensor; those of a new one come from its whole storage.
+
+        Errors: _Unproven for another dtype.
+        """
         if x.dtype != torch.float64:
             raise _Unproven(f"has an operand of {str(x.dtype).removeprefix('torch.')} among those of float64")
         storage = x.untyped_storage()
@@ -226,7 +235,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return seen
 
     def _note(self, name: str, output: torch.Tensor, terms: _Terms | None, *, forget: bool) -> None:
-        """Keep what is known of a result, which shares its storage with an operand where it was changed in place."""
+        """Keep the facts about a result, which lies in an operand's storage if the operation was in place."""
         if output.dtype != torch.float64:
             return self._say(f"aten.{name}", f"gives {str(output.dtype).removeprefix('torch.')}, not float64")
         storage = output.untyped_storage()
@@ -264,7 +273,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             self._say(what, f"{values[~same][0].item()!r} is not a number of {self._name}")
 
     def _scalar(self, x: float) -> int:
-        """The exponent of a number's granularity.  Errors: _Unproven for one that the dtype does not have."""
+        """Return the exponent of a number's granularity.  Errors: _Unproven for a number that the dtype lacks."""
         _, above = math.frexp(x)
         exponent = _exponent(x)
         if not math.isfinite(x) or abs(x) > self._most or (x and (above - exponent > self._bits)):
@@ -281,15 +290,15 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
 
 class NotExact(Exception):
-    """A computation was ended since it is not exact; says why."""
+    """The error that stops a computation that is not shown to be exact; it says why."""
 
 
 class _Unproven(Exception):
-    """An operation that is not shown exact, and why."""
+    """The error for an operation that is not shown to be exact; it says why."""
 
 
 class _Watched:
-    """What is known of a storage of float64; the storage is held, so that its address stays its own."""
+    """The facts about a float64 storage, which is kept alive so that its address is not reused."""
 
     __slots__ = ("exponent", "magnitude", "storage")
 
@@ -297,7 +306,7 @@ class _Watched:
         self.storage, self.magnitude, self.exponent = storage, magnitude, exponent
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """Magnitudes of a tensor that lies in this storage."""
+        """Return the magnitudes of a tensor in this storage."""
         return self.magnitude.as_strided(x.size(), x.stride(), x.storage_offset()) if x.numel() else x.detach()
 
 
@@ -305,19 +314,19 @@ _NOTHING = _Watched(None, torch.zeros(0, dtype=torch.float64), _ENDLESS)
 
 
 def _granularity(x: torch.Tensor) -> int:
-    """The exponent of the largest power of two that divides every element of float64[...]."""
+    """Return the exponent of the largest power of two that divides every element of float64[...]."""
     if not x.numel():
         return _ENDLESS
-    mantissa, exponent = np.frexp(x.reshape(-1).numpy())  # on so few elements, a third of what torch takes
-    with np.errstate(invalid="ignore"):  # of what is not finite, which is said elsewhere
+    mantissa, exponent = np.frexp(x.reshape(-1).numpy())  # for so few elements, it takes a third of torch's time
+    with np.errstate(invalid="ignore"):  # infinity and NaN are reported elsewhere
         whole = (mantissa * 2.0**53).astype(np.int64)
-    lowest = np.frexp((whole & -whole).astype(np.float64))[1]  # of 2**k it is k + 1, of zero 0
-    found = np.where(lowest > 0, exponent + lowest, _ENDLESS)
-    return min(int(found.min()) - 54, _ENDLESS)
+    lowest = np.frexp((whole & -whole).astype(np.float64))[1]  # k + 1 for 2**k, and 0 for zero
+    exponents = np.where(lowest > 0, exponent + lowest, _ENDLESS)
+    return min(int(exponents.min()) - 54, _ENDLESS)
 
 
 def _exponent(x: float) -> int:
-    """The exponent of the largest power of two that divides a number."""
+    """Return the exponent of the largest power of two that divides a number."""
     if not x or not math.isfinite(x):
         return _ENDLESS
     above, below = x.as_integer_ratio()
@@ -325,14 +334,14 @@ def _exponent(x: float) -> int:
 
 
 def _flat(x: Sequence[Any]) -> list[Any]:
-    """What lists in lists hold, in order."""
-    found: list[Any] = []
+    """Flatten nested lists and tuples, in order."""
+    items: list[Any] = []
     for each in x:
         if isinstance(each, (list, tuple)):
-            found += _flat(each)
+            items += _flat(each)
         else:
-            found.append(each)
-    return found
+            items.append(each)
+    return items
 
 
 def _tensors(x: Sequence[Any]) -> list[torch.Tensor]:
@@ -340,17 +349,17 @@ def _tensors(x: Sequence[Any]) -> list[torch.Tensor]:
 
 
 class _Operation(NamedTuple):
-    """What has to be known of an operation."""
+    """What the proof needs to know about an operation."""
 
     name: str
     """Without the overload."""
     base: str
-    """Without the underscore of what works in place."""
+    """The name without the trailing underscore of operations in place."""
     in_place: bool
     listed: bool
     """Whether it is one of the _foreach operations."""
     ignored: bool
-    """Whether it computes nothing: what it returns lies where its operand lies."""
+    """Whether it computes nothing: a view, or an operation of the profiler."""
 
 
 @functools.cache
@@ -366,7 +375,7 @@ def _operation(func: Any) -> _Operation:
 def _single(
     func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """An operation on lists as one for each element."""
+    """Split a _foreach operation into an operation for each element.  Errors: _Unproven."""
     one, kind = name.removeprefix("_foreach_"), func.__name__.split(".")[1]
     base = one.removesuffix("_")
     overload = {"add": "Tensor", "sub": "Tensor", "mul": "Tensor", "div": "Tensor"}.get(base, "default")
@@ -387,7 +396,7 @@ _Rule = Callable[[Exactness, Any, tuple[Any, ...], dict[str, Any]], list[_Terms 
 
 
 def _product(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """mm, bmm, mv, dot, mul: of the first two."""
+    """Follow mm, bmm, mv, dot and mul: a product of the first two operands."""
     (a, i), (b, j) = watch._terms(args[0]), watch._terms(args[1])
     magnitude = func(a, b, **_out(watch, kwargs))
     watch._require(magnitude, i + j)
@@ -395,7 +404,7 @@ def _product(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _added(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """add, sub, rsub, with alpha."""
+    """Follow add, sub and rsub, with their ``alpha``."""
     given, name = {**kwargs}, func.__name__
     alpha = given.pop("alpha", args[2] if len(args) > 2 else 1)
     (a, i), (b, j) = watch._terms(args[0]), watch._terms(args[1])
@@ -411,7 +420,7 @@ def _added(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _product_added(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """addmm and its kin, addcmul: beta times the first and alpha, or value, times the product of the others."""
+    """Follow addmm, its variants and addcmul: beta times the first plus alpha (or value) times the others' product."""
     given = {**kwargs}
     beta = given.pop("beta", args[3] if len(args) > 3 else 1)
     alpha = given.pop("value", given.pop("alpha", args[4] if len(args) > 4 else 1))
@@ -426,7 +435,7 @@ def _product_added(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _summed(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """sum, cumsum, and what sums while it moves: linear in the only operands of float64 that there are."""
+    """Follow sum, cumsum, and operations that sum while they move: linear in all their float64 operands."""
     if any(x is True for x in args[4:5]) and "embedding" in func.__name__:
         raise _Unproven("divides by how often an index occurs")
     exponent = min([watch._terms(x)[1] for x in _floats(args)], default=_ENDLESS)
@@ -436,7 +445,7 @@ def _summed(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _scattered(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """index_add with its alpha."""
+    """Follow index_add with its ``alpha``."""
     alpha = kwargs.get("alpha", 1)
     exponent = min(watch._terms(args[0])[1], watch._terms(args[3])[1] + _exponent(float(alpha)))
     terms = watch._mirror(func, args, {**kwargs, "alpha": abs(alpha)})
@@ -457,7 +466,7 @@ def _averaged(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _divided(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """By powers of two only."""
+    """Follow a division by powers of two."""
     if kwargs.get("rounding_mode") is not None:
         raise _Unproven("rounds")
     by = torch.as_tensor(args[1], dtype=torch.float64).detach().abs()
@@ -486,7 +495,10 @@ def _negated(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _masked(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """threshold_backward, max_pool2d_with_indices_backward: linear in the first; the second says which elements."""
+    """Follow threshold_backward and max_pool2d_with_indices_backward, which are linear in the first operand.
+
+    The other operands select elements.
+    """
     magnitude, exponent = watch._terms(args[0])
     named = {k: watch._terms(v)[0] if k in ("grad_input", "out") else v for k, v in kwargs.items()}
     magnitude = func(magnitude, *args[1:], **named)
@@ -506,16 +518,16 @@ def _convolved_back(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: 
     if any(isinstance(x, torch.Tensor) for x in kwargs.values()):
         raise _Unproven("writes to results given")
     (g, h), (a, i), (b, j) = map(watch._terms, args[:3])
-    found: list[_Terms | None] = []
+    terms: list[_Terms | None] = []
     for magnitude, exponent in zip(func(g, a, b, *args[3:], **kwargs), (h + j, h + i, h), strict=True):
         if magnitude is not None:
             watch._require(magnitude, exponent)
-        found.append((magnitude, exponent))
-    return found
+        terms.append((magnitude, exponent))
+    return terms
 
 
 def _put(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """index_put: writes, or adds; duplicates that are written are a race, and not told apart."""
+    """Follow index_put, which writes or adds.  Writing to duplicate indices is a race, which is not detected."""
     exponent = min(watch._terms(args[0])[1], watch._terms(args[2])[1])
     (magnitude,) = watch._mirror(func, args, kwargs)
     if kwargs.get("accumulate", args[3] if len(args) > 3 else False):
@@ -528,7 +540,10 @@ def _floats(args: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _out(watch: Exactness, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What an operation on magnitudes is told by name: where its result goes."""
+    """Return the keyword arguments of an operation on magnitudes: only ``out``, which says where its result goes.
+
+    Errors: _Unproven for other keyword arguments.
+    """
     if any(v is not None for k, v in kwargs.items() if k not in ("out", "rounding_mode")):
         raise _Unproven(f"takes {', '.join(sorted(kwargs))}")
     return {"out": watch._terms(kwargs["out"])[0]} if "out" in kwargs else {}
@@ -550,7 +565,7 @@ _FOLLOWED: dict[Proof, _Rule] = {
     "put": _put,
 }
 _RULES = {name: _FOLLOWED[op.proof] for name, op in OPERATORS.items() if op.proof in _FOLLOWED}
-"""What adds or multiplies, by the name of the operation."""
+"""The rule of each operation that adds or multiplies, by the operation's name."""
 
 _EMPTY, _VIEWS, _WHOLE = followed("empty"), followed("view"), followed("whole")
 _EXACT = _VIEWS | _WHOLE | followed("moves")
@@ -559,4 +574,4 @@ _OTHERWISE = {
     "mm.dtype", "bmm.dtype", "addmm.dtype", "baddbmm.dtype", "view.dtype", "round.decimals", "scatter.reduce",
     "scatter.value_reduce", "scatter_.reduce", "scatter_.value_reduce",
 }  # fmt: skip
-"""Variants that do something else than their name says."""
+"""Overloads that do something else than the other overloads of their name."""

@@ -1,4 +1,4 @@
-"""Compare what the ranks of a world returned with what each should have returned."""
+"""Comparison of the results of a world's ranks with the expected results."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _LONGEST = 600
-"""Characters of a value that are shown."""
+"""The number of characters of a value that are shown."""
 
 
 def assert_on_ranks(expected: Sequence[Any], actual: Sequence[Any], *, or_all: Sequence[Any] | None = None) -> None:
-    """Require that each rank returned what is expected of it.
+    """Require that each rank returned the expected value.
 
-    ``expected``: a value for each rank, in rank order; ``actual``: what :meth:`~harness.World.run` returned.
-    ``or_all``: what all ranks may return instead, such as an error where a behaviour is optional.
+    ``expected``: a value for each rank, in rank order; ``actual``: the result of :meth:`~harness.World.run`.
+    ``or_all``: values that all ranks may return instead, such as errors if a behavior is optional.
     Errors: AssertionError, which says for each wrong rank what was expected, what was found, and where they differ.
     """
     __tracebackhide__ = True
@@ -42,7 +42,7 @@ def _shown(value: Any) -> str:
 
 
 def _place(expected: Any, actual: Any) -> str:
-    """Return the path to the first value that differs inside of containers, with both values; empty at the top."""
+    """Return the path to the first value that differs within containers, with both values; empty at the top level."""
     path = ""
     while type(expected) is type(actual):
         if isinstance(expected, Mapping):

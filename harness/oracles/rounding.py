@@ -1,4 +1,4 @@
-"""A run that is recorded, and executed again with rounding errors put into every operation: all samples at once."""
+"""A recorder of runs, which executes a run again with rounding errors in every operation, on all samples at once."""
 
 from __future__ import annotations
 
@@ -18,80 +18,82 @@ UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-1
 """Unit roundoff: the largest relative error of one rounding to nearest."""
 
 WIDEN = 3.0
-"""Samples are run with errors this many times as large as a real run's."""
+"""The errors of samples are this many times as large as those of a real run."""
 
 _TRUE = torch.float64
-_HALF_TINY = 2.0**-25  # half the distance of float16's smallest numbers
+_HALF_TINY = 2.0**-25  # half the distance between float16's smallest numbers
 _NOISE = 1 << 13
 
 _UNKNOWN = Operator()
 
 
 class _Slot(NamedTuple):
-    """Stands for a tensor in recorded arguments."""
+    """A placeholder for a tensor in recorded arguments."""
 
     number: int
 
 
 class _Operation(NamedTuple):
-    """What has to be known of an operation."""
+    """What the tape needs to know about an operation."""
 
     kind: str
-    """view, exact, pointwise, reduction, random, made (of nothing), list (one of the _foreach operations), read (gives
-    no tensor) or unknown."""
+    """view, exact, pointwise, reduction, random, made (no tensors as inputs), list (a _foreach operation), read
+    (returns no tensor) or unknown."""
     name: str
-    """Without the underscore of those that write to their first argument."""
+    """The name without the trailing underscore of operations that write to their first argument."""
     writes: bool
 
 
 class _Errors(NamedTuple):
-    """Sizes of the random errors around an operation, relative to what they are put on."""
+    """The sizes of the random errors around an operation, relative to the numbers that get them."""
 
     operands: float = 0.0
     leading: int = 0
-    """How many operands get them: the leading ones."""
+    """How many leading operands get errors."""
     first: float = 0.0
-    """On the results, relative to the first operand."""
+    """Errors of the results that are relative to the first operand."""
     results: float = 0.0
 
 
 class _Step(NamedTuple):
+    """A recorded operation."""
+
     call: Callable[..., Any]
-    """Without side effects, for operations that write as well."""
+    """A function without side effects, even for operations that write."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: tuple[int, ...] = ()
-    """Slots; -1 for what is no tensor."""
+    """The slots of the results; -1 for a result that is not a tensor."""
     listed: bool = False
-    """Whether it returns a sequence."""
+    """Whether ``call`` returns a sequence."""
     view: bool = False
-    """Whether the results lie in a storage that was there before."""
+    """Whether the results lie in a storage that existed before."""
     written: int = -1
-    """Slot that the result is written to."""
+    """The slot to which the result is written; -1 for none."""
     errors: _Errors = _Errors()
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every operation of a run, so that it can be executed again: without autograd, on all samples at once.
+    """A mode that records every operation of a run, to execute it again on all samples at once, without autograd.
 
-    A tensor is known by where it lies: its storage, offset, sizes and strides.
+    The tape identifies a tensor by its storage, offset, sizes, strides and dtype.
     """
 
     def __init__(self, dtype: torch.dtype, world: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._dtype = dtype
-        # The truth in float64 has errors of its own, as large as those of the run that is compared with it.
+        # The truth in float64 has rounding errors of its own, as large as those of the run that is compared with it.
         self._unit = WIDEN * UNIT[dtype] * (math.sqrt(2) if dtype == _TRUE else 1.0)
         self._unit_within = min(self._unit, WIDEN * UNIT[torch.float32])
         self._world = world
         self._steps: list[_Step] = []
         self._slots: dict[_Place, int] = {}
         self._bases: dict[int, int] = {}
-        """Of each storage, the first slot in it."""
+        """The first slot in each storage."""
         self._storages: list[int] = []
-        """Of each slot."""
+        """The storage of each slot."""
         self._kinds: list[tuple[torch.Size, torch.dtype]] = []
-        """Shape and dtype of each slot."""
+        """The shape and dtype of each slot."""
         self._alive: list[torch.UntypedStorage] = []
         self._constants: dict[int, torch.Tensor] = {}
         self._mutated: set[int] = set()
@@ -114,7 +116,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return made
         if kind == "unknown":
             raise NotImplementedError(f"the bounded oracle cannot follow {func}")
-        # Before the operation, so that what was not met yet is remembered as it was.
+        # Before the operation, so that the values of new tensors are kept as they were.
         taken = tuple([self._mark(a) for a in args])
         named = {key: self._mark(value) for key, value in kwargs.items()} if kwargs else kwargs
         result = func(*args, **kwargs)
@@ -126,7 +128,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [(t, _place(t)) if isinstance(t, torch.Tensor) else None for t in results]
         view = kind == "view" or any(each[1][0] in self._bases for each in tensors if each)
         if view and all(each[1] in self._slots for each in tensors if each):
-            return result  # detach(), or a view that was made before
+            return result  # detach(), or a view that is already recorded
         errors = _NONE if view else self._errors(operation, args, results)
         slots = tuple([self._new(*each) if each else -1 for each in tensors])
         if operation.name == "native_batch_norm" and args[5]:
@@ -136,8 +138,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _batch_norm(self, args: tuple[Any, ...], taken: tuple[Any, ...], slots: tuple[int, ...]) -> None:
-        """Batch normalisation in training: it rounds the mean and the deviation before it uses them, and it writes to
-        its running statistics, which it does not say."""
+        """Record batch normalization in training as several steps.
+
+        It rounds the mean and the deviation before it uses them, and it writes to its running statistics although its
+        schema does not say so.
+        """
         x, momentum, eps = args[0], args[6], args[7]
         rows = x.numel() // x.shape[1]
         over = [d for d in range(x.dim()) if d != 1]
@@ -176,7 +181,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         batch = (_Slot(slots[1]), _Slot(slots[2]))
         self._steps.append(_Step(mean, taken[:1], {}, slots[1:2], errors=sums))
         self._steps.append(_Step(inverse, (taken[0], batch[0]), {}, slots[2:], errors=sums))
-        # It may add up x * scale and -mean * scale, which cancel.
+        # A kernel may add x * scale and -mean * scale, which cancel.
         inner = _Errors(within, 2, 0.0, unit)
         self._steps.append(_Step(normal, (taken[0], *batch, *taken[1:3]), {}, slots[:1], errors=inner))
         for number, call, of_batch in ((3, moved, batch[0]), (4, moved_variance, batch[1])):
@@ -211,12 +216,15 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._sum(length, within, known.factors)
 
     def _sum(self, length: int, within: float, leading: int = 1) -> _Errors:
-        """Of a sum of so many terms, added up in a precision of this unit roundoff."""
+        """Return the errors of a sum of ``length`` terms that is accumulated with the unit roundoff ``within``.
+
+        ``leading``: how many leading operands are factors of the terms.  docs/tolerances.md derives the formulas.
+        """
         unit = self._unit
         parts = self._world if self._world > 1 else 0
         operands = math.sqrt(unit**2 * (1 + parts / 2) * bool(parts) + within**2 * length / 2)
         out = math.sqrt(unit**2 * (1 + (2 + parts / 3) * bool(parts)) + within**2 * length / 3)
-        # Small beside the rounding of the result: not worth its time.
+        # Errors that are small compared to the rounding of the result are not worth their time.
         return _Errors(operands if operands > out / 20 else 0.0, leading, 0.0, out)
 
     def _mark(self, value: Any) -> Any:
@@ -227,7 +235,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
     def _slot(self, tensor: torch.Tensor) -> int:
-        """The slot of a tensor, whether or not it was met before."""
+        """Return the slot of a tensor, which may be new."""
         place = _place(tensor)
         slot = self._slots.get(place)
         if slot is not None:
@@ -248,7 +256,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kinds.append((tensor.shape, tensor.dtype))
         if place[0] not in self._bases:
             self._bases[place[0]] = slot
-            self._alive.append(tensor.untyped_storage())  # or its place could be another's later
+            self._alive.append(tensor.untyped_storage())  # otherwise, another tensor could get the same place later
         return slot
 
     def _constant(self, value: torch.Tensor, storage: int) -> int:
@@ -259,11 +267,14 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return slot
 
     def replay(self, wanted: Sequence[torch.Tensor], samples: int, seed: int) -> list[torch.Tensor]:
-        """Execute the run again; [1 + samples, *shape] for each tensor wanted, the first without errors."""
+        """Execute the run again, and return [1 + samples, *shape] for each tensor in ``wanted``.
+
+        The first sample has no random errors.
+        """
         outputs = [self._slot(tensor) for tensor in wanted]
         noise, rounded, starts = _noise(samples, seed)
         if self._dtype == torch.float16:
-            rounded = rounded.index_fill(0, torch.tensor(0), True)  # underflow, as every run has it
+            rounded = rounded.index_fill(0, torch.tensor(0), True)  # it underflows as every run does
         env: dict[int, torch.Tensor] = {}
         varied: dict[int, torch.Tensor] = {}
         for i, (slot, constant) in enumerate(self._constants.items()):
@@ -277,11 +288,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 env[slot] = constant
         self._steps = [self._reshaped(step) for step in self._steps]
         slots, values = list(varied), list(varied.values())
-        # Half of the samples underflow where every run does; in the others that is random as well.
+        # Half of the samples underflow where every run does.  In the others, underflow is random as well.
         tiny = torch.full((samples + 1,), _HALF_TINY / UNIT[torch.float16], dtype=_TRUE)
         tiny[1::2] = 0
 
-        # Cutting an error out of the noise costs as much as putting it in, unless it was done in an earlier program.
+        # To cut an error out of the noise costs as much as to inject it, unless an earlier program has cut it already.
         cut = [_cut_before(samples, seed, at, shape) for at, shape in enumerate(self._shapes_of_errors(), 1)]
 
         def once(
@@ -294,7 +305,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 _functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
                 return list(torch.func.vmap(once)(values, tiny, noise, cut))
             except (RuntimeError, ValueError):
-                # An operation that cannot be executed on all samples at once: one sample after the other, then.
+                # Some operation cannot be executed on all samples at once, so execute one sample after the other.
                 each = [
                     once([v[k].clone() for v in values], tiny[k], noise[k], [c[k] for c in cut])
                     for k in range(samples + 1)
@@ -302,27 +313,27 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return [torch.stack(tensors) for tensors in zip(*each, strict=True)]
 
     def _shapes_of_errors(self) -> list[torch.Size]:
-        """Of the errors that :meth:`_execute` will put in, in order."""
-        found: list[torch.Size] = []
+        """Return the shapes of the errors that :meth:`_execute` will inject, in order."""
+        shapes: list[torch.Size] = []
         for step in self._steps:
             errors = step.errors
             if errors.operands:
-                given = [self._kinds[mark.number] for mark in step.args[: errors.leading] if type(mark) is _Slot]
-                found += [shape for shape, dtype in given if dtype == _TRUE and shape]
+                kinds = [self._kinds[mark.number] for mark in step.args[: errors.leading] if type(mark) is _Slot]
+                shapes += [shape for shape, dtype in kinds if dtype == _TRUE and shape]
             if errors.results:
                 slots = (step.written,) if step.written >= 0 else [slot for slot in step.results if slot >= 0]
                 for shape, dtype in (self._kinds[slot] for slot in slots):
-                    found += [shape] * (dtype == _TRUE) * (2 if errors.first else 1)
-        return found
+                    shapes += [shape] * (dtype == _TRUE) * (2 if errors.first else 1)
+        return shapes
 
     def _reshaped(self, step: _Step) -> _Step:
-        """A view that may be a copy as well, since nothing is written there: strides can differ when executed again."""
+        """Replace a view by a reshape if nothing is written there, since strides can differ when executed again."""
         if step.call is torch.ops.aten.view.default and self._storages[step.results[0]] not in self._mutated:
             return step._replace(call=torch.reshape)
         return step
 
     def _held(self, constant: torch.Tensor) -> torch.Tensor | None:
-        """A constant, rounded to the dtype; None where that changes nothing."""
+        """Return a constant rounded to the dtype; None if that changes nothing."""
         if constant.dtype != _TRUE or self._dtype == _TRUE:
             return None
         held = constant.to(self._dtype).to(_TRUE)
@@ -343,7 +354,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         at = 0
 
         def of_each(tensor: torch.Tensor) -> torch.Tensor:
-            """The tensor, or what is the same for all samples as one that each has for itself."""
+            """Give each sample a tensor of its own if all samples share one."""
             return tensor if is_batchedtensor(tensor) else tensor + zero.to(tensor.dtype)
 
         def errors(shape: torch.Size) -> torch.Tensor:
@@ -356,10 +367,10 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def moved(tensor: torch.Tensor, size: float) -> torch.Tensor:
             if not half:
                 return torch.addcmul(tensor, tensor, errors(tensor.shape), value=size)
-            # float16 also loses what is below its smallest numbers, and what is above its largest.
+            # float16 also loses values below its smallest and above its largest number.
             scale = torch.where(tensor == 0, 0.0, tensor.abs() + tiny)
             rounded = torch.addcmul(tensor, scale, errors(tensor.shape), value=size).to(torch.float16).to(_TRUE)
-            return torch.where(rounded * tensor < 0, 0.0, rounded)  # rounding changes no sign
+            return torch.where(rounded * tensor < 0, 0.0, rounded)  # rounding never changes a sign
 
         def value(mark: Any) -> Any:
             if type(mark) is _Slot:
@@ -401,7 +412,7 @@ _NONE = _Errors()
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    # Empty ones have no place; one for each dtype will do.
+    # Empty storages have no address.  All of a dtype share one.
     return tensor.untyped_storage().data_ptr() or -id(tensor.dtype)
 
 
@@ -411,9 +422,12 @@ def _place(tensor: torch.Tensor) -> _Place:
 
 @lru_cache(maxsize=8)
 def _noise(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Errors, uniform from -1 to 1: [1 + samples, _NOISE], none in the first sample, and places in them to start at;
-    between the two, which constants are rounded to the dtype: [1 + samples, 61] of bool, none in the first sample, all
-    in every other one."""
+    """Draw the noise of all samples.
+
+    Returns errors, uniform from -1 to 1, as [1 + samples, _NOISE]; which constants are rounded to the dtype, as bool
+    [1 + samples, 61]; and places in the errors to start at.  The first sample has no errors and no rounded constants.
+    In every second sample, all constants are rounded.
+    """
     generator = torch.Generator().manual_seed(seed)
     noise = torch.rand(samples + 1, _NOISE, generator=generator, dtype=_TRUE) * 2 - 1
     noise[0] = 0
@@ -424,7 +438,7 @@ def _noise(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[in
 
 
 def _cut(noise: torch.Tensor, start: int, shape: torch.Size) -> torch.Tensor:
-    """Errors of a shape: [..., *shape] out of the noise [..., _NOISE], over and over where it is too short."""
+    """Cut errors of a shape, [..., *shape], out of the noise, [..., _NOISE], which is repeated if it is too short."""
     count = shape.numel()
     if count > _NOISE // 2:
         noise, start = noise.repeat(*[1] * (noise.dim() - 1), -(-count // _NOISE)), 0
@@ -433,8 +447,10 @@ def _cut(noise: torch.Tensor, start: int, shape: torch.Size) -> torch.Tensor:
 
 @lru_cache(maxsize=4096)
 def _cut_before(samples: int, seed: int, at: int, shape: torch.Size) -> torch.Tensor:
-    """The errors of all samples in one place of a run: [1 + samples, *shape], a view of the noise; [1 + samples, 0]
-    where it is too large to be kept."""
+    """Return the errors of all samples at one place of a run: [1 + samples, *shape], a view of the noise.
+
+    Errors that are too large to be kept have the shape [1 + samples, 0].
+    """
     noise, _, starts = _noise(samples, seed)
     return noise[:, :0] if shape.numel() > _NOISE // 2 else _cut(noise, starts[at % len(starts)], shape)
 
@@ -466,12 +482,12 @@ def _operation(func: Any) -> _Operation:
 
 
 def _without_writing(func: Any, name: str) -> Callable[..., Any]:
-    """The operation that returns what ``func`` writes to its first argument."""
+    """Return an operation whose result is what ``func`` writes to its first argument."""
     if name == "copy":
         return lambda target, source, non_blocking=False: source.to(target.dtype).expand(target.shape)
     if name == "zero":
         return torch.zeros_like
-    # These have no rule of vmap, which would execute them a sample at a time.
+    # vmap has no rule for these, and would execute them one sample at a time.
     if name == "lerp":
         return lambda start, end, weight: start + weight * (end - start)
     if name == "addcdiv":
@@ -481,7 +497,7 @@ def _without_writing(func: Any, name: str) -> Callable[..., Any]:
 
 
 def _one_by_one(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One of the _foreach operations, as an operation on each tensor."""
+    """Execute a _foreach operation as one operation on each tensor."""
     call = getattr(torch.ops.aten, "linalg_vector_norm" if name == "norm" else name)
     count = len(args[0])
 
@@ -496,7 +512,7 @@ def _one_by_one(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _length(name: str, args: tuple[Any, ...], results: Sequence[Any]) -> int:
-    """How many terms a sum has inside an operation, about."""
+    """Estimate how many terms the sums inside an operation have."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     if name in ("mm", "bmm", "addmm", "baddbmm"):
         return int(args[-1 if name in ("mm", "bmm") else 2].shape[-2])

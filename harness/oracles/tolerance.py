@@ -1,5 +1,8 @@
-"""The bounded oracle: a float64 run says what is true, and the same run with rounding errors put into every operation
-says how far a healthy run in another precision may be from it.  The derivation is in docs/tolerances.md."""
+"""The bounded oracle, which compares a run with the same program in float64.
+
+It executes the float64 run again with rounding errors in every operation. The results show how far from the truth a
+healthy run in another precision may be. docs/tolerances.md has the derivation.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +16,36 @@ from harness.oracles.exact import Difference, Element, kind, kind_of
 from harness.oracles.rounding import UNIT, Tape
 
 Key = TypeVar("Key", bound=Hashable)
-"""What tensors are known by: their names, or whatever else a run gives them."""
+"""The keys of a run's tensors, such as their names."""
 
 SAMPLES = 64
 MARGIN = 1.5
-"""A tolerance is this many times the largest error that a sample made."""
+"""A tolerance is this many times the largest error of any sample."""
 FLOOR = 0.75
-"""A tolerance is never below this share of its tensor's (their root mean square), unless it is zero."""
+"""A tolerance that is not zero is at least this share of the root mean square of its tensor's tolerances."""
 
 _TRUE = torch.float64
 _MOST_SHOWN = 3
 
 
 class Bounded(Generic[Key]):
-    """What a healthy run in ``dtype`` on ``world`` ranks may give, element by element.
+    """The bounds on the results of a healthy run in ``dtype`` on ``world`` ranks, element by element.
 
-    ``run`` executes the program alone, on the CPU, with float64 tensors, and returns named tensors.  It is called once;
-    the operations that it executed are then executed again, ``samples`` times, with random rounding errors.  What
-    it reads out of tensors (``item()``), and random numbers, are the same in every sample.
+    ``run`` executes the program alone, on the CPU, with float64 tensors, and returns named tensors.  It is called once.
+    The operations that it executed are then executed again, ``samples`` times, with random rounding errors from
+    ``seed``.  Numbers that the program reads out of tensors (``item()``) and random numbers are the same in every
+    sample.
 
-    Errors: ValueError for a dtype that has no unit roundoff here, and for a world or a number of samples below 1;
-    NotImplementedError for an operation that cannot be executed again; RuntimeError where the run, executed again
-    without errors, gives something else.
+    Errors: ValueError for a dtype without a known unit roundoff, and for a world or a number of samples below 1;
+    NotImplementedError for an operation that cannot be executed again; RuntimeError if the run has other results when
+    it is executed again without errors.
     """
 
     truth: dict[Key, torch.Tensor]
-    """What ``run`` returned: float64, or whatever dtype it has."""
+    """The results of ``run``: float64, or the dtype that they have."""
     tolerance: dict[Key, torch.Tensor]
-    """The largest absolute difference that rounding explains: float64, in the shape of ``truth``; infinite where a run
-    in this dtype may overflow or divide by a number that is zero."""
+    """The largest absolute difference that rounding explains: float64, in the shape of ``truth``.  It is infinite where
+    a run in this dtype may overflow or divide by zero."""
 
     def __init__(
         self,
@@ -59,19 +63,20 @@ class Bounded(Generic[Key]):
         self.dtype = dtype
         tape = Tape(dtype, world)
         with tape:
-            found = dict(run())
-        self.truth = {name: tensor.detach().clone() for name, tensor in found.items()}
-        moved = tape.replay([tensor.detach() for tensor in found.values()], samples, seed)
+            results = dict(run())
+        self.truth = {name: tensor.detach().clone() for name, tensor in results.items()}
+        moved = tape.replay([tensor.detach() for tensor in results.values()], samples, seed)
         rounded = {name: of for name, of in zip(self.truth, moved, strict=True) if of.dtype == _TRUE}
         self.tolerance = {name: torch.zeros(truth.shape, dtype=_TRUE) for name, truth in self.truth.items()}
         if rounded:
-            # Without errors, float16 still underflows: everywhere in the same direction, as random errors do not.
+            # The sample without errors still underflows in float16, in the same direction everywhere, which random
+            # errors do not.
             half = dtype == torch.float16
             self.tolerance |= _tolerances({name: self.truth[name] for name in rounded}, rounded, counted_first=half)
 
     @property
     def loose(self) -> float:
-        """Share of elements whose tolerance is larger than their own size: of these, not even the sign is known."""
+        """The share of elements whose tolerance exceeds their magnitude, so that not even their sign is known."""
         total = sum(truth.numel() for truth in self.truth.values())
         unknown = (_unknown(truth, self.tolerance[name]) for name, truth in self.truth.items())
         return sum(unknown) / total if total else 0.0
@@ -79,11 +84,11 @@ class Bounded(Generic[Key]):
     def compare(
         self, name: Key, found: torch.Tensor, *, dtype: torch.dtype | None = None, part: tuple[int, int] = (0, 1)
     ) -> Difference | None:
-        """How ``found`` differs from the truth by more than rounding explains; None where it does not.
+        """Return how ``found`` differs from the truth by more than rounding explains; None if it does not.
 
-        ``dtype``: what it must have where that is another than the run's, which says what is allowed; ``part``: which
-        part of how many it is, along the first dimension.
-        Errors: KeyError where the run returned nothing of that name.
+        ``dtype``: the dtype that ``found`` must have, if it is not the run's dtype, which still sets the tolerance.
+        ``part``: (index, count) if ``found`` is one part of the truth, split along the first dimension.
+        Errors: KeyError if the run returned no tensor of that name.
         """
         truth, allowed = self.truth[name], self.tolerance[name]
         if part[1] > 1:
@@ -97,7 +102,7 @@ class Bounded(Generic[Key]):
         if bool(near.all()):
             return None
         if truth.dtype == _TRUE:
-            # Written so that NaN is wrong; what the samples could not bound is allowed to be anything.
+            # A NaN is wrong here.  An element may be anything if the samples could not bound it.
             wrong = ~(near | (value == truth) | allowed.isinf())
         else:
             wrong = ~(near | ((value != value) & (truth != truth)))
@@ -110,23 +115,25 @@ class Bounded(Generic[Key]):
     def differs(
         self, name: Key, found: torch.Tensor, *, dtype: torch.dtype | None = None, part: tuple[int, int] = (0, 1)
     ) -> str:
-        """Say how ``found`` differs, as :meth:`compare` has it; empty where it does not."""
+        """Describe the difference that :meth:`compare` finds; empty if there is none."""
         difference = self.compare(name, found, dtype=dtype, part=part)
         return "" if difference is None else f"{name}: {difference}"
 
 
 def _unknown(truth: torch.Tensor, allowed: torch.Tensor) -> int:
-    """How many elements are allowed more than their own size."""
+    """Count the elements whose tolerance exceeds their magnitude."""
     return int((allowed > truth.to(_TRUE).abs()).sum())
 
 
 def _tolerances(
     truths: Mapping[Key, torch.Tensor], sampled: Mapping[Key, torch.Tensor], *, counted_first: bool
 ) -> dict[Key, torch.Tensor]:
-    """Of every element, how far samples were from the truth, and more; all tensors at once, which are many and small.
+    """Compute the tolerance of every element from its distances to the truth in the samples.
 
-    ``sampled``: float64[1 + samples, *shape]; ``counted_first``: whether the first, without errors, is one of them.
-    Errors: RuntimeError where the first is no run of the same.
+    All tensors are processed at once, because they are many and small.
+    ``sampled``: float64[1 + samples, *shape]; ``counted_first``: whether the first sample, which has no random errors,
+    counts like the others.
+    Errors: RuntimeError if the first sample should equal the truth and does not.
     """
     shapes = [truth.shape for truth in truths.values()]
     sizes = [shape.numel() for shape in shapes]
@@ -138,7 +145,7 @@ def _tolerances(
     far = (all_sampled - truth).abs_().nan_to_num_(nan=math.inf)
     lost = far.isinf() & truth.isfinite()
     if bool(lost.any()):
-        # NaN may be hidden by what comes later, such as a ReLU: of such a sample nothing more is known.
+        # A later operation, such as a ReLU, may hide a NaN, so nothing is known about later tensors of such a sample.
         each = torch.stack([tensor.any(dim=1) for tensor in lost.split_with_sizes(sizes, dim=1)], dim=1).long()
         far = far.masked_fill((each.cumsum(dim=1) > each)[:, of], math.inf)
     size = truth.abs()
@@ -153,9 +160,10 @@ def _tolerances(
 
 
 def _pooled(tolerance: torch.Tensor, size: torch.Tensor, of: torch.Tensor, count: int) -> torch.Tensor:
-    """An event that is rare, such as a sign that flips, may be in no sample of one element, and in those of others.
+    """Widen tolerances by those of other elements of the same tensor.
 
-    ``size``: of the elements of the truth; ``of``: which of the ``count`` tensors each belongs to.
+    A rare event, such as a flipped sign, may occur in no sample of one element and in samples of its neighbors.
+    ``size``: the magnitudes of the truth's elements; ``of``: the index of each element's tensor, below ``count``.
     """
     finite = tolerance.isfinite() & (tolerance > 0)
     unknown = finite & (tolerance > size)

@@ -1,4 +1,4 @@
-"""What a compiled function was traced to, as plain data, and what was promised of it."""
+"""Traces of compiled functions and the contracts that they must keep, as plain data."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Operator:
 
     name: str
     constants: tuple[str, ...] = ()
-    """Its arguments that come from no other call and no input."""
+    """The arguments that do not come from another call or an input."""
     result: str = ""
-    """Data type and shape, as in ``float32[4, s0]``."""
+    """Dtype and shape, such as ``float32[4, s0]``."""
 
     @property
     def is_collective(self) -> bool:
@@ -30,41 +30,44 @@ class Graph:
     operators: tuple[Operator, ...]
 
     def collectives(self) -> list[str]:
-        """The collectives that it launches, with their constants and results, in order."""
+        """Return the collectives that the graph launches, with their constants and results, in order."""
         return [f"{o.name}({', '.join(o.constants)}) -> {o.result}" for o in self.operators if o.is_collective]
 
     def fingerprint(self) -> tuple[tuple[str, str], ...]:
-        """What has to be the same on every rank: operators and results, and no constants, which may be rank numbers."""
+        """Return what must be the same on every rank: operators and results, but not constants (rank numbers)."""
         return tuple((o.name, o.result) for o in self.operators)
 
 
 @dataclass(frozen=True)
 class Guard:
-    """What has to hold for compiled code to be used again."""
+    """A guard: a condition that must hold for compiled code to be used again."""
 
     source: str
-    """Where the value is found, as in ``G['dist'].group.WORLD``."""
+    """The source of the value, such as ``G['dist'].group.WORLD``."""
     kind: str
-    """As Dynamo calls it: ``ID_MATCH``, ``TENSOR_MATCH``."""
+    """Dynamo's name for it, such as ``ID_MATCH`` or ``TENSOR_MATCH``."""
     text: str = ""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What was seen of a function that was compiled and called."""
+    """The record of a function that was compiled and called."""
 
     graphs: tuple[Graph, ...] = ()
     guards: tuple[Guard, ...] = ()
-    """Of all its compiled code."""
+    """The guards of all its compiled code."""
     recompiles: tuple[str, ...] = ()
-    """Why it was compiled again, each time."""
+    """The reason of each recompilation."""
     breaks: tuple[str, ...] = ()
-    """Why graphs ended before the function did."""
+    """The reason of each graph break."""
 
 
 @dataclass(frozen=True)
 class Contract:
-    """What is promised of a construct in compiled code; ``{name}`` in texts stands for what a rank knows of itself."""
+    """A contract: what compiled code promises for a construct.
+
+    ``{name}`` in its texts stands for a fact that may differ by rank, such as the rank itself.
+    """
 
     construct: str
     graph: tuple[str, ...] = ()
@@ -72,39 +75,42 @@ class Contract:
     folds: tuple[str, ...] = ()
     """Every constant of those operators, in order."""
     guards: tuple[tuple[str, str], ...] = ()
-    """Patterns of sources, and the kind of guard that each must have; elsewhere there may be any."""
+    """A pattern for a source, and the kind of guard that it must have.  Other sources may have any guards."""
     recompiles: tuple[str, ...] = ()
-    """A pattern for the reason of each further compilation."""
+    """A pattern for the reason of each recompilation."""
     breaks: tuple[str, ...] = ()
-    """A pattern for the reason of each break that is allowed, which must be there, too."""
+    """A pattern for the reason of each graph break.  Each of these breaks is allowed and must occur."""
     results: str = ""
-    """A pattern of the data type and shape of every tensor that an operator gives; empty: any."""
+    """A pattern for the dtype and shape of every tensor that an operator returns; empty allows any."""
 
 
 def broken(contract: Contract, trace: Trace, facts: Mapping[str, object] | None = None) -> list[str]:
-    """What a trace does not keep of its contract, a sentence each."""
+    """Return the violations of a contract by a trace, one sentence each.
+
+    ``facts``: the values that ``{name}`` stands for in the contract's texts, by name.
+    """
     known = {name: str(value) for name, value in (facts or {}).items()}
 
     def said(texts: Sequence[str]) -> list[str]:
         return [re.sub(r"\{(\w+)\}", lambda match: known[match[1]], text) for text in texts]
 
     operators = [operator for graph in trace.graphs for operator in graph.operators]
-    found = [
+    violations = [
         *_differs("operators", said(contract.graph), [operator.name for operator in operators]),
         *_differs("constants", said(contract.folds), [c for operator in operators for c in operator.constants]),
         *_unlike("compiled again for", said(contract.recompiles), trace.recompiles),
         *_unlike("graphs broken by", said(contract.breaks), trace.breaks),
     ]
     for source, kind in contract.guards:
-        there = sorted({guard.kind for guard in trace.guards if re.search(source, guard.source)})
-        if kind not in there:
-            found.append(f"no guard {kind} on {source}; there are {there or 'none'}")
-    found += [
+        kinds = sorted({guard.kind for guard in trace.guards if re.search(source, guard.source)})
+        if kind not in kinds:
+            violations.append(f"no guard {kind} on {source}; there are {kinds or 'none'}")
+    violations += [
         f"{operator.name} gives {operator.result}, promised {contract.results}"
         for operator in operators
         if "[" in operator.result and not re.search(contract.results, operator.result)
     ]
-    return [f"{contract.construct}: {sentence}" for sentence in found]
+    return [f"{contract.construct}: {sentence}" for sentence in violations]
 
 
 def _differs(what: str, promised: Sequence[str], seen: Sequence[str]) -> list[str]:

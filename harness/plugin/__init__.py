@@ -1,7 +1,7 @@
-"""The pytest plug-in: worlds as fixtures, ``-n gpus``, verdicts and evidence in every report.
+"""The pytest plug-in: worlds as fixtures, ``-n gpus``, and verdicts and evidence in every report.
 
-It is loaded in every pytest run of an environment that has Concord installed, and does nothing there until a test
-asks for a world: no torch is imported, no process is started.
+It is loaded in every pytest run of an environment that has Concord installed. Until a test asks for a world, it imports
+no torch and starts no process.
 """
 
 from __future__ import annotations
@@ -52,42 +52,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "world(*sizes, backend=, device=, warm=, timeout=, env=, exclusive=): the sizes of the worlds that the test "
-        "runs on, each a test of its own, and what they are made of.",
+        "world(*sizes, backend=, device=, warm=, timeout=, env=, exclusive=): run the test once for each world size, "
+        "on worlds with these settings.",
     )
     config.addinivalue_line(
         "markers",
-        "needs(collective=, dtype=, op=, features=): what the test needs of a backend, where its parameters and "
-        "requirements do not say it; a profile that does not claim it makes the test unsupported.",
+        "needs(collective=, dtype=, op=, features=): what the test needs of a backend, beyond what its parameters and "
+        "requirements state. If the profile does not claim it, the test is unsupported.",
     )
     config.addinivalue_line("markers", "requirement(requirement): a requirement that the test proves.")
     config.addinivalue_line(
         "markers",
-        f"{seeds.MARKER}: the test draws its examples from --concord-seed; tests of suites have it by themselves.",
+        f"{seeds.MARKER}: the test draws its examples from --concord-seed. Tests of suites have it by themselves.",
     )
     if has_folder(config):
-        # First: warnings that came before are told to whoever registers, and the terminal is still to do so.
+        # First: pytest repeats earlier warnings to each plug-in that registers, and the terminal has yet to do so.
         config.pluginmanager.register(redacting.Redacting(), "concord-redacting")
         config.pluginmanager.register(junit.JUnit(config), "concord-junit")
-    made_of = loaded.Loaded(config)
-    config.pluginmanager.register(made_of, "concord-loaded")
+    recording = loaded.Loaded(config)
+    config.pluginmanager.register(recording, "concord-loaded")
     perf.settle(config)
     perf.check(config)
     options.check(config)
     brought.add_suites(config)
-    found = profiles.Profiles(config)
-    config.pluginmanager.register(found, "concord-profiles")
+    run_profiles = profiles.Profiles(config)
+    config.pluginmanager.register(run_profiles, "concord-profiles")
     leasing = slots.Slots(config)
     config.pluginmanager.register(leasing, "concord-slots")
-    config.pluginmanager.register(worlds.Worlds(config, found, leasing), "concord-worlds")
-    config.pluginmanager.register(waivers.Waivers(config, found), "concord-waivers")
-    config.pluginmanager.register(perf.Nights(config, found), "concord-nights")
+    config.pluginmanager.register(worlds.Worlds(config, run_profiles, leasing), "concord-worlds")
+    config.pluginmanager.register(waivers.Waivers(config, run_profiles), "concord-waivers")
+    config.pluginmanager.register(perf.Nights(config, run_profiles), "concord-nights")
     rounds.register(config)
     seed = seeds.Seeds(config)
     config.pluginmanager.register(seed, "concord-seeds")
-    config.pluginmanager.register(facts.Facts(config, found), "concord-facts")
+    config.pluginmanager.register(facts.Facts(config, run_profiles), "concord-facts")
     config.pluginmanager.register(brought.Brought(config), "concord-brought")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(summary.Summary(config, found, seed, made_of), "concord-summary")
-    # After the summary: of two hooks that want to be first, pytest calls the one that was registered last.
+        config.pluginmanager.register(summary.Summary(config, run_profiles, seed, recording), "concord-summary")
+    # After the summary: of two hooks with tryfirst, pytest calls the one that was registered last.
     config.pluginmanager.register(attempts.Attempts(), "concord-attempts")

@@ -1,8 +1,8 @@
-"""Attempts at a test, seen where tests run, so that no plug-in that runs failed tests again can hide one.
+"""Attempts at a test, counted where tests run, so that no plug-in that reruns failed tests can hide one.
 
-Such plug-ins report failed attempts under outcomes of their own, report some of them, or none.  Each has to call
-pytest's hooks to run a test, though.  So phases are counted where they run, and what ended badly goes along with the
-next report of the test, unless a report has said it.
+Such plug-ins report failed attempts under outcomes of their own, or report only some of them, or none. But each has to
+call pytest's hooks to run a test. So phases are counted where they run, and a failure that no report has mentioned goes
+along with the test's next report.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from harness.redaction import current
 
 _PHASES = ("setup", "call", "teardown")
 _OF_ONE_ATTEMPT = ("concord.verdict", "concord.headline", "concord.first_rank", "concord.waived")
-"""What is noted on a test when it ends badly; the next attempt must not inherit it."""
+"""Properties noted on a test when it fails. The next attempt must not inherit them."""
 _OF_THE_SESSION = (KeyboardInterrupt, pytest.exit.Exception)
 _SKIPPING = (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest)
 
 
 def ended_badly(report: Any) -> bool:
-    """Whether a report is of a phase that failed; plug-ins that run tests again have outcomes of their own for it."""
+    """Return whether a report is of a failed phase. Plug-ins that rerun tests have outcomes of their own for one."""
     return report.outcome not in ("passed", "skipped")
 
 
 @dataclass
 class _Bad:
-    """A phase that ended badly, and that no report has told of."""
+    """A failed phase that no report has mentioned."""
 
     attempt: int
     when: str
     item: pytest.Item
     source: pytest.ExceptionInfo[BaseException] | pytest.TestReport | None
-    """What says why; let go of when it has, since an exception holds the frames of the test."""
+    """What says why it failed. It is dropped after that, because an exception holds the frames of the test."""
     said: dict[str, Any] = field(default_factory=dict)
 
     @property
     def place(self) -> tuple[int, int]:
-        """Attempt and phase, in the order in which they are run."""
+        """Attempt and phase, in the order in which they run."""
         return self.attempt, _PHASES.index(self.when)
 
     def settle(self) -> None:
-        """Say why it ended badly, as plain data for :class:`harness.plugin.summary.Told`."""
+        """Record why it failed, as plain data for :class:`harness.plugin.summary.Told`."""
         if self.source is not None:
             if isinstance(self.source, pytest.TestReport):
                 evidence = _by_report(self.source)
@@ -65,18 +65,18 @@ class _Seen:
 
     attempt: int = 1
     begun: set[str] = field(default_factory=set)
-    """Phases of this attempt."""
+    """The phases of this attempt that have begun."""
     bad: list[_Bad] = field(default_factory=list)
 
 
 class Attempts:
-    """Counts attempts where tests run; reports carry the number, and what other reports have not said."""
+    """Counts attempts where tests run. Reports carry the number, and the failures that no other report mentioned."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
     def forget(self, nodeid: str) -> None:
-        """Take the next run of a test for its first."""
+        """Count the next run of a test as its first."""
         self._seen.pop(nodeid, None)
 
     def _begin(self, item: pytest.Item, what: str) -> _Seen:
@@ -124,7 +124,7 @@ class Attempts:
         before = seen.attempt
         report = yield
         report.concord_attempt = seen.attempt
-        if seen.attempt != before:  # made of an earlier attempt, and passed off as the report of this one
+        if seen.attempt != before:  # made from an earlier attempt, and returned as the report of this one
             report.user_properties = [p for p in report.user_properties if p[0] not in _OF_ONE_ATTEMPT]
             report.__dict__.update(concord_ranks=[], concord_reproducer=None, concord_reused=True)
         elif hasattr(report, "wasxfail"):
@@ -139,7 +139,7 @@ class Attempts:
     def pytest_runtest_logreport(self, report: Any) -> None:
         seen = self._seen.get(report.nodeid)
         if seen is None or report.when not in _PHASES:
-            return  # run in another process, which has put down what it knows
+            return  # the test ran in another process, which has added what it knows
         if not hasattr(report, "concord_attempt"):
             report.concord_attempt = seen.attempt
         at = report.concord_attempt, _PHASES.index(report.when)
@@ -165,10 +165,10 @@ def _by_report(report: Any) -> dict[str, Any]:
 
 def _by_exception(item: pytest.Item, error: pytest.ExceptionInfo[BaseException]) -> dict[str, Any]:
     ranks = ranks_failed(error.value)
-    found = facts.reproducer_in(error.value)
+    reproducer = facts.reproducer_in(error.value)
     try:
         text = str(item.repr_failure(error))
-    except Exception as e:  # whatever an exception's own repr does, its failure is one
+    except Exception as e:  # the repr of an exception may raise anything, and the test has failed all the same
         text = f"{error.typename}, which can't be shown: {type(e).__name__}"
     if ranks is not None:
         verdict = ranks.verdict
@@ -179,5 +179,5 @@ def _by_exception(item: pytest.Item, error: pytest.ExceptionInfo[BaseException])
         "headline": ranks.headline if ranks is not None else error.exconly(tryshort=True),
         "text": text[-facts.LONGEST_TEXT :],
         "ranks": evidence_of(ranks) if ranks is not None else [],
-        "reproducer": msgspec.to_builtins(found) if found is not None else None,
+        "reproducer": msgspec.to_builtins(reproducer) if reproducer is not None else None,
     }

@@ -1,4 +1,4 @@
-"""What installed packages bring along to a session: suites and requirements, and one line for each that is broken."""
+"""What installed packages add to a session: suites and requirements, and one line for each broken entry point."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ALL = "all"
 
 
 def add_suites(config: pytest.Config) -> None:
-    """Have pytest collect the suites that ``--suite`` names: beside files that were named, or instead of the default.
+    """Have pytest collect the suites that ``--suite`` names, beside the named files or instead of the default.
 
-    Errors: UsageError for a name that there is not, or a package that is broken.
+    Errors: UsageError for an unknown name, or a package that is broken.
     """
     asked: list[str] = config.getoption("suite")
     if not asked or hasattr(config, "workerinput"):  # workers are told what to collect
@@ -38,7 +38,7 @@ def add_suites(config: pytest.Config) -> None:
 
 
 def _broken_stacks() -> list[entry_points.Broken]:
-    """Imports the stacks, and torch with them, only where a package names one."""
+    """Return the broken entry points of stacks. Imports the stacks, and so torch, only if a package names one."""
     if not any(entry_points.points(entry_points.STACKS)):
         return []
     from harness.stacks import registry
@@ -47,16 +47,16 @@ def _broken_stacks() -> list[entry_points.Broken]:
 
 
 class Brought:
-    """Loads the requirements of packages when a session starts, and says what is broken."""
+    """Loads the requirements of packages when a session starts, and reports what is broken."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self.requirements: list[Requirement] = []
-        """Of packages, whether any test proves them or not."""
+        """The requirements of packages, whether any test proves them or not."""
 
     def pytest_sessionstart(self) -> None:
-        found, self._wrong = entry_points.requirements()
-        for name, listed in found.items():
+        by_entry_point, self._wrong = entry_points.requirements()
+        for name, listed in by_entry_point.items():
             for requirement in listed:
                 try:
                     note(requirement)

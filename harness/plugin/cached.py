@@ -1,4 +1,4 @@
-"""Has the bytecode of loaded files compared with their sources, beside the tests, in a process that yields to them."""
+"""Compare the bytecode of loaded files with their sources, in a low-priority process beside the tests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from _pytest.assertion.rewrite import PYC_TAIL
 from harness import bytecode
 
 _LONGEST = 300.0
-"""Seconds to wait for the answer at the end.  All of Concord's files take two, which pass while tests run."""
+"""Seconds to wait for the result at the end. All of Concord's files take two, which pass while tests run."""
 
 
 class Cached:
-    """Compares files as they are named; :meth:`strange` has the answer."""
+    """Compares files as they are named. :meth:`strange` returns the result."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._hook = bool(config.getini("enable_assertion_pass_hook"))
@@ -28,7 +28,7 @@ class Cached:
         self._strange: dict[str, str] = {}
 
     def check(self, files: Iterable[str]) -> None:
-        """Have files compared, those that have cached bytecode and were not named before."""
+        """Compare those files that have cached bytecode and were not named before."""
         new = sorted({file for file in files if file.endswith(".py")} - self._named)
         self._named.update(new)
         there = [file for file in new if any(map(os.path.exists, self._caches(file)))]
@@ -43,13 +43,16 @@ class Cached:
             self._strange["bytecode"] = f"not compared: {e.strerror}"
 
     def strange(self) -> dict[str, str]:
-        """Each file that has bytecode of another text, with the SHA-256 of that; waits for what is being compared."""
+        """Return each file whose bytecode does not match its source, with the SHA-256 of the bytecode.
+
+        Waits until everything has been compared.
+        """
         process, self._process = self._process, None
         if process is not None:
             try:
                 answer, _ = process.communicate(timeout=_LONGEST)
-                found: dict[str, list[str]] = json.loads(answer)
-                self._strange |= {file: ", ".join(digests) for file, digests in found.items()}
+                by_file: dict[str, list[str]] = json.loads(answer)
+                self._strange |= {file: ", ".join(digests) for file, digests in by_file.items()}
             except (OSError, ValueError, subprocess.TimeoutExpired) as e:
                 process.kill()
                 process.communicate()
@@ -57,7 +60,7 @@ class Cached:
         return self._strange
 
     def close(self) -> None:
-        """End what nobody has waited for."""
+        """Kill the process if nobody has waited for it."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

@@ -1,13 +1,13 @@
-"""What a test needs of a backend, and whether the profile claims that: decided before any rank starts.
+"""What a test needs of a backend, and whether the profile claims it; decided before any rank starts.
 
-A test's needs are read off what it says already:
+The needs of a test follow from what it states already:
 
 - the stack is the folder of its suite;
-- features are those whose topics its requirement ids are of (:data:`harness.profiles.vocabulary.FEATURES`);
-- the parameters ``collective``, ``dtype`` and ``op`` are what they are called; a parameter that has these three, as a
-  case does and what is timed, says it as well;
-- the collective is also the one that is the source of a requirement, ``torch.distributed.all_reduce``;
-- the rest it says itself: ``@pytest.mark.needs(collective=, dtype=, op=, features=)``.
+- the features are those to whose topics its requirement ids belong (:data:`harness.profiles.vocabulary.FEATURES`);
+- the parameters ``collective``, ``dtype`` and ``op`` are what their names say; so are these three attributes of a
+  parameter that has them all, such as a case or what is timed;
+- the collective may also be the source of a requirement, as in ``torch.distributed.all_reduce``;
+- the test states the rest itself: ``@pytest.mark.needs(collective=, dtype=, op=, features=)``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def needs(
     requirements: Iterable[Requirement],
     said: Mapping[str, Any],
 ) -> Needs:
-    """The needs of a test; ``said``: the arguments of its ``needs`` mark."""
+    """Return the needs of a test. ``said``: the arguments of its ``needs`` mark."""
     requirements = list(requirements)
     stack = stack_of(nodeid)
     from_source = [m[1] for r in requirements if (m := _SOURCE.match(r.source)) and m[1] in COLLECTIVES]
@@ -50,7 +50,7 @@ def needs(
 
 
 def with_case(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A test's parameters, with the collective, dtype and op of one that has these three."""
+    """Return a test's parameters, with the collective, dtype and op of the parameter that has these three."""
     case = next((p for p in parameters.values() if all(hasattr(p, n) for n in ("collective", "dtype", "op"))), None)
     if case is None:
         return parameters
@@ -59,13 +59,13 @@ def with_case(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def name_of(dtype: object) -> str:
-    """The name of a dtype that is given as torch's or by its name; empty for anything else."""
+    """Return the name of a dtype, given as torch's or by its name; empty for anything else."""
     text = str(dtype)
     return text.removeprefix("torch.") if text.startswith("torch.") or isinstance(dtype, str) else ""
 
 
 def needs_of(item: pytest.Item) -> Needs:
-    """The needs of a test.  Errors: UsageError for a ``needs`` mark with what there is not."""
+    """Return the needs of a test. Errors: UsageError for a ``needs`` mark with unknown arguments or values."""
     said: dict[str, Any] = {}
     for mark in item.iter_markers(MARK):
         said = {**mark.kwargs, **said}

@@ -1,4 +1,4 @@
-"""What a test is about, told with its reports: requirements, dtype, size of its world, where its reproducer is."""
+"""The facts about a test that go along with its reports: requirements, dtype, world size and reproducer."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _LEVEL_OF = {stack: level for level, stack in LEVELS.items()}
 
 
 class Facts:
-    """Tells facts about tests where they run, for :class:`~harness.plugin.summary.Summary` where they are known.
+    """Adds facts about tests to their reports where tests run, for :class:`~harness.plugin.summary.Summary`.
 
-    As attributes of reports, which pytest-xdist sends along as long as they are plain data.
+    They are attributes of reports, which pytest-xdist sends along as long as they are plain data.
     """
 
     def __init__(self, config: pytest.Config, profiles: Profiles) -> None:
@@ -50,9 +50,9 @@ class Facts:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
-            found = requirements_of(item)
-            if found:
-                item.user_properties.append(("concord.requirements", ",".join(r.id for r in found)))
+            requirements = requirements_of(item)
+            if requirements:
+                item.user_properties.append(("concord.requirements", ",".join(r.id for r in requirements)))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
@@ -66,9 +66,9 @@ class Facts:
                 "requirements": [msgspec.to_builtins(r) for r in requirements_of(item)],
             }
         if call.excinfo is not None and not report.passed:
-            found = reproducer_in(call.excinfo.value)
-            if found is not None:
-                report.concord_reproducer = msgspec.to_builtins(found)
+            reproducer = reproducer_in(call.excinfo.value)
+            if reproducer is not None:
+                report.concord_reproducer = msgspec.to_builtins(reproducer)
         return report
 
     @pytest.hookimpl(tryfirst=True)
@@ -77,20 +77,20 @@ class Facts:
             self._config.workeroutput["concord_environment"] = self.environment()
 
     def environment(self) -> dict[str, str]:
-        """What this process has found out by running tests (:func:`harness.provenance.devices_and_libraries`)."""
+        """Return what this process learned from running tests (:func:`harness.provenance.devices_and_libraries`)."""
         profile = self._profiles.settled
-        found = provenance.devices_and_libraries(profile.imports if profile is not None else ())
+        facts = provenance.devices_and_libraries(profile.imports if profile is not None else ())
         networks = plugin_of(self._config).networks
         if networks:
-            found["rank network"] = networks
+            facts["rank network"] = networks
         slots: Any = self._config.pluginmanager.get_plugin("concord-slots")
         if slots.troubles:  # sessions of this user that don't meet could lease a device twice
-            found["leases not kept in"] = redacted("; ".join(slots.troubles))
-        return found
+            facts["leases not kept in"] = redacted("; ".join(slots.troubles))
+        return facts
 
 
 def requirements_of(item: pytest.Item) -> list[RequirementText]:
-    """What a test proves, each with its level."""
+    """Return the requirements that a test proves, each with its level."""
     return [
         RequirementText(
             id=r.id,
@@ -104,29 +104,31 @@ def requirements_of(item: pytest.Item) -> list[RequirementText]:
 
 
 def dtype_of(parameters: Mapping[str, Any]) -> str:
-    """The dtype among a test's parameters: one of torch's, or the name of one, or that of the case that is tried or
-    timed; empty if there is not exactly one."""
-    found = set()
+    """Return the name of the dtype among a test's parameters; empty if there is not exactly one.
+
+    A parameter states a dtype if it is one of torch's, the name of one, or the case that is tried or timed.
+    """
+    dtypes = set()
     for name, value in with_case(parameters).items():
         text = str(value).removeprefix("torch.") if isinstance(value, str) or type(value).__name__ == "dtype" else ""
         if _DTYPE.fullmatch(text) and (type(value).__name__ == "dtype" or "dtype" in name):
-            found.add(text)
-    return found.pop() if len(found) == 1 else ""
+            dtypes.add(text)
+    return dtypes.pop() if len(dtypes) == 1 else ""
 
 
 def text_of(report: Any) -> str:
-    """What pytest shows of a failure: the end of it, if that is long."""
+    """Return what pytest shows of a failure, or the end of it if that is long."""
     return str(getattr(report, "longreprtext", ""))[-LONGEST_TEXT:]
 
 
 def message_of(report: Any) -> str:
-    """The message of a failure's exception."""
+    """Return the message of a failure's exception."""
     crash = getattr(report.longrepr, "reprcrash", None)
     return str(getattr(crash, "message", report.longrepr or "")).strip()
 
 
 def reproducer_in(error: BaseException) -> Reproducer | None:
-    """The first reproducer that a failure carries, with its text; that of a file that can't be read is empty."""
+    """Return the first reproducer that a failure carries. Its text is empty if it can't be read or is too long."""
     written = next(reproducers.carried(error), None)
     if written is None:
         return None
@@ -140,7 +142,7 @@ def reproducer_in(error: BaseException) -> Reproducer | None:
 
 
 def selection(config: pytest.Config, nodeids: Iterable[str], *, left_out: bool) -> tuple[list[str], list[str]]:
-    """The stacks of which every test was collected; and why others were not, a sentence each."""
+    """Return the stacks of which every test was collected, and a sentence for each reason why others were not."""
     reasons = [f"{flag} was given" for name, flag in _ASKED_FOR.items() if config.getoption(name, None)]
     if left_out and not reasons:
         reasons.append("tests were deselected, or a file could not be collected")
@@ -156,7 +158,7 @@ def selection(config: pytest.Config, nodeids: Iterable[str], *, left_out: bool) 
 
 
 def share_of_examples() -> float:
-    """How many examples properties have, as a share of what suites say."""
+    """Return the factor by which numbers of examples are multiplied; 0 if the variable is invalid."""
     try:
         return effort.effort().share
     except effort.EffortError:
@@ -164,6 +166,6 @@ def share_of_examples() -> float:
 
 
 def profile_text(profiles: Profiles, subject: str) -> ProfileText | None:
-    """The profile that the run goes by, as results keep it; None if there is none, or nobody knows yet."""
+    """Return the run's profile as results keep it; None if there is none, or it is not known yet."""
     profile = profiles.settled
     return None if profile is None else as_recorded(profile, profiles.shelf.texts, profiles.platform(), subject)

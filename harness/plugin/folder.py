@@ -1,4 +1,4 @@
-"""Where a run writes what it comes to."""
+"""The folder to which a run writes its results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _FOLDER = pytest.StashKey[Path]()
 
 
 def folder_of(config: pytest.Config) -> Path | None:
-    """The run's own folder for results and figures, made when it is first asked for; None if it is to write nothing.
+    """Return the run's own folder for results and figures, created on first use; None if it writes nothing.
 
-    Errors: OSError if it can't be made.
+    Errors: OSError if it can't be created.
     """
     above = _above(config)
     if not above:
@@ -28,7 +28,7 @@ def folder_of(config: pytest.Config) -> Path | None:
 
 
 def has_folder(config: pytest.Config) -> bool:
-    """Whether the run is to write results; makes nothing."""
+    """Return whether the run writes results. Creates nothing."""
     return bool(_above(config))
 
 
@@ -37,11 +37,11 @@ def _above(config: pytest.Config) -> str:
 
 
 LOST = pytest.StashKey[list[str]]()
-"""Files of this run that could not be kept whole, each with the reason: they are said at the end, and fail the run."""
+"""Files of this run that could not be kept whole, each with the reason. They are shown at the end and fail the run."""
 
 
 def lose(config: pytest.Config, what: str, error: OSError) -> None:
-    """Note that a file can't be written any more; the run goes on without it."""
+    """Note that a file can't be written any more. The run continues without it."""
     file = Path(error.filename or what)
     if file.is_relative_to(config.rootpath):
         file = file.relative_to(config.rootpath)

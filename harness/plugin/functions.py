@@ -1,4 +1,4 @@
-"""Prepare the functions of tests for ranks: how they are shipped, and what Hypothesis may do with them."""
+"""Prepare test functions for ranks: how they are shipped, and which Hypothesis settings they get."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 
 def ship_test_code() -> None:
-    """Ship functions of test modules, conftests and what else pytest rewrites by value.
+    """Pickle functions by value if pytest rewrites their module: test modules, conftests and others.
 
-    A rank need not be able to import them, and keeps the assertions that pytest has rewritten.
+    Ranks then need not be able to import them, and run the assertions that pytest has rewritten.
     """
     import sys
 
@@ -25,7 +25,10 @@ def ship_test_code() -> None:
 
 
 def fit_hypothesis(item: pytest.Item) -> None:
-    """A world outlives the examples of a property on purpose, and an example may take as long as ranks need."""
+    """Fit Hypothesis's settings to a property with a world.
+
+    A world outlives the examples on purpose, and an example may take as long as ranks need.
+    """
     function: Any = getattr(item, "obj", None)
     function = getattr(function, "__func__", function)
     if not getattr(function, "is_hypothesis_test", False):
@@ -39,13 +42,13 @@ def fit_hypothesis(item: pytest.Item) -> None:
         parent=before,
         suppress_health_check=list(checks),
         deadline=deadline,
-        # It would name lines of the harness: those of the test run in another process.
+        # The explain phase would name lines of the harness, because the test's lines run in another process.
         phases=[phase for phase in before.phases if phase is not Phase.explain],
     )
 
 
 def separate_databases(item: pytest.Item) -> None:
-    """Examples that fail at one world size are no examples for another."""
+    """Give each test a Hypothesis database of its own: examples that fail at one world size mean nothing at another."""
     handle = getattr(getattr(item, "obj", None), "hypothesis", None)
     inner = getattr(handle, "inner_test", None)
     if inner is not None:

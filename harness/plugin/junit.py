@@ -1,6 +1,6 @@
 """pytest's JUnit file, written whole or not at all.
 
-pytest itself leaves a part of the file where a disk is full, and ends in a traceback without a summary.
+On a full disk, pytest itself leaves a part of the file, and ends in a traceback without a summary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness.safe_io.writing import write_whole
 
 
 class JUnit:
-    """Takes over the writing of the file when a session starts: by then pytest has made what writes it."""
+    """Replaces what writes the file when a session starts, because pytest has created it by then."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -34,6 +34,8 @@ class JUnit:
 
 
 class _Whole(LogXML):
+    """pytest's writer of the file, which writes it whole or not at all."""
+
     config: pytest.Config
     kept = True
 

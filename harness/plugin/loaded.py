@@ -1,9 +1,9 @@
-"""What a run was made with: the pytest plug-ins, and the files of harness, suites and fixtures, that it has loaded.
+"""What a run has loaded: its pytest plug-ins, and its files of harness, suites and fixtures.
 
-Whatever was registered as a plug-in is recorded, also where it has taken itself out again, and so is each module that
-was imported because a package or a profile names it, and bytecode that is not its source's.  Code that is imported in
-another way can do the same harm, and code that runs in this process can forge the record: it shows what was loaded in
-good faith or carelessly, and is no proof.
+The record contains everything that was registered as a plug-in, even if it removed itself again, each module that was
+imported because a package or a profile names it, and bytecode that does not match its source. Code that is imported in
+another way can do the same harm, and code that runs in this process can forge the record. The record shows what was
+loaded in good faith or carelessly. It is no proof.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CONCORD = "concord-harness"
 _NO_FILE = "no file"
 _CUSTOMIZE = ("sitecustomize", "usercustomize")
 _AHEAD = ("worlds/*.py", "oracles/exact.py")
-"""What the server of ranks and ranks begin with; whatever else of ours they load came by way of this process."""
+"""The files with which the server and its ranks begin. This process has loaded any others of ours that they load."""
 
 
 class Loaded:
-    """Keeps what was loaded, and tells where it is from; one in each pytest process."""
+    """Records what was loaded and where it is from, in each pytest process."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -52,12 +52,12 @@ class Loaded:
     # hooks
 
     def pytest_plugin_registered(self, plugin: object, plugin_name: str) -> None:
-        """Called for every plug-in, those that were there before this one, too."""
+        """Record a plug-in. pytest also calls this for plug-ins that were registered before this one."""
         self._registered.append((plugin_name, plugin))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        if has_folder(self._config) and self._worker is None:  # harness files are the same in each process
+        if has_folder(self._config) and self._worker is None:  # the files of harness are the same in each process
             self._cached.check(map(str, self._roots["harness"].rglob("*.py")))
 
     @pytest.hookimpl(tryfirst=True)
@@ -89,9 +89,9 @@ class Loaded:
     # what there is
 
     def plugins(self) -> dict[str, str]:
-        """Name of each plug-in, and where it is from: a distribution and its version, or the SHA-256 of a file."""
+        """Return the origin of each plug-in: a distribution and its version, or the SHA-256 of a file."""
         owners = self._owners = self._owners or Owners(self._config)
-        found: dict[str, str] = {}
+        origins: dict[str, str] = {}
         for registered, plugin in self._registered:
             name = registered
             if registered == str(id(plugin)):
@@ -99,26 +99,26 @@ class Loaded:
                 name = f"{kind.__module__}.{kind.__qualname__}"
             elif registered.endswith(".py") and Path(registered).is_relative_to(self._config.rootpath):
                 name = Path(registered).relative_to(self._config.rootpath).as_posix()
-            _merge(found, {name: owners.of(_file_of_plugin(plugin))})
+            _merge(origins, {name: owners.of(_file_of_plugin(plugin))})
         for name in _CUSTOMIZE:
             if name in sys.modules:
-                found[name] = owners.of(_file_of(sys.modules[name]))
+                origins[name] = owners.of(_file_of(sys.modules[name]))
         for name, file in entry_points.imported().items():
-            _merge(found, {name: owners.of(file)})
-        found |= owners.startup | self._strange
-        _merge(found, self._others[0])
-        return dict(sorted(found.items()))
+            _merge(origins, {name: owners.of(file)})
+        origins |= owners.startup | self._strange
+        _merge(origins, self._others[0])
+        return dict(sorted(origins.items()))
 
     def files(self) -> dict[str, str]:
-        """SHA-256 of every file of harness, suites and fixtures that was loaded; two of one that has changed since."""
+        """Return the SHA-256 of every loaded file of harness, suites and fixtures; two if it has changed since."""
         before = dict(self._seen)
         self._seen = {}
         self._look()
         now, self._seen = self._seen, before
         _merge(self._seen, now)
-        found = dict(self._seen)
-        _merge(found, self._others[1])
-        return dict(sorted(found.items()))
+        digests = dict(self._seen)
+        _merge(digests, self._others[1])
+        return dict(sorted(digests.items()))
 
     def _look(self) -> None:
         ahead = "harness.worlds.launch" in sys.modules
@@ -128,29 +128,29 @@ class Loaded:
             self._seen.setdefault(self._name(file), _sha256(Path(file)))
 
     def _ours(self) -> set[str]:
-        """The files of harness, suites and fixtures that modules here are of."""
+        """Return the files of harness, suites and fixtures whose modules are loaded here."""
         starts = tuple(f"{path}/" for path in self._roots.values())
         return {file for module in list(sys.modules.values()) if (file := _file_of(module)).startswith(starts)}
 
     def _name(self, file: str) -> str:
-        """What results call one of our files; any other as it is."""
-        found = ((name, path) for name, path in self._roots.items() if file.startswith(f"{path}/"))
-        of_ours = (f"{name}/{Path(file).relative_to(path).as_posix()}" for name, path in found)
+        """Return the name of one of our files in results; the path of any other."""
+        folders = ((name, path) for name, path in self._roots.items() if file.startswith(f"{path}/"))
+        of_ours = (f"{name}/{Path(file).relative_to(path).as_posix()}" for name, path in folders)
         return next(of_ours, "conftest.py" if file == self._conftest else file)
 
     @property
     def _conftest(self) -> str:
-        """The one beside the suites, which loads this plug-in."""
+        """The ``conftest.py`` beside the suites, which loads this plug-in."""
         return str(self._config.rootpath / "conftest.py")
 
     @property
     def _worker(self) -> tuple[int, int] | None:
-        """Which worker of pytest-xdist this is, of how many; None if it is none."""
+        """The number of this pytest-xdist worker, and how many there are; None outside of a worker."""
         told = getattr(self._config, "workerinput", None)
         return (int(told["workerid"].removeprefix("gw")), told["workercount"]) if told is not None else None
 
     def _share(self) -> set[str]:
-        """Our files whose bytecode is compared from this process: workers have loaded the same and divide them."""
+        """Return our files whose bytecode this process compares. Workers have loaded the same files and divide them."""
         number, count = self._worker or (0, 1)
         ours = {file for file in self._ours() if self._worker is None or not self._name(file).startswith("harness/")}
         ours.add(self._conftest)
@@ -158,7 +158,7 @@ class Loaded:
 
 
 class Owners:
-    """Which distribution a file is of, as the list of what was installed (``RECORD``) says."""
+    """Maps files to distributions, using the lists of what was installed (``RECORD``)."""
 
     def __init__(self, config: pytest.Config) -> None:
         plugins = [distribution for _, distribution in config.pluginmanager.list_plugin_distinfo()]
@@ -173,7 +173,7 @@ class Owners:
                 continue
 
     def of(self, file: str) -> str:
-        """The distribution and version of a file that is as it was installed; the SHA-256 of any other file."""
+        """Return the distribution and version of a file that is as it was installed; otherwise the file's SHA-256."""
         if file not in self._known:
             self._known[file] = self._of(file) if file else _NO_FILE
         return self._known[file]
@@ -192,43 +192,43 @@ class Owners:
 
     @functools.cached_property
     def startup(self) -> dict[str, str]:
-        """SHA-256 of each ``.pth`` file that executes something and is not as a distribution beside it has it."""
-        found = {}
+        """SHA-256 of each ``.pth`` file that executes something and that no distribution beside it has recorded."""
+        changed = {}
         for file in startup_files():
             digest, line = _sha256(file), f"\n{file.name},"
             texts = (record.read_text(errors="replace") for record in file.parent.glob("*.dist-info/RECORD"))
             if not any(_recorded(text).get(file.name) == digest for text in texts if line in f"\n{text}"):
-                found[file.name] = digest
-        return found
+                changed[file.name] = digest
+        return changed
 
 
 def listed(distribution: importlib.metadata.Distribution) -> dict[str, tuple[str, str]]:
-    """Of each Python file of a distribution, the distribution's name and version, and the file's SHA-256, if known."""
+    """Return the distribution's name and version, and the SHA-256 if known, for each Python file of a distribution."""
     whose = f"{distribution.metadata['Name']} {distribution.version}"
     files = _recorded(distribution.read_text("RECORD") or "")
     return {str(distribution.locate_file(name)): (whose, files[name]) for name in files if name.endswith(".py")}
 
 
 def _recorded(text: str) -> dict[str, str]:
-    """The SHA-256 of each file that a ``RECORD`` lists; empty where it states none, or none that can be read."""
-    found = {}
+    """Return the SHA-256 of each file that a ``RECORD`` lists; empty if it states none, or none that can be read."""
+    digests = {}
     for name, digest in (line[:2] for line in csv.reader(text.splitlines()) if len(line) > 1):
         kind, _, encoded = digest.partition("=")
         try:
-            found[name] = base64.urlsafe_b64decode(f"{encoded}==").hex() if kind == "sha256" else ""
+            digests[name] = base64.urlsafe_b64decode(f"{encoded}==").hex() if kind == "sha256" else ""
         except ValueError:
-            found[name] = ""
-    return found
+            digests[name] = ""
+    return digests
 
 
 def startup_files() -> Iterator[Path]:
-    """The ``.pth`` files that execute something when the interpreter starts."""
+    """Yield the ``.pth`` files that execute something when the interpreter starts."""
     folders = {*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])}
     for folder in sorted(folders):
         for path in sorted(Path(folder).glob("*.pth")):
             try:
                 text = path.read_text(errors="replace")
-            except OSError:  # what can't be read has not been executed either
+            except OSError:  # a file that can't be read has not been executed either
                 continue
             if any(line.startswith(("import ", "import\t")) for line in text.splitlines()):
                 yield path
@@ -239,20 +239,20 @@ def _installed(file: str) -> bool:
 
 
 def _file_of_plugin(plugin: object) -> str:
-    """The source of a plug-in: a module, a class, or an instance of one."""
+    """Return the source file of a plug-in: a module, a class, or an instance of one."""
     if isinstance(plugin, types.ModuleType):
         return _file_of(plugin)
     kind = plugin if isinstance(plugin, type) else type(plugin)
     if (
         kind.__module__ == "__channelexec__"
-    ):  # a worker of pytest-xdist executes that package's text in a nameless module
+    ):  # a worker of pytest-xdist executes xdist's source in a module without a name
         codes = (getattr(value, "__code__", None) for value in vars(kind).values())
         return next((code.co_filename for code in codes if code is not None), "")
     return _file_of(sys.modules.get(kind.__module__))
 
 
 def _file_of(module: object) -> str:
-    """The source of a module, without waking one that loads itself when it is looked at."""
+    """Return the source file of a module, without triggering a lazy one."""
     file = getattr(module, "__dict__", {}).get("__file__") if isinstance(module, types.ModuleType) else None
     return file if isinstance(file, str) else ""
 
@@ -265,7 +265,7 @@ def _sha256(path: Path) -> str:
 
 
 def _merge(into: dict[str, str], more: Mapping[str, str]) -> None:
-    """Add entries; where two differ, both are kept."""
+    """Add entries to ``into``. Where two differ, keep both."""
     for name, value in more.items():
         both = [*into.get(name, value).split(", "), *value.split(", ")]
         into[name] = ", ".join(dict.fromkeys(both))

@@ -1,4 +1,4 @@
-"""``@pytest.mark.world(...)`` and the ``@spmd`` sugar."""
+"""``@pytest.mark.world(...)`` and the ``@spmd`` decorator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class WorldMark:
-    """What ``@pytest.mark.world`` asks for, checked."""
+    """The arguments of ``@pytest.mark.world``, checked."""
 
     sizes: tuple[int, ...] = DEFAULT_SIZES
     backend: str | None = None
@@ -36,11 +36,11 @@ class WorldMark:
     timeout: float | None = None
     env: tuple[tuple[str, str], ...] = ()
     exclusive: bool | str = False
-    """Whether nothing else may run meanwhile; :data:`MEASURED`: where benchmarks are measured."""
+    """Whether nothing else may run meanwhile; :data:`MEASURED`: only if benchmarks are measured."""
     imports: tuple[str, ...] = ()
     record: bool = True
     network: str | None = None
-    """``private`` or ``host``, whatever the run says; see :class:`harness.worlds.world.WorldSpec`."""
+    """``private`` or ``host``, whatever the run's option is; see :class:`harness.worlds.world.WorldSpec`."""
 
     def __post_init__(self) -> None:
         bad = [size for size in self.sizes if not isinstance(size, int) or isinstance(size, bool) or size < 1]
@@ -75,12 +75,12 @@ class WorldRequest:
     size: int
     mark: WorldMark = field(default_factory=WorldMark)
 
-    def __repr__(self) -> str:  # as --setup-show has it
+    def __repr__(self) -> str:  # as --setup-show prints it
         return f"{self.size} rank{'s' if self.size > 1 else ''}"
 
 
 def read_marks(marks: Iterable[pytest.Mark], where: str) -> WorldMark:
-    """Combine the marks on a test, the closest first: a closer one wins, argument by argument.
+    """Combine the marks on a test, closest first. A closer mark wins, argument by argument.
 
     Errors: UsageError that names the test and the argument.
     """
@@ -124,8 +124,8 @@ def _names(imports: Any) -> tuple[Any, ...]:
 def spmd(*sizes: Any, **options: Any) -> Any:
     """Run a whole test body on each rank: ``def test_x(rank): ...``.
 
-    ``@spmd`` alone, or with the arguments of ``@pytest.mark.world``: ``@spmd(2, 3, timeout=10)``.  Further parameters
-    of the test are fixtures and parameters as usual; they travel to the ranks, so they must be picklable.
+    Use ``@spmd`` alone, or with the arguments of ``@pytest.mark.world``: ``@spmd(2, 3, timeout=10)``. The test's other
+    parameters are fixtures and parameters as usual. They are sent to the ranks, so they must be picklable.
     """
     if len(sizes) == 1 and not options and callable(sizes[0]):
         return _spmd(sizes[0])
@@ -163,7 +163,7 @@ def _spmd(body: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _bound(body: Callable[..., Any], instance: Any) -> Callable[..., Any]:
-    """A method that can travel: a bound one is pickled by its name, and that is the test around it."""
+    """Return a method that can be pickled. A bound one is pickled by its name, which is that of the test around it."""
     bound: Any = functools.partial(body, instance)
     bound.__qualname__, bound.__module__ = body.__qualname__, body.__module__
     return bound  # type: ignore[no-any-return]

@@ -10,18 +10,18 @@ import pytest
 GPUS = "gpus"
 
 asked_for_gpus = False
-"""Whether this session was started with ``-n gpus``; pytest itself sees only the number."""
+"""Whether this session was started with ``-n gpus``. pytest itself sees only the number."""
 
 
 def workers() -> int:
-    """How many worlds can run side by side: one for each accelerator that the caller's mask shows, or for each core."""
+    """Return how many worlds can run side by side: one for each accelerator that the mask shows, or each core."""
     from harness.devices import inventory
 
     return len(inventory().devices)
 
 
 def parse(text: str) -> Any:
-    """``gpus`` as a number, and everything else as pytest-xdist takes it."""
+    """Convert ``gpus`` to a number, and anything else as pytest-xdist does."""
     global asked_for_gpus
     if text == GPUS:
         asked_for_gpus = True
@@ -39,7 +39,7 @@ def _original(text: str) -> Any:
 
 
 def teach_xdist() -> None:
-    """Rebind pytest-xdist's converter, for whoever registers the option after us."""
+    """Replace pytest-xdist's converter, in case xdist registers the option after us."""
     global _original
     try:
         import xdist.plugin
@@ -51,7 +51,7 @@ def teach_xdist() -> None:
 
 
 def replace_converter(parser: pytest.Parser) -> None:
-    """Replace the converter of an option that pytest-xdist has registered before us."""
+    """Replace the converter of the option, in case xdist has registered it before us."""
     if "xdist.plugin" not in sys.modules:
         return
     for group in [parser._anonymous, *parser._groups]:

@@ -11,88 +11,88 @@ from harness.worlds.network import AUTO, NETWORKS
 
 
 def add(parser: pytest.Parser) -> None:
-    """Register them with pytest."""
+    """Register the options and ini settings with pytest."""
     group = parser.getgroup("concord", "worlds of ranks (Concord)")
     group.addoption(
         "--world-backend",
         metavar="NAME",
-        help="Backend of the process groups. Default: the profile's, or what torch uses for the device.",
+        help="Backend of the process groups. Default: the profile's, or torch's own for the device.",
     )
     group.addoption(
         "--world-device",
         metavar="TYPE",
         help="Type of device that ranks run on, as torch names it. "
-        "Default: the profile's, or the accelerator, or cpu if there is none.",
+        "Default: the profile's, or else the accelerator, or cpu if there is none.",
     )
     group.addoption(
         "--world-timeout",
         type=float,
         metavar="S",
-        help="Seconds for one run on ranks. Default: the test's mark, the profile's, or 60.",
+        help="Seconds for one run on ranks, if the test's mark sets no timeout. Default: the profile's, or 60.",
     )
     group.addoption(
         "--ranks-per-device",
         type=int,
         metavar="N",
-        help="How many ranks share an accelerator. Default: what the profile says, or 1.",
+        help="How many ranks share an accelerator. Default: the profile's number, or 1.",
     )
     group.addoption(
         "--rank-network",
         choices=NETWORKS,
         default=AUTO,
         help="Network of ranks. private: one of their own, which no other process can reach; host: the machine's; "
-        "auto: private where the kernel allows it, unless ranks are on accelerators or a variable chooses among the "
-        "machine's interfaces (GLOO_SOCKET_IFNAME and the like). Default: auto.",
+        "auto: private if the kernel allows it, unless ranks are on accelerators or a variable such as "
+        "GLOO_SOCKET_IFNAME selects an interface of the machine. Default: auto.",
     )
     group.addoption(
         "--profile",
         metavar="NAME",
-        help="Profile of the backend: a name in fixtures/profiles, a path to a .toml file, or none. "
-        "Default: the one in fixtures/profiles that is about what the run uses.",
+        help="Profile of the backend: a name in fixtures/profiles or of a package's profile, a path to a .toml file, "
+        "or none. Default: the one for the run's backend and device, if there is one.",
     )
     group.addoption(
         "--fault",
         action="append",
         default=[],
         metavar="NAME",
-        help="Put a defect of the catalogue (fixtures/faults) into every rank, to see whether the suites notice it. "
-        "May be given several times; `concord faults` lists them.",
+        help="Inject a fault of the catalogue (fixtures/faults) into every rank, to see whether the suites detect it. "
+        "Repeatable. `concord faults` lists them.",
     )
     group.addoption(
         "--subject",
         default="torch",
         metavar="NAME",
-        help="Whose implementation of the stacks the suites run on: torch (what PyTorch ships), reference (Concord's "
-        "own, made for reading), or one that an installed package registers. Default: torch.",
+        help="Whose implementation of the stacks the suites run on: torch (PyTorch's own), reference (Concord's own, "
+        "written to be read), or one that an installed package registers. Default: torch.",
     )
     group.addoption(
         "--suite",
         action="append",
         default=[],
         metavar="NAME",
-        help="Collect the suite that an installed package brings along (entry points concord.suites). "
-        "May be given several times; all: every one.",
+        help="Collect the suite of an installed package (entry points concord.suites); all: every one. Repeatable.",
     )
     group.addoption(
         "--rank-pdb",
         type=int,
         metavar="R",
-        help="Open a debugger in rank R when it fails there, and at breakpoint().",
+        help="Open a debugger in rank R when it fails, and at breakpoint().",
     )
     group.addoption(
         "--concord-results",
         metavar="DIR",
-        help="Folder for the results of the run. Default: the ini setting concord_results; none if that is empty.",
+        help="Folder for the results of the run. Default: the ini setting concord_results. If both are empty, no "
+        "results are written.",
     )
     group.addoption(
         "--thorough",
         action="store_true",
-        help="Sweep what suites sample by default: every count, size, dtype, layout and group, many repeats.",
+        help="Sweep what suites only sample by default: every count, size, dtype, layout and group, with many repeats.",
     )
     group.addoption(
         "--start-over",
         action="store_true",
-        help="Begin a thorough run (CONCORD_EXAMPLES=thorough) anew, where an interrupted one would go on.",
+        help="Begin a new thorough run (CONCORD_EXAMPLES=thorough) instead of continuing an interrupted one.",
     )
     perf.add_options(group)
     perf.add_ini(parser)
@@ -100,15 +100,14 @@ def add(parser: pytest.Parser) -> None:
         "--concord-seed",
         default=DEFAULT_SEED,
         metavar="SEED",
-        help="What properties of suites draw from. default: the same examples in every run; random: a seed that is "
-        "drawn for this run; a number: that seed; free: as Hypothesis likes, with what failed before. "
-        "Default: default.",
+        help="Seed of the suites' properties. default: the same examples in every run; random: a seed drawn for this "
+        "run; a number: that seed; free: as Hypothesis chooses, including earlier failures. Default: default.",
     )
     parser.addini("concord_results", "Folder for the results of runs, relative to the root directory.", default="")
 
 
 def check(config: pytest.Config) -> None:
-    """Refuse what cannot work.  Errors: UsageError."""
+    """Reject options that cannot work. Errors: UsageError."""
     rank = config.getoption("rank_pdb")
     if rank is not None and (rank < 0 or config.getoption("numprocesses", None) or hasattr(config, "workerinput")):
         why = "a rank's number is 0 or more" if rank < 0 else "a worker of pytest-xdist has no terminal; add -n 0"
@@ -125,7 +124,7 @@ def check(config: pytest.Config) -> None:
 
 
 def subject(config: pytest.Config) -> Subject:
-    """The subject of the run.  Errors: UsageError if there is none of that name."""
+    """Return the subject of the run. Errors: UsageError if none has that name."""
     name = config.getoption("subject")
     try:
         return find(name)

@@ -1,7 +1,7 @@
 """The ``perf`` fixture: figures that ranks measured, shown by pytest-benchmark and kept as a night.
 
-Where pytest-benchmark is off, each benchmark runs once, for its values.  Where it is on, it is fed with the ranks' own
-samples, through a clock that only they move.
+If pytest-benchmark is off, each benchmark runs once, for its values. If it is on, it gets the ranks' own samples,
+through a clock that only they move.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ def add_options(group: Any) -> None:
         "--perf-rounds",
         type=int,
         metavar="N",
-        help="How many rounds a benchmark is measured in, one after the other, on each set of ranks. Default: 3.",
+        help="Number of consecutive rounds in which a benchmark is measured on each set of ranks. Default: 3.",
     )
     group.addoption(
         "--perf-visits",
         type=int,
         metavar="N",
-        help="On how many sets of fresh ranks a benchmark is measured, where ranks are cheap. Default: 4.",
+        help="Number of sets of fresh ranks on which a benchmark is measured, where ranks are cheap. Default: 4.",
     )
     group.addoption(
         "--perf-seconds",
         type=float,
         metavar="S",
-        help="About how many seconds a round takes. Default: 0.02.",
+        help="Approximate seconds for a round. Default: 0.02.",
     )
     group.addoption(
         "--perf-largest",
         metavar="SIZE",
-        help="The largest message, as in 64MiB. Default: the profile's largest_message, or 16 MiB on the host and "
-        "1 GiB on accelerators; never more than the machine's memory allows.",
+        help="Largest message, such as 64MiB. Default: the profile's largest_message, or 16 MiB on the host and 1 GiB "
+        "on accelerators. On the host, never more than its memory allows.",
     )
 
 
@@ -60,13 +60,13 @@ def add_ini(parser: pytest.Parser) -> None:
     """Register the ini settings."""
     parser.addini(
         "concord_benchmarks",
-        "asked: pytest-benchmark measures only with --benchmark-only or --benchmark-enable. Default: it decides.",
+        "asked: measure only with --benchmark-only or --benchmark-enable. Default: as pytest-benchmark decides.",
         default="",
     )
 
 
 def asked_for(config: pytest.Config) -> bool:
-    """Whether benchmarks are to be measured in this run.  pytest-benchmark measures nothing under xdist."""
+    """Return whether benchmarks are measured in this run. pytest-benchmark measures nothing under xdist."""
     if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
         return False
     if not config.pluginmanager.hasplugin("benchmark"):
@@ -75,7 +75,7 @@ def asked_for(config: pytest.Config) -> bool:
 
 
 def check(config: pytest.Config) -> None:
-    """Refuse what can't be measured.  Errors: UsageError."""
+    """Reject invalid options and settings. Errors: UsageError."""
     option, how = config.getoption, config.getini("concord_benchmarks")
     if how not in ("", "asked"):
         raise pytest.UsageError(f"concord_benchmarks = {how}: asked, or nothing")
@@ -94,24 +94,24 @@ def check(config: pytest.Config) -> None:
 
 
 def settle(config: pytest.Config) -> None:
-    """Turn benchmarks off where nobody asked for them; pytest-benchmark looks last of all."""
+    """Turn benchmarks off if nobody asked for them. pytest-benchmark reads its options after all other plug-ins."""
     asked = any(config.getoption(name, True) for name in ("benchmark_enable", "benchmark_only"))
     if config.getini("concord_benchmarks") == "asked" and not asked:
         config.option.benchmark_disable = True
 
 
 def size_in_bytes(text: str) -> int:
-    """Bytes of ``8``, ``64KiB``, ``1.5 MiB``.  Errors: ValueError."""
+    """Return the bytes of a size such as ``8``, ``64KiB`` or ``1.5 MiB``. Errors: ValueError."""
     import re
 
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", text.strip(), re.IGNORECASE)
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", text.strip(), re.IGNORECASE)
+    if not match:
         raise ValueError(f"{text!r} is no size: write for example 64KiB or 1MiB")
-    return int(float(found[1]) * 1024 ** (" KMGT".index(found[2][0].upper()) if found[2] else 0))
+    return int(float(match[1]) * 1024 ** (" KMGT".index(match[2][0].upper()) if match[2] else 0))
 
 
 class RanksClock:
-    """Time as ranks measured it: it stands still until it is told how long something took."""
+    """A clock of the time that ranks measured. It stands still until it is told how long something took."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -121,7 +121,7 @@ class RanksClock:
 
 
 class Perf:
-    """What a benchmark measures with, and where its figures go."""
+    """How much a benchmark measures, and where its figures go."""
 
     def __init__(self, nights: Nights, benchmark: Any, clock: RanksClock) -> None:
         self._nights = nights
@@ -130,7 +130,7 @@ class Perf:
 
     @property
     def enabled(self) -> bool:
-        """Whether time is measured; if not, benchmarks are run once for their values."""
+        """Whether time is measured. If not, benchmarks run once for their values."""
         return bool(self._benchmark.enabled)
 
     @property
@@ -141,9 +141,9 @@ class Perf:
         return self._nights.effort if self.enabled else ONCE
 
     def keep(self, *measurements: Measurement) -> None:
-        """Keep what was measured; the first is the one that pytest-benchmark shows.
+        """Keep measurements; pytest-benchmark shows the first.
 
-        Fails the test if a figure is an artefact.
+        Fails the test if a figure is an artifact.
         """
         __tracebackhide__ = True
         from harness.bench.figures import algbw, busbw
@@ -183,7 +183,7 @@ class Perf:
 
 
 class Nights:
-    """The night of this run: written as figures come, so that a crash loses none."""
+    """The night of this run. It is written as figures come, so that a crash loses none."""
 
     def __init__(self, config: pytest.Config, profiles: Profiles) -> None:
         self._config = config
@@ -196,7 +196,7 @@ class Nights:
 
     @property
     def effort(self) -> Effort:
-        """As the options say."""
+        """The effort that the options request."""
         from harness.bench.measuring.timing import Effort
 
         option, usual = self._config.getoption, Effort()
@@ -207,7 +207,7 @@ class Nights:
         )
 
     def add(self, measurement: Measurement) -> None:
-        """Write one down."""
+        """Record a measurement."""
         from harness.bench.history import nights
 
         self.measurements.append(measurement)
@@ -216,7 +216,7 @@ class Nights:
         self._keep(lambda: nights.line(measurement))
 
     def _keep(self, line: Callable[[], bytes]) -> None:
-        """Append to the file; where that fails, the run goes on without."""
+        """Append a line to the file. If that fails, the run continues without the file."""
         if self._lost:
             return
         try:
@@ -252,12 +252,12 @@ class Nights:
     # hooks
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """pytest-benchmark tells time by the ranks' clock in what uses ``perf``."""
+        """Have pytest-benchmark tell time by the ranks' clock in tests that use ``perf``."""
         for item in items:
             if "perf" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.benchmark(timer=self.clock))
 
-    @pytest.hookimpl(tryfirst=True)  # the results say how the session ended, and files that were lost fail it
+    @pytest.hookimpl(tryfirst=True)  # before the results record how the session ended: lost files make it fail
     def pytest_sessionfinish(self) -> None:
         if self._fd is not None:
             from harness.bench.history import nights
@@ -282,14 +282,14 @@ class Nights:
 
 @pytest.fixture(name="perf")
 def perf_of(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Perf]:
-    """What benchmarks on ranks measure with: how much (``perf.effort``), and ``perf.keep`` for what was measured."""
+    """How much to measure in a benchmark on ranks (``perf.effort``), and where results go (``perf.keep``)."""
     nights = request.config.pluginmanager.get_plugin("concord-nights")
     assert isinstance(nights, Nights)
     yield Perf(nights, benchmark, nights.clock)
 
 
 def largest_of(config: pytest.Config, ranks: int) -> int:
-    """The largest message of a sweep on so many ranks, in bytes."""
+    """Return the largest message of a sweep on so many ranks, in bytes."""
     from harness.bench.figures import largest_message
     from harness.bench.fingerprint import available
 

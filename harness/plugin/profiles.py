@@ -1,4 +1,4 @@
-"""Which profile a run goes by: ``--profile``, or the shipped one that is about what the run uses."""
+"""Which profile a run uses: the one that ``--profile`` names, or the one for the run's backend and device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEXTS = "concord_profiles"
 
 
 class Profiles:
-    """The profiles that a run could go by, read when it starts.
+    """The profiles that a run could use, read when it starts.
 
     Errors: UsageError for an unknown name, and for a file with mistakes, which it names.
     """
@@ -31,7 +31,7 @@ class Profiles:
         self._used_by_workers: Profile | None = None
         self.shelf = Shelf(config.rootpath)
         self.broken: list[str] = []
-        """Profiles of packages that can't be read, a line each."""
+        """Profiles of packages that can't be read, one line each."""
         try:
             self.candidates = self._read()
         except ProfileError as e:
@@ -39,21 +39,21 @@ class Profiles:
 
     @property
     def explicit(self) -> Profile | None:
-        """The profile that was asked for by name."""
+        """The profile that was requested by name."""
         return self.candidates[0] if self._asked is not None and self.candidates else None
 
     @property
     def settled(self) -> Profile | None:
-        """The profile that this run goes by, if it is known by now."""
+        """The profile that this run uses, if it is known by now."""
         return self.explicit or self.__dict__.get("_fitting") or self._used_by_workers
 
     def chosen(self) -> Profile | None:
-        """The profile that this run goes by.  Imports torch if there are several to choose from, or one by default."""
+        """Return the profile that this run uses. Imports torch unless it was requested by name or there are none."""
         return self.explicit or (self._fitting if self.candidates else None)
 
     @functools.cached_property
     def _fitting(self) -> Profile | None:
-        """Of the shipped ones that are about this run's backend and device, the one of that name, or the first."""
+        """Of the profiles for this run's backend and device, the one named after both, or else the first."""
         from harness.devices import DeviceError, backend_for, inventory
 
         try:
@@ -65,31 +65,31 @@ class Profiles:
         return min(fitting, key=lambda profile: (profile.name != f"{kind}-{backend}", profile.name), default=None)
 
     def chosen_for(self, nodeid: str) -> Profile | None:
-        """The profile that this run goes by, if any that it could be has a waiver for a test."""
+        """Return the profile that this run uses, if any profile that it could use has a waiver for a test."""
         matched = any(waiver.matches(nodeid) for profile in self.candidates for waiver in profile.waivers)
         return self.chosen() if matched else None
 
     def note_worker(self, file: str) -> None:
-        """Note the file of the profile that a worker of pytest-xdist went by; empty for none."""
+        """Note the file of the profile that a worker of pytest-xdist used; empty for none."""
         self._used_by_workers = next((p for p in self.candidates if p.file == file), self._used_by_workers)
 
     def described(self) -> tuple[str, str]:
-        """Name and SHA-256 of the profile that this run goes by; empty where there is none, or it is not known yet."""
-        found = self.settled or (self.chosen() if "torch" in sys.modules else None)
-        if found is None:
+        """Return the name and SHA-256 of the run's profile; empty if there is none, or it is not known yet."""
+        profile = self.settled or (self.chosen() if "torch" in sys.modules else None)
+        if profile is None:
             return "", ""
-        texts = "\0".join(self.shelf.texts[file] for file in (found.file, *found.bases))
-        return found.name, hashlib.sha256(texts.encode(errors="surrogatepass")).hexdigest()
+        texts = "\0".join(self.shelf.texts[file] for file in (profile.file, *profile.bases))
+        return profile.name, hashlib.sha256(texts.encode(errors="surrogatepass")).hexdigest()
 
     def platform(self) -> Platform:
-        """What this run is on, as far as the profile's conditions ask."""
+        """Return the platform of this run, as far as the profile's conditions need it."""
         profile = self.settled
         return here(profile.device if profile is not None and profile.asks_for_device_name else "")
 
     # texts
 
     def _read(self) -> tuple[Profile, ...]:
-        """Workers of pytest-xdist go by the texts that their controller read, lest a file changes meanwhile."""
+        """Read the profiles. Workers of pytest-xdist use their controller's texts, in case a file changes meanwhile."""
         sent: tuple[list[str], dict[str, str]] | None = getattr(self._config, "workerinput", {}).get(_TEXTS)
         if sent is not None:
             files, self.shelf.texts = sent[0], dict(sent[1])
@@ -110,22 +110,22 @@ class Profiles:
             raise pytest.UsageError(f"--profile {self._asked!r}: {e}; a path has a / or ends in .toml") from None
 
     def _of_packages(self) -> tuple[Profile, ...]:
-        """What packages bring along for a run that names no profile; what is broken of it counts as not there."""
-        found = []
+        """Read the profiles of packages, for a run that names no profile. Broken ones are left out."""
+        profiles = []
         for name in self.shelf.names():
             if name not in self.shelf.shipped():
                 try:
-                    found.append(self.shelf.read(self.shelf.path(name)))
+                    profiles.append(self.shelf.read(self.shelf.path(name)))
                 except ValueError as e:
                     self.broken.append(str(e))
-        return tuple(found)
+        return tuple(profiles)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         node.workerinput[_TEXTS] = [p.file for p in self.candidates], dict(self.shelf.texts)
 
     def pytest_report_header(self) -> str | list[str] | None:
-        if self._asked is None:  # which one fits depends on what torch finds, and nobody has asked it yet
+        if self._asked is None:  # which one fits depends on torch's devices, which are not known yet
             return [f"concord: broken plug-in: {line}" for line in self.broken]
         if self.explicit is None:
             return "concord: no profile"
@@ -134,8 +134,10 @@ class Profiles:
 
 @functools.cache
 def here(device: str = "") -> Platform:
-    """The platform of this process.  ``device``: a type of device whose name is to be asked for, which imports torch
-    and may start the device's driver."""
+    """Return the platform of this process.
+
+    ``device``: a type of device whose name to include. Asking for it imports torch and may start the device's driver.
+    """
     return Platform(
         torch=torch_version(),
         python=platform.python_version(),
@@ -146,7 +148,7 @@ def here(device: str = "") -> Platform:
 
 
 def _device_name(kind: str) -> str:
-    """What torch calls the first device of a type; the type, where there is none."""
+    """Return torch's name for the first device of a type, or the type if there is none."""
     from harness.devices import device_name
 
     try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def ranks_failed(error: BaseException | None) -> RanksFailed | None:
-    """The failure of ranks in an exception or in the group that Hypothesis makes of several."""
+    """Return the failure of ranks in an exception, or in the group that Hypothesis makes of several."""
     import sys
 
     postmortem: Any = sys.modules.get("harness.worlds.postmortem")
@@ -24,14 +24,14 @@ def ranks_failed(error: BaseException | None) -> RanksFailed | None:
         return cast("RanksFailed", error)
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            found = ranks_failed(inner)
-            if found is not None:
-                return found
+            failure = ranks_failed(inner)
+            if failure is not None:
+                return failure
     return None
 
 
 def shown(error: RanksFailed, excinfo: pytest.ExceptionInfo[BaseException], config: pytest.Config) -> Any:
-    """A failure of ranks as pytest shows failures: where the test ran something on ranks, then who failed first."""
+    """Format a failure of ranks as pytest does: where the test ran something on ranks, then who failed first."""
     from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprFileLocation, ReprTraceback
 
     lines = []
@@ -43,7 +43,7 @@ def shown(error: RanksFailed, excinfo: pytest.ExceptionInfo[BaseException], conf
         lines.append(f"    {str(entry.statement).strip()}")
     first, *rest = error.summary().split("\n")
     lines += [f"E   {first}", *(f"E   {line}" for line in rest)]
-    for text in getattr(error, "__notes__", ()):  # Hypothesis: the smallest example
+    for text in getattr(error, "__notes__", ()):  # from Hypothesis: the smallest example
         lines += [f"E   {line}" for line in text.split("\n")]
     file, line = error.place or ("", 0)
     crash = ReprFileLocation(printable(_relative(file, config)), line, error.headline)
@@ -61,6 +61,7 @@ _HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def attach(item: pytest.Item, report: Any, error: RanksFailed) -> None:
+    """Add the evidence of ranks to a report and its test: sections, output and properties."""
     from harness.worlds.terminal import prefixed
 
     add = getattr(report.longrepr, "addsection", None)
@@ -70,7 +71,7 @@ def attach(item: pytest.Item, report: Any, error: RanksFailed) -> None:
     for end in error.ends:
         if end.output.strip():
             report.sections.append((f"Captured stdout {report.when} (rank {end.index})", end.output))
-            # For whoever reads the reports of later phases, as JUnit XML does.
+            # For plug-ins that read the reports of later phases, such as JUnit XML.
             lines = end.output.rstrip("\n").split("\n")
             item.add_report_section(report.when, "stdout", "".join(f"{prefixed(end.index, x)}\n" for x in lines))
     for key, value in (
@@ -84,12 +85,12 @@ def attach(item: pytest.Item, report: Any, error: RanksFailed) -> None:
 
 
 def timed_out(error: BaseException) -> bool:
-    """Whether pytest-timeout ended a test, by its signal."""
+    """Return whether pytest-timeout ended a test by its signal."""
     return type(error).__name__ == "Failed" and str(error).startswith("Timeout (")
 
 
 def evidence_of(error: RanksFailed) -> list[dict[str, Any]]:
-    """What each rank said, as plain data for results and for pytest-xdist's wire."""
+    """Return what each rank reported, as plain data for results and for pytest-xdist's messages."""
     return [
         {
             "rank": end.index,
@@ -106,5 +107,5 @@ def evidence_of(error: RanksFailed) -> list[dict[str, Any]]:
 
 
 def note(item: pytest.Item, key: str, value: str) -> None:
-    """Put a property on the test: it goes into JUnit XML and into the results."""
+    """Add a property to a test, for JUnit XML and the results."""
     item.user_properties.append((f"concord.{key}", value))

@@ -1,8 +1,8 @@
-"""What pytest shows and writes of a run, without credentials, before anybody has seen it.
+"""Remove credentials from everything that pytest shows and writes about a run, before anybody sees it.
 
-Reports are redacted where they are made, in workers too: a worker's environment may have credentials that the process
-that prints has not.  Only in runs whose results are kept: those go to others, and so do the terminal's text and the
-JUnit files of the same run.
+Reports are redacted where they are made, in workers, too: the environment of a worker may have credentials that the
+process that prints does not have. This applies only to runs whose results are kept. Those are passed on, and so are the
+terminal's text and the JUnit files of the same run.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from harness.redaction import HIDDEN, Redactor, current, names_credential
 
 _DEEPEST = 20
 _NAMES = ("nodeid", "location", "keywords", "when", "outcome", "result")
-"""What a report is known by, in this process and to other plug-ins."""
+"""Attributes that identify a report in this process and to other plug-ins."""
 
 
 class Redacting:
-    """Hears of reports, warnings and errors before everybody else, and takes the credentials out of them."""
+    """Gets reports, warnings and errors before all other plug-ins, and removes the credentials from them."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
-        current()  # what a phase has put into the environment may have left it when the next one is reported
+        current()  # notes the environment now: a credential of this phase may be gone when the next report is made
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -41,7 +41,7 @@ class Redacting:
         redact(report)
         return (yield)
 
-    @pytest.hookimpl(tryfirst=True)  # no wrapper: pytest keeps warnings for plug-ins that are yet to come
+    @pytest.hookimpl(tryfirst=True)  # not a wrapper: pytest repeats warnings to plug-ins that register later
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
         _redact_warning(warning_message)
 
@@ -71,7 +71,7 @@ class Redacting:
 def record_testsuite_property(
     pytestconfig: pytest.Config, record_testsuite_property: Callable[[str, object], None]
 ) -> Callable[[str, object], None]:
-    """pytest's own; where results are kept, JUnit files get the value without credentials."""
+    """Record a property as pytest does. If results are kept, JUnit files get it without credentials."""
     return _recording(record_testsuite_property) if has_folder(pytestconfig) else record_testsuite_property
 
 
@@ -79,7 +79,7 @@ def record_testsuite_property(
 def record_xml_attribute(
     pytestconfig: pytest.Config, record_xml_attribute: Callable[[str, object], None]
 ) -> Callable[[str, object], None]:
-    """pytest's own; where results are kept, JUnit files get the value without credentials."""
+    """Record an attribute as pytest does. If results are kept, JUnit files get it without credentials."""
     return _recording(record_xml_attribute) if has_folder(pytestconfig) else record_xml_attribute
 
 
@@ -92,7 +92,7 @@ def _recording(record: Callable[[str, object], None]) -> Callable[[str, object],
 
 
 def redact(report: Any) -> None:
-    """Take the credentials of this process out of a report: error, captured output, properties, reasons, labels."""
+    """Remove this process's credentials from a report: error, captured output, properties, reasons, labels."""
     without = _Without(current())
     for name, value in list(vars(report).items()):
         if name == "longrepr":
@@ -109,7 +109,7 @@ def _redact_warning(warning: Any) -> None:
     without = current()
     text = str(warning.message)
     if without(text) != text:
-        warning.message = UserWarning(without(text))  # what is shown is its text, and the category beside it
+        warning.message = UserWarning(without(text))  # pytest shows its text, and takes the category from elsewhere
     line = warning.line if warning.line is not None else linecache.getline(warning.filename, warning.lineno)
     if without(line) != line:
         warning.line = without(line)
@@ -123,11 +123,11 @@ class _Without:
         self._seen: set[int] = set()
 
     def __call__(self, value: Any) -> Any:
-        """Plain data, redacted; an object whose text has credentials gives way to its text."""
+        """Redact plain data. An object whose text has credentials is replaced by its redacted text."""
         return self._within(value, self._shown)
 
     def error(self, value: Any) -> Any:
-        """What pytest made of an exception: texts, or objects of its own, which are changed in place."""
+        """Redact what pytest made of an exception: texts, or objects of its own, which are changed in place."""
         return self._within(value, self._changed)
 
     def _within(self, value: Any, objects: Callable[[Any], Any], depth: int = 0) -> Any:
@@ -138,8 +138,8 @@ class _Without:
         if isinstance(value, tuple) and len(value) == 2 and all(isinstance(each, str) for each in value):
             return (self._redactor(value[0]), self._named(*value))
         if isinstance(value, (list, tuple)):
-            found = [self._within(each, objects, depth + 1) for each in value]
-            return type(value)._make(found) if hasattr(value, "_make") else type(value)(found)
+            items = [self._within(each, objects, depth + 1) for each in value]
+            return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
         if isinstance(value, dict):
             return {
                 self._within(k, objects, depth + 1): self._named(k, v)
@@ -150,13 +150,13 @@ class _Without:
         return objects(value)
 
     def _named(self, name: object, value: str) -> str:
-        """The value of a property, an argument or a label; none where the name says that it is a credential."""
+        """Redact the value of a property, argument or label. It is hidden if the name is that of a credential."""
         return HIDDEN if isinstance(name, str) and value and names_credential(name) else self._redactor(value)
 
     def _shown(self, value: Any) -> Any:
         try:
             text = str(value)
-        except Exception:  # whoever writes it down gets the same
+        except Exception:  # whoever writes it gets the same error
             return value
         redacted = self._redactor(text)
         return value if redacted == text else redacted
@@ -165,6 +165,6 @@ class _Without:
         if id(value) not in self._seen:
             self._seen.add(id(value))
             for name, each in list(getattr(value, "__dict__", {}).items()):
-                with contextlib.suppress(AttributeError, TypeError):  # what can't be set: of a class, by a property
+                with contextlib.suppress(AttributeError, TypeError):  # some attributes can't be set, such as properties
                     object.__setattr__(value, name, self._within(each, self._changed))
         return value

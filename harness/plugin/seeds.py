@@ -1,4 +1,4 @@
-"""``--concord-seed``: what properties of suites draw from, so that a run can be had again and another be different."""
+"""``--concord-seed``: the seed from which the suites' properties draw, to repeat a run or to vary it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from harness.results import DEFAULT_SEED, FREE_SEED
 
 RANDOM = "random"
 MARKER = "property_based"
-"""Tests that draw from the seed have it: all that another seed can change."""
+"""The marker of tests that draw from the seed. Another seed can change nothing else."""
 _INPUT = "concord_seed"
 _LARGEST = 2**32 - 1
 
 
 class Seeds:
-    """The seed of a run; only tests under ``suites/`` are touched.
+    """The seed of a run. It affects only tests under ``suites/``.
 
-    Errors: UsageError for a seed that is none, and for two.
+    Errors: UsageError for an invalid seed, or if two are given.
     """
 
     def __init__(self, config: pytest.Config) -> None:

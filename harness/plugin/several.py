@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 
 
 class SeveralWorlds:
-    """Worlds of several sizes, on the devices of the largest.
-
-    ``sizes``: those that can be asked for.
-    """
+    """Worlds of several sizes, on the devices of the largest. ``sizes``: the sizes that exist."""
 
     def __init__(self, pool: Pool, spec: WorldSpec, devices: tuple[str, ...], sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
@@ -22,7 +19,7 @@ class SeveralWorlds:
         self._live: dict[int, World] = {}
 
     def __call__(self, size: int) -> World:
-        """The world of a size.  Errors: ValueError for a size that the test's mark does not have."""
+        """Return the world of a size. Errors: ValueError for a size that the test's mark does not have."""
         if size not in self.sizes:
             raise ValueError(f"no world of {size} ranks: the sizes in the test's world mark are {self.sizes}")
         if size not in self._live:
@@ -32,17 +29,17 @@ class SeveralWorlds:
 
     @property
     def runs(self) -> int:
-        """How often ranks ran anything."""
+        """The number of runs on all of them."""
         return sum(world.runs for world in self._live.values())
 
     def kill(self) -> None:
-        """End them all, at once."""
+        """Kill them all at once."""
         for world in self._live.values():
             world.kill()
         self._live.clear()
 
     def release(self) -> list[str]:
-        """Give them all back; returns what was found in them that another test could have noticed."""
+        """Release them all. Returns what they left behind that another test could notice."""
         left = []
         try:
             for world in self._live.values():

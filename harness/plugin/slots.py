@@ -1,4 +1,4 @@
-"""Waiting for devices: who holds them is shown while a test waits, and the wait is not the test's time."""
+"""Waiting for devices: show who holds them while a test waits, and exclude the wait from the test's time."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from harness.leases.records import Holder, Waiter
 
 SUMMED_UP = 5.0
-"""Seconds of waiting in a session, from which on the summary says so; it always does if it was shown before."""
-_LOOK = 0.5  # seconds between two looks at who waits
+"""Seconds of waiting in a session from which the summary mentions it. It always does if the wait was shown before."""
+_LOOK = 0.5  # seconds between two checks of who waits
 _HAS_WORLD = re.compile(r"[\[-](\d+ranks?|worlds)[\]-]")  # in the name of every test that has one
 
 _INPUT = "concord_session"
@@ -33,7 +33,7 @@ class LeaseWarning(pytest.PytestWarning):
 
 
 class Slots:
-    """Devices for tests, and what is told of waiting for them, in one pytest process."""
+    """Leases devices for tests, and reports waits for them, in one pytest process."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -44,18 +44,18 @@ class Slots:
         config.pluginmanager.register(self._timer, "concord-timer")
         self._live = None if self._is_worker else Live(config, self._news, _LOOK, "concord-slots")
         self._told = 0.0
-        """When the wait of a test was last shown (monotonic seconds); 0: not yet."""
+        """When the wait of a test was last shown, in monotonic seconds; 0 if it has not been."""
         self._returns = False
         self._waited = 0.0
         self._waited_for: dict[str, None] = {}
         self.troubles: dict[str, None] = {}
-        """Why leases are kept in fewer places than usual: a sentence each."""
+        """Why leases are kept in fewer places than usual, one sentence each."""
         self._said_in_header = False
         if not self._is_worker:
             self._check_variable()
 
     def _check_variable(self) -> None:
-        """Errors: UsageError if the folder that the user names for leases can't be used."""
+        """Check the folder that the user names for leases. Errors: UsageError if it can't be used."""
         from harness.leases.places import VARIABLE
 
         if os.environ.get(VARIABLE):
@@ -75,9 +75,9 @@ class Slots:
 
     @contextlib.contextmanager
     def leased(self, item: pytest.Item, inventory: Inventory, count: int) -> Iterator[tuple[str, ...]]:
-        """Lease devices for a test; yields their names.
+        """Lease ``count`` devices of an inventory for a test, and yield their names.
 
-        item: the test, whose timeout stands still while it waits.  inventory: the devices there are.  count: how many.
+        The test's timeout stands still while it waits.
         """
         from harness.devices import DeviceError
         from harness.leases import Leases
@@ -101,7 +101,7 @@ class Slots:
 
     @contextlib.contextmanager
     def _waiting(self, item: pytest.Item) -> Iterator[Callable[[Wait], None]]:
-        """Stop the test's clock while it waits; yields what has to be called while it does."""
+        """Stop the test's clock while it waits. Yields the callback to call meanwhile."""
         from harness.leases.telling import names
 
         began: list[float] = []
@@ -130,7 +130,7 @@ class Slots:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Take the wait out of the phase that it was in."""
+        """Subtract the wait from the duration of its phase."""
         report = yield
         waited, holders = item.stash.get(_WAITED, (0.0, []))
         if waited:
@@ -142,7 +142,7 @@ class Slots:
     # what is shown
 
     def pytest_report_header(self) -> list[str]:
-        """Say which places can't be used, before any lease is made."""
+        """Report the places that can't be used, before any lease is made."""
         from harness.devices import DeviceError
         from harness.leases import survey
 
@@ -161,12 +161,12 @@ class Slots:
         self._watch(ids)
 
     def _watch(self, nodeids: Iterable[str]) -> None:
-        """Show who waits from now on, if any test can."""
+        """Show who waits from now on, if any test can wait."""
         if self._live is not None and any(map(_HAS_WORLD.search, nodeids)):
             self._live.start()
 
     def _news(self) -> str:
-        """The line about tests of this session that wait for devices that others hold; "" if there is nothing new."""
+        """Return a line about tests of this session that wait for devices of others; "" if there is nothing new."""
         from harness.leases.telling import AGAIN, SOON, sentence
 
         if self._told and time.monotonic() - self._told < AGAIN:
@@ -179,14 +179,14 @@ class Slots:
         return sentence(ours, holders, now) + "\n"
 
     def _waits(self, before: float) -> tuple[list[Waiter], list[Holder | None]]:
-        """Who of this session has waited since before a time, and who holds such devices."""
+        """Return the waiters of this session that began before a time, and the holders of their devices."""
         from harness.devices import DeviceError
         from harness.leases import records, survey
 
         try:
             folder = survey().folders[0]
         except DeviceError:
-            return [], []  # the test says it
+            return [], []  # the test reports it
         ours = [w for w in records.waiters(folder) if w.holder.session == self._session and not w.until]
         ours = [w for w in ours if w.holder.since <= before]
         kind = [w for w in ours if w.kind == ours[0].kind]
@@ -216,7 +216,7 @@ class Slots:
 
 
 class _Timer:
-    """pytest-timeout's timer of the test that runs: it can be stopped, and goes on with what was left."""
+    """pytest-timeout's timer of the running test. It can be stopped, and continues with the time that was left."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._hook: Any = config.pluginmanager.hook
@@ -241,7 +241,7 @@ class _Timer:
             self._settings = settings
 
     def resume(self, item: pytest.Item) -> None:
-        """Let the timer go on, if it was stopped."""
+        """Continue the timer, if it was stopped."""
         left, self._left = self._left, None
         if left is not None:
             rest = _Rest(self._settings, left)
@@ -250,7 +250,7 @@ class _Timer:
 
 
 class _Rest:
-    """Settings of pytest-timeout with what is left of the time; messages are given the whole."""
+    """Settings of pytest-timeout with the remaining time. Messages show the whole time."""
 
     def __init__(self, settings: Any, left: float) -> None:
         self.settings = settings

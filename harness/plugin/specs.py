@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Specs:
-    """Worlds as requests mean them in one pytest process.
+    """The worlds that requests mean, in one pytest process.
 
     ``first``: functions that every rank calls first, once the subject is in its place.
     """
@@ -36,7 +36,7 @@ class Specs:
         self._inventories: dict[str | None, Inventory] = {}
 
     def spec_of(self, asked: WorldRequest) -> tuple[WorldSpec, Inventory]:
-        """The world that a request means under this run's options."""
+        """Return the specification of the world that a request means under this run's options, and the devices."""
         from harness.devices import backend_for
         from harness.worlds.world import WorldSpec
 
@@ -75,16 +75,16 @@ class Specs:
         return spec, inventory
 
     def claims(self, backend: str, kind: str) -> Profile | None:
-        """The run's profile, if it is about worlds of this backend on this type of device."""
+        """Return the run's profile, if it is about worlds of this backend on this type of device."""
         profile = self.profiles.chosen()
         return profile if profile is not None and profile.is_about(backend, kind) else None
 
     def obeyed(self, spec: WorldSpec) -> Obeyed:
-        """What a test in such a world has to obey."""
+        """Return the claims and tolerances that a test in such a world has to obey."""
         return obeyed_of(self.claims(spec.backend, spec.device), self.profiles.platform())
 
     def unclaimed(self, item: pytest.Item, obeyed: Obeyed, inventory: Inventory) -> str:
-        """Why the profile, or the kind of device, keeps a test from running; empty if neither does."""
+        """Return why the profile, or the type of device, keeps a test from running; empty if neither does."""
         needs = needs_of(item)
         if inventory.on_host and (what := needs.of_accelerators):
             return f"{what}: the host has none"
@@ -92,13 +92,13 @@ class Specs:
         return obeyed.why_not(what) if what and obeyed.profile else ""
 
     def ranks_per_device(self, spec: WorldSpec) -> int:
-        """How many ranks of a world share an accelerator."""
+        """Return how many ranks of a world share an accelerator."""
         claims = self.claims(spec.backend, spec.device)
         asked: int | None = self.config.getoption("ranks_per_device")
         return asked or (claims.ranks_per_device if claims is not None else 1)
 
     def inventory(self, kind: str | None) -> Inventory:
-        """The devices of a kind, looked up once."""
+        """Return the devices of a type, looked up once."""
         from harness import devices
 
         if kind not in self._inventories:
@@ -110,7 +110,7 @@ class Specs:
         return self._inventories[kind]
 
     def unsupported(self, spec: WorldSpec, inventory: Inventory) -> str:
-        """Why this run can't have such a world; empty if it can.  Decided before any rank starts."""
+        """Return why this run can't have such a world; empty if it can. Decided before any rank starts."""
         import torch.distributed as dist
 
         if not spec.imports and not dist.is_backend_available(spec.backend):
@@ -127,5 +127,5 @@ class Specs:
 
 
 def _brought_by(backend: str, kind: str) -> tuple[str, ...]:
-    """The modules that packages say register a backend and a type of device."""
+    """Return the modules that packages name for a backend and a type of device."""
     return (*entry_points.modules_for(DEVICES, kind), *entry_points.modules_for(BACKENDS, backend))

@@ -1,4 +1,4 @@
-"""Verdicts of a run: written to the results file as they come, counted by stack at the end."""
+"""The verdicts of a run: written to the results file as they come, and counted by stack at the end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from harness.safe_io.shown import printable
 from harness.subjects import TORCH
 
 _OTHER = "(other)"
-"""Where tests of no stack are counted."""
+"""The row of tests that have no stack."""
 _COLUMN = {
     "failed": "red",
     "crashed": "red",
@@ -50,10 +50,10 @@ _COLUMN = {
 
 
 def verdict_of(outcomes: Mapping[str, str], properties: Mapping[str, str], reason: str, lost: bool) -> str:
-    """A test's verdict from its phases.
+    """Return a test's verdict from its phases.
 
-    ``outcomes``: phase (setup, call, teardown) to pytest's outcome; ``properties``: what the plug-in noted on it;
-    ``reason``: of a skip; ``lost``: whether the worker that ran it died.
+    ``outcomes``: phase (setup, call, teardown) to pytest's outcome. ``properties``: what the plug-in noted on the test.
+    ``reason``: of a skip. ``lost``: whether the worker that ran it died.
     """
     if lost:
         return "crashed"
@@ -71,29 +71,29 @@ class Told:
     """What the reports of one attempt at a test have said so far."""
 
     attempt: int = 1
-    """As the process that runs it counts (:mod:`harness.plugin.attempts`)."""
+    """Its number, as counted by the process that runs the test (:mod:`harness.plugin.attempts`)."""
     outcomes: dict[str, str] = field(default_factory=dict)
-    """Of each phase (setup, call, teardown), as pytest calls them."""
+    """pytest's outcome of each phase (setup, call, teardown)."""
     properties: dict[str, str] = field(default_factory=dict)
     """What the plug-in noted."""
     seconds: float = 0.0
     waited: float = 0.0
-    """Seconds for which it waited for devices, which are none of ``seconds``."""
+    """Seconds for which it waited for devices. They are not part of ``seconds``."""
     reason: str = ""
     """Why it was skipped, or is expected to fail."""
     message: str = ""
-    """Of what failed first."""
+    """The message of the first failure."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
     lost: bool = False
     """Whether the process that ran it died."""
     text: str = ""
-    """Of what failed first, as pytest shows it."""
+    """The text of the first failure, as pytest shows it."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """As :mod:`harness.plugin.facts` tells them."""
+    """The facts of :mod:`harness.plugin.facts`."""
     reproducer: dict[str, Any] | None = None
 
     def add(self, report: pytest.TestReport) -> None:
-        """Listen to the report of one more phase."""
+        """Add the report of one more phase."""
         self.outcomes[str(report.when)] = "failed" if ended_badly(report) else report.outcome
         self.seconds += getattr(report, "duration", 0.0)
         self.waited += getattr(report, "concord_waited", 0.0)
@@ -113,7 +113,7 @@ class Told:
             self.text, self.message = facts.text_of(report), facts.message_of(report)
 
     def learn(self, bad: Mapping[str, Any]) -> None:
-        """Hear of a phase that ended badly, which no report says (:mod:`harness.plugin.attempts`)."""
+        """Add a failed phase that no report mentions (:mod:`harness.plugin.attempts`)."""
         self.outcomes[bad["when"]] = "failed"
         self.properties.update(verdict=bad["verdict"], headline=bad["headline"])
         self.text, self.message = bad["text"], bad["headline"]
@@ -121,17 +121,17 @@ class Told:
 
     @property
     def headline(self) -> str:
-        """What is wrong: as the ranks' failure says it, or as the exception does."""
+        """What is wrong, according to the ranks' failure or else the exception."""
         return self.properties.get("headline", self.message)
 
     @property
     def verdict(self) -> str:
-        """The test's, if there is nothing more to be told."""
+        """The test's verdict, if no more reports follow."""
         return verdict_of(self.outcomes, self.properties, self.reason, self.lost)
 
 
 class Summary:
-    """Listens to reports in the process that prints them."""
+    """Collects reports in the process that prints them."""
 
     def __init__(self, config: pytest.Config, profiles: Profiles, seeds: Seeds, loaded: Loaded) -> None:
         self.config = config
@@ -144,7 +144,7 @@ class Summary:
         self.results: dict[str, TestResult] = {}
         self.attempts: dict[str, list[TestResult]] = {}
         self._open: dict[tuple[str, str], Told] = {}
-        """By node id, and by the worker that runs it."""
+        """Attempts that have not ended, by node id and worker."""
         self._facts: dict[str, dict[str, Any]] = {}
         self._used_worlds = False
         self._requirements: set[str] = set()
@@ -170,7 +170,7 @@ class Summary:
         self._write(Collected(new))
 
     def _write(self, record: results.Record) -> None:
-        """Write a record down; where that fails, the run goes on without."""
+        """Write a record. If that fails, the run continues without the file."""
         if self.lost:
             return
         try:
@@ -185,7 +185,7 @@ class Summary:
             self._lost(e)
 
     def _lost(self, error: OSError) -> None:
-        """Go on without the file: what is in it stays, and without its last line no level stands on it."""
+        """Continue without the file. It keeps what it has, but without its last line no level can rest on it."""
         self.lost = True
         lose(self.config, str(self.writer.path if self.writer is not None else "results.jsonl"), error)
         if self.writer is not None:
@@ -206,11 +206,11 @@ class Summary:
         )
 
     def _tell_profile(self) -> None:
-        """Write the profile down as soon as it is known which one it is."""
-        found = None if self._profile_told else facts.profile_text(self.profiles, self.config.getoption("subject"))
-        if found is not None:
+        """Write the profile as soon as it is known."""
+        profile = None if self._profile_told else facts.profile_text(self.profiles, self.config.getoption("subject"))
+        if profile is not None:
             self._profile_told = True
-            self._write(found)
+            self._write(profile)
 
     # results
 
@@ -224,19 +224,19 @@ class Summary:
                 self._attempt(key, bad["attempt"]).learn(bad)
         told = self._attempt(key, number)
         told.add(report)
-        for bad in reversed(unsaid):  # what was first is said
+        for bad in reversed(unsaid):  # in reverse, so that the first failure is the one reported
             if bad["attempt"] == number:
                 told.learn(bad)
         if report.when == "teardown" or told.lost:
             self._finished(report.nodeid, self._open.pop(key))
 
     def _attempt_by_phase(self, key: tuple[str, str], when: str) -> int:
-        """Which attempt the report of a phase is about, if it does not say so."""
+        """Return which attempt the report of a phase is about, if the report does not say so."""
         told = self._open.get(key, Told())
         return told.attempt + (when in told.outcomes or (when == "setup" and bool(told.outcomes)))
 
     def _attempt(self, key: tuple[str, str], number: int) -> Told:
-        """What is known of an attempt; the one before has ended, though nobody said so."""
+        """Return what is known of an attempt. An earlier attempt that is still open has ended unreported."""
         if key in self._open and self._open[key].attempt != number:
             self._finished(key[0], self._open.pop(key))
         return self._open.setdefault(key, Told(attempt=number))
@@ -295,7 +295,7 @@ class Summary:
 
     def _end(self, session: pytest.Session) -> None:
         assert self.writer is not None
-        for (nodeid, _), told in [*self._open.items()]:  # its plug-in has run it again, and not reported the end
+        for (nodeid, _), told in [*self._open.items()]:  # a plug-in has run the test again, and not reported its end
             if told.verdict in BAD:
                 self._finished(nodeid, told)
         flaky = any(test.verdict == "flaky" for test in self.results.values())
@@ -336,7 +336,7 @@ class Summary:
         counts = counts_by_stack(self.results.values(), others=self._used_worlds)
         if not counts or self.config.option.collectonly:
             return
-        if set(counts) == {_OTHER}:  # a project of the user's own: there is nothing to tell apart
+        if set(counts) == {_OTHER}:  # a project of the user's own has no stacks to tell apart
             row = counts[_OTHER]
             terminalreporter.write_line(f"verdicts: {', '.join(f'{row[v]} {v}' for v in VERDICTS if v in row)}")
         else:
@@ -355,7 +355,7 @@ class Summary:
 
 
 def _worker_of(report: Any) -> str:
-    """The worker of pytest-xdist that ran what a report is about; empty without one."""
+    """Return the pytest-xdist worker that ran the test of a report; empty without one."""
     return str(getattr(getattr(getattr(report, "node", None), "gateway", None), "id", ""))
 
 
@@ -382,7 +382,7 @@ def _shown(path: Path, root: Path) -> str:
 
 
 def counts_by_stack(tests: Iterable[TestResult], *, others: bool) -> dict[str, dict[str, int]]:
-    """How many tests of each stack came to each verdict; tests of no stack only if ``others``."""
+    """Return how many tests of each stack have each verdict. ``others``: whether to count tests without a stack."""
     counts: dict[str, dict[str, int]] = {}
     for test in tests:
         if test.stack or others:

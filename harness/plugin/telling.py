@@ -1,6 +1,6 @@
-"""``-p harness.plugin.telling --suite-facts FILE``: writes down what the suite says of every test that is collected.
+"""``-p harness.plugin.telling --suite-facts FILE``: write the facts about every collected test to a file.
 
-No part of the plug-in that every session loads: only the process that collects a checkout has it.
+This is not part of the plug-in that every session loads. Only the process that collects a checkout loads it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPTION = "--suite-facts"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(_OPTION, metavar="FILE", help="Write what the suite says of every collected test to this file.")
+    parser.addoption(_OPTION, metavar="FILE", help="Write the facts about every collected test to this file.")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -33,7 +33,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def facts_of(items: list[pytest.Item]) -> SuiteFacts:
-    """What is known of tests that have been collected."""
+    """Return the facts about collected tests."""
     requirements: dict[str, RequirementText] = {}
     tests: dict[str, TestFacts] = {}
     for item in items:
@@ -61,13 +61,13 @@ def _skips(item: pytest.Item) -> list[str]:
 
 @functools.cache
 def _reasons(path: Path) -> dict[str, tuple[str, ...]]:
-    """By function of a file, the strings in it that are reasons of a skip."""
+    """Return, by function of a file, the strings in it that are reasons of unsupported skips."""
     if path.suffix != ".py":
         return {}
-    found: dict[str, tuple[str, ...]] = {}
+    by_function: dict[str, tuple[str, ...]] = {}
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.FunctionDef):
             constants = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
             reasons = [text for text in constants if isinstance(text, str) and text.startswith(UNSUPPORTED)]
-            found[node.name] = (*found.get(node.name, ()), *dict.fromkeys(reasons))
-    return found
+            by_function[node.name] = (*by_function.get(node.name, ()), *dict.fromkeys(reasons))
+    return by_function

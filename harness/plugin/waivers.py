@@ -1,4 +1,4 @@
-"""Waivers at work: a known defect does not turn a run red; one that is gone, or has had its time, does."""
+"""Waivers: a known defect does not fail a run. A defect that is gone, or a waiver that has expired, does."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from harness.results import BAD
 
 _SHOWN = 5
 _NARROWING = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "stepwise")
-"""Options of pytest that leave tests out."""
+"""Options of pytest that leave out tests."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What decides which waivers count, besides the test."""
+    """What decides, besides the test, which waivers count."""
 
     today: datetime.date
     platform: Platform
@@ -30,19 +30,19 @@ class Conditions:
 
     @classmethod
     def now(cls, platform: Platform, subject: str = "torch") -> Conditions:
-        """As they are; the date is that of UTC, so that workers and machines agree."""
+        """Return the conditions as they are now. The date is in UTC, so that workers and machines agree."""
         return cls(datetime.datetime.now(datetime.UTC).date(), platform, subject)
 
     def are_of(self, waiver: Waiver) -> bool:
-        """Whether a waiver is about this platform and this subject."""
+        """Return whether a waiver is about this platform and this subject."""
         return waiver.when.holds(self.platform) and self.subject in waiver.subjects
 
     def concerning(self, profile: Profile, nodeid: str) -> list[Waiver]:
-        """The waivers for a test under these, expired ones as well."""
+        """Return the waivers for a test under these conditions, including expired ones."""
         return [w for w in profile.waivers if w.matches(nodeid) and self.are_of(w)]
 
     def covering(self, profile: Profile, nodeid: str, verdict: str) -> Waiver | None:
-        """The waiver that makes a test's bad verdict one to live with."""
+        """Return the waiver that accepts a test's bad verdict, or None if there is none."""
         for waiver in self.concerning(profile, nodeid):
             if verdict in waiver.verdicts and not waiver.has_expired(self.today):
                 return waiver
@@ -51,18 +51,18 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Review:
-    """What became of a profile's waivers in a run: lines for its summary."""
+    """What became of a profile's waivers in a run, as lines for its summary."""
 
     waived: tuple[str, ...]
     notes: tuple[str, ...]
-    """Why waivers did not help."""
+    """Why waivers did not cover a failure."""
     stale: tuple[str, ...]
     """Each is a reason for the run to fail."""
 
 
 @dataclass(frozen=True)
 class _Stale:
-    """What pytest's last line counts; other plug-ins expect an object that can have attributes."""
+    """A line that pytest's last line counts. Other plug-ins expect an object that can have attributes."""
 
     line: str
 
@@ -76,10 +76,11 @@ def review(
     whole: bool,
     all_names: bool = False,
 ) -> Review:
-    """Look at a run's waivers when it is over.
+    """Review the waivers of a run when it is over.
 
-    ``verdicts``: node id to verdict; ``waived``: node id to the place of the waiver that was used, and to what the
-    test came to; ``whole``: whether every suite was collected, so that a glob without a test is a mistake.
+    ``verdicts``: node id to verdict. ``waived``: node id to the place of the waiver that was used, and the verdict that
+    the test would have had. ``whole``: whether every suite was collected, so that a glob without a test is a mistake.
+    ``all_names``: whether lines list every test, instead of the first ones.
     """
     used: dict[str, list[str]] = {}
     for nodeid, (place, verdict) in waived.items():
@@ -127,14 +128,14 @@ def _matches_any(glob: str, nodeids: Iterable[str]) -> bool:
 
 
 def listed(names: list[str], all_names: bool) -> str:
-    """Names in a line: the first ones, and how many there are beyond."""
+    """Join names in one line: the first ones, and how many more there are."""
     shown = names if all_names else names[:_SHOWN]
     more = [f"and {len(names) - len(shown)} more"] if len(shown) < len(names) else []
     return ", ".join([*shown, *more])
 
 
 def collects_all_suites(config: pytest.Config) -> bool:
-    """Whether the command line asks for every test under ``suites/``, and for no choice among them."""
+    """Return whether the command line asks for every test under ``suites/``, with no option that leaves any out."""
     if any(config.getoption(option, None) for option in _NARROWING):
         return False
     suites = (config.rootpath / "suites").resolve()
@@ -154,7 +155,7 @@ class Waivers:
 
     @property
     def left_out(self) -> bool:
-        """Whether tests were deselected, or could not be collected."""
+        """Whether tests were deselected or could not be collected."""
         return self._left_out
 
     @functools.cached_property
@@ -165,7 +166,7 @@ class Waivers:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        """Make a report that a waiver covers one of an expected failure."""
+        """Turn a report that a waiver covers into one of an expected failure."""
         report = yield
         profile = self._profiles.chosen_for(item.nodeid)
         if profile is None or not report.failed or call.excinfo is None:
@@ -219,13 +220,13 @@ class Waivers:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        found = self._review
-        if found is None or not (found.waived or found.notes or found.stale):
+        review = self._review
+        if review is None or not (review.waived or review.notes or review.stale):
             return
         terminalreporter.section("waivers", sep="-")
-        for line in found.waived:
+        for line in review.waived:
             terminalreporter.write_line(line, yellow=not line.startswith(" "))
-        for line in (*found.notes, *found.stale):
+        for line in (*review.notes, *review.stale):
             terminalreporter.write_line(line, red=True)
-        if found.stale:
-            terminalreporter._add_stats("stale", [_Stale(line) for line in found.stale])  # the last line counts them
+        if review.stale:
+            terminalreporter._add_stats("stale", [_Stale(line) for line in review.stale])  # the last line counts them

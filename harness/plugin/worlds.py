@@ -1,4 +1,4 @@
-"""The ``world`` fixture: which world a test gets, on which devices, and what is made of its failure."""
+"""The ``world`` fixture: which world a test gets, on which devices, and how its failure is reported."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class ResidueWarning(pytest.PytestWarning):
 
 
 class ServerWarning(pytest.PytestWarning):
-    """What ranks are forked from was lost, and there is another one now."""
+    """The server from which ranks are forked was lost and replaced."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test of each world size, or one test of all of them."""
+    """Make one test for each world size, or one test with all of them."""
     if FIXTURE in metafunc.fixturenames or SEVERAL in metafunc.fixturenames:
         wrong = ""
         try:
             mark = read_marks(metafunc.definition.iter_markers("world"), metafunc.definition.nodeid)
         except pytest.UsageError as e:
             wrong = str(e)
-        if wrong:  # while collecting, pytest would show a usage error with pytest's own stack
+        if wrong:  # during collection, pytest would show a usage error with pytest's own traceback
             pytest.fail(wrong, pytrace=False)
         if SEVERAL in metafunc.fixturenames:
             metafunc.parametrize(SEVERAL, [WorldRequest(max(mark.sizes), mark)], indirect=True, ids=["worlds"])
@@ -55,18 +55,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def request_of(item: pytest.Item) -> WorldRequest | None:
-    """What an item asks of its world, or None if it has none."""
+    """Return what an item asks of its world, or None if it has none."""
     callspec = getattr(item, "callspec", None)
     params = callspec.params if callspec is not None else {}
-    found = params.get(FIXTURE) or params.get(SEVERAL)
-    return found if isinstance(found, WorldRequest) else None
+    asked = params.get(FIXTURE) or params.get(SEVERAL)
+    return asked if isinstance(asked, WorldRequest) else None
 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """A world of ranks, of the size and kind that the test's ``world`` mark says (two ranks without one).
+    """A world of ranks, of the size and kind in the test's ``world`` mark (two ranks without one).
 
-    Fresh ranks for every test, where the device allows it; see :meth:`harness.worlds.world.World.run`.
+    Every test gets fresh ranks, where the device allows it; see :meth:`harness.worlds.world.World.run`.
     """
     with plugin_of(request.config).world_for(request.node, request.param) as found:
         yield found
@@ -74,7 +74,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 @pytest.fixture(name=SEVERAL)
 def several_worlds(request: pytest.FixtureRequest) -> Iterator[SeveralWorlds]:
-    """``worlds(n)`` is a world of n ranks; n is one of the sizes that the test's ``world`` mark gives.
+    """``worlds(n)`` is a world of n ranks, where n is one of the sizes in the test's ``world`` mark.
 
     For properties that draw the number of ranks: a world lives until the test ends, or its ranks fail.
     """
@@ -90,14 +90,14 @@ pytest_runtest_teardown = pytest.hookimpl(tryfirst=True)(pytest_runtest_teardown
 
 
 def plugin_of(config: pytest.Config) -> Worlds:
-    """What the plug-in knows of worlds in this process."""
-    found = config.pluginmanager.get_plugin("concord-worlds")
-    assert isinstance(found, Worlds)
-    return found
+    """Return the state of worlds in this process."""
+    plugin = config.pluginmanager.get_plugin("concord-worlds")
+    assert isinstance(plugin, Worlds)
+    return plugin
 
 
 class Worlds:
-    """What the plug-in knows of worlds in one pytest process."""
+    """The state of worlds in one pytest process."""
 
     def __init__(self, config: pytest.Config, profiles: Profiles, slots: Slots) -> None:
         self.config = config
@@ -106,12 +106,12 @@ class Worlds:
         self._pool: Pool | None = None
         faults = config.getoption("fault")
         self.specs = Specs(config, profiles, tuple(("harness.faults:put", name) for name in faults))
-        """Which world each test gets."""
+        """Decides which world each test gets."""
         self.subject = self.specs.subject
 
     @property
     def pool(self) -> Pool:
-        """The pool; made when it is first needed."""
+        """The pool, created when it is first needed."""
         if self._pool is None:
             from harness.worlds.places import show_from
             from harness.worlds.pool import Pool
@@ -124,7 +124,7 @@ class Worlds:
 
     @contextlib.contextmanager
     def _uncaptured(self) -> Iterator[None]:
-        """Standard input and output as pytest found them."""
+        """Restore standard input and output as pytest found them."""
         manager = self.config.pluginmanager.getplugin("capturemanager")
         self.config.hook.pytest_enter_pdb(config=self.config, pdb=None)
         if manager is not None:
@@ -138,7 +138,7 @@ class Worlds:
 
     @contextlib.contextmanager
     def leased(self, item: pytest.Item, asked: WorldRequest) -> Iterator[tuple[WorldSpec, tuple[str, ...]]]:
-        """What world a test means, and its devices, leased for as long."""
+        """Lease the devices of a test's world. Yields its specification and the device of each rank."""
         from harness.devices import DeviceError, dealt
 
         try:
@@ -158,46 +158,46 @@ class Worlds:
 
     @contextlib.contextmanager
     def world_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[World]:
-        """The world of one test."""
+        """Yield the world of one test."""
         with self.leased(item, asked) as (spec, devices):
-            found = self.pool.acquire(spec, devices)
+            world = self.pool.acquire(spec, devices)
             self._tell_replaced(item)
             try:
-                yield found
+                yield world
             except BaseException:
-                found.kill()
+                world.kill()
                 raise
-            left = self.pool.release(found, devices)
+            left = self.pool.release(world, devices)
         for sentence in left:
             item.warn(ResidueWarning(f"{sentence}; this world is not used again"))
 
     def _tell_replaced(self, item: pytest.Item) -> None:
-        """Warn of servers that were lost before or in this test's set-up."""
+        """Warn of servers that were lost before or during this test's setup."""
         for what in self.pool.replaced:
             item.warn(ServerWarning(f"{what}; later ranks are forked from a new one"))
         self.pool.replaced.clear()
 
     @property
     def networks(self) -> str:
-        """Which networks ranks were on, in words; empty if there were no ranks."""
+        """The networks that ranks were on, in words; empty if there were no ranks."""
         return "; ".join(sorted(self._pool.networks)) if self._pool is not None else ""
 
     @contextlib.contextmanager
     def worlds_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[SeveralWorlds]:
-        """The worlds of one test, made as it asks for them."""
+        """Yield the worlds of one test, created as it asks for them."""
         with self.leased(item, asked) as (spec, devices):
-            found = SeveralWorlds(self.pool, spec, devices, asked.mark.sizes)
+            worlds = SeveralWorlds(self.pool, spec, devices, asked.mark.sizes)
             try:
-                yield found
+                yield worlds
             except BaseException:
-                found.kill()
+                worlds.kill()
                 raise
-            left = found.release()
+            left = worlds.release()
         for sentence in left:
             item.warn(ResidueWarning(f"{sentence}; this world is not used again"))
 
     def start_ahead(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        """Start the next test's world while this one's ranks take their leave: they mostly sleep meanwhile."""
+        """Start the next test's world while this one's ranks shut down: they mostly sleep meanwhile."""
         asked = request_of(nextitem) if nextitem is not None else None
         if asked is None or request_of(item) is None or any(nextitem.iter_markers("skip")):  # type: ignore[union-attr]
             return
@@ -211,7 +211,7 @@ class Worlds:
             if inventory.on_host and not spec.warm and not spec.exclusive:
                 self.pool.begin(spec)
         except Exception:
-            pass  # whatever it is, the next test's own set-up meets it again and says so
+            pass  # the next test's own setup fails in the same way, and reports it
 
     # hooks
 
@@ -233,7 +233,7 @@ class Worlds:
             self.pool.prepare(self.config.getoption("rank_network"))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Refuse to debug a rank that no world has."""
+        """Reject ``--rank-pdb`` for a rank that no world has."""
         rank: int | None = self.config.getoption("rank_pdb")
         sizes = [asked.size for item in session.items if (asked := request_of(item))]
         if rank is not None and sizes and rank >= max(sizes):
@@ -243,14 +243,14 @@ class Worlds:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """A test whose ranks never ran anything has tested nothing."""
+        """Fail a test whose ranks never ran anything, because it has tested nothing."""
         if request_of(item) is not None:
             separate_databases(item)
         yield
         funcargs = getattr(item, "funcargs", {})
-        found = funcargs.get(FIXTURE) or funcargs.get(SEVERAL)
+        worlds = funcargs.get(FIXTURE) or funcargs.get(SEVERAL)
         passed_over = item.stash.get(rounds.PASSED_OVER, False)
-        if request_of(item) is not None and found is not None and found.runs == 0 and not passed_over:
+        if request_of(item) is not None and worlds is not None and worlds.runs == 0 and not passed_over:
             pytest.fail("no rank ran anything: the test has a world and never called world.run", pytrace=False)
 
     @pytest.hookimpl(wrapper=True)
@@ -267,7 +267,7 @@ class Worlds:
             report.user_properties.append(("concord.verdict", "hung"))
         return report
 
-    @pytest.hookimpl(trylast=True)  # pytest itself tears down what an interrupted test has: its worlds
+    @pytest.hookimpl(trylast=True)  # pytest itself tears down the worlds of an interrupted test first
     def pytest_sessionfinish(self) -> None:
         self.close()
 
@@ -290,7 +290,7 @@ class Worlds:
         option = self.config.getoption("world_device")
         kind = option or (profile.device if profile is not None else None)
         if not numprocesses.asked_for_gpus and not kind:
-            return None  # looking for devices imports torch, and this may be a session that has nothing to do with it
+            return None  # looking for devices imports torch, which this session may not need at all
         from harness.devices import DeviceError
 
         try:

@@ -1,1 +1,1 @@
-"""`concord probe`: what a backend can do, found out by trying."""
+"""`concord probe`: find out by trying what a backend can do."""

@@ -1,4 +1,4 @@
-"""The draft of a profile: what was right is claimed, what was not is said in comments."""
+"""The draft of a profile: it claims what was right, and mentions in comments what was not."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from harness.profiles.vocabulary import COLLECTIVES, DTYPES, OPS, STACKS
 
 _WIDTH = 118
 _LONG = 240
-"""Characters of a comment."""
+"""The most characters of a comment."""
 
 
 def draft(found: Found, name: str, today: datetime.date) -> str:
-    """A profile, as TOML, that claims what was right, and nothing else of what was tried.
+    """Draft a profile, as TOML, that claims what was right, and nothing else that was tried.
 
-    ``name``: what it is called; ``today``: for the dates of its waivers, which begin commented out.
+    ``name``: the name of the profile; ``today``: for the dates of its waivers, which are commented out.
     """
     sizes = [size.size for size in found.sizes if size.end == RIGHT]
     lines = [
@@ -71,7 +71,7 @@ def _collectives(found: Found) -> list[str]:
             lines += ["", "[[collectives.except]]"]
             lines += [_listed("collectives", box[0])] if set(box[0]) != set(names) else []
             lines += [_listed("dtypes", box[1])] if set(box[1]) != set(dtypes) else []
-            lines += [_listed("ops", box[2])] if box[2] else []  # all of them still leave out what has none
+            lines += [_listed("ops", box[2])] if box[2] else []  # even all reductions leave out cells without one
             lines.append(f"reason = {_quoted(_why([first]))}")
     return [*lines, "", *_said(t for t in found.trials if t.end not in (RIGHT, "refused")), ""]
 
@@ -87,7 +87,7 @@ def _why(trials: Sequence[Trial]) -> str:
 
 
 def _said(trials: Iterable[Trial]) -> list[str]:
-    """What was wrong, crashed or hung, as comments: a line for each collective, reduction and end."""
+    """Describe trials in comments: a line for each collective, reduction and end."""
     alike: dict[tuple[str, str, str], list[Trial]] = {}
     for trial in trials:
         alike.setdefault((trial.collective, trial.op, trial.end), []).append(trial)
@@ -110,7 +110,7 @@ def _features(abilities: Sequence[Ability]) -> list[str]:
 
 
 def _waivers(found: Found, today: datetime.date) -> list[str]:
-    """For defects, which are no omissions: one for each collective that was wrong, crashed or hung."""
+    """Draft waivers for defects, as opposed to omissions: one for each collective that was wrong, crashed or hung."""
     bad: dict[str, list[Trial]] = {}
     for trial in found.trials:
         if trial.end in ("wrong", "crashed", "hung"):
@@ -131,7 +131,7 @@ def _waivers(found: Found, today: datetime.date) -> list[str]:
 
 
 def _listed(key: str, words: Sequence[str]) -> str:
-    """``key = ["a", "b"]``, on several lines where one is too long."""
+    """Return ``key = ["a", "b"]``, on several lines if one would be too long."""
     line = f"{key} = [{', '.join(map(_quoted, words))}]"
     if len(line) <= _WIDTH:
         return line
@@ -143,5 +143,5 @@ def _quoted(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text on one line, without what a terminal or TOML would take for something else."""
+    """Return a text on one line, without characters that a terminal or TOML would interpret."""
     return "".join(c if c.isprintable() else " " for c in text).strip()[:200] or "no word"

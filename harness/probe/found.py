@@ -1,4 +1,4 @@
-"""What a probe found, as data: versioned, written as JSON, held against what a profile claims."""
+"""The outcome of a probe as data: versioned, written as JSON, and compared with what a profile claims."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from harness.safe_io.untrusted import Refused, json_checked, said
 FORMAT = "concord.probe/1"
 
 RIGHT = "right"
-"""It gave the right values."""
+"""The trial gave the right values."""
 ENDS = (RIGHT, "refused", "wrong", "crashed", "hung", "not-tried")
-"""How a trial can end.  ``refused``: with a Python error on every rank; ``not-tried``: the time was up."""
+"""How a trial can end.  ``refused``: with a Python error on every rank; ``not-tried``: the time was up, or the
+collective had hung too often."""
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -25,7 +26,7 @@ class Trial(msgspec.Struct, frozen=True):
     collective: str
     dtype: str
     op: str
-    """Empty where there is none."""
+    """Empty if there is none."""
     end: str
     detail: str = ""
     """What was wrong, on one line."""
@@ -37,7 +38,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Ability(msgspec.Struct, frozen=True):
-    """A feature of a stack, the stack itself (``feature`` is empty), or a world size, and how trying it ended."""
+    """A feature of a stack, or the stack itself (``feature`` is empty), and how trying it ended."""
 
     stack: str
     feature: str
@@ -50,7 +51,7 @@ class Ability(msgspec.Struct, frozen=True):
 
 
 class Size(msgspec.Struct, frozen=True):
-    """A world of some ranks, and how it ended."""
+    """A world size, and how trying it ended."""
 
     size: int
     end: str
@@ -72,27 +73,27 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def right(self) -> set[tuple[str, str, str]]:
-        """Collective, dtype and reduction of all that was right."""
+        """Collective, dtype and reduction of every trial that was right."""
         return {(t.collective, t.dtype, t.op) for t in self.trials if t.end == RIGHT}
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """What was found against what a profile claims."""
+    """The differences between what was found and what a profile claims."""
 
     profile: str
     undeclared: tuple[str, ...]
-    """Found and not claimed."""
+    """Right, but not claimed."""
     not_found: tuple[str, ...]
-    """Claimed, tried, and not right."""
+    """Claimed and tried, but not right."""
 
 
 def described(platform: Platform) -> dict[str, str]:
-    """A platform as data."""
+    """Return a platform as data."""
     return {name: getattr(platform, name) for name in ("torch", "python", "machine", "os")}
 
 
 def against(found: Found, profile: Profile, claims: Claims) -> Difference:
-    """Hold what was found against a profile; ``claims``: the profile's on this platform."""
+    """Compare what was found with a profile.  ``claims``: the profile's claims on this platform."""
     undeclared, missing = [], []
 
     def judge(name: str, end: str, claimed: bool, detail: str) -> None:
@@ -113,37 +114,37 @@ def against(found: Found, profile: Profile, claims: Claims) -> Difference:
 
 
 def encoded(found: Found, difference: Difference | None) -> str:
-    """As JSON: what was found, and ``against`` what a profile claims, or null."""
+    """Return what was found as JSON, with its difference from a profile's claims, or null, as ``against``."""
     both = {**msgspec.to_builtins(found), "against": msgspec.to_builtins(difference) if difference else None}
     return msgspec.json.format(msgspec.json.encode(both), indent=1).decode() + "\n"
 
 
 def decoded(text: str | bytes) -> Found:
-    """What :func:`encoded` has written.  Errors: ValueError that says what is wrong where."""
+    """Read what :func:`encoded` has written.  Errors: ValueError that says what is wrong and where."""
     try:
         data = text.encode() if isinstance(text, str) else text
-        found = msgspec.json.decode(json_checked(data), type=Found)
+        outcome = msgspec.json.decode(json_checked(data), type=Found)
     except (Refused, msgspec.MsgspecError, UnicodeError, RecursionError) as e:
         raise ValueError(f"this is no probe's outcome: {said(e)}") from e
-    if found.format != FORMAT:
-        raise ValueError(f"the format {found.format!r}; this Concord reads {FORMAT!r}")
-    return found
+    if outcome.format != FORMAT:
+        raise ValueError(f"the format {outcome.format!r}; this Concord reads {FORMAT!r}")
+    return outcome
 
 
 def claimed_features(abilities: Iterable[Ability], stack: str) -> list[str]:
-    """The features of a stack that the suites know and that were right, or that nobody knows how to try."""
+    """Return the features of a stack that the suites know and that were right or had no trial."""
     tried = {a.feature: a.end for a in abilities if a.stack == stack}
     return [name for name in FEATURES[stack] if tried.get(name, RIGHT) == RIGHT]
 
 
-# the smallest way to write combinations down
+# the shortest way to write combinations
 
 Cell = tuple[str, str, str]
 Box = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
 def words_of(right: Iterable[Cell], orders: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """By axis the words that any cell has, in the given order; an empty word is none."""
+    """Return, for each axis, the words that any cell has, in the given order.  An empty word does not count."""
     cells = list(right)
     return tuple(
         tuple(word for word in order if any(cell[axis] == word for cell in cells)) for axis, order in enumerate(orders)
@@ -151,11 +152,11 @@ def words_of(right: Iterable[Cell], orders: Sequence[Sequence[str]]) -> tuple[tu
 
 
 def boxes(missing: Sequence[Cell], right: set[Cell], axes: Sequence[Sequence[str]]) -> list[Box]:
-    """Products of words that have every missing cell in one of them, and no right one; no word without need.
+    """Return products of words that together contain every missing cell, and no right cell or unneeded word.
 
-    A cell without a reduction (an empty third word) is met by a box whose third axis is empty, which means everything.
+    A cell without a reduction (an empty third word) is in a box whose third axis is empty, which means everything.
     """
-    found: list[Box] = []
+    products: list[Box] = []
     left = list(missing)
     while left:
         first = left[0]
@@ -171,9 +172,9 @@ def boxes(missing: Sequence[Cell], right: set[Cell], axes: Sequence[Sequence[str
         met = [cell for cell in missing if _inside(cell, box)]
         box = [{cell[axis] for cell in met} if words else set() for axis, words in enumerate(box)]
         listed = tuple(tuple(word for word in axes[axis] if word in box[axis]) for axis in range(3))
-        found.append((listed[0], listed[1], listed[2]))
+        products.append((listed[0], listed[1], listed[2]))
         left = [cell for cell in left if not _inside(cell, box)]
-    return found
+    return products
 
 
 def _inside(cell: Cell, box: Sequence[set[str]]) -> bool:
@@ -181,6 +182,6 @@ def _inside(cell: Cell, box: Sequence[set[str]]) -> bool:
 
 
 def platform_line(found: Found) -> str:
-    """Where it was found, for people."""
+    """Describe the platform of a probe for people."""
     where: dict[str, Any] = found.platform
     return f"torch {where.get('torch', '?')}, Python {where.get('python', '?')}, {where.get('machine', '?')}"

@@ -1,4 +1,4 @@
-"""Trying: one world lives until something fails in it, and whatever fails is an outcome."""
+"""The run of a probe: one world is used until something fails in it, and every failure is an outcome."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from harness.worlds.rank import Rank
 from harness.worlds.world import World, WorldSpec
 
 _MOST_HANGS = 3
-"""Of one collective, after which the rest of it is given up."""
+"""Hangs of one collective after which the rest of it is given up."""
 _TRAINING = 6
-"""Times the seconds of one trial that a training run may take: it may compile."""
+"""The time limit of a training run, in multiples of one trial's, because it may compile."""
 _LARGEST_TRIED = 3
-"""Ranks of the world in which everything but sizes is tried: more find little more, and take longer."""
+"""Ranks of the world in which everything but sizes is tried: more ranks find little more, and take longer."""
 
 Say = Callable[[str, str], None]
-"""Told what is tried, and how it ended."""
+"""Called with what was tried, and how it ended."""
 
 
 @dataclass(frozen=True)
 class End:
-    """How something ended: one of :data:`harness.probe.found.ENDS`."""
+    """The end of a trial: one of :data:`harness.probe.found.ENDS`, and what was wrong."""
 
     end: str
     detail: str = ""
@@ -43,8 +43,8 @@ class End:
 class Prober:
     """Tries things on ranks of one backend.
 
-    ``spec``: of its worlds, whatever the size, with the seconds for one trial; ``devices``: of ranks, enough for the
-    largest size; ``seconds``: for everything, after which the rest is not tried.
+    ``spec``: for worlds of any size; its timeout is for one trial; ``devices``: of the ranks, enough for the largest
+    size; ``seconds``: the time for everything, after which the rest is not tried; ``say``: reports progress.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Prober:
     # everything
 
     def probe(self, sizes: Sequence[int], stacks: Sequence[str], platform: Platform) -> Found:
-        """Try worlds of the sizes, and of the stacks what there is to try."""
+        """Try worlds of these sizes, and everything that can be tried of these stacks."""
         began = self._clock()
         tried = [self._size(size) for size in sizes]
         good = [size.size for size in tried if size.end == RIGHT]
-        found: list[Trial] = []
+        outcomes: list[Trial] = []
         abilities: list[Ability] = []
         if good:
             ranks = max((size for size in good if size <= _LARGEST_TRIED), default=min(good))
             if "collectives" in stacks:
-                found = list(self._collectives(ranks))
+                outcomes = list(self._collectives(ranks))
                 abilities += self._features(ranks)
             abilities += self._stacks([s for s in STACKS if s in stacks], ranks)
         return Found(
@@ -89,7 +89,7 @@ class Prober:
             self._spec.imports,
             described(platform),
             tuple(tried),
-            tuple(found),
+            tuple(outcomes),
             tuple(abilities),
             round(self._clock() - began, 1),
         )
@@ -109,8 +109,11 @@ class Prober:
                 yield trial
 
     def _portion(self, ranks: int, cases: Sequence[Case], hangs: dict[str, int]) -> list[End]:
-        """How each of some cases ended: all of them in one run; one by one, where that run has a dead or hung rank, or
-        ranks that disagree, since who is to blame is not known then."""
+        """Run some cases, all in one run, and return how each ended.
+
+        If that run has a dead or hung rank, wrong values, or ranks that disagree, it does not show which case is to
+        blame, and the cases are run one by one.
+        """
         together = self._cases(ranks, cases, hangs) if len(cases) > 1 else []
         if together and all(end.end in (RIGHT, "refused", "not-tried") for end in together):
             return together
@@ -120,12 +123,12 @@ class Prober:
         collective = cases[0].collective
         if hangs.get(collective, 0) >= _MOST_HANGS:
             return [End("not-tried", f"after {_MOST_HANGS} hangs of {collective}")] * len(cases)
-        found, failure = self._run(ranks, refusals, list(cases))
+        results, failure = self._run(ranks, refusals, list(cases))
         if failure is not None:
             if failure.end == "hung" and len(cases) == 1:
                 hangs[collective] = hangs.get(collective, 0) + 1
             return [failure] * len(cases)
-        ends = [_agreed([rank[i] for rank in found]) for i in range(len(cases))]
+        ends = [_agreed([rank[i] for rank in results]) for i in range(len(cases))]
         if any(end.end == "wrong" for end in ends):
             self._leave()  # ranks may be out of step
         return ends
@@ -136,7 +139,7 @@ class Prober:
                 continue
             end = self._attempt(ranks, work)
             if name in ("restarts", "timeouts"):
-                self._leave()  # what is left of them is no place to go on in
+                self._leave()  # ranks can't be used after them
             self._say(f"{name} of collectives", end.end)
             yield Ability("collectives", name, end.end, end.detail)
 
@@ -149,23 +152,23 @@ class Prober:
                 yield self._ability(stack, feature, self._attempt(ranks, work))
 
     def _ability(self, stack: str, feature: str, end: End) -> Ability:
-        found = Ability(stack, feature, end.end, end.detail)
-        self._say(found.name, end.end)
-        return found
+        ability = Ability(stack, feature, end.end, end.detail)
+        self._say(ability.name, end.end)
+        return ability
 
     def _program(self, ranks: int, program: Any) -> End:
-        found, failure = self._run(ranks, execute.on_rank, program, times=_TRAINING)
+        results, failure = self._run(ranks, execute.on_rank, program, times=_TRAINING)
         if failure is not None:
             return failure
-        wrong = problems(program, truth_of(program), found)
+        wrong = problems(program, truth_of(program), results)
         return End("wrong", _line(str(wrong[0]))) if wrong else End(RIGHT)
 
     # one run
 
     def _attempt(self, ranks: int, work: trials.Work) -> End:
-        """How something ended that returns what is wrong on each rank."""
-        found, failure = self._run(ranks, attempted, work, times=_TRAINING if work in trials.WORK.values() else 1)
-        end = failure or _agreed(found)
+        """Try something that returns what is wrong on each rank; returns how it ended."""
+        results, failure = self._run(ranks, attempted, work, times=_TRAINING if work in trials.WORK.values() else 1)
+        end = failure or _agreed(results)
         if end.end != RIGHT:
             self._leave()
         return end
@@ -173,7 +176,10 @@ class Prober:
     def _run(
         self, ranks: int, function: Callable[..., Any], *args: Any, times: int = 1
     ) -> tuple[list[Any], End | None]:
-        """What ranks returned, or how they failed.  ``times``: of how many trials it has the time."""
+        """Run a function on ranks; returns their results, or how they failed.
+
+        ``times``: its time limit, in multiples of one trial's.
+        """
         if self._clock() > self._deadline:
             return [], End("not-tried", "the time was up")
         try:
@@ -184,7 +190,7 @@ class Prober:
             return [], End(end, _line(e.headline))
 
     def _in(self, ranks: int) -> World:
-        """The world of some ranks that lives now, or a fresh one."""
+        """Return the current world if it is live and has so many ranks, or a fresh one."""
         if self._world is None or self._world.size != ranks or not self._world.live:
             self._leave()
             spec = dataclasses.replace(self._spec, size=ranks)
@@ -198,7 +204,7 @@ class Prober:
 
 
 def attempted(rank: Rank, work: trials.Work) -> tuple[str, str]:
-    """Do something on this rank; how it ended, as :func:`harness.stacks.collectives.refusals` says it."""
+    """Do some work on this rank; returns how it ended, in the words of :func:`harness.stacks.collectives.refusals`."""
     try:
         problem = work(rank)
     except Exception as e:
@@ -207,7 +213,7 @@ def attempted(rank: Rank, work: trials.Work) -> tuple[str, str]:
 
 
 def _agreed(ranks: Sequence[tuple[str, str]]) -> End:
-    """What the ranks together make of how each ended."""
+    """Combine how it ended on each rank into one end."""
     kinds = {kind for kind, _ in ranks}
     detail = next((what for kind, what in ranks if kind != "right" and what), "")
     if len(kinds) > 1 and kinds != {"right", "wrong"}:

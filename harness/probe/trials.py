@@ -1,4 +1,4 @@
-"""What a probe tries, and how ranks do it: functions that run on ranks and return what is wrong, empty if nothing."""
+"""The trials of a probe: functions that run on ranks and return what is wrong, empty if nothing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from harness.stacks.collectives import name_of, run_cases
 from harness.worlds.rank import Rank
 
 Work = Callable[[Rank], str]
-"""What every rank does; returns what was wrong, on one line, empty if nothing."""
+"""A function that every rank runs; returns what was wrong, on one line, empty if nothing."""
 
 _SHORT = timedelta(seconds=1)
 _WHOLE = (torch.bool, *INTEGERS)
 
 
 def ops_of(dtype: torch.dtype) -> tuple[str, ...]:
-    """The reductions that have a meaning for a dtype, and that the exact model knows."""
+    """Return the reductions that are meaningful for a dtype and that the exact model knows."""
     if dtype in COMPLEX:
         return ("SUM", "AVG")
     if dtype in FLOATS:
@@ -32,7 +32,7 @@ def ops_of(dtype: torch.dtype) -> tuple[str, ...]:
 
 
 def cases_of(collective: str, dtype: str) -> list[Case]:
-    """A case for each reduction that a dtype has; of collectives without, one."""
+    """Return a case for each reduction of a dtype, or one case for a collective without reductions."""
     kind: torch.dtype = getattr(torch, dtype)
     if collective in REDUCING:
         return [Case(collective, op, kind) for op in ops_of(kind)]
@@ -40,7 +40,7 @@ def cases_of(collective: str, dtype: str) -> list[Case]:
 
 
 def portions() -> Iterator[list[Case]]:
-    """Every case, those of one collective and dtype together."""
+    """Yield every case; those of one collective and dtype come together."""
     for collective in COLLECTIVES:
         for dtype in DTYPES:
             if cases := cases_of(collective, dtype):
@@ -48,12 +48,12 @@ def portions() -> Iterator[list[Case]]:
 
 
 def op_of(case: Case) -> str:
-    """The reduction of a case; empty where it has none."""
+    """Return the reduction of a case; empty if it has none."""
     return case.op if case.collective in REDUCING else ""
 
 
 def dtype_of(case: Case) -> str:
-    """The dtype of a case, by its name."""
+    """Return the name of a case's dtype."""
     return name_of(case.dtype)
 
 
@@ -61,7 +61,7 @@ def dtype_of(case: Case) -> str:
 
 
 def smoke(rank: Rank) -> str:
-    """Two collectives on all ranks."""
+    """Run two collectives on all ranks."""
     return _of_cases(rank, [Case("all_reduce"), Case("all_gather", repeats=2)])
 
 
@@ -81,18 +81,18 @@ def _subgroups(rank: Rank) -> str:
 
 
 def _messages(rank: Rank) -> str:
-    """Around a ring, one by one and as a batch."""
+    """Send messages around a ring, one by one and as a batch."""
     onward, back = (rank.index + 1) % rank.size, (rank.index - 1) % rank.size
     if rank.size == 1:
         return ""
     mine, due = _message(rank.index, rank), _message(back, rank)
     for batch in (False, True):
-        found = torch.zeros_like(due)
-        operations = [dist.P2POp(dist.isend, mine, onward), dist.P2POp(dist.irecv, found, back)]
+        received = torch.zeros_like(due)
+        operations = [dist.P2POp(dist.isend, mine, onward), dist.P2POp(dist.irecv, received, back)]
         works = dist.batch_isend_irecv(operations) if batch else [o.op(o.tensor, o.peer) for o in operations]
         for work in works:
             work.wait()
-        if problem := difference(due.cpu(), found.cpu(), "what was received"):
+        if problem := difference(due.cpu(), received.cpu(), "what was received"):
             return problem
     return ""
 
@@ -102,12 +102,12 @@ def _message(sender: int, rank: Rank) -> torch.Tensor:
 
 
 def _objects(rank: Rank) -> str:
-    found: list[object] = [None] * rank.size
-    dist.all_gather_object(found, {"rank": rank.index})
+    gathered: list[object] = [None] * rank.size
+    dist.all_gather_object(gathered, {"rank": rank.index})
     sent: list[object] = [("from", rank.index)]
     dist.broadcast_object_list(sent, src=0)
-    if found != [{"rank": i} for i in range(rank.size)] or sent != [("from", 0)]:
-        return f"other objects came back: {found}, {sent}"
+    if gathered != [{"rank": i} for i in range(rank.size)] or sent != [("from", 0)]:
+        return f"other objects came back: {gathered}, {sent}"
     return ""
 
 
@@ -147,7 +147,7 @@ def _restarts(rank: Rank) -> str:
 
 
 def _streams(rank: Rank) -> str:
-    """On a stream of its own, after what was queued there and before what is queued next."""
+    """Run a collective on a separate stream, between operations that were queued there before and after it."""
     with torch.Stream(device=rank.device):
         tensor = torch.ones(1 << 20, device=rank.device)
         for _ in range(20):
@@ -158,7 +158,7 @@ def _streams(rank: Rank) -> str:
 
 
 def _timeouts(rank: Rank) -> str:
-    """A rank waits for one that does not come, for as long as its group says."""
+    """Let a rank wait for one that does not come, for as long as its group's timeout."""
     group = dist.new_group(timeout=_SHORT)
     if rank.size > 1 and rank.index == 0:
         try:
@@ -191,7 +191,7 @@ FEATURES: dict[str, Work] = {
     "timeouts": _timeouts,
     "restarts": _restarts,
 }
-"""Of collectives, by name; what is not here is not tried."""
+"""Features of collectives, by name; a feature that is not here is not tried."""
 
 
 # stacks
@@ -203,18 +203,21 @@ def _compiled(rank: Rank) -> str:
         return tensor * 2
 
     tensor = torch.ones(3, device=rank.device)
-    found = torch.compile(doubled, backend="eager", fullgraph=True)(tensor)
-    return difference(torch.full((3,), 2.0 * rank.size), found.cpu(), "the compiled sum")
+    result = torch.compile(doubled, backend="eager", fullgraph=True)(tensor)
+    return difference(torch.full((3,), 2.0 * rank.size), result.cpu(), "the compiled sum")
 
 
 WORK: dict[tuple[str, str], Work] = {("dynamo", "collectives"): _compiled}
-"""What is tried of stacks by a function, by stack and feature."""
+"""Functions that try features of stacks, by stack and feature."""
 
 _MODEL = Model((4,), (Linear(4), Linear(2)))
 
 
 def programs(world: int) -> dict[tuple[str, str], Program]:
-    """What is tried of stacks by training, held against one device: by stack and feature, the stack itself first."""
+    """Return the training runs that try stacks, by stack and feature, the stack itself first.
+
+    Their results are compared with those of one device.
+    """
     layouts = {
         ("replicate", ""): Layout("replicate", world),
         ("replicate", "comm_hooks"): Layout("replicate", world, options=(("hook", "allreduce_hook"),)),

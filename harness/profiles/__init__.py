@@ -1,7 +1,7 @@
-"""Profiles: what a backend claims on a type of device, and which of its defects are known.
+"""Profiles: what a backend claims on a device type, and which of its defects are known.
 
-A TOML file (docs/profiles.md; JSON Schema: docs/schemas/profile.schema.json).  Nothing in here imports torch, and
-nothing asks for the time: whoever uses a profile says what day it is and what the run is on.
+A profile is a TOML file (docs/profiles.md; JSON Schema: docs/schemas/profile.schema.json).  Nothing here imports torch
+or reads the clock: callers pass the date and the platform of the run.
 """
 
 from harness.profiles.keys import KEYS

@@ -1,4 +1,4 @@
-"""Every key that a profile can have: how its value is checked and converted, and what editors know of it."""
+"""The keys of profiles: how their values are checked and converted, and their JSON Schema for editors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_BYTES = 1 << 40
 _MOST_FACTOR = 1_000
 
 Schema = dict[str, Any]
-"""What JSON Schema says of a value."""
+"""The JSON Schema of a value."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class Key:
     """A key of a table."""
 
     convert: Callable[[Any], Any]
-    """Errors: ValueError that says what the value should be; :class:`BadItem` for one entry of a table."""
+    """Check and convert a value.
+
+    Errors: ValueError that says what the value should be; :class:`BadItem` for one entry of a table."""
     example: str
     about: str
     schema: Schema
@@ -39,7 +41,7 @@ class Key:
 
 
 class BadItem(ValueError):
-    """What is wrong with one entry of a table."""
+    """A mistake in one entry of a table."""
 
     def __init__(self, item: str, what: str) -> None:
         super().__init__(what)
@@ -47,14 +49,14 @@ class BadItem(ValueError):
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """The known word that was probably meant; empty if none is near."""
+    """Return the known word that was probably meant; empty if none is similar."""
     by_folded = {name.lower(): name for name in reversed(list(known))}
-    found = difflib.get_close_matches(word.lower(), by_folded, 1) if isinstance(word, str) else []
-    return by_folded[found[0]] if found else ""
+    matches = difflib.get_close_matches(word.lower(), by_folded, 1) if isinstance(word, str) else []
+    return by_folded[matches[0]] if matches else ""
 
 
 def shown(value: Any) -> str:
-    """A value in a message, shortened."""
+    """Format a value for a message, shortened."""
     try:
         return reprlib.repr(value)
     except (ValueError, RecursionError):
@@ -62,7 +64,7 @@ def shown(value: Any) -> str:
 
 
 def shown_key(name: str) -> str:
-    """A key in a message, quoted where it is no plain word."""
+    """Format a key for a message, in quotes if it is not a plain word."""
     return name if re.fullmatch(r"[\w-]{1,60}", name) else shown(name)
 
 
@@ -204,7 +206,7 @@ def _globs(value: Any) -> tuple[str, ...]:
     return _list_of(_text)([value] if isinstance(value, str) else value)
 
 
-# what editors know of them
+# schemas for editors
 
 _TEXT: Schema = {"type": "string", "pattern": r"\S"}
 _WORD: Schema = {"type": "string", "pattern": r"^\S+$"}
@@ -217,7 +219,7 @@ def _items(schema: Schema, *, empty: bool = False) -> Schema:
 
 
 def _words(known: Sequence[str], what: str, example: str, about: str, *, empty: bool = False) -> Key:
-    """A key for a list of known words."""
+    """Return a key for a list of known words."""
     schema = _items({"enum": list(known)}, empty=empty)
     return Key(_list_of(_one_of(known, what), empty=empty), example, about, schema)
 
@@ -232,7 +234,7 @@ _CONDITION = {
     "device_name": Key(_globs, '"NVIDIA H100*"', "Devices for which it counts, as torch names them.", _GLOBS),
 }
 CONDITION = tuple(_CONDITION)
-"""Keys that say where an entry counts."""
+"""Keys that say where an entry applies."""
 
 _REASON = Key(_text, '"what is wrong"', "What is wrong, on one line.", _TEXT, required=True)
 _COLLECTIVES = _words(COLLECTIVES, "a collective", '["all_reduce"]', "Collectives.")
@@ -348,9 +350,9 @@ INTERMITTENT: Mapping[str, Key] = {
 }
 
 LISTS = ("waiver", "intermittent")
-"""Lists of tables at the top."""
+"""Lists of tables at the top level."""
 TABLES = ("collectives", "features", "tolerance")
-"""Tables at the top that have keys of their own."""
+"""Tables at the top level that have keys of their own."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "": (*HEAD, *TABLES, *LISTS),

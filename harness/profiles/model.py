@@ -1,4 +1,4 @@
-"""What a profile says, as frozen data; what it means for a case, a test or a platform is asked here."""
+"""The contents of a profile as frozen data, with queries by case, test and platform."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from harness.profiles.vocabulary import COLLECTIVES, DTYPES, OPS, REDUCING, STAC
 from harness.results import ENDED_BADLY
 
 UNREPORTED = "unreported"
-"""The link of a defect that has been reported nowhere."""
+"""The link of a defect that has not been reported."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing that is wrong in a profile."""
+    """One mistake in a profile."""
 
     file: str
     line: int
-    """From 1; 0: it is about the file as such."""
+    """From 1; 0: the mistake is about the whole file."""
     key: str
-    """With its table; empty: it is about no key."""
+    """The key with its table; empty: the mistake is about no key."""
     what: str
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Mistake:
 
 
 class ProfileError(ValueError):
-    """A profile that can't be used; says what is wrong where, one mistake a line."""
+    """A profile that can't be used.  The message has one line for each mistake."""
 
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         super().__init__("\n".join(map(str, mistakes)))
@@ -47,34 +47,34 @@ class ProfileError(ValueError):
 
 @dataclass(frozen=True)
 class Platform:
-    """What a run is on, as far as conditions ask."""
+    """The platform of a run, as far as conditions use it."""
 
     torch: str = ""
     """Version."""
     python: str = ""
     """Version."""
     machine: str = ""
-    """As :func:`platform.machine` has it."""
+    """As :func:`platform.machine` returns it."""
     os: str = ""
     """Name and release, as in ``Linux 6.8.0``."""
     device_name: str = ""
-    """As the device's module of torch has it; ``cpu`` on the host."""
+    """As torch's module for the device names it; ``cpu`` on the host."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Where something of a profile counts; without any, everywhere."""
+    """The platforms on which a part of a profile applies; an empty condition applies everywhere."""
 
     torch: str = ""
-    """Versions, as in ``>=2.11,<2.14``."""
+    """A version specifier: ``>=2.11,<2.14``."""
     python: str = ""
     machine: tuple[str, ...] = ()
-    """Globs, any of which has to match."""
+    """Globs, one of which must match."""
     os: tuple[str, ...] = ()
     device_name: tuple[str, ...] = ()
 
     def holds(self, platform: Platform) -> bool:
-        """Whether it counts on a platform.  Pre-releases and local builds are of their version."""
+        """Return whether it applies on a platform.  Pre-releases and local builds may match a version specifier."""
         return all(_within(getattr(self, k), getattr(platform, k)) for k in ("torch", "python")) and all(
             _any_of(getattr(self, k), getattr(platform, k)) for k in ("machine", "os", "device_name")
         )
@@ -96,54 +96,54 @@ ALWAYS = Condition()
 
 @dataclass(frozen=True)
 class Waiver:
-    """Tests that are known to end badly: always, or (``intermittent``) now and then."""
+    """Tests that are known to end badly: always, or sometimes (``intermittent``)."""
 
     tests: tuple[str, ...]
-    """Globs on whole node ids; ``*`` and ``?`` only, brackets mean themselves."""
+    """Globs for whole node ids, with ``*`` and ``?``; brackets are literal."""
     reason: str
     link: str
     """URL of the report, or :data:`UNREPORTED`."""
     expires: datetime.date
-    """The last day on which it counts."""
+    """The last day on which it applies."""
     verdicts: tuple[str, ...] = ENDED_BADLY
-    """The verdicts that it covers; an intermittent one names ``passed`` as well."""
+    """The verdicts that it covers; an intermittent waiver also covers ``passed``."""
     when: Condition = ALWAYS
-    """Where it counts."""
+    """The platforms on which it applies."""
     subjects: tuple[str, ...] = ("torch",)
-    """Whose implementations of the stacks it is about (:mod:`harness.subjects`)."""
+    """The subjects to which it applies (:mod:`harness.subjects`)."""
     intermittent: bool = False
     place: str = ""
     """``file:line``."""
 
     def matches(self, nodeid: str) -> bool:
-        """Whether it is about a test."""
+        """Return whether it is about a test."""
         return any(pattern(glob).match(nodeid) for glob in self.tests)
 
     def has_expired(self, today: datetime.date) -> bool:
-        """Whether it no longer counts."""
+        """Return whether it no longer applies."""
         return today > self.expires
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Combinations that are not claimed, though each of their words is: any of its collectives, dtypes and ops."""
+    """Unclaimed combinations of claimed parts: every listed collective with every listed dtype and op."""
 
     collectives: tuple[str, ...] = ()
-    """Empty: all; so for the other two."""
+    """Empty: all; the same for ``dtypes`` and ``ops``."""
     dtypes: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
     reason: str = ""
     when: Condition = ALWAYS
 
     def covers(self, collective: str, dtype: str, op: str) -> bool:
-        """Whether it takes a combination away; ``op`` is empty for a collective that has none."""
+        """Return whether it excludes a combination.  ``op`` is empty for a collective without a reduction."""
         axes = ((self.collectives, collective), (self.dtypes, dtype), (self.ops, op))
         return all(not words or word in words for words, word in axes)
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What a backend says that it can do.  Without a word about something, it claims all of that."""
+    """The claims of a backend.  Everything that a profile does not mention is claimed."""
 
     stacks: tuple[str, ...] = STACKS
     collectives: tuple[str, ...] = COLLECTIVES
@@ -151,24 +151,24 @@ class Claims:
     ops: tuple[str, ...] = OPS
     exclusions: tuple[Exclusion, ...] = ()
     features: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """By stack; a stack that is not there claims all of its features."""
+    """The claimed features by stack; a stack that is not listed claims all of its features."""
 
     def on(self, platform: Platform) -> Claims:
-        """As they are on a platform: exclusions are those that count there, without their conditions."""
+        """Return the claims on a platform: with the exclusions that apply there, without their conditions."""
         counting = [e for e in self.exclusions if e.when.holds(platform)]
         return dataclasses.replace(self, exclusions=tuple(dataclasses.replace(e, when=ALWAYS) for e in counting))
 
     def has(self, collective: str, dtype: str, op: str = "") -> bool:
-        """Whether a combination is claimed; ``op`` counts for collectives that reduce."""
+        """Return whether a combination is claimed.  ``op`` is used only for collectives that reduce."""
         op = op if collective in REDUCING else ""
         if collective not in self.collectives or dtype not in self.dtypes or (op and op not in self.ops):
             return False
         return not any(exclusion.covers(collective, dtype, op) for exclusion in self.exclusions)
 
     def lacks(self, collective: str = "", dtype: str = "", op: str = "") -> str:
-        """What is not claimed of a combination, in words; empty if some of it is.
+        """Describe a combination that is not claimed; empty if at least a part of it is claimed.
 
-        What is left empty may be anything: ``lacks(dtype="int8")`` asks whether int8 is claimed for anything at all.
+        An empty argument means any: ``lacks(dtype="int8")`` is empty if int8 is claimed for any collective.
         """
         if collective and collective not in COLLECTIVES:
             return ""
@@ -182,15 +182,15 @@ class Claims:
         return f"{collective}{of}{by}".strip() if collective else f"{dtype}{by}".strip() or "every collective"
 
     def claimed_dtypes(self, names: Iterable[str]) -> list[str]:
-        """Of some dtypes, those that are claimed for anything."""
+        """Return those dtypes that are claimed for at least one collective."""
         return [name for name in names if not self.lacks(dtype=name)]
 
     def features_of(self, stack: str) -> tuple[str, ...] | None:
-        """The features of a stack that are claimed; None: all."""
+        """Return the claimed features of a stack; None: all."""
         return dict(self.features).get(stack)
 
     def lacks_features(self, stack: str, names: Iterable[str]) -> str:
-        """The first of some features of a stack that is not claimed, in words; empty if all are."""
+        """Describe the stack, or the first of its named features, that is not claimed; empty if all are claimed."""
         if stack in STACKS and stack not in self.stacks:
             return f"the stack {stack}"
         claimed = self.features_of(stack)
@@ -203,52 +203,52 @@ EVERYTHING = Claims()
 
 @dataclass(frozen=True)
 class Tolerance:
-    """By how much more than rounding explains the results of a dtype may differ."""
+    """A factor by which results of a dtype may exceed the rounding bound."""
 
     dtype: str
     factor: float
-    """On the bound of docs/tolerances.md; at least 1."""
+    """Multiplies the bound of docs/tolerances.md; at least 1."""
     reason: str
     when: Condition = ALWAYS
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What a backend claims on a type of device."""
+    """A profile: what a backend claims on a device type, and which of its defects are known."""
 
     name: str
     backend: str
     device: str
     about: str = ""
     world_sizes: tuple[int, ...] = ()
-    """Numbers of ranks; empty: any."""
+    """The claimed numbers of ranks; empty: any."""
     ranks_per_device: int = 1
     largest_message: int | None = None
-    """Bytes of the largest message that benchmarks send; None: as the type of device has it."""
+    """Size in bytes of the largest message that benchmarks send; None: the default of the device type."""
     visible_devices: str = ""
     """The environment variable that masks devices; empty: found by its name (:func:`harness.devices.accelerators`)."""
     warm: bool | None = None
-    """Whether worlds are used again; None: on accelerators."""
+    """Whether later tests reuse worlds; None: only on accelerators."""
     timeout: float | None = None
-    """Seconds for one run on ranks."""
+    """Timeout of one run on ranks, in seconds."""
     env: tuple[tuple[str, str], ...] = ()
     imports: tuple[str, ...] = ()
     """Modules that register the backend or the device."""
     claims: Claims = EVERYTHING
     tolerances: tuple[Tolerance, ...] = ()
     waivers: tuple[Waiver, ...] = ()
-    """In the file's order, intermittent ones among them, those that are inherited before."""
+    """All waivers, including intermittent ones, in the file's order; inherited ones come first."""
     file: str = ""
     bases: tuple[str, ...] = ()
-    """The files of the profiles that it inherits from, the nearest first."""
+    """Files of the profiles that it inherits from, nearest first."""
 
     def is_about(self, backend: str, device: str) -> bool:
-        """Whether its claims are about worlds of this backend on this type of device."""
+        """Return whether its claims are about worlds of this backend on this device type."""
         return (self.backend, self.device) == (backend, device)
 
     @property
     def asks_for_device_name(self) -> bool:
-        """Whether any condition is about the name of the device, which only the device's driver knows."""
+        """Whether a condition uses the name of the device, which only the device's driver knows."""
         conditions = [x.when for x in self.waivers]
         conditions += [x.when for x in self.claims.exclusions]
         conditions += [x.when for x in self.tolerances]
@@ -257,5 +257,5 @@ class Profile:
 
 @functools.cache
 def pattern(glob: str) -> re.Pattern[str]:
-    """A glob on node ids as a regular expression; brackets mean themselves, since ids of parameters have them."""
+    """Translate a glob for node ids to a regular expression.  Brackets are literal: parameter ids contain them."""
     return re.compile(fnmatch.translate(glob.replace("[", "[[]")))

@@ -1,4 +1,4 @@
-"""What a test needs of a backend, as data, and whether claims cover it."""
+"""The needs of a test, and whether the claims of a backend cover them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.profiles.vocabulary import FEATURES
 
 @dataclass(frozen=True)
 class Needs:
-    """What a test needs of a backend."""
+    """The things that a backend must support for a test."""
 
     stack: str = ""
     collective: str = ""
@@ -19,7 +19,7 @@ class Needs:
     features: tuple[str, ...] = ()
 
     def unclaimed(self, claims: Claims) -> str:
-        """What of it is not claimed, in words; empty if all is."""
+        """Describe a need that is not claimed; empty if all are."""
         of_collective = ""
         if self.collective or self.dtype or self.op:
             of_collective = claims.lacks(self.collective, self.dtype, self.op)
@@ -27,7 +27,7 @@ class Needs:
 
     @property
     def of_accelerators(self) -> str:
-        """What of it the host can't have, in words; empty if nothing."""
+        """A needed feature that the host can't have, in words; empty if there is none."""
         known = FEATURES.get(self.stack, {})
         names = (name for name in self.features if name in known and known[name].of_accelerators)
         return next((known[name].meaning for name in names), "")

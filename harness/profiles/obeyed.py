@@ -1,6 +1,6 @@
-"""The claims that the test which runs now has to obey: what it draws, and which of its cases it leaves out.
+"""The claims that apply to the running test: they limit what it draws, and which of its cases it runs.
 
-Set by the plug-in around a test, asked for in the same process: ranks never know of it.
+The plug-in sets them around a test, and code in the same process asks for them.  Ranks do not have them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from harness.profiles.model import EVERYTHING, Claims, Platform, Profile
 
 @dataclass(frozen=True)
 class Obeyed:
-    """What a profile claims and allows on the platform of this process."""
+    """The claims and tolerances of a profile on the platform of this process."""
 
     profile: str = ""
-    """Its name; empty if nothing is to be obeyed."""
+    """The profile's name; empty if there is none."""
     claims: Claims = EVERYTHING
     factors: Mapping[str, float] = field(default_factory=dict)
-    """By dtype, how many times the bound from rounding is allowed."""
+    """By dtype, the factor that multiplies the allowed rounding bound."""
 
     def factor(self, dtypes: Iterable[str]) -> float:
-        """The largest factor of some dtypes."""
+        """Return the largest factor of some dtypes."""
         return max((self.factors.get(dtype, 1.0) for dtype in dtypes), default=1.0)
 
     def why_not(self, what: str) -> str:
-        """Why a test does not run that needs what is not claimed."""
+        """Return why a test does not run.  ``what``: what it needs and the profile does not claim."""
         return f"not claimed: {what} (profile {self.profile})"
 
 
@@ -36,7 +36,7 @@ _in_force: list[Obeyed] = []
 
 
 def of(profile: Profile | None, platform: Platform) -> Obeyed:
-    """What is to be obeyed under a profile on a platform; without one, nothing."""
+    """Return the claims of a profile on a platform; without a profile, claims that allow everything."""
     if profile is None:
         return _NOTHING
     factors = {t.dtype: t.factor for t in profile.tolerances if t.when.holds(platform)}
@@ -45,7 +45,7 @@ def of(profile: Profile | None, platform: Platform) -> Obeyed:
 
 @contextlib.contextmanager
 def obeying(obeyed: Obeyed) -> Iterator[None]:
-    """Have these claims in force."""
+    """Apply these claims inside the context."""
     _in_force.append(obeyed)
     try:
         yield
@@ -54,5 +54,5 @@ def obeying(obeyed: Obeyed) -> Iterator[None]:
 
 
 def in_force() -> Obeyed:
-    """The claims that are in force; those that allow everything where none were set."""
+    """Return the claims that apply now; if none were set, claims that allow everything."""
     return _in_force[-1] if _in_force else _NOTHING

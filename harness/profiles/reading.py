@@ -1,4 +1,4 @@
-"""From a TOML text to a profile, with the profiles that it inherits from; every mistake with file, line and key."""
+"""Read profiles from TOML, with the profiles that they inherit from; report each mistake with file, line and key."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _MOST_MISTAKES = 50
 _MOST_BASES = 20
 
 Base = Callable[[str, str], tuple[str, str]]
-"""Finds the profile that a file inherits from: ``(name, file)`` to what messages call it, and its text.
+"""Find the profile ``name`` that ``file`` inherits from: ``(name, file)`` to its file's name in messages, and its text.
 
 Errors: ValueError that says why there is none."""
 
 
 def read(path: Path, file: str = "", base: Base | None = None) -> Profile:
-    """Read a profile; ``file`` is what messages call it.  Errors: :class:`ProfileError`."""
+    """Read a profile.  ``file``: its name in messages.  Errors: :class:`ProfileError`."""
     return parse(text_of(path, file), file or str(path), base)
 
 
 def text_of(path: Path, file: str = "") -> str:
-    """The text of a profile.  Errors: :class:`ProfileError`."""
+    """Read the text of a profile.  ``file``: its name in messages.  Errors: :class:`ProfileError`."""
     file = file or str(path)
     try:
         data = contents(path, TOML_SIZE)
@@ -54,7 +54,7 @@ def text_of(path: Path, file: str = "") -> str:
 
 
 def parse(text: str, file: str, base: Base | None = None) -> Profile:
-    """Read a profile's text; ``file`` is what messages call it, ``base`` finds what it inherits from.
+    """Parse a profile.  ``file``: its name in messages.  ``base`` finds the profile that it inherits from.
 
     Errors: :class:`ProfileError`, about this file or one that it inherits from.
     """
@@ -70,14 +70,14 @@ def _parsed(text: str, file: str, base: Base | None, seen: tuple[str, ...]) -> P
     lines = lines_of(text)
     reader = _Reader(file, lines)
     below = reader.base(document, base, seen)
-    said = reader.said(document, () if "inherits" in document else [n for n, k in keys.HEAD.items() if k.required])
+    entries = reader.said(document, () if "inherits" in document else [n for n, k in keys.HEAD.items() if k.required])
     if reader.mistakes:
         raise ProfileError(_first(sorted(reader.mistakes, key=lambda mistake: mistake.line)))
-    return said.over(below, file)
+    return entries.over(below, file)
 
 
 def _first(mistakes: list[Mistake]) -> list[Mistake]:
-    """The first of many mistakes, and how many there are."""
+    """Return the first of many mistakes, and the number of the others."""
     if len(mistakes) <= _MOST_MISTAKES:
         return mistakes
     more = len(mistakes) - _MOST_MISTAKES
@@ -86,7 +86,7 @@ def _first(mistakes: list[Mistake]) -> list[Mistake]:
 
 @dataclass
 class _Said:
-    """What one file says, converted."""
+    """The converted contents of one file."""
 
     head: dict[str, Any] = field(default_factory=dict)
     collectives: dict[str, Any] = field(default_factory=dict)
@@ -96,8 +96,10 @@ class _Said:
     waivers: tuple[Waiver, ...] = ()
 
     def over(self, below: Profile | None, file: str) -> Profile:
-        """The profile that it makes of the one that it inherits from: values take the place of values, tables are
-        joined key by key, and lists of tables go on."""
+        """Return the profile that results from these contents and the inherited profile.
+
+        Values replace values, tables are merged key by key, and lists of tables are appended.
+        """
         head = dict(self.head)
         for name in ("inherits", "inherit_waivers"):
             head.pop(name, None)
@@ -126,7 +128,7 @@ class _Said:
 
 
 def _inherited(waivers: Sequence[Waiver], globs: Sequence[str] | None) -> Iterator[Waiver]:
-    """Of some waivers the test globs that match a glob; all without any."""
+    """Yield waivers with those of their test globs that match a glob; None: all of them."""
     for waiver in waivers:
         kept = [t for t in waiver.tests if globs is None or any(pattern(glob).match(t) for glob in globs)]
         if kept:
@@ -134,7 +136,7 @@ def _inherited(waivers: Sequence[Waiver], globs: Sequence[str] | None) -> Iterat
 
 
 class _Reader:
-    """Checks the tables of a file against their keys, and gathers mistakes."""
+    """A check of a file's tables against their keys, which collects mistakes."""
 
     def __init__(self, file: str, lines: Mapping[Where, int]) -> None:
         self.file = file
@@ -142,12 +144,13 @@ class _Reader:
         self.mistakes: list[Mistake] = []
 
     def line(self, where: Where) -> int:
-        """The line of a value, or of the closest thing around it that has one."""
+        """Return the line of a value, or of the innermost table around it that has a line."""
         while where and where not in self.lines:
             where = where[:-1]
         return self.lines.get(where, 1)
 
     def wrong(self, where: Where, what: str) -> None:
+        """Note a mistake."""
         names = [shown_key(part) for part in where if isinstance(part, str)]
         count = next((i for i, part in enumerate(where) if not isinstance(part, str)), 0)
         count = count or (1 if where[:1] in ((name,) for name in keys.LISTS) else 0)
@@ -158,7 +161,7 @@ class _Reader:
     # the whole file
 
     def base(self, document: Mapping[str, Any], base: Base | None, seen: tuple[str, ...]) -> Profile | None:
-        """The profile that the file inherits from."""
+        """Read the profile that the file inherits from; None if there is none, or there is a mistake."""
         name = document.get("inherits")
         if not isinstance(name, str) or base is None:
             if isinstance(name, str):
@@ -178,29 +181,31 @@ class _Reader:
         return _parsed(text, file, base, (*seen, file))
 
     def said(self, document: Mapping[str, Any], required: Sequence[str]) -> _Said:
-        said = _Said()
+        """Return the converted contents of the file."""
+        entries = _Said()
         waivers = [
             (self.line(where), self.waiver(kind, where, table))
             for kind in keys.LISTS
             for where, table in self.tables(document.get(kind, []), (kind,))
         ]
-        said.waivers = tuple(waiver for _, waiver in sorted(waivers, key=lambda pair: pair[0]) if waiver)
+        entries.waivers = tuple(waiver for _, waiver in sorted(waivers, key=lambda pair: pair[0]) if waiver)
         others = (*keys.TABLES, *keys.LISTS)
         plain = {k: v for k, v in document.items() if k not in others}
-        said.head = self.table(plain, keys.HEAD, (), others, required={"name", *required})
+        entries.head = self.table(plain, keys.HEAD, (), others, required={"name", *required})
         listed = dict(self.nested(document, "collectives"))
         excluded = listed.pop("except", [])
-        said.collectives = self.table(listed, keys.COLLECTIVES_TABLE, ("collectives",), ("except",))
-        said.exclusions = tuple(
+        entries.collectives = self.table(listed, keys.COLLECTIVES_TABLE, ("collectives",), ("except",))
+        entries.exclusions = tuple(
             Exclusion(**self.conditioned(found))
             for where, table in self.tables(excluded, ("collectives", "except"))
             if (found := self.whole(table, keys.EXCLUSION, where)) is not None
         )
-        said.features = self.table(self.nested(document, "features"), keys.FEATURES_TABLE, ("features",))
-        said.tolerances = tuple(self.tolerances(self.nested(document, "tolerance")))
-        return said
+        entries.features = self.table(self.nested(document, "features"), keys.FEATURES_TABLE, ("features",))
+        entries.tolerances = tuple(self.tolerances(self.nested(document, "tolerance")))
+        return entries
 
     def tolerances(self, tables: Mapping[str, Any]) -> Iterator[Tolerance]:
+        """Yield the tolerances without mistakes."""
         for dtype, table in tables.items():
             where: Where = ("tolerance", dtype)
             if dtype not in BOUNDED:
@@ -211,6 +216,7 @@ class _Reader:
                 yield Tolerance(dtype, **self.conditioned(found))
 
     def waiver(self, kind: str, where: Where, table: Mapping[str, Any]) -> Waiver | None:
+        """Return the waiver of a table; None if it has mistakes."""
         found = self.whole(table, keys.WAIVER if kind == "waiver" else keys.INTERMITTENT, where)
         if found is None:
             return None
@@ -220,7 +226,7 @@ class _Reader:
     # tables
 
     def nested(self, document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-        """The table of a name; empty if it is not there, or is none."""
+        """Return the table with a name; empty if it is missing or not a table."""
         found = document.get(name, {})
         if isinstance(found, dict):
             return found
@@ -228,7 +234,7 @@ class _Reader:
         return {}
 
     def tables(self, found: object, where: Where) -> Iterator[tuple[Where, Mapping[str, Any]]]:
-        """The tables of a list, and where each begins."""
+        """Yield the tables of a list, each with its path."""
         if isinstance(found, list) and all(isinstance(table, dict) for table in found):
             for i, table in enumerate(found):
                 yield (*where, i), table
@@ -236,19 +242,19 @@ class _Reader:
             self.wrong(where, f"begin each with [[{'.'.join(map(str, where))}]], in two brackets")
 
     def whole(self, table: Mapping[str, Any], known: Mapping[str, Key], where: Where) -> dict[str, Any] | None:
-        """The values of a table without mistakes."""
+        """Return the values of a table; None if it has mistakes."""
         before = len(self.mistakes)
         values = self.table(table, known, where)
         return values if len(self.mistakes) == before else None
 
     def conditioned(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The values of a table, those that say where it counts as one condition."""
+        """Return the values of a table, with its conditions as one :class:`Condition`."""
         when = Condition(**{k: values[k] for k in keys.CONDITION if k in values})
         return {**{k: v for k, v in values.items() if k not in keys.CONDITION}, "when": when}
 
     def unknown(self, where: Where, known: Sequence[str]) -> str:
-        """Note a key that there is not; returns the one that was probably meant."""
-        near = nearest(where[-1], known) if len(self.mistakes) < _MOST_MISTAKES else ""  # a search costs 0.3 ms
+        """Note an unknown key.  Returns the key that was probably meant."""
+        near = nearest(where[-1], known) if len(self.mistakes) < _MOST_MISTAKES else ""  # a search takes 0.3 ms
         hint = f"did you mean {near}?" if near else f"known are {', '.join(known)}"
         self.wrong(where, f"no such key; {hint}")
         return near
@@ -261,7 +267,7 @@ class _Reader:
         others: Sequence[str] = (),
         required: set[str] | None = None,
     ) -> dict[str, Any]:
-        """The values of a table, converted; mistakes are noted."""
+        """Return the converted values of a table, and note its mistakes."""
         values: dict[str, Any] = {}
         meant = set()
         for name, value in table.items():

@@ -1,4 +1,4 @@
-"""A profile as results keep it: the text, and what follows from the text for one run."""
+"""The record of a profile in results: its text, and what the text means for one run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from harness.results import ProfileText, WaiverEntry
 
 
 def as_recorded(profile: Profile, texts: Mapping[str, str], platform: Platform, subject: str) -> ProfileText:
-    """The record of a profile; ``texts``: by what messages call a file, its text, of those that it stands on as well.
+    """Return the record of a profile.
 
-    A run writes it, and whoever checks the run makes it again from the texts alone.
+    ``texts``: the texts of its file and of the files that it inherits from, by their names in messages.  A run writes
+    the record, and a check of the run makes it again from the texts alone.
     """
     return ProfileText(
         name=profile.name,

@@ -1,6 +1,6 @@
-"""The JSON Schema of profiles, made from the keys that the reader knows; editors complete and check with it.
+"""The JSON Schema of profiles, made from the reader's keys, with which editors complete and check.
 
-``docs/schemas/profile.schema.json`` is what ``python -m harness.profiles.schema`` prints.
+``python -m harness.profiles.schema`` prints it for ``docs/schemas/profile.schema.json``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ABOUT = "What a backend claims on a type of device, and which of its defects are
 
 
 def schema() -> Schema:
-    """The schema, in draft 2020-12."""
+    """Return the schema, in draft 2020-12."""
     head = {name: _value(key) for name, key in keys.HEAD.items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -43,8 +43,8 @@ def _value(key: Key) -> Schema:
 
 
 def _table(properties: Mapping[str, Schema], about: str, required: list[str] | None = None) -> Schema:
-    found: dict[str, Any] = {"description": about, "type": "object", "properties": dict(properties)}
-    return {**found, "additionalProperties": False, **({"required": required} if required else {})}
+    table: dict[str, Any] = {"description": about, "type": "object", "properties": dict(properties)}
+    return {**table, "additionalProperties": False, **({"required": required} if required else {})}
 
 
 def _of(known: Mapping[str, Key], about: str) -> Schema:
@@ -71,7 +71,7 @@ def _features() -> Schema:
 
 
 def text() -> str:
-    """The schema as it is published."""
+    """Return the text of the published schema."""
     return json.dumps(schema(), indent=2) + "\n"
 
 

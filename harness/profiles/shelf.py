@@ -1,4 +1,4 @@
-"""Where profiles are found by name: beside the file that asks, in the shipped folder, in installed packages."""
+"""The search for profiles by name: next to the inheriting file, in the shipped folder, and in installed packages."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from harness.profiles.model import Profile
 from harness.profiles.reading import parse, text_of
 
 SHIPPED = Path("fixtures/profiles")
-"""Where profiles are, relative to the root directory."""
+"""Folder of the shipped profiles, relative to the root directory."""
 
 OURS = Path(__file__).parents[2] / SHIPPED
-"""Where they are in Concord's own tree, for those that inherit from them elsewhere."""
+"""Folder of the shipped profiles in Concord's own tree, for profiles elsewhere that inherit from them."""
 
 
 class Shelf:
-    """Profiles by name; keeps the text of each file that it has read.
+    """Profiles by name; it keeps the text of each file that it has read.
 
-    ``root``: the folder that has ``fixtures/profiles``, and that names of files are relative to; ``texts``: what other
-    processes have read, so that they all go by the same.
+    ``root``: the folder that contains ``fixtures/profiles``; names of files are relative to it.  ``texts``: texts that
+    other processes have read, so that all processes use the same.
     """
 
     def __init__(self, root: Path, texts: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.texts: dict[str, str] = dict(texts or {})
-        """By what messages call a file, its text."""
+        """Texts by the file's name in messages."""
 
     @property
     def folder(self) -> Path:
-        """Where the shipped profiles are."""
+        """The folder of the shipped profiles."""
         return self.root / SHIPPED
 
     def names(self) -> list[str]:
-        """Every name that there is, shipped ones first."""
+        """Return the names of all profiles, shipped ones first."""
         return [*self.shipped(), *(name for name in entry_points.points(PROFILES)[0] if name not in self.shipped())]
 
     def shipped(self) -> list[str]:
-        """The names of the shipped profiles."""
+        """Return the names of the shipped profiles."""
         return sorted(path.stem for path in self.folder.glob("*.toml"))
 
     def path(self, name: str) -> Path:
-        """The file of a shipped profile, or of a package's.
+        """Return the file of a profile that is shipped or in a package.
 
-        Errors: ValueError that names the nearest; PluginError, which is one, if its package is broken.
+        Errors: ValueError that names the nearest profile; PluginError (a ValueError) if the package is broken.
         """
         if (self.folder / f"{name}.toml").is_file():
             return self.folder / f"{name}.toml"
@@ -60,29 +60,29 @@ class Shelf:
         raise ValueError(f"no profile of that name; {hint}{there}")
 
     def shown(self, path: Path) -> str:
-        """What messages call a file."""
+        """Return the name of a file in messages."""
         try:
             return str(path.resolve().relative_to(self.root.resolve()))
         except ValueError:
             return str(path)
 
     def text(self, path: Path) -> tuple[str, str]:
-        """What messages call a file, and its text.  Errors: :class:`ProfileError`."""
+        """Return the name of a file in messages, and its text.  Errors: :class:`ProfileError`."""
         file = self.shown(path)
         if file not in self.texts:
             self.texts[file] = text_of(path, file)
         return file, self.texts[file]
 
     def read(self, path: Path) -> Profile:
-        """The profile of a file, with those that it inherits from.  Errors: :class:`ProfileError`."""
+        """Read a profile, with those that it inherits from.  Errors: :class:`ProfileError`."""
         file, text = self.text(path)
         return parse(text, file, self.base)
 
     def base(self, name: str, file: str) -> tuple[str, str]:
-        """The profile of a name that a file inherits from: what messages call it, and its text (:data:`Base`)."""
+        """Find the profile that a file inherits from (:data:`Base`).  Returns its name in messages, and its text."""
         own = (self.root / file).resolve()
         for folder in (own.parent, self.folder, OURS):
             path = folder / f"{name}.toml"
-            if path.is_file() and path.resolve() != own:  # one may be called as the one that it goes on from
+            if path.is_file() and path.resolve() != own:  # a profile may have its base's name
                 return self.text(path)
         return self.text(self.path(name))

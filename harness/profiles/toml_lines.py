@@ -1,4 +1,4 @@
-"""The lines of a TOML file that its keys and tables are on: :mod:`tomllib` keeps none."""
+"""Line numbers of keys and tables in a TOML file, which :mod:`tomllib` does not keep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 Where = tuple[Any, ...]
-"""A path into a document, with a number for a table of a list: ``("waiver", 0, "reason")``."""
+"""A path into a document, with an index for a table of a list: ``("waiver", 0, "reason")``."""
 
 _TOKEN = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}' + r"|'''.*?'{3,5}" + r'|"(?:[^"\\\n]|\\.)*"' + r"|'[^'\n]*'|#[^\n]*|[\[\]{}=\n]",
@@ -17,9 +17,9 @@ _TOKEN = re.compile(
 
 
 def lines_of(text: str) -> dict[Where, int]:
-    """The line of each key and table of a TOML text that is known to be well-formed.
+    """Return the line of each key and table of a TOML text, which must be well-formed.
 
-    Keys of the answer are paths, with the index of a table after the name of its list: ``("waiver", 0, "reason")``.
+    The keys of the result are paths, with the index of a table after the name of its list: ``("waiver", 0, "reason")``.
     """
     lines: dict[Where, int] = {}
     counts: dict[Where, int] = {}
@@ -52,7 +52,7 @@ def lines_of(text: str) -> dict[Where, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str, bool]]:
-    """Line, text, and whether it is that of a key: of each header and each key of a TOML text."""
+    """Yield the headers and keys of a TOML text: line, text, and whether it is a key."""
     start, line, depth, equals = 0, 1, 0, -1
     for token in _TOKEN.finditer(text + "\n"):
         kind = token[0]
@@ -73,10 +73,10 @@ def _statements(text: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def _names(statement: str) -> tuple[list[str], bool]:
-    """The names in a header or before the sign of equality, and whether it begins a table of a list."""
+    """Return the names in a header or assignment, and whether the header begins a table of a list."""
     names: list[str] = []
-    found: Any = tomllib.loads(statement)
-    while isinstance(found, dict) and found:
-        ((name, found),) = found.items()
+    value: Any = tomllib.loads(statement)
+    while isinstance(value, dict) and value:
+        ((name, value),) = value.items()
         names.append(name)
-    return names, isinstance(found, list)
+    return names, isinstance(value, list)

@@ -1,4 +1,4 @@
-"""The words that claims are made of: collectives, dtypes, reductions, and features of each stack."""
+"""The words of claims: collectives, dtypes, reductions, and the features of each stack."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ BOUNDED = ("float64", "float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Feature:
-    """Something of a stack that a backend, or a device, may do without."""
+    """A part of a stack that a backend or a device need not support."""
 
     meaning: str
     topics: tuple[str, ...]
-    """Requirements that need it: the whole of an id, or the beginning of one up to a hyphen."""
+    """Requirements that need it: a whole id, or the beginning of ids up to a hyphen."""
     of_accelerators: bool = False
     """Whether the host can't have it."""
 
     def concerns(self, requirement: str) -> bool:
-        """Whether a requirement, by its id, needs it."""
+        """Return whether the requirement with this id needs it."""
         return any(requirement == topic or requirement.startswith(f"{topic}-") for topic in self.topics)
 
 
@@ -119,13 +119,13 @@ FEATURES: Mapping[str, Mapping[str, Feature]] = {
         "messages": Feature("compiled messages", ("DYN-P2P",)),
     },
 }
-"""By stack, by name."""
+"""Features by stack and name."""
 
 STACKS = tuple(FEATURES)
 
 
 def features_of(stack: str, requirements: Iterable[str]) -> list[str]:
-    """The features of a stack that any of some requirements needs, in the order of :data:`FEATURES`."""
+    """Return the features of a stack that any of the requirements needs, in the order of :data:`FEATURES`."""
     ids = list(requirements)
     known = FEATURES.get(stack, {})
     return [name for name, feature in known.items() if any(feature.concerns(each) for each in ids)]

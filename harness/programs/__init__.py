@@ -26,7 +26,8 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    # On demand: this file is imported with each of its modules, some of which these names import.
+    # Names are imported on demand: each module of this package imports this file first, and some of these names import
+    # such modules.
     import importlib
 
     if name not in _WHERE:

@@ -1,4 +1,4 @@
-"""What property-based suites call: a program must be on ranks what it is on one device, or there is a reproducer."""
+"""The assertion of property-based suites: a program must give the same results on ranks as on one device."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from harness.worlds.world import World, WorldSpec
 
 
 def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> None:
-    """Execute a program on one device and on ranks; require that it is the same run.
+    """Execute a program on one device and on ranks, and require the same results.
 
-    A program with numbers that may overflow is given up (Hypothesis draws another).  What fails is written down as a
-    reproducer, each failure of a test over the one before, so that the smallest stays; the exception has a note that
-    says where it is.  Shrinking ends after a while (:mod:`harness.programs.patience`).
+    A program whose numbers may overflow is rejected (Hypothesis draws another). A failure is written as a reproducer,
+    which replaces that of the test's failure before, so the smallest one stays; a note of the exception says where it
+    is. Shrinking ends after a while (:mod:`harness.programs.patience`).
     Errors: :class:`~harness.programs.problem.Different`; :class:`~harness.RanksFailed` if ranks fail, hang or die.
     """
     __tracebackhide__ = True
     patience = patience_of(worlds)
     patience.begin(program)
-    if "float16" in dtypes_of(program):  # often given up: training alone first costs less than asking ranks in vain
+    if "float16" in dtypes_of(program):  # often rejected, so train alone first, which costs less than a run on ranks
         _require_tame(program, execute.trained_alone(program))
     truths: list[Truth] = []
     world = worlds(program.layout.world)
@@ -43,7 +43,8 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
     def run() -> list[execute.Outcome]:
         nonlocal world
         world = worlds(program.layout.world)
-        # Ranks mostly wait for one another: the truth is found meanwhile, for programs that are given up as well.
+        # Ranks mostly wait for one another, so the expected results are computed meanwhile, even for programs that are
+        # then rejected.
         return world.run_beside(
             lambda: truths.append(truth_of(program)),
             execute.on_rank,
@@ -56,7 +57,7 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
     except RanksFailed as e:
         if truths:
             _require_tame(program, truths[0].tensors)
-        if e.verdict == "hung":  # one defect: where ranks stand when they are stopped is chance
+        if e.verdict == "hung":  # one defect, although ranks are stopped at random places
             e.__cause__ = e.__context__ = None
         _failed(patience, world, program, e, e.summary(), None)
         raise
@@ -66,7 +67,7 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
     wrong = problems(program, truth, outcomes)
     if wrong:
         if any(outcome.left for outcome in outcomes):
-            world.kill()  # or what was left behind would be found again after every smaller program
+            world.kill()  # or the residue would be found again after every smaller program
         error = Different(wrong)
         _failed(patience, world, program, error, error.whole(), truth)
         raise error
@@ -87,9 +88,9 @@ def _failed(
 
 
 def write(world: World, program: Program, error: Exception, what: str, truth: Truth | None, *, part: str = "") -> None:
-    """Write a reproducer of a program that fails; the exception carries it, and has a note that says where it is.
+    """Write a reproducer of a program that fails, attach it to the exception, and add a note that says where it is.
 
-    ``part``: goes into the file's name, where a failure has several programs.
+    ``part``: a suffix of the file's name, for a failure that has several programs.
     """
     try:
         file, command = reproducer.write(
@@ -102,7 +103,7 @@ def write(world: World, program: Program, error: Exception, what: str, truth: Tr
             device=world.spec.device,
             subject=world.spec.subject,
         )
-    except OSError as e:  # a full disk must not hide what was found
+    except OSError as e:  # a full disk must not hide the failure
         error.add_note(f"no reproducer could be written: {e}")
         return
     again = _replayed(file.with_suffix(".json"), world.spec)
@@ -111,7 +112,7 @@ def write(world: World, program: Program, error: Exception, what: str, truth: Tr
 
 
 def _replayed(stored: Path, spec: WorldSpec) -> str:
-    """The command that runs a stored program again as it was run."""
+    """Return the command that runs a stored program again in the same way."""
     profile = in_force().profile
     where = ["--profile", profile] if profile else ["--backend", spec.backend, "--device", spec.device]
     subject = ["--subject", spec.subject] if spec.subject != TORCH else []

@@ -1,13 +1,16 @@
-"""Is a run on ranks the run on one device?  Every oracle that a program's outcome is held against.
+"""Compare a run on ranks with the run on one device.
 
-- *exact*: where the computation is proven exact in any order (:mod:`harness.oracles.proof`), bit for bit;
-- *bounded*: where it is not, within what rounding can explain (:mod:`harness.oracles.tolerance`);
-- *agreement*: ranks have the same gradients, parameters, buffers and states, bit for bit;
-- *accounting*: the ranks of a group launched the same number of collectives on it in every forward and backward, none
-  over data-parallel ranks where synchronisation is off, some where it is on; communication hooks are called once with
-  each bucket, alike on all ranks; every rank compiled at least one graph, and all the same where they see the same
-  shapes;
-- *residue*: a run leaves nothing behind in the process (:mod:`harness.programs.residue`).
+An outcome is checked in five ways:
+
+- *exact*: if the computation is proven exact in any order (:mod:`harness.oracles.proof`), results must agree bit for
+  bit;
+- *bounded*: otherwise, results must agree within a bound on rounding errors (:mod:`harness.oracles.tolerance`);
+- *agreement*: all ranks must have the same gradients, parameters, buffers and states, bit for bit;
+- *accounting*: the ranks of a group must launch the same number of collectives on it in every forward and backward. A
+  backward without gradient synchronization launches at most as many as the stack promises, and one with synchronization
+  connects all data-parallel ranks. Communication hooks are called once with each bucket, alike on all ranks. Every rank
+  compiles at least one graph, and all ranks compile the same graphs if they see the same shapes;
+- *residue*: a run must leave nothing behind in the process (:mod:`harness.programs.residue`).
 """
 
 from __future__ import annotations
@@ -35,14 +38,14 @@ from harness.stacks.seen import Launched, Pass, Seen
 
 @dataclass(frozen=True)
 class Truth:
-    """What the single device says, and how near ranks must come."""
+    """The expected results of a program, and how close ranks must come to them."""
 
     tensors: Mapping[Seen, torch.Tensor]
-    """float64, in order."""
+    """The single device's results in float64, in the order in which they were seen."""
     unproven: tuple[str, ...]
-    """Why bits can't be compared; empty where they can."""
+    """Reasons why results can't be compared bit for bit; empty if they can."""
     bounded: Bounded[Seen] | None
-    """What rounding can explain, where bits can't be compared."""
+    """The bounded oracle, if results can't be compared bit for bit."""
 
     @property
     def exact(self) -> bool:
@@ -51,12 +54,13 @@ class Truth:
 
 @execute.for_small_tensors()
 def truth_of(program: Program, *, bound: bool = True) -> Truth:
-    """Train on one device, and find out what can be asked of ranks.
+    """Train on one device, and decide how its results are compared with those of ranks.
 
-    ``bound``: whether to find out what rounding explains where bits can't be asked for.
+    ``bound``: whether to derive tolerances if results can't be compared bit for bit.
     """
     narrowest = max((_torch(d) for d in dtypes_of(program)), key=lambda d: torch.finfo(d).eps)
-    # Ranks multiply the loss by their number, or halve it (the option ``divide``), and gradients go the other way.
+    # Ranks multiply the loss by the number of parts, or halve it (the option ``divide``), and divide gradients by the
+    # same factor.
     proof = Exactness(narrowest, factor=max(2, program.parts), stop=bound)
     train = execute.alone(program)
     tensors: Tensors = {}
@@ -68,18 +72,18 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
     if not unproven or not bound:
         return Truth(tensors, tuple(unproven), None)
     bounded = Bounded(execute.alone(program), narrowest, world=program.layout.world)
-    allowed = in_force().factor(dtypes_of(program))  # what the profile says that its backend rounds more
+    allowed = in_force().factor(dtypes_of(program))  # above 1 if the profile says that its backend rounds more
     bounded.tolerance = {seen: allowed * tolerance for seen, tolerance in bounded.tolerance.items()}
     _allow_all_after_wild_clipping(program, bounded)
     return Truth(bounded.truth, tuple(unproven), bounded)
 
 
 def _allow_all_after_wild_clipping(program: Program, bounded: Bounded[Seen]) -> None:
-    """Where nobody knows by how much gradients are clipped, nothing is known of what follows.
+    """Allow any value after a clipping whose factor is unknown.
 
-    Elsewhere larger errors have larger effects, so that samples, whose errors are larger than those of any run, say how
-    far a run may be.  Where they let gradients explode that are clipped then, most of them become nothing, in samples;
-    in a run they need not.
+    Usually larger errors have larger effects, so the samples of the bounded oracle, whose errors are larger than those
+    of any run, show how far a run may be off. Clipping can break this rule: if gradients explode in the samples and are
+    then clipped, most of them vanish in the samples, but need not vanish in a run.
     """
     wild = False
     for seen, tolerance in bounded.tolerance.items():
@@ -91,7 +95,7 @@ def _allow_all_after_wild_clipping(program: Program, bounded: Bounded[Seen]) -> 
 
 
 def _averaged_again(program: Program) -> bool:
-    """Whether gradients that ranks have averaged go into another average, and dividing them can't be exact."""
+    """Return whether averaged gradients enter another average whose division can't be exact."""
     if program.parts & (program.parts - 1) == 0:
         return False
     averaged = False
@@ -105,9 +109,9 @@ def _averaged_again(program: Program) -> bool:
 
 
 def tame(program: Program, seen: Mapping[Seen, torch.Tensor]) -> bool:
-    """Whether no number is so large that one on its way to it may have overflowed in the program's dtypes.
+    """Return whether all values are so small that none on the way to them can have overflowed in the program's dtypes.
 
-    ``seen``: what one device says.
+    ``seen``: the single device's results.
     """
     most = min(torch.finfo(_torch(name)).max for name in dtypes_of(program)) / (64 * program.layout.world)
     floats = [t for t in seen.values() if t.is_floating_point() and t.numel()]
@@ -116,7 +120,7 @@ def tame(program: Program, seen: Mapping[Seen, torch.Tensor]) -> bool:
 
 @execute.for_small_tensors()
 def problems(program: Program, truth: Truth, outcomes: Sequence[Outcome]) -> list[Problem]:
-    """Everything that is wrong with the outcomes of all ranks."""
+    """Return everything that is wrong with the outcomes of all ranks."""
     wrong: list[Problem] = []
     right: Tensors = {}
     for rank, outcome in enumerate(outcomes):
@@ -127,14 +131,18 @@ def problems(program: Program, truth: Truth, outcomes: Sequence[Outcome]) -> lis
 
 
 def _wrong(program: Program, truth: Truth, rank: int, tensors: Tensors, right: Tensors) -> list[Problem]:
-    """``right``: what was found right of other ranks, and what every rank has to have; more is put into it."""
+    """Return what is wrong with one rank's tensors, compared with one device.
+
+    ``right``: tensors that were right on other ranks and must be the same on every rank. Those of this rank are added
+    to it.
+    """
     wrong = []
     for seen, tensor in tensors.items():
         if seen in right and identical(tensor, right[seen]):
             continue
         expected = truth.tensors.get(seen)
         if expected is None:
-            # FSDP1 gives zeros to a parameter that nothing used, beside others that were.
+            # FSDP1 gives a gradient of zeros to a parameter that nothing has used, if others beside it were used.
             if not (promises_of(program).zeros_for_unused and not tensor.any()):
                 wrong.append(Problem("unexpected", seen, (rank,)))
             continue
@@ -153,7 +161,7 @@ def _wrong(program: Program, truth: Truth, rank: int, tensors: Tensors, right: T
 
 
 def _promised(program: Program, seen: Seen) -> bool:
-    """Whether a stack shows a thing whole."""
+    """Return whether the stack promises to show a tensor whole."""
     promises = promises_of(program)
     if seen.kind == "gradient":
         return promises.gradients
@@ -166,20 +174,23 @@ def _difference(truth: Truth, seen: Seen, found: torch.Tensor, part: tuple[int, 
     expected = truth.tensors[seen]
     if part[1] > 1:
         expected = expected.tensor_split(part[1])[part[0]]
-    if found.is_floating_point():  # 0.0 is added because the sign of a zero depends on the order of a sum
+    if found.is_floating_point():  # adding 0 removes the sign of zeros, which depends on the order of a sum
         return compare(expected.to(found.dtype) + 0, found + 0)
     return compare(expected, found)
 
 
 @functools.lru_cache(maxsize=16)
 def _own_dtypes(model: Model) -> dict[str, str]:
-    """The dtypes of layers that have one of their own, by name.  Asked for everything that a rank has seen."""
+    """Return the dtypes of layers that have their own, by layer name. Cached, because it is needed for every tensor."""
     return {n.name: n.dtype for n in walk(model) if n.dtype}
 
 
 def _dtype_of(program: Program, seen: Seen) -> torch.dtype | None:
-    """The dtype of something that is compared: that of the layer that it belongs to, or the program's, or, of outputs,
-    what the stack casts to; None where any will do, as of the norm of gradients of several dtypes."""
+    """Return the dtype that a tensor must have.
+
+    This is its layer's own, the program's, or, for outputs, the one that the stack casts to. None if any dtype will do,
+    as for the norm of gradients of several dtypes.
+    """
     if seen.kind == "norm":
         return None
     if seen.of_part and (cast := output_dtype_of(program.layout)):
@@ -194,7 +205,7 @@ def _torch(name: str) -> torch.dtype:
 
 
 def _disagree(rank: int, first: Tensors, other: Tensors) -> list[Problem]:
-    """In what a rank differs from rank 0, of what all ranks have whole."""
+    """Return how a rank differs from rank 0 in tensors that every rank has whole."""
     wrong = []
     for seen, tensor in first.items():
         if seen.of_part:
@@ -215,13 +226,13 @@ def _accounts(program: Program, outcomes: Sequence[Outcome]) -> list[Problem]:
         graphs = tuple(o.graphs for o in outcomes)
         if not all(graphs):
             wrong.append(Problem("not compiled", ranks=tuple(rank for rank, g in enumerate(graphs) if not g)))
-        elif len(set(graphs)) > 1 and program.even:  # other shapes may compile anew
+        elif len(set(graphs)) > 1 and program.even:  # different shapes may recompile
             wrong.append(Problem("graphs", ranks=tuple(range(len(graphs))), found=graphs))
     return wrong
 
 
 def _launches(program: Program, what: Pass, ranks: Sequence[Launched | None]) -> list[Problem]:
-    """What is wrong with the numbers of collectives that ranks launched in one forward or backward."""
+    """Return what is wrong with the numbers of collectives that ranks launched in one forward or backward."""
     wrong = [Problem("uncounted", what, (rank,)) for rank, launched in enumerate(ranks) if launched is None]
     tables = [launched or {} for launched in ranks]
     data_groups = _data_groups(program)
@@ -240,7 +251,7 @@ def _launches(program: Program, what: Pass, ranks: Sequence[Launched | None]) ->
 
 
 def _joined(group: Sequence[int], tables: Sequence[Launched]) -> bool:
-    """Whether collectives tell every rank of a group of every other, perhaps by way of a third."""
+    """Return whether collectives connect every rank of a group with every other, directly or through other ranks."""
     reached = {group[0]}
     for _ in group:
         for rank in tuple(reached):
@@ -249,7 +260,7 @@ def _joined(group: Sequence[int], tables: Sequence[Launched]) -> bool:
 
 
 def _hooks(what: Pass, ranks: Sequence[Mapping[str, Sequence[tuple[int, bool]]]]) -> list[Problem]:
-    """What is wrong with the calls of communication hooks in one forward or backward."""
+    """Return what is wrong with the calls of communication hooks in one forward or backward."""
     wrong = []
     synced = what.phase == "synced"
     for module in dict.fromkeys(module for called in ranks for module in called):
@@ -267,11 +278,11 @@ def _hooks(what: Pass, ranks: Sequence[Mapping[str, Sequence[tuple[int, bool]]]]
 
 
 def _data_groups(program: Program) -> list[tuple[int, ...]]:
-    """The ranks that average gradients with each other."""
+    """Return the groups of ranks that average gradients with each other."""
     tensor = program.layout.tensor
     return [tuple(range(first, program.layout.world, tensor)) for first in range(tensor)]
 
 
 def _most_unsynced(program: Program) -> int:
-    """How many collectives a backward may launch though it averages nothing."""
+    """Return the maximum number of collectives in a backward that does not average gradients."""
     return promises_of(program).unsynced_collectives

@@ -1,4 +1,4 @@
-"""Programs and claims: what a program needs of a backend, so that none is drawn that the profile does not claim."""
+"""Relate programs to claims, so that only programs are drawn whose needs the profile claims."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from harness.stacks.stack import Stack
 
 
 def claimed_dtypes(dtypes: Sequence[str]) -> tuple[str, ...]:
-    """Of some dtypes, those that the profile in force claims for anything.
+    """Return those of the dtypes that the profile in force claims for anything.
 
-    A test is unsupported where none is left.
+    The test is skipped as unsupported if none is left.
     """
     kept = in_force().claims.claimed_dtypes(dtypes)
     if not kept:
@@ -26,13 +26,13 @@ def claimed_dtypes(dtypes: Sequence[str]) -> tuple[str, ...]:
 
 
 def offered(stack: Stack, option: str) -> bool:
-    """Whether the profile in force claims the feature that an option of a stack's layouts is."""
+    """Return whether the profile in force claims the feature that an option of a stack's layouts belongs to."""
     feature = stack.features.get(option)
     return feature is None or not in_force().claims.lacks_features(stack.name, [str(feature)])
 
 
 def unclaimed(program: Program, claims: Claims) -> str:
-    """What of a program is not claimed, in words; empty if all is."""
+    """Return what a program needs that is not claimed, in words; empty if all is claimed."""
     stack, _, options = parted(program.layout)
     used = sorted(name for name, value in options.items() if value and name in stack.features)
     features = dict.fromkeys([*(str(stack.features[name]) for name in used), *stack.claims(options)])

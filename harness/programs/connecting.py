@@ -1,8 +1,8 @@
-"""Ranks that did not find each other say nothing about a program.
+"""Retry runs whose ranks could not connect a process group, which says nothing about the program.
 
-A program makes process groups for its meshes and destroys them, in processes that live on.  About one in a thousand
-times gloo fails to connect a new group under that ("connectFullMesh failed ... Connection closed by peer"), with any
-program; the cause is not known.
+A program makes process groups for its meshes and destroys them, in processes that live on. In that situation gloo fails
+to connect a new group about once in a thousand times ("connectFullMesh failed ... Connection closed by peer"), with any
+program. The cause is not known.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _SIGN = "connectFullMesh failed"
 
 
 class NotConnected(UserWarning):
-    """A process group could not be connected; ranks of a fresh world were asked once more."""
+    """A process group could not be connected, so the run was repeated on the ranks of a fresh world."""
 
 
 def once_connected(run: Callable[[], T]) -> T:
-    """What ``run`` returns; where its ranks could not connect a process group, what it returns the second time.
+    """Return the result of ``run``, and call it a second time if its ranks could not connect a process group.
 
-    Errors: those of ``run``; warns with :class:`NotConnected`.
+    Errors: those of ``run``. Warns with :class:`NotConnected` before the second call.
     """
     __tracebackhide__ = True
     try:
@@ -38,6 +38,6 @@ def once_connected(run: Callable[[], T]) -> T:
 
 
 def _unconnected(error: RanksFailed) -> bool:
-    """Whether gloo told a rank that it could not connect a group: by its message, as it has no error of its own."""
+    """Return whether a rank reports gloo's message for a failed connection. Gloo has no error type for it."""
     reports = [end.report for end in error.ends if end.report is not None]
     return any(_SIGN in str(report.get(field, "")) for report in reports for field in ("message", "text"))

@@ -1,4 +1,4 @@
-"""How much a program asks of one device, estimated from above without executing anything."""
+"""An upper estimate of what a program costs on one device, computed without executing it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from harness.specs.shapes import Named, walk
 
 @dataclass(frozen=True)
 class Cost:
-    """What one device does in a whole run."""
+    """The cost of a whole run on one device."""
 
     calls: int
-    """Of layers, in all forwards together."""
+    """Calls of layers, in all forwards together."""
     elements: int
-    """Numbers that are computed, and kept for comparison."""
+    """Numbers that are computed, or kept for comparison."""
     products: int
-    """Multiplications, forward and backward."""
+    """Multiplications, in forwards and backwards."""
 
 
 @dataclass(frozen=True)
 class _Layers:
-    """The layers of a model, added up; ``computed`` and ``products`` for one row."""
+    """Sums over the layers of a model. ``computed`` and ``products`` are for one row."""
 
     calls: int
     parameters: int
@@ -34,22 +34,26 @@ class _Layers:
 
 
 def cost(program: Program) -> Cost:
-    """Estimate what a whole run costs.  Errors: ValueError where a layer can't stand where it is."""
-    one = _layers(program.model)
+    """Estimate the cost of a whole run. Errors: ValueError if a layer can't be where it is."""
+    layers = _layers(program.model)
     calls = elements = products = 0
     for step in program.steps:
         rows, drawn = _rows(step)
         forwards = len(step.rows) + step.evaluate
-        # Whole gradients are kept after each micro-batch; parameters, two states of the optimizer after each step.
-        kept = one.parameters * (len(step.rows) + 3 * (1 + step.reload))
-        calls += forwards * one.calls
-        elements += rows * one.computed + drawn * (one.inputs + one.outputs) + kept
-        products += 3 * rows * one.products + kept
-    return Cost(calls, elements + one.parameters, products)
+        # After each micro-batch, whole gradients are kept. After each step and each reload, parameters and two states
+        # of the optimizer are kept.
+        kept = layers.parameters * (len(step.rows) + 3 * (1 + step.reload))
+        calls += forwards * layers.calls
+        elements += rows * layers.computed + drawn * (layers.inputs + layers.outputs) + kept
+        products += 3 * rows * layers.products + kept
+    return Cost(calls, elements + layers.parameters, products)
 
 
 def _rows(step: Step) -> tuple[int, int]:
-    """How many rows go through the model in a step, and for how many data is made: slices are made from all rows."""
+    """Return how many rows pass through the model in a step, and how many rows of data are made.
+
+    Each slice of a joint batch makes all of its rows.
+    """
     rows = sum(step.rows)
     evaluated = step.rows[0] if step.evaluate else 0
     return rows + evaluated, (rows * len(step.rows) if step.joint else rows) + evaluated
@@ -74,7 +78,7 @@ def _layers(model: Model) -> _Layers:
 
 
 def _of(n: Named, model: Model) -> tuple[int, int, int]:
-    """A layer's own parameters; and for one row, the numbers that it computes, and its multiplications."""
+    """Return a layer's numbers of own parameters and, for one row, of computed values and of multiplications."""
     layer, before, after = n.layer, math.prod(n.before), math.prod(n.after)
     if isinstance(layer, Linear):
         return (n.before[-1] + 1) * layer.out, after, before * layer.out
@@ -89,5 +93,5 @@ def _of(n: Named, model: Model) -> tuple[int, int, int]:
         computed = 5 * after + 3 * layer.heads * pairs
         return 4 * (width + 1) * width, computed, 4 * before * width + 2 * pairs * width
     own = 2 * max(n.before) if isinstance(layer, Norm) else 0
-    # What is tied multiplies as the layer does whose weight it has; every other function is of each element.
+    # A tied layer multiplies like the layer that has its weight. All other functions are elementwise.
     return own, max(before, after), before * (n.after[-1] if n.after else 1)

@@ -1,4 +1,4 @@
-"""Cut definitions out of modules, with all that they use and the imports for it, so that a file stands on its own."""
+"""Cut definitions out of modules, with everything that they need, to make a file that stands on its own."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from types import ModuleType
 from typing import Any
 
 OURS = "harness"
-"""Imports from it are left out of what is cut out."""
+"""The package whose imports are left out of the text."""
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """A file, taken apart."""
+    """The definitions and imports of a file."""
 
     imports: dict[str, str]
-    """Lines that import, by the name that each gives."""
+    """Import statements, by the name that each binds."""
     defined: dict[str, str]
     """Texts of definitions, by name."""
     borrowed: dict[str, str]
-    """Modules of Concord that names come from, by name."""
+    """Modules of Concord that names are imported from, by name."""
 
 
 def names_in(text: str) -> set[str]:
-    """The names that a text uses and has no variable, argument or attribute for."""
+    """Return the global names that a text uses."""
     tables = [symtable.symtable(text, "text", "exec")]
     used = {symbol.get_name() for symbol in tables[0].get_symbols() if symbol.is_referenced()}
     while tables:
@@ -39,21 +39,21 @@ def names_in(text: str) -> set[str]:
 
 
 def module_of(function: Callable[..., Any]) -> ModuleType:
-    """The module that a function is defined in."""
+    """Return the module in which a function is defined."""
     return sys.modules[function.__module__]
 
 
 def definitions(modules: Iterable[ModuleType], wanted: set[str]) -> str:
-    """The text of the definitions with these names, of all that they use in turn, and of the imports for them.
+    """Return the text of the definitions with these names, of all that they use in turn, and of their imports.
 
-    ``modules`` come in the order in which their definitions are to stand.  A name means what the module that uses it
-    defines, else what it imports from another of the modules, else what any of them defines.  Imports from Concord are
-    left out.
-    Errors: ValueError where a name would have two meanings in the text, or comes from a module of Concord that is not
+    ``modules`` are in the order in which their definitions appear in the text. A name refers to a definition in the
+    module that uses it, otherwise to one that this module imports from another of the modules. A wanted name is looked
+    up in all modules. Imports from Concord are left out.
+    Errors: ValueError if a name would have two meanings in the text, or comes from a module of Concord that is not
     among the modules.
     """
     parts = {module.__name__: _parts(module.__file__ or "") for module in modules}
-    needed: dict[str, str] = {}  # names of definitions, and the modules that they are of
+    needed: dict[str, str] = {}  # the module of each definition, by the definition's name
     imports: dict[str, str] = {}
     waiting = [(name, where) for name in sorted(wanted) if (where := _defining(parts, name))]
     for own in parts.values():
@@ -81,7 +81,7 @@ def definitions(modules: Iterable[ModuleType], wanted: set[str]) -> str:
 
 
 def _defining(parts: dict[str, _Parts], name: str) -> str:
-    """The module that defines a name which the program's own text uses; the last one, if several do."""
+    """Return the module that defines a name that the program's own text uses, or the last one if several do."""
     return next((module for module, own in reversed(parts.items()) if name in own.defined), "")
 
 
@@ -95,10 +95,10 @@ def _import(imports: dict[str, str], own: _Parts, used: set[str]) -> None:
 def _parts(file: str) -> _Parts:
     text = Path(file).read_text()
     lines = text.splitlines()
-    found = _Parts({}, {}, {})
+    parts = _Parts({}, {}, {})
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == OURS:
-            found.borrowed.update({alias.asname or alias.name: node.module or "" for alias in node.names})
+            parts.borrowed.update({alias.asname or alias.name: node.module or "" for alias in node.names})
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             if isinstance(node, ast.ImportFrom) and node.module == "__future__":
                 continue
@@ -106,15 +106,15 @@ def _parts(file: str) -> _Parts:
                 given = (alias.asname or alias.name).split(".")[0]
                 name = f"{alias.name} as {alias.asname}" if alias.asname else alias.name
                 of = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
-                found.imports[given] = f"{of}import {name}"
+                parts.imports[given] = f"{of}import {name}"
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            found.defined[node.name] = "\n".join(lines[first - 1 : node.end_lineno])
+            parts.defined[node.name] = "\n".join(lines[first - 1 : node.end_lineno])
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if isinstance(target, ast.Name) and target.id != "__all__":
-                found.defined[target.id] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-    return found
+                parts.defined[target.id] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+    return parts
 
 
 __all__ = ["definitions", "module_of", "names_in"]

@@ -1,4 +1,4 @@
-"""Strategies that are made once: making one for each draw costs more than the drawing."""
+"""Strategies that are built once, because building a strategy costs more than drawing from it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ EITHER = st.booleans()
 
 
 def among(options: Sequence[_T]) -> SearchStrategy[_T]:
-    """As ``st.sampled_from``, of options that can be keys of a dict."""
+    """Return ``st.sampled_from(options)`` from a cache. The options must be hashable."""
     return _among(*options)
 
 
-@functools.lru_cache(1000, typed=True)  # or True would be drawn as the 1 that came before it
+@functools.lru_cache(1000, typed=True)  # otherwise True would get the strategy that was cached for 1
 def _among(*options: Any) -> SearchStrategy[Any]:
     return st.sampled_from(options)

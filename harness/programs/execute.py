@@ -1,4 +1,4 @@
-"""Executing programs: alone for the truth, and on ranks for what is under test."""
+"""Execute programs: alone for the expected results, and on ranks for the implementation under test."""
 
 from __future__ import annotations
 
@@ -30,20 +30,24 @@ Tensors = dict[Seen, torch.Tensor]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank saw.  Pickled, the tensors of each dtype are one: many small ones cost more than all else."""
+    """The outcome of a program on one rank.
+
+    Pickling joins the tensors of each dtype into one, because pickling many small tensors costs more than everything
+    else.
+    """
 
     seen: Tensors
-    """Everything that is compared, in order, whole and on the CPU."""
+    """Everything that is compared, in order: whole tensors on the CPU."""
     graphs: tuple[int, ...]
-    """Nodes of each compiled graph."""
+    """The number of nodes in each compiled graph."""
     launched: dict[Pass, Launched]
-    """How many collectives each forward and backward launched."""
+    """The number of collectives that each forward and backward launched."""
     hooked: dict[Pass, Calls] = field(default_factory=dict)
-    """How each forward and backward called communication hooks."""
+    """The calls of communication hooks in each forward and backward."""
     left: tuple[residue.Left, ...] = ()
     """What the run left behind in the process."""
     seconds: float = 0.0
-    """How long the program took: ``build``, ``distribute``, ``train``, and destroying what they made."""
+    """How long the program took: ``build``, ``distribute``, ``train``, and the destruction of what they made."""
 
     def __getstate__(self) -> dict[str, Any]:
         flat: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -64,10 +68,10 @@ class Outcome:
 
 @contextlib.contextmanager
 def for_small_tensors() -> Iterator[None]:
-    """Let torch compute with one thread, and nobody look for garbage.
+    """Make torch compute with one thread, and pause garbage collection.
 
-    Threads that wait for each other take ten times as long where ranks have the cores; and what is made of tensors
-    that are many and small, such as a tape, stays until the end, however often it is looked through.
+    Threads that wait for each other take ten times as long when ranks occupy the cores. Structures of many small
+    tensors, such as a tape, live until the end, so looking through them again and again frees nothing.
     """
     threads, collecting = torch.get_num_threads(), gc.isenabled()
     torch.set_num_threads(1)
@@ -83,12 +87,12 @@ def for_small_tensors() -> Iterator[None]:
 @functools.lru_cache(maxsize=256)
 def _code(text: str) -> tuple[CodeType, str]:
     file = f"<program {zlib.crc32(text.encode()):08x}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # tracebacks show its lines
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # so that tracebacks show its lines
     return compile(text, file, "exec"), file
 
 
 def functions(program: Program) -> dict[str, Any]:
-    """The names that a program's source defines, and those that it stands on."""
+    """Return the names that a program's source defines, along with those that it uses."""
     text = source(program)
     code, file = _code(text)
     namespace: dict[str, Any] = {**vars(training), **vars(prelude), "__name__": "program", "__file__": file}
@@ -99,9 +103,9 @@ def functions(program: Program) -> dict[str, Any]:
 
 
 def alone(program: Program, dtype: torch.dtype = torch.float64) -> Callable[[], Tensors]:
-    """Get ready to train on one device, on the whole of each batch.
+    """Build a program's model on one device, and return a function that trains it on the whole of each batch.
 
-    The function that is returned trains, once, and returns everything that is compared.
+    Call the function only once. It returns everything that is compared.
     """
     names = functions(program)
     one = training.Party(dtype=dtype)
@@ -112,12 +116,12 @@ def alone(program: Program, dtype: torch.dtype = torch.float64) -> Callable[[], 
 
 @for_small_tensors()
 def trained_alone(program: Program) -> Tensors:
-    """Train on one device, in float64."""
+    """Train on one device in float64, and return everything that is compared."""
     return alone(program)()
 
 
 def party(rank: Rank, program: Program) -> training.Party:
-    """Who trains on this rank."""
+    """Return the party that trains on this rank."""
     return training.Party(
         dtype=getattr(torch, program.dtype),
         device=rank.device,
@@ -131,11 +135,11 @@ def party(rank: Rank, program: Program) -> training.Party:
 def _trained(
     program: Program, party: training.Party, names: dict[str, Any]
 ) -> tuple[Tensors, residue.Remains, list[residue.Left]]:
-    """What was seen, what must be gone when this has returned, and what is wrong with the model after training."""
+    """Train, and return what was seen, what must be gone after this call, and what is wrong with the trained model."""
     model = names["build"](party)
     remains = residue.Remains(model)
     plain = residue.parameters_of(model)
-    random = residue.randomness()  # layers have been initialised
+    random = residue.randomness()  # after the layers have been initialized
     model = names["distribute"](party, model)
     seen = names["train"](party, model)
     remains.also("the stack's ", party.root(model).named_parameters())
@@ -150,7 +154,7 @@ def _trained(
 
 
 def on_rank(rank: Rank, program: Program) -> Outcome:
-    """Train on this rank, on its part of each batch."""
+    """Train on this rank, on its part of each batch, and return the outcome."""
     names = functions(program)
     of_rank = party(rank, program)
     before = residue.take()
@@ -162,7 +166,7 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
     of_rank.model, of_rank.handle = None, training.Handle()
     names.clear()
     left += remains.alive()
-    took = time.perf_counter() - began  # process groups are destroyed where they are freed
+    took = time.perf_counter() - began  # includes the destruction of process groups that are freed here
     left += residue.left(before, groups_freed=promises_of(program).frees_groups)
     residue.keep()
     return Outcome(seen, tuple(of_rank.graphs), of_rank.launched, of_rank.hooked, tuple(left), took)

@@ -1,9 +1,9 @@
-"""Laws that need no baseline: two runs that must end with the same numbers.
+"""Laws: pairs of runs that must end with the same numbers, without a baseline.
 
-A law makes two runs of one program, or None where it has nothing to say.  A run is a program and how it is executed: on
-its world, alone in a rank, or begun in one world and finished in another.  Programs are compared with each other only
-where both are proven exact in any order, so any difference is one of the ranks'; except where both runs do the same
-operations in the same order (``same_order``), whatever they round to.
+A law turns a program into two runs, or into None if it does not apply. A run is a program and how it is executed: on
+its world, alone on one rank, or begun in one world and finished in another. Two runs are compared only if both programs
+are proven exact in any order, so that any difference is the ranks' fault. The exception is a law whose runs execute the
+same operations in the same order (``same_order``): they are compared however they round.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def _seen(rank: Rank, program: Program) -> Tensors:
 
 
 def on_ranks(worlds: Worlds, program: Program) -> Tensors:
-    """A program on its world: what rank 0 saw."""
-    found: Tensors = worlds(program.layout.world).run(_seen, program)[0]
-    return found
+    """Run a program on its world, and return what rank 0 saw."""
+    tensors: Tensors = worlds(program.layout.world).run(_seen, program)[0]
+    return tensors
 
 
 def _alone(rank: Rank, program: Program) -> Tensors:
@@ -49,21 +49,21 @@ def _alone(rank: Rank, program: Program) -> Tensors:
 
 
 def plainly(worlds: Worlds, program: Program) -> Tensors:
-    """A program with torch alone, in its own dtype, in a process of a world of one rank."""
-    found: Tensors = worlds(1).run(_alone, program)[0]
-    return found
+    """Run a program with torch alone, in its own dtype, in the process of a world of one rank."""
+    tensors: Tensors = worlds(1).run(_alone, program)[0]
+    return tensors
 
 
 @dataclass(frozen=True)
 class Law:
-    """Two runs of a program that must be the same."""
+    """A law: two runs of a program that must give the same results."""
 
     runs: Callable[[Program], tuple[Program, Program] | None]
-    """The programs of both; None where the law has nothing to say."""
+    """Returns the programs of both runs, or None if the law does not apply."""
     second: Callable[[Worlds, Program], Tensors] = on_ranks
-    """How the second of them is executed."""
+    """Executes the second run."""
     same_order: bool = False
-    """Whether both do the same operations in the same order, so that bits are compared whatever is rounded."""
+    """Whether both runs execute the same operations in the same order: bits are compared even after rounding."""
 
 
 def _pair(one: Program, other: Program) -> tuple[Program, Program] | None:
@@ -71,32 +71,32 @@ def _pair(one: Program, other: Program) -> tuple[Program, Program] | None:
 
 
 def _spanning(program: Program, world: int, **changes: Option) -> Program:
-    """The same on so many ranks, with other options of the stack."""
+    """Return the program on another number of ranks, with other options of the stack."""
     layout = program.layout
     options = stack_of(layout).spanning(dict(layout.options), changes)
     return _with(program, layout=_with(layout, world=world, options=tuple(options.items())))
 
 
 def permuted(program: Program) -> tuple[Program, Program] | None:
-    """Ranks exchange their parts of the batch: gradients are the same."""
+    """Exchange the parts of the batch among ranks: gradients stay the same."""
     return _pair(program, _with(program, rotated=program.rotated + 1)) if program.parts > 1 else None
 
 
 def spread(program: Program) -> tuple[Program, Program] | None:
-    """The same batch over twice as many ranks."""
+    """Spread the same batch over twice as many ranks."""
     if program.same_data or program.layout.world > 3:
-        return None  # worlds of more ranks than cores add nothing but time
+        return None  # more ranks than cores only take more time
     return _pair(program, _spanning(program, 2 * program.layout.world))
 
 
 def accumulated(program: Program) -> tuple[Program, Program] | None:
-    """A batch in one piece, or in several micro-batches that are averaged after the last."""
+    """Train on a batch in one piece, and in several micro-batches that are averaged after the last."""
     counting = any(
         isinstance(n.layer, Branch) or (isinstance(n.layer, Scale) and n.layer.kind == "rebound")
         for n in walk(program.model)
     )
     if counting or program.same_data:
-        return None  # what a layer does depends on how many forwards there were
+        return None  # these layers depend on the number of forwards
     whole = _with(program, steps=tuple(_with(s, rows=(sum(s.rows),), synced=(), joint=True) for s in program.steps))
     pieces = tuple(_with(s, rows=_halves(sum(s.rows)), synced=(), joint=True) for s in program.steps)
     return _pair(whole, _with(program, steps=pieces))
@@ -107,27 +107,30 @@ def _halves(rows: int) -> tuple[int, ...]:
 
 
 def unwrapped(program: Program) -> tuple[Program, Program] | None:
-    """No layer is wrapped on its own."""
+    """Wrap no layer on its own."""
     own = any(n.dtype for n in walk(program.model))
     return None if own else _pair(program, _with(program, layout=_with(program.layout, wrapped=())))
 
 
 def rewrapped(program: Program) -> tuple[Program, Program] | None:
-    """Layers are wrapped in the other order, those inside others still before them."""
+    """Wrap layers in the reverse order, but inner layers still before outer ones."""
     backwards = program.layout.wrapped[::-1]
     other = tuple(sorted(backwards, key=lambda name: -name.count(".")))
     return _pair(program, _with(program, layout=_with(program.layout, wrapped=other)))
 
 
 def undivided(program: Program) -> tuple[Program, Program] | None:
-    """A mesh of data- and tensor-parallel ranks, or the same ranks all data parallel."""
+    """Train on a mesh of data- and tensor-parallel ranks, and on the same ranks with data parallelism alone."""
     if program.layout.tensor == 1 or program.same_data:
         return None
     return _pair(program, _with(program, layout=_with(program.layout, tensor=1, plan=())))
 
 
 def flattened(program: Program) -> tuple[Program, Program] | None:
-    """Four ranks in one dimension, or in two that are flattened; for FSDP1, which takes two: sharded in pairs."""
+    """Train on four ranks in one mesh dimension, and in two that are flattened.
+
+    FSDP1 takes two dimensions as they are: there, the second run shards in pairs.
+    """
     if (flat := stack_of(program.layout).flat) is None:
         return None
     plain = _with(program, layout=_with(program.layout, tensor=1, plan=()))
@@ -136,28 +139,31 @@ def flattened(program: Program) -> tuple[Program, Program] | None:
 
 
 def never_saved(program: Program) -> tuple[Program, Program] | None:
-    """Nothing is saved and loaded in between."""
+    """Save and load nothing between steps."""
     return _pair(program, _with(program, steps=tuple(_with(step, reload=False) for step in program.steps)))
 
 
 def resumed(program: Program) -> tuple[Program, Program] | None:
-    """Half of the steps in one world, the others in a fresh one of another size; a single step is done in both."""
+    """Run half of the steps in one world, and the others in a fresh world of another size.
+
+    A single step runs in both.
+    """
     stateful = program.optimizer.momentum or program.optimizer.kind != "sgd"
     if stateful and any(isinstance(n.layer, Branch) for n in walk(program.model)):
-        return None  # what had no gradient has no state yet, and strict loading wants one
+        return None  # a parameter without a gradient has no state yet, which strict loading requires
     case = case_of(program)
     if any(limit.applies() and limit.forbids(case) for limit in stack_of(program.layout).resuming):
         return None
     steps = program.steps if len(program.steps) > 1 else program.steps * 2
     half = len(steps) // 2
-    # Gradients are no part of what is saved.
+    # Gradients are not saved, so they are cleared before the state is.
     steps = (*steps[: half - 1], _with(steps[half - 1], zero="none"), *steps[half:])
     program = _with(program, steps=steps)
     return (program, program) if takes(program) and takes(_continued(program)) else None
 
 
 def _continued(program: Program) -> Program:
-    """The same in the world in which it is finished."""
+    """Return the program on the world in which it is finished."""
     return _spanning(program, program.layout.tensor * (1 if program.layout.world > program.layout.tensor else 2))
 
 
@@ -165,12 +171,12 @@ def _resume(worlds: Worlds, program: Program) -> Tensors:
     half = len(program.steps) // 2
     state = worlds(program.layout.world).run(resumption.begin, program, half)[0]
     other = _continued(program)
-    found: Tensors = worlds(other.layout.world).run(resumption.finish, other, half, state)[0]
-    return found
+    tensors: Tensors = worlds(other.layout.world).run(resumption.finish, other, half, state)[0]
+    return tensors
 
 
 def eager(program: Program) -> tuple[Program, Program] | None:
-    """The same ranks, uncompiled."""
+    """Run on the same ranks without compilation."""
     options = dict(program.layout.options)
     inner = str(options.pop("inner", ""))
     layout = _with(program.layout, stack=inner, compiled=None, options=tuple(options.items()))
@@ -178,10 +184,10 @@ def eager(program: Program) -> tuple[Program, Program] | None:
 
 
 def single(program: Program) -> tuple[Program, Program] | None:
-    """One rank, or torch alone."""
+    """Run on one rank, and with torch alone."""
     changes = stack_of(program.layout).alone(case_of(program))
     if changes is None or casts_of(program.layout):
-        return None  # numbers are added up in another order, or rounded otherwise
+        return None  # numbers are added up in another order, or rounded differently
     one = _with(program, layout=_with(program.layout, tensor=1, plan=()), rotated=0)
     one = _spanning(one, 1, **changes)
     return (one, one) if takes(one) else None
@@ -205,7 +211,7 @@ LAWS: dict[str, Law] = {
 def assert_law(worlds: Worlds, program: Program, law: str) -> None:
     """Require that the two runs of a law end with the same parameters and states after every step.
 
-    A program about which the law has nothing to say is given up (Hypothesis draws another).
+    A program to which the law does not apply is rejected (Hypothesis draws another).
     Errors: :class:`~harness.programs.problem.Different`; :class:`~harness.RanksFailed` if ranks fail, hang or die.
     Either has a note that says where the reproducers of both programs are.
     """
@@ -214,22 +220,22 @@ def assert_law(worlds: Worlds, program: Program, law: str) -> None:
 
 
 def holds(worlds: Worlds, program: Program, law: str) -> bool:
-    """The same; False where the law has nothing to say."""
+    """Check a law like :func:`assert_law`, and return False if it does not apply."""
     __tracebackhide__ = True
-    made = LAWS[law].runs(program)
-    if made is None or not all(_comparable(each, LAWS[law]) for each in dict.fromkeys(made)):
+    pair = LAWS[law].runs(program)
+    if pair is None or not all(_comparable(each, LAWS[law]) for each in dict.fromkeys(pair)):
         return False
-    first, second = made
+    first, second = pair
     try:
-        one = once_connected(lambda: on_ranks(worlds, first))
-        other = once_connected(lambda: LAWS[law].second(worlds, second))
+        first_tensors = once_connected(lambda: on_ranks(worlds, first))
+        second_tensors = once_connected(lambda: LAWS[law].second(worlds, second))
     except RanksFailed as e:
-        _write(worlds, made, e, e.summary())
+        _write(worlds, pair, e, e.summary())
         raise
-    problems = list(_differences(one, other))
+    problems = list(_differences(first_tensors, second_tensors))
     if problems:
         error = Different(problems, law=law)
-        _write(worlds, made, error, error.whole())
+        _write(worlds, pair, error, error.whole())
         raise error
     return True
 
@@ -240,7 +246,7 @@ def _comparable(program: Program, law: Law) -> bool:
 
 
 def _differences(one: Tensors, other: Tensors) -> Iterator[Problem]:
-    """What differs of the states after those steps that the second run has seen."""
+    """Yield the differences between the states after the steps that the second run has seen."""
     steps = {seen.step for seen in other if seen.step is not None}
     if not steps:
         yield Problem("no step")
@@ -256,7 +262,7 @@ def _differences(one: Tensors, other: Tensors) -> Iterator[Problem]:
 
 
 def _write(worlds: Worlds, made: tuple[Program, Program], error: Exception, what: str) -> None:
-    """Reproducers of both programs: each is compared with one device, and one at least is not what it is there."""
+    """Write a reproducer for each program, to compare it with one device: at least one of them must differ."""
     for number, program in enumerate(dict.fromkeys(made), 1):
         assertion.write(worlds(program.layout.world), program, error, what, None, part=f"_{number}")
 

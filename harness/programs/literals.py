@@ -1,4 +1,4 @@
-"""The only way of values and names into a program's source."""
+"""Literals and calls in a program's source: values and names get into it only through this module."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _DEEPEST = 4
 
 
 class Code(str):
-    """Python that was made here; any other string is a value."""
+    """Python code that this module wrote. Any other string is a value."""
 
     __slots__ = ()
 
 
 def literal(value: object) -> Code:
-    """Write a plain value down as Python writes it.
+    """Return the Python literal of a plain value.
 
-    Plain are None, booleans, whole numbers, finite floats, strings of letters, digits, ``_`` and ``.``, and tuples,
-    lists and dicts of those: of these types exactly, since others say themselves what their repr is.
+    Plain values are None, booleans, integers below 2**64, finite floats, strings of letters, digits, ``_`` and ``.``,
+    and tuples, lists and dicts of those. Subclasses of these types are not plain, because they define their own repr.
     Errors: ValueError for anything else.
     """
     _require_plain(value, _DEEPEST)
@@ -30,17 +30,17 @@ def literal(value: object) -> Code:
 
 
 def name(text: str) -> Code:
-    """A name, as of an argument.  Errors: ValueError for what is none."""
+    """Return a name, such as an argument's, as code. Errors: ValueError for a string that is not an allowed name."""
     if type(text) not in (str, Code) or not _NAME.fullmatch(text) or keyword.iskeyword(text):
         raise ValueError(f"no name: {str(text)[:100]!r}")
     return Code(text)
 
 
 def call(function: str, /, *arguments: object, **keywords: object) -> Code:
-    """Write a call down; what is no :class:`Code` is written as a :func:`literal`.
+    """Return a function call as code. Arguments that are not :class:`Code` are written by :func:`literal`.
 
-    ``function``: a name, or names with dots between.
-    Errors: ValueError for what can't be written.
+    ``function``: a name, or names joined by dots.
+    Errors: ValueError for a name or a value that can't be written.
     """
     path = ".".join(map(name, function.split(".")))
     words: list[str] = [written(value) for value in arguments]
@@ -49,7 +49,7 @@ def call(function: str, /, *arguments: object, **keywords: object) -> Code:
 
 
 def written(value: object) -> Code:
-    """Code as it is, anything else as a :func:`literal`."""
+    """Return code unchanged, and anything else as a :func:`literal`."""
     return value if type(value) is Code else literal(value)
 
 

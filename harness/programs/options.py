@@ -1,4 +1,4 @@
-"""What the stack of a program's layout says of it: typed options, dtypes, promises, and whether it is within limits."""
+"""What a layout's stack says about a program: its typed options, dtypes, promises, and whether it is within limits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from harness.stacks.stack import Promises
 
 
 def options_of(layout: Layout) -> Data:
-    """The options of a layout as the type of its stack.
+    """Return the options of a layout as its stack's type.
 
-    Errors: ValueError for an option that the stack has not, for a value of another type, and for an option twice.
+    Errors: ValueError for an option that the stack does not have, for a value of another type, and for a duplicate
+    option.
     """
     names = [name for name, _ in layout.options]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -30,40 +31,40 @@ def options_of(layout: Layout) -> Data:
 
 
 def casts_of(layout: Layout) -> set[str]:
-    """The dtypes to which the stack casts parameters, gradients, or what it sends."""
+    """Return the dtypes to which the stack casts parameters, gradients, or what it sends."""
     stack, _, options = parted(layout)
     return stack.casts(options)
 
 
 def output_dtype_of(layout: Layout) -> str:
-    """The dtype to which the stack casts outputs of the model; empty for none."""
+    """Return the dtype to which the stack casts outputs of the model; empty if it does not cast them."""
     stack, _, options = parted(layout)
     return stack.output_dtype(options)
 
 
 def dtypes_of(program: Program) -> set[str]:
-    """Every dtype in which something is stored or sent."""
+    """Return every dtype in which something is stored or sent."""
     return program.stored_dtypes | casts_of(program.layout)
 
 
 def promises_of(program: Program) -> Promises:
-    """What the stack promises of a program."""
+    """Return what the stack promises for a program."""
     return stack_of(program.layout).promises(program.layout)
 
 
 def limits_of(layout: Layout) -> tuple[Limit, ...]:
-    """The limits that apply to a layout: of its stack, and of the one that is put over it."""
+    """Return the limits that apply to a layout: those of its stack, and of the stack over it, if any."""
     stack, outer, _ = parted(layout)
     return stack.in_force() + (outer.in_force() if outer is not None else ())
 
 
 def case_of(program: Program) -> Case:
-    """What limits look at of a program."""
+    """Return what limits look at in a program."""
     p = program
     return Case(p.layout, tuple(walk(p.model)), p.steps, p.optimizer, p.dtype, p.layout.compiled is not None)
 
 
 def takes(program: Program) -> bool:
-    """Whether no limit of its stack forbids a program."""
+    """Return whether no limit of its stack forbids a program."""
     case = case_of(program)
     return not any(limit.forbids(case) for limit in limits_of(program.layout))

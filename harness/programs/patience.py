@@ -1,10 +1,11 @@
-"""How long a property waits for ranks, and for a smaller example, once something has failed.
+"""Limits on the time that a property spends on ranks, and on shrinking, after its first failure.
 
-A deadlock that the watchdog proves costs a second, but ranks that compute for ever cost a whole timeout, again for each
-example that shrinking tries.  So after the first failure, which had all the time that the test gives, a run has
-:data:`TIMES` times what the slowest healthy one took, and at least :data:`LEAST`; after :data:`SHRINKING` seconds only
-what has failed before is run again.  The example that is reported is run once more with :data:`SURER` times as long, so
-a healthy one that was slow for once is not reported as hanging: Hypothesis says then that the test is flaky.
+A deadlock that the watchdog proves costs a second. Ranks that compute forever cost a whole timeout, and do so again for
+each example that shrinking tries. So only the first failure gets all the time that the test gives. Later runs get
+:data:`TIMES` times as long as the slowest healthy run, and at least :data:`LEAST` seconds. :data:`SHRINKING` seconds
+after the first failure, only examples that failed before are run again. The example that is reported runs once more
+with :data:`SURER` times the timeout. A healthy example that was slow once is then not reported as hanging: Hypothesis
+says that the test is flaky.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from hypothesis.control import current_build_context, currently_in_test_context
 from harness.thorough.effort import effort
 
 LEAST = 5.0
-"""Seconds that a run on ranks has at least."""
+"""The shortest timeout of a run on ranks, in seconds."""
 TIMES = 10.0
 SURER = 3.0
 SHRINKING = 35.0
-"""Seconds from the first failure, after which no new example is tried."""
+"""Seconds after the first failure in which new examples are tried."""
 SHRINKING_THOROUGHLY = 240.0
 
 
 class Patience:
-    """Of one property: what its examples took, and what failed."""
+    """The times that a property's examples took, and the examples that failed."""
 
     def __init__(self) -> None:
         self.slowest = 0.0
@@ -37,34 +38,34 @@ class Patience:
         self._failed: set[str] = set()
 
     def timeout(self, most: float) -> float:
-        """Seconds for the next run; ``most``, the test's own, where nothing has failed yet."""
+        """Return the timeout of the next run in seconds: ``most``, the test's own, if nothing has failed yet."""
         if not self._first:
             return most
         return min(most, max(LEAST, TIMES * self.slowest) * (SURER if _last_run() else 1))
 
     def begin(self, what: object) -> None:
-        """An example begins.  Gives it up where there is no time for smaller ones any more."""
+        """Begin an example. A new example is rejected if the time for shrinking is over."""
         if self.ended and repr(what) not in self._failed and not _last_run():
             reject()
 
     def passed(self, seconds: float) -> None:
-        """A run on ranks took so long, and all answered."""
+        """Record how many seconds a run on ranks took in which all ranks answered."""
         self.slowest = max(self.slowest, seconds)
 
     def failed(self, what: object) -> None:
-        """An example has failed."""
+        """Record that an example has failed."""
         self._first = self._first or time.monotonic()
         self._failed.add(repr(what))
 
     @property
     def ended(self) -> bool:
-        """Whether shrinking has had its time."""
+        """Whether the time for shrinking is over."""
         most = SHRINKING_THOROUGHLY if effort().thorough else SHRINKING
         return bool(self._first) and time.monotonic() - self._first > most
 
 
 def _last_run() -> bool:
-    """Whether Hypothesis runs an example to report it."""
+    """Return whether Hypothesis runs an example in order to report it."""
     return not currently_in_test_context() or bool(current_build_context().is_final)
 
 
@@ -72,8 +73,8 @@ _known: weakref.WeakKeyDictionary[Any, Patience] = weakref.WeakKeyDictionary()
 
 
 def patience_of(worlds: Any) -> Patience:
-    """Of the property that has these worlds."""
+    """Return the patience of the property that has these worlds."""
     try:
         return _known.setdefault(worlds, Patience())
-    except TypeError:  # it has no weak references, or can't be hashed
+    except TypeError:  # the worlds can't be weakly referenced or hashed
         return Patience()

@@ -1,6 +1,6 @@
-"""What a program's source stands on, with torch alone: modules, data, and one party's run.
+"""The definitions that a program's source uses, with torch alone: modules, data, and one party's run.
 
-A reproducer carries along the definitions of this file that it uses, so nothing here may import Concord.
+A reproducer contains the definitions of this file that it uses, so nothing here may import Concord.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from harness.stacks.training import Party, finish, gradients, launched, optimize
 
 
 def through(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
-    """One layer after another."""
+    """Apply layers one after another."""
     for layer in layers:
         x = layer(x)
     return x
 
 
 class Residual(nn.Sequential):
-    """``x + body(x)``."""
+    """A residual block: ``x + body(x)``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + through(self, x)
 
 
 class Twice(nn.Sequential):
-    """The body of the body: each parameter is used twice."""
+    """Layers that are applied twice in a row, so that each parameter is used twice."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return through(self, through(self, x))
 
 
 class Function(nn.Module):
-    """A function of each element, by its name in torch or torch.nn.functional."""
+    """An elementwise function, given by its name in torch or torch.nn.functional."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Function(nn.Module):
 
 
 class Hooked(nn.Sequential):
-    """A layer with a hook that changes what goes through, and counts how often it was called."""
+    """A layer with a hook that changes what passes through, and counts its own calls."""
 
     def __init__(self, layer: nn.Module, kind: str) -> None:
         super().__init__(layer)
@@ -81,12 +81,12 @@ class Hooked(nn.Sequential):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.inward and torch.is_grad_enabled() and not x.requires_grad:
-            x = x.detach().requires_grad_()  # for the hook to have something to double
+            x = x.detach().requires_grad_()  # so that there is a gradient for the hook to double
         return through(self, x)
 
 
 class Cast(nn.Module):
-    """A layer whose parameters have a dtype of their own: its input is cast to it, its output back."""
+    """A layer whose parameters have their own dtype: the input is cast to that dtype, and the output back."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -99,9 +99,10 @@ class Cast(nn.Module):
 
 
 class Scale(nn.Module):
-    """Multiplies with a float buffer; ``rebound`` gives the buffer's name to a new tensor in every forward.
+    """A multiplication by a float buffer.
 
-    ``shares``: how much more than the buffer says each part of the rows is multiplied with.
+    ``rebound``: whether every forward in training assigns a new tensor to the buffer's name. ``shares``: if there are
+    several, the rows are split into as many parts, and each part is multiplied by the buffer plus its share.
     """
 
     scale: torch.Tensor
@@ -122,7 +123,7 @@ class Scale(nn.Module):
 
 
 class Mask(nn.Module):
-    """Zeroes every other feature, by a bool buffer."""
+    """A layer that zeroes every other feature, using a bool buffer."""
 
     mask: torch.Tensor
 
@@ -156,10 +157,13 @@ class Attention(nn.Module):
 
 
 def values(shape: Sequence[int], key: object, span: int, denominator: int) -> torch.Tensor:
-    """float64[shape]: whole numbers from -span to span without 0, or, where span is 0, any numbers from -1 to 1, over
-    the denominator; the same for the same key."""
+    """Return data as float64[shape]; the same key gives the same data.
+
+    The data are integers from -span to span without 0, or uniform numbers from -1 to 1 if span is 0, divided by the
+    denominator.
+    """
     numbers = [number / denominator for number in range(-span, span + 1) if number]
-    generator, count = random.Random(zlib.crc32(repr(key).encode())), math.prod(shape)  # noqa: S311  data, no secret
+    generator, count = random.Random(zlib.crc32(repr(key).encode())), math.prod(shape)  # noqa: S311  data, not a secret
     drawn = (
         generator.choices(numbers, k=count) if span else [generator.uniform(-1, 1) / denominator for _ in range(count)]
     )
@@ -167,9 +171,10 @@ def values(shape: Sequence[int], key: object, span: int, denominator: int) -> to
 
 
 def fill(model: nn.Module, seed: int, span: int, denominator: int, *, sparse: bool = False) -> nn.Module:
-    """Give every parameter and float buffer values of its own; running statistics stay as they are.
+    """Fill every parameter and float buffer with its own values; running statistics stay as they are.
 
-    ``sparse``: of each row of a weight one number, in one column after the other, and zeros.
+    ``sparse``: keep only one number in each row of a weight, in the next column for each next row, and set the others
+    to zero.
     """
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -183,12 +188,16 @@ def fill(model: nn.Module, seed: int, span: int, denominator: int, *, sparse: bo
 
 
 def narrower(dtype: torch.dtype, own: torch.dtype) -> torch.dtype:
-    """A layer's own dtype; where the truth is computed in float64, everything is."""
+    """Return a layer's own dtype, or float64 if the run is in float64 to compute the expected values."""
     return dtype if dtype == torch.float64 else own
 
 
 def per_part(party: Party, scale: Scale, parts: int) -> None:
-    """Part i of a batch is multiplied by i more: those who have it have that in the buffer."""
+    """Multiply part i of a batch by i more than the scale says.
+
+    A party that trains on one part adds i to its buffer. A party that has the whole batch treats each part of the rows
+    separately.
+    """
     if party.parts == parts:
         scale.shares = [0]
         scale.scale += party.part
@@ -197,7 +206,7 @@ def per_part(party: Party, scale: Scale, parts: int) -> None:
 
 
 def toggle(model: nn.Module, name: str) -> None:
-    """Turn around whether a layer's parameters require gradients."""
+    """Toggle whether a layer's parameters require gradients."""
     for parameter in model.get_submodule(name).parameters():
         parameter.requires_grad_(not parameter.requires_grad)
 
@@ -206,7 +215,7 @@ def toggle(model: nn.Module, name: str) -> None:
 
 
 class Run:
-    """What one party does and sees: the single device, which has the whole batch, or a rank, which has its part."""
+    """What one party does and sees. The party is the single device with the whole batch, or a rank with its part."""
 
     def __init__(self, party: Party, *, seed: int, span: int, denominator: int, inputs: Sequence[int], tokens: int):
         self.party = party
@@ -217,7 +226,7 @@ class Run:
         self.turn = 0
 
     def count(self, phase: Literal["forward", "synced", "unsynced"], before: dict[tuple[int, ...], int]) -> None:
-        """Keep how many collectives this micro-batch launched on each group since there had been ``before``."""
+        """Record this micro-batch's collectives by group since ``before``, and its calls of communication hooks."""
         key = Pass(self.turn, phase)
         self.party.launched[key] = since(before)
         if self.party.buckets:
@@ -226,29 +235,31 @@ class Run:
                 calls.clear()
 
     def note(self, seen: Seen, tensor: torch.Tensor) -> None:
-        """Keep a copy of a tensor."""
+        """Record a copy of a tensor, on the CPU."""
         with torch.no_grad():
             self.seen[seen] = tensor.to("cpu", copy=True)
 
     def batch(self, rows: int, what: object) -> torch.Tensor:
-        """A whole batch: tokens int64 or floats, [rows, *inputs]."""
+        """Return a whole batch, [rows, *inputs]: int64 tokens or floats."""
         if self.tokens:
-            drawn = random.Random(zlib.crc32(repr((self.seed, what)).encode()))  # noqa: S311  data, no secret
+            drawn = random.Random(zlib.crc32(repr((self.seed, what)).encode()))  # noqa: S311  data, not a secret
             words = drawn.choices(range(self.tokens), k=rows * math.prod(self.inputs))
             return torch.tensor(words).view(rows, *self.inputs)
         return values((rows, *self.inputs), (self.seed, what), self.span, self.denominator).to(self.party.dtype)
 
     def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """This party's rows, a tensor of its own: a compiler would tell views at other offsets apart."""
+        """Return this party's rows as a new tensor: a compiler treats views at other offsets as other inputs."""
         if self.party.parts > 1:
             whole = whole.tensor_split(self.party.parts)[self.party.part]
         return whole.to(self.party.device, copy=True)
 
     def backward(self, model: Any, rows: int, *, synced: bool, of: tuple[int, int, int] | None = None) -> None:
-        """One micro-batch; ``of``: the number, first row and size of the batch that it is a slice of.
+        """Run the forward and backward of one micro-batch.
 
-        The loss is the weighted sum of the outputs, so that gradients of parts add up to those of the whole; ranks
-        average what they add up, hence the factor.
+        The loss is a weighted sum of the outputs, so the gradients of the parts add up to those of the whole. Ranks
+        average gradients instead of adding them up, so the loss is multiplied by the party's factor.
+        ``of``: if the micro-batch is a slice of a larger batch, that batch's number, the first row of the slice, and
+        the size of the batch.
         """
         key, first, size = of if of else (self.turn, 0, rows)
 
@@ -273,7 +284,7 @@ class Run:
         self.turn += 1
 
     def evaluate(self, model: Any, rows: int) -> None:
-        """A forward in evaluation mode."""
+        """Run a forward in evaluation mode."""
         model.eval()
         with torch.no_grad():
             output = model(self.part(self.batch(rows, ("evaluation", self.turn))), self.turn)
@@ -281,14 +292,14 @@ class Run:
         model.train()
 
     def step(self, number: int, model: Any, optimizer: torch.optim.Optimizer, *, clip: float = 0.0) -> None:
-        """Clip, step, and look at everything."""
+        """Clip gradients, step the optimizer, and record everything."""
         if clip:
             self.note(Seen("norm", step=number), self.party.clip(model, clip))
         optimizer.step()
         self.look(number, model, optimizer)
 
     def look(self, step: int, model: Any, optimizer: torch.optim.Optimizer, *, reloaded: bool = False) -> None:
-        """Keep parameters, buffers, the optimizer's state, and how often hooks were called."""
+        """Record parameters, buffers, optimizer states, and how often hooks were called."""
 
         def note(kind: Kind, name: str, tensor: torch.Tensor, state: str = "") -> None:
             self.note(Seen(kind, name, step=step, state=state, reloaded=reloaded), tensor)
@@ -298,22 +309,22 @@ class Run:
             name = plain(f"{inner}.").rstrip(".")
             if isinstance(module, Hooked):
                 note("calls", name, torch.tensor(module.calls))
-            if isinstance(module, Scale) and module.shares:  # each part has another
+            if isinstance(module, Scale) and module.shares:  # its buffer differs from part to part
                 others.add(f"{name}.scale")
                 scales = [module.scale + share for share in module.shares]
                 note("scales", name, torch.stack(scales))
-        for what, tensors in optimizer_state(self.party, model, optimizer).items():
+        for category, tensors in optimizer_state(self.party, model, optimizer).items():
             for name, tensor in tensors.items():
                 if name in others:
                     continue
-                if what == "parameter":
+                if category == "parameter":
                     note("parameter", name, tensor)
-                elif what == "buffer":
+                elif category == "buffer":
                     note("buffer", name, tensor)
                 else:
-                    note("state", name, tensor, what)
+                    note("state", name, tensor, category)
 
     def reload(self, number: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
-        """Save, disturb, load."""
+        """Save the state dicts, disturb the state, load them again, and record everything."""
         reload(self.party, model, optimizer)
         self.look(number, model, optimizer, reloaded=True)

@@ -1,4 +1,4 @@
-"""What is wrong with a run, as data.  Sentences are made of it last, to be read by people; nothing decides by them."""
+"""What is wrong with a run, as data. Sentences are made from it last, for people; no decision depends on them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _MOST_SHOWN = 6
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: of which kind, with what, on which ranks; what was expected, and what was found.
+    """One thing that is wrong with a run: its kind, what it concerns, on which ranks, and what was expected and found.
 
-    What ``expected`` and ``found`` are depends on the kind:
+    The meaning of ``expected`` and ``found`` depends on the kind:
 
     - ``values``: ``found`` is a :class:`~harness.oracles.exact.Difference` from the single device, or from the first
-      program of a law; ``dtype``: dtypes; ``unexpected`` and ``missing``: nothing;
-    - ``bits``, ``one-sided``: two ranks differ; of the latter, ``found`` is the rank that has the tensor;
+      program of a law; ``dtype``: dtypes; ``unexpected`` and ``missing``: not used;
+    - ``bits``, ``one-sided``: two ranks differ; for ``one-sided``, ``found`` is the rank that has the tensor;
     - ``left behind``: a rank's process has changed;
-    - ``uncounted``: a rank did not run this forward or backward; ``outsiders``: ranks launched collectives on the
-      group ``found``, of which they are no members; ``counts``: the numbers of collectives of the ranks of a group, in
-      order; ``unsynced``: how many collectives they launched though gradients stay local, and may have; ``not
-      joined``: they launched too few for all to have heard of each other;
+    - ``uncounted``: a rank did not run this forward or backward; ``outsiders``: ranks launched collectives on the group
+      ``found`` without being members; ``counts``: the numbers of collectives that the ranks of a group launched, in
+      order; ``unsynced``: they launched ``found`` collectives while gradients stay local, and may launch ``expected``;
+      ``not joined``: their collectives did not connect all of them;
     - ``hook …``: ``found`` is the calls of the communication hook of the module ``name``;
-    - ``not compiled``: ranks without a graph; ``graphs``: the nodes of the graphs of each rank;
+    - ``not compiled``: ranks without a graph; ``graphs``: the numbers of nodes of each rank's graphs;
     - ``no step``, ``missing of second``: the second program of a law has seen no step, or lacks a tensor.
     """
 
@@ -54,9 +54,9 @@ class Problem:
 
 
 class Different(AssertionError):
-    """A run on ranks differs from the run on one device, or one run of a law from the other.
+    """A run on ranks differs from the run on one device, or the two runs of a law differ from each other.
 
-    ``problems``: everything that differs; ``law``: the law that does not hold, if one was asked for.
+    ``problems``: everything that differs; ``law``: the law that does not hold, if one was checked.
     """
 
     def __init__(self, problems: Sequence[Problem], *, law: str = "") -> None:
@@ -67,7 +67,7 @@ class Different(AssertionError):
         super().__init__("\n".join(lines))
 
     def whole(self) -> str:
-        """The text with every problem, however many there are."""
+        """Return the message with all problems, however many there are."""
         return "\n".join([*self._head(), *map(str, self.problems)])
 
     def _head(self) -> list[str]:
@@ -75,7 +75,7 @@ class Different(AssertionError):
 
 
 def sentence(problem: Problem) -> str:
-    """Say what is wrong."""
+    """Describe a problem in one sentence."""
     p, what, ranks = problem, problem.what, ", ".join(map(str, problem.ranks))
     of_rank, pair = f"rank {ranks}: {what}" if ranks else str(what), f"ranks {' and '.join(map(str, p.ranks))}"
     match p.kind:

@@ -1,8 +1,8 @@
-"""Reproducers: a program that failed as one file that needs only torch, to be run with torchrun.
+"""Reproducers: files that show how a program fails, and need only torch and torchrun.
 
-The file has the program's source, the definitions that it stands on, and the main function of
-:mod:`harness.programs.standalone`, which trains alone and on ranks and compares.  It prints expected and observed
-values and exits with 1 if the defect is there, and exits with 0 if not.
+A file has the program's source, the definitions that it uses, and the main function of
+:mod:`harness.programs.standalone`, which trains alone and on ranks and compares the two. It prints expected and
+observed values and exits with 1 if the defect is present, and with 0 if not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from harness.stacks.seen import Seen
 from harness.subjects import TORCH
 
 FOLDER = "CONCORD_REPRODUCERS"
-"""Environment variable that names the folder; reports/out/reproducers is the default."""
+"""The environment variable that names the folder for reproducers; the default is reports/out/reproducers."""
 
 _PASSED_ON = ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "TORCH_FR_BUFFER_SIZE")
 
@@ -53,12 +53,12 @@ def reproducer(
     subject: str = "torch",
     limit: int = 120,
 ) -> str:
-    """The text of a file that shows how a program fails.
+    """Return the text of a file that shows how a program fails.
 
-    ``what``: what was seen, for the head of the file; ``problems``: the same, as data, which says what is compared
-    beyond bits; ``truth``: what the single device said, None where ranks did not
-    get far enough to be compared; ``backend``: torch's own for the device, where it is empty; ``subject``: whose stacks
-    it was seen with; ``limit``: seconds after which a hang is called one.
+    ``what``: what was seen, for the head of the file; ``problems``: the same as data, which selects what is compared
+    with a tolerance; ``truth``: the single device's results, or None if ranks did not get far enough to be compared;
+    ``backend``: by default torch's own for the device; ``subject``: whose stacks the failure was seen with; ``limit``:
+    seconds after which a run counts as a hang.
     """
     backend = backend or backend_for(device)
     text = source(program)
@@ -70,14 +70,14 @@ def reproducer(
 
 
 def _modules(program: Program) -> list[ModuleType]:
-    """Whose definitions are cut out, in the order in which they stand in a reproducer."""
+    """Return the modules whose definitions a reproducer takes, in the order in which it has them."""
     return [seen, training, module_of(stack_of(program.layout).apply), prelude, standalone]
 
 
 def _case(
     program: Program, problems: Sequence[Problem], truth: Truth | None, *, backend: str, device: str, limit: int
 ) -> str:
-    """The source of the constant that says how the program is run, and what is asked of ranks."""
+    """Return the source of the constant that says how the program is run and what is checked on ranks."""
     layout, promises = program.layout, promises_of(program)
     missing = [problem.what for problem in problems if problem.kind == "missing"]
     words = {
@@ -111,7 +111,7 @@ def write(
     device: str,
     subject: str = "torch",
 ) -> tuple[Path, str]:
-    """Write ``repro_<name>.py`` and the program beside it, as JSON; returns the file, and the command that runs it."""
+    """Write ``repro_<name>.py`` and, beside it, the program as JSON. Returns the file and the command that runs it."""
     folder = Path(os.environ.get(FOLDER) or Path("reports") / "out" / "reproducers")
     file = own_folder(folder) / f"repro_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')[:100]}.py"
     text = reproducer(
@@ -123,7 +123,7 @@ def write(
 
 
 def _allowed(truth: Truth | None, problems: Sequence[Problem]) -> str:
-    """The source of the tolerances of what differed; None where bits must be right."""
+    """Return the source of the tolerances of the tensors that differed; None if bits must agree."""
     if truth is None or truth.bounded is None:
         return "None"
     differed = {problem.what for problem in problems}
@@ -133,7 +133,7 @@ def _allowed(truth: Truth | None, problems: Sequence[Problem]) -> str:
 
 
 def _key(seen: Seen) -> str:
-    """The source of what a tensor is known by: strings, numbers and booleans of the single device's run."""
+    """Return the source of a tensor's key: strings, numbers and booleans from the single device's run."""
     given = {field: value for field, value in seen._asdict().items() if value != Seen._field_defaults.get(field)}
     return f"Seen({', '.join(f'{field}={value!r}' for field, value in given.items())})"
 
@@ -165,12 +165,12 @@ def _head(program: Program, what: str, backend: str, subject: str) -> str:
         ]
         lines += ["they have the same defect."]
     lines += ["", "Environment:", "", *(f"    {key}: {value}" for key, value in environment.items())]
-    # Whatever it says, a comment is a comment: a line has no end but its own.
+    # Every line must stay a comment, whatever it says, so line breaks within it are removed.
     return "\n".join(f"# {printable(line).replace(chr(10), ' ')}".rstrip() for line in lines)
 
 
 def name_of_test() -> str:
-    """Of the test that is running, as pytest tells it; ``program`` outside of one."""
+    """Return the id of the running test, as pytest gives it, or ``program`` outside of a test."""
     return os.environ.get("PYTEST_CURRENT_TEST", "program").split(" ")[0].removeprefix("suites/")
 
 

@@ -1,8 +1,8 @@
-"""What a run leaves behind in a process: taken before, compared after.
+"""Detect what a run leaves behind in a process, by comparing the process's state before and after.
 
-The steady state, found by running the same program again and again: no thread, no process group and no tensor of a run
-outlives it.  A model is in cycles of references, so the garbage collector has to run first; it looks at little, since
-what ranks start with is frozen, and so is what a run has left for good.
+In the steady state, which was found by running the same program again and again, no thread, process group or tensor of
+a run outlives it. A model is part of reference cycles, so the garbage collector runs first. It has little to look at,
+because the objects that ranks start with are frozen, and so are those that a run has left for good.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.oracles.exact import kind, kind_of
 
 _POOLS = frozenset(("pt_autograd_",))
-"""How names of threads begin that torch starts once and keeps."""
+"""Prefixes of the names of threads that torch starts once and keeps."""
 
 _OF_GLOO = ("gloo_", "pt_gloo_")
 _OF_TORCH = ("gloo_", "pt_")
 _PATIENCE = 0.5
-"""Seconds in which threads must have ended, and let go of what they hold."""
+"""Seconds within which threads must end, and release what they hold."""
 
 
 class Left(NamedTuple):
@@ -41,7 +41,7 @@ class Left(NamedTuple):
     kind: str
     """A field of :class:`State`, or ``memory``, ``parameters``, ``gradients``, ``random numbers``, ``collectives``."""
     name: str = ""
-    """Of the thread, variable, module, parameter …, where there are several."""
+    """The thread, variable, module, parameter …, for a kind that has several."""
     now: str = ""
     before: str = ""
 
@@ -61,16 +61,16 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """What another run in the same process could notice."""
+    """The state of a process that another run in it could notice."""
 
     threads: Mapping[str, int]
-    """How many, by name."""
+    """The number of threads, by name."""
     groups: tuple[tuple[int, ...], ...]
     """Members of every process group."""
     global_hooks: Mapping[str, int]
-    """How many hooks all modules have, by kind."""
+    """The number of hooks that apply to all modules, by kind."""
     modes: tuple[str, ...]
-    """Of dispatch and of functions, outermost first."""
+    """Dispatch modes and function modes, outermost first."""
     default_dtype: torch.dtype
     default_device: torch.device
     grad: bool
@@ -88,7 +88,7 @@ class State:
 
 
 def take() -> State:
-    """The state of this process and thread."""
+    """Return the state of this process and thread."""
     return State(
         threads=_threads(),
         groups=tuple(tuple(dist.get_process_group_ranks(group)) for group in dist.distributed_c10d._world.pg_map),
@@ -106,9 +106,10 @@ def take() -> State:
             torch.is_deterministic_algorithms_warn_only_enabled(),
         ),
         threads_of_torch=torch.get_num_threads(),
-        active_ddp=getattr(DistributedDataParallel, "_active_ddp_module", None) is not None,  # torch's has it
+        active_ddp=getattr(DistributedDataParallel, "_active_ddp_module", None) is not None,  # only torch's has it
         registered_works=torch._C._distributed_c10d._get_work_registry_size(),
-        # Inductor tells its compiled code the offset of a tensor's pointer in a variable, once for a process.
+        # Inductor passes the offset of a tensor's pointer to its compiled code in an environment variable, once per
+        # process.
         environment={name: value for name, value in os.environ.items() if not name.startswith("_TORCHINDUCTOR_")},
     )
 
@@ -119,9 +120,9 @@ _GLOBAL_HOOKS = frozenset(
 
 
 def left(before: State, *, groups_freed: bool = True) -> list[Left]:
-    """What has changed since then.
+    """Return what has changed since ``before``.
 
-    ``groups_freed``: whether threads of gloo must have ended, too; they live as long as anything holds their group.
+    ``groups_freed``: whether gloo's threads must have ended, too. They live as long as anything holds their group.
     """
     if not groups_freed:
         return [c for c in _changes(before) if not (c.kind == "threads" and c.name.startswith(_OF_GLOO))]
@@ -135,9 +136,10 @@ def left(before: State, *, groups_freed: bool = True) -> list[Left]:
 
 
 def keep() -> None:
-    """Take what is there now out of every later garbage collection, which then costs what the run made and no more.
+    """Exclude all objects that exist now from later garbage collections.
 
-    Called after one: what is left then are imports and caches, which stay.
+    A collection then costs only what the run before it has created. Call this after a collection: what is left then is
+    imports and caches, which stay.
     """
     gc.freeze()
 
@@ -161,7 +163,7 @@ def _changes(before: State) -> list[Left]:
 
 
 def _threads() -> dict[str, int]:
-    """Of the process, C++'s and Python's; none of pools that torch keeps."""
+    """Count the threads of this process by name, both C++'s and Python's, without the pools that torch keeps."""
     names: Counter[str] = Counter()
     for task in os.listdir("/proc/self/task"):
         try:
@@ -171,7 +173,7 @@ def _threads() -> dict[str, int]:
             continue
         if not name.startswith(tuple(_POOLS)):
             names[name] += 1
-    if _has_device():  # its runtime may start threads of its own whenever it likes, and keep them
+    if _has_device():  # the device's runtime may start and keep threads at any time
         with open("/proc/self/comm") as f:
             python = f.read().strip()
         names = Counter({n: count for n, count in names.items() if n == python or n.startswith(_OF_TORCH)})
@@ -179,7 +181,7 @@ def _threads() -> dict[str, int]:
 
 
 def _has_device() -> bool:
-    """Whether this process has used an accelerator."""
+    """Return whether this process has used an accelerator."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator is not None and bool(torch.get_device_module(accelerator).is_initialized())
 
@@ -198,7 +200,7 @@ def _has_saved_tensor_hooks() -> bool:
 
 
 def randomness() -> torch.Tensor:
-    """The state of the CPU's random numbers: uint8[5056]."""
+    """Return the state of the CPU's random number generator: uint8[5056]."""
     return torch.get_rng_state()
 
 
@@ -206,20 +208,20 @@ def randomness() -> torch.Tensor:
 
 
 class Remains:
-    """Things that must not outlive a run: its modules and parameters."""
+    """Objects that must not outlive a run: its modules and parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         self._of: dict[str, weakref.ref[Any]] = {"the model": weakref.ref(model)}
         self.also("parameter ", model.named_parameters())
 
     def also(self, what: str, named: Iterable[tuple[str, Any]]) -> None:
-        """Watch more, such as what a stack has put into the place of parameters."""
+        """Watch more objects, such as those with which a stack has replaced parameters."""
         for name, thing in named:
             self._of.setdefault(f"{what}{name}", weakref.ref(thing))
 
     def alive(self) -> list[Left]:
-        """What is still there after a garbage collection."""
-        # The backward of an accelerator's tensors runs in a thread of autograd's, which lets go of the graph later.
+        """Return the objects that survive a garbage collection."""
+        # The backward of an accelerator's tensors runs in a thread of autograd, which releases the graph later.
         until = time.monotonic() + (_PATIENCE if _has_device() else 0)
         while (kept := self._there()) and time.monotonic() < until:
             time.sleep(0.001)
@@ -231,9 +233,9 @@ class Remains:
 
 
 def release(model: nn.Module) -> None:
-    """Break the cycles by which FSDP1's flat parameters keep themselves, which no collector sees.
+    """Break the reference cycles of FSDP1's flat parameters, which the garbage collector does not see.
 
-    A defect (docs/findings/tp_memory.py); what else is kept can be seen only without it.
+    These cycles are a defect (docs/findings/tp_memory.py), and would hide anything else that is kept.
     """
     for module in model.modules():
         handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
@@ -245,7 +247,7 @@ def release(model: nn.Module) -> None:
 
 
 def parameters_of(model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype, bool]]:
-    """Shape, dtype and whether it requires a gradient, of every parameter of a plain model."""
+    """Return shape, dtype and requires_grad of every parameter of a plain model."""
     return {name: (p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()}
 
 
@@ -256,11 +258,13 @@ def misplaced(
     cleared: bool = False,
     toggled: bool = False,
 ) -> list[Left]:
-    """What is wrong with the parameters that a model has after a run, by their names in the plain model.
+    """Return what is wrong with a model's parameters after a run, by their names in the plain model.
 
-    ``cleared``: whether gradients were set to None last; ``toggled``: whether some began or stopped to require them.
-    A gradient has its parameter's shape, dtype, device and placements, and no history; so does no parameter.
-    FSDP1's flat parameters are in the place of others, so names and shapes are not looked at there.
+    ``cleared``: whether gradients were last set to None; ``toggled``: whether requires_grad of some parameters was
+    toggled.
+    Parameters must be leaves. A gradient must have its parameter's shape, dtype and device, must be a DTensor if the
+    parameter is one, and must not require a gradient itself. FSDP1's flat parameters replace others, so their names and
+    shapes are not checked.
     """
     wrong: list[Left] = []
     flat = any(isinstance(m, FullyShardedDataParallel) for m in model.modules())

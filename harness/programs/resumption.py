@@ -1,4 +1,4 @@
-"""A program that is begun in one world and finished in another: whole state goes from the one to the other."""
+"""Begin a program in one world and finish it in another: the whole state moves from the first to the second."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from harness.stacks import training
 from harness.worlds.rank import Rank
 
 State = tuple[dict[str, Any], dict[str, Any]]
-"""Whole state dicts of model and optimizer, tensors on the CPU."""
+"""Whole state dicts of model and optimizer, with tensors on the CPU."""
 
 
 def begin(rank: Rank, program: Program, steps: int) -> State:
-    """Do the first ``steps`` steps; returns the state after them."""
+    """Execute the first ``steps`` steps, and return the state after them."""
     kept: list[State] = []
 
     class Beginning(prelude.Run):
-        """Does nothing after the last of the steps."""
+        """A run that does nothing after the last of the steps."""
 
         over = False
 
@@ -56,10 +56,10 @@ def begin(rank: Rank, program: Program, steps: int) -> State:
 
 
 def finish(rank: Rank, program: Program, steps: int, state: State) -> Tensors:
-    """Do what comes after the first ``steps`` steps, from a state; returns what was seen."""
+    """Load a state, execute what comes after the first ``steps`` steps, and return what was seen."""
 
     class End(prelude.Run):
-        """Does nothing before the last of the steps is over."""
+        """A run that does nothing before the end of the last of the steps."""
 
         begun = False
 
@@ -99,15 +99,15 @@ def _train(rank: Rank, program: Program, run: type[prelude.Run]) -> Tensors:
 
 
 def save(party: training.Party, model: Any, optimizer: torch.optim.Optimizer) -> State:
-    """Whole state of model and optimizer, on every rank."""
+    """Return the whole state of model and optimizer, on every rank."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = get_state_dict(party.root(model), optimizer, options=StateDictOptions(full_state_dict=True))
-    return training.copied(found[0], "cpu"), training.copied(found[1], "cpu")
+        states = get_state_dict(party.root(model), optimizer, options=StateDictOptions(full_state_dict=True))
+    return training.copied(states[0], "cpu"), training.copied(states[1], "cpu")
 
 
 def load(party: training.Party, model: Any, optimizer: torch.optim.Optimizer, state: State) -> None:
-    """The inverse of :func:`save`."""
+    """Load the state that :func:`save` returned."""
     model_state, optimizer_state = (training.copied(part) for part in state)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

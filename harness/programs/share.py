@@ -1,4 +1,4 @@
-"""How many examples a property runs: ``smoke`` (seconds), ``default`` (minutes), ``thorough`` (hours)."""
+"""The number of examples of a property: ``smoke`` (seconds), ``default`` (minutes), ``thorough`` (hours)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from harness.thorough.effort import effort
 
 
 def examples(count: int) -> Callable[[Any], Any]:
-    """A property with so many examples in the default setting; ``CONCORD_EXAMPLES`` names another, or a factor.
+    """Set the number of a property's examples in the default setting.
 
-    In the thorough setting the plug-in draws them in rounds, and keeps what is done (docs/thorough.md).
+    ``CONCORD_EXAMPLES`` names another setting or a factor. In the thorough setting the plug-in draws the examples in
+    rounds, and saves its progress (docs/thorough.md).
     """
-    # A busy machine draws slowly, and programs that are not exact, or wild, are given up on purpose.
+    # A busy machine draws slowly, and inexact or wild programs are rejected on purpose.
     given_up = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 
     def mark(test: Any) -> Any:

@@ -1,10 +1,10 @@
-"""A program as Python: a model, how it gets onto ranks, and how it is trained, written down as one would by hand.
+"""Write a program as Python: a model, how it is put on ranks, and how it is trained, as one would write it by hand.
 
-The same text is executed alone, on ranks, and in a reproducer, so a reproducer does what was seen to fail.  It stands
-on the definitions of :mod:`harness.programs.prelude`, of :mod:`harness.stacks.training` and of its stack's file.
+The same text is executed alone, on ranks, and in a reproducer, so a reproducer does exactly what failed. It uses the
+definitions of :mod:`harness.programs.prelude`, of :mod:`harness.stacks.training` and of its stack's file.
 
-A program may have come from anybody: its types are checked before anything is written, and what it holds gets into the
-text through :mod:`harness.programs.literals` alone.
+A program may come from an untrusted source. Its types are checked before anything is written, and its values get into
+the text only through :mod:`harness.programs.literals`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _TRAINED = (Code("model"), Code("optimizer"))
 
 
 def source(program: Program) -> str:
-    """The program's source: ``Model``, ``build(party)``, ``distribute(party, model)``, ``train(party, model)``.
+    """Return the program's source: ``Model``, ``build(party)``, ``distribute(party, model)``, ``train(party, model)``.
 
-    Errors: ValueError where a layer can't stand where it is, and for what is not of its field's type.
+    Errors: ValueError for a layer that can't be where it is, and for a field whose value is not of its type.
     """
     check_types(program)
     named = list(walk(program.model))
@@ -90,7 +90,8 @@ def _expression(name: str, layer: Layer, model: Model, by_name: dict[str, Named]
         case Norm(kind="batch"):
             return call("nn.BatchNorm1d", shape[0], eps=_EPS)
         case Norm(kind=kind):
-            # Dividing by next to nothing would make noise of rounding; the default of RMSNorm depends on the dtype.
+            # A large eps, because division by almost zero would turn rounding errors into noise. RMSNorm's default
+            # depends on the dtype.
             return _cast(call("nn.LayerNorm" if kind == "layer" else "nn.RMSNorm", shape[-1], eps=_EPS), layer.dtype)
         case Embedding(width=width):
             return call("nn.Embedding", model.tokens, width)

@@ -1,6 +1,6 @@
-"""The main function of a reproducer: it trains alone and on ranks, compares, and says what differs.
+"""The main function of a reproducer: train alone and on ranks, compare, and print what differs.
 
-A reproducer carries along the definitions of this file, so nothing here may import Concord.
+A reproducer contains the definitions of this file, so nothing here may import Concord.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harness.stacks.training import Party
 
 @dataclass(frozen=True)
 class Case:
-    """How a program is run on ranks, and what is asked of them."""
+    """How a program is run on ranks, and what is checked there."""
 
     world: int
     backend: str
@@ -31,22 +31,22 @@ class Case:
     """Type of the ranks' device."""
     dtype: torch.dtype
     tensor: int
-    """How many tensor-parallel ranks share one part of a batch."""
+    """The number of tensor-parallel ranks that share one part of a batch."""
     rotated: int
-    """By how many parts ranks have exchanged their parts."""
+    """By how many places the parts of a batch are rotated among ranks."""
     parts: int
     limit: int
-    """Seconds after which a hang is called one."""
+    """Seconds after which a run counts as a hang."""
     allowed: Mapping[Seen, list[float]] | None
-    """Absolute differences that rounding explains, of what differed; None where every bit must be right."""
+    """The absolute differences that rounding explains, for the tensors that differed; None if every bit must agree."""
     promised: frozenset[Seen]
-    """What ranks must show because it was missing."""
+    """Tensors that were missing, and that ranks must have."""
     zeros_allowed: bool
-    """Whether zeros are as good as nothing: FSDP1 gives them to a parameter that nothing used."""
+    """Whether a gradient of zeros may stand for none. FSDP1 gives one to a parameter that nothing has used."""
     synced: bool
-    """Whether a synchronized backward needs collectives."""
+    """Whether a synchronized backward must launch collectives."""
     quiet_unsynced: bool
-    """Whether a backward without synchronization launches no collective."""
+    """Whether a backward without synchronization must launch no collective."""
     compiled: bool
     same_shapes: bool
     """Whether all ranks see the same shapes, so that they compile the same graphs."""
@@ -55,7 +55,7 @@ class Case:
 def wrong_values(
     case: Case, party: Party, alone: Mapping[Seen, torch.Tensor], tensors: Mapping[Seen, torch.Tensor]
 ) -> list[str]:
-    """What this rank has that differs from the single device, a sentence each."""
+    """Return how this rank differs from the single device, as a list of sentences."""
     problems = []
     for seen, observed in tensors.items():
         if seen not in alone:
@@ -67,13 +67,13 @@ def wrong_values(
             problems.append(f"{seen}: expected shape {tuple(expected.shape)}, observed {tuple(observed.shape)}")
             continue
         if case.allowed is not None and seen not in case.allowed:
-            continue  # rounded, and within what rounding explains when this file was written
+            continue  # rounded, but within its tolerance when this file was written
         allowed = torch.zeros(())
         if case.allowed is not None:
             whole = torch.tensor(case.allowed[seen], dtype=torch.float64).view(alone[seen].shape)
             allowed = rows_of(party, seen, whole)
         apart = (observed.double() - expected.double()).abs()
-        wrong = ~((apart <= allowed) | allowed.isinf())  # NaN is wrong, but where anything is allowed
+        wrong = ~((apart <= allowed) | allowed.isinf())  # NaN is wrong, unless any value is allowed
         if wrong.any():
             values = f"\n  expected {expected}\n  observed {observed}"
             problems.append(f"{seen}: {int(wrong.sum())} of {wrong.numel()} elements differ{values}")
@@ -81,12 +81,15 @@ def wrong_values(
 
 
 def rows_of(party: Party, seen: Seen, whole_tensor: torch.Tensor) -> torch.Tensor:
-    """Those rows of what the single device sees that this rank sees."""
+    """Return the rows of the single device's tensor that this rank has."""
     return whole_tensor.tensor_split(party.parts)[party.part] if seen.of_part else whole_tensor
 
 
 def disagreements(case: Case, party: Party, tensors: Mapping[Seen, torch.Tensor]) -> list[str]:
-    """What this rank has that differs from rank 0 or was counted wrong, a sentence each."""
+    """Return how this rank differs from rank 0, and what was counted wrong, as a list of sentences.
+
+    All ranks must call this.
+    """
     bits = {}
     for seen, tensor in tensors.items():
         if not seen.of_part and tensor.numel():
@@ -116,13 +119,13 @@ def main(
     distribute: Callable[[Party, nn.Module], Any],
     train: Callable[[Party, Any], dict[Seen, torch.Tensor]],
 ) -> None:
-    """Train alone and on ranks; print what differs.  Exits with 1 if anything does, with 0 if nothing does."""
+    """Train alone and on ranks, and print what differs. Exits with 1 if anything differs, and with 0 otherwise."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != case.world:
         sys.exit(f"this needs {case.world} ranks: torchrun --nproc-per-node={case.world} {sys.argv[0]}")
-    faulthandler.dump_traceback_later(case.limit, exit=True)  # a hang is a defect, too: it exits with 1
+    faulthandler.dump_traceback_later(case.limit, exit=True)  # a hang is a defect, too, and exits with 1
     one = Party()
-    alone = train(one, build(one))  # before there are process groups, or a defect that looks for them would be in it
+    alone = train(one, build(one))  # without process groups, so that a defect that needs them does not affect this run
     dist.init_process_group(case.backend, timeout=datetime.timedelta(seconds=case.limit // 2))
     device = torch.device("cpu") if case.device == "cpu" else torch.device(case.device, int(os.environ["LOCAL_RANK"]))
     part = (rank // case.tensor + case.rotated) % case.parts

@@ -1,4 +1,4 @@
-"""Programs as JSON: what is stored beside a reproducer, and read again by whoever has got the file."""
+"""Programs as JSON: stored beside a reproducer, and read again by anyone who has the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.specs import limits
 from harness.specs.program import Data, Program
 
 VERSION = 1
-"""Of the format; goes into the JSON."""
+"""The version of the format, which is part of the JSON."""
 _LONGEST = 500  # characters of an error's text
 
 
@@ -23,15 +23,15 @@ class _File(Data, frozen=True):
 
 
 def dumps(program: Program) -> str:
-    """A program as JSON, with the version of the format."""
+    """Return a program as JSON, with the version of the format."""
     return msgspec.json.format(msgspec.json.encode(_File(program, VERSION)), indent=1).decode()
 
 
 def loads(text: str | bytes) -> Program:
-    """A program from JSON, of which nothing is believed.
+    """Read a program from untrusted JSON.
 
-    Every name is one of those that there are, every value of its type and within :mod:`harness.specs.limits`.
-    Errors: ValueError in one line that says what is wrong where, fit to be shown.
+    Every name must be known, and every value must have its type and be within :mod:`harness.specs.limits`.
+    Errors: ValueError with one printable line that says what is wrong and where.
     """
     try:
         return _loaded(text)
@@ -43,18 +43,18 @@ def _loaded(text: str | bytes) -> Program:
     if len(text) > limits.FILE:
         raise ValueError(f"this is no program: more than {limits.FILE:,} bytes")
     try:
-        found = msgspec.json.decode(text, type=_File)
+        file = msgspec.json.decode(text, type=_File)
         json.loads(text, object_pairs_hook=_require_unique)
     except (ValueError, RecursionError) as e:
         raise ValueError(f"this is no program: {e}") from e
-    if found.version != VERSION:
-        raise ValueError(f"a program of version {found.version}; this Concord reads version {VERSION}")
-    check(found.program)
-    return found.program
+    if file.version != VERSION:
+        raise ValueError(f"a program of version {file.version}; this Concord reads version {VERSION}")
+    check(file.program)
+    return file.program
 
 
 def _require_unique(pairs: list[tuple[str, Any]]) -> None:
-    """Readers differ in which of two values of one name counts."""
+    """Reject duplicate keys, because readers differ in which of the two values counts."""
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
@@ -63,6 +63,6 @@ def _require_unique(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _line(text: str) -> str:
-    """One line of at most so many characters, none of which drives a terminal."""
+    """Return text as one line of about ``_LONGEST`` characters at most, without any that would control a terminal."""
     shown = printable(text).replace("\n", "\\n").replace("\t", "\\t")
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST // 2]} … {shown[-_LONGEST // 2 :]}"

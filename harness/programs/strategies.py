@@ -1,6 +1,7 @@
-"""Hypothesis strategies for programs.  What is drawn is legal on its stack; why something is left out is said here.
+"""Hypothesis strategies for programs.
 
-Simple comes first in every choice, so that failures shrink to fewer ranks, layers, steps and plainer values.
+Only programs that are legal on their stack are drawn. Comments say why others are left out. Every choice lists simple
+values first, so that failures shrink to fewer ranks, layers and steps, and to plainer values.
 """
 
 from __future__ import annotations
@@ -51,30 +52,31 @@ from harness.stacks.drawing import Drawing, sharing, trainable
 from harness.stacks.limit import Case, Limit, layer_alone, violated
 
 WIDTHS = (2, 3, 4, 1, 5, 7, 8)
-"""Of layers: divided by few worlds, smaller than some, and one."""
+"""Widths of layers: few world sizes divide them, some are smaller than the world, and one is 1."""
 LOW = ("bfloat16", "float16")
 """Dtypes that wider ones are cast to."""
 
-# Strategies that are made anew for each draw cost more than the drawing: these are not, nor those of cached functions.
+# Building a strategy for each draw costs more than drawing from it, so these are built once, like those of cached
+# functions.
 _COUNTS, _FEW, _SEEDS = st.integers(1, 4), st.integers(1, 2), st.integers(0, 1000)
 
 
 @dataclass(frozen=True)
 class _Rules:
-    """What a stack takes."""
+    """The rules for drawing programs for a stack."""
 
     limits: tuple[Limit, ...]
-    """Those in force."""
+    """The limits in force."""
     layout: Layout
-    """Of the stack, with nothing in it."""
+    """An empty layout of the stack."""
     smooth: bool
-    """Whether layers and optimizers whose results are rounded are drawn."""
+    """Whether to draw layers and optimizers whose results are rounded."""
     compiled: bool = False
     any_world: bool = False
-    """Whether only that is drawn which means the same on any number of ranks and in any micro-batches."""
+    """Whether to draw only what means the same on any number of ranks and in any number of micro-batches."""
 
     def take(self, layer: Layer, dtype: str) -> bool:
-        """Whether the stack takes a layer, whatever is around it."""
+        """Return whether the stack takes a layer, regardless of what is around it."""
         return not violated(self.limits, layer_alone(layer, self.layout, dtype=dtype, compiled=self.compiled))
 
 
@@ -90,18 +92,18 @@ def programs(
     any_world: bool = False,
     compiled: Sequence[str] = (),
 ) -> Program:
-    """Programs for a stack on worlds of these sizes.
+    """Draw programs for a stack on worlds of these sizes.
 
-    ``smooth``: False for programs whose every result has a good chance to be representable, so that they are compared
-    bit for bit; True for those with norms, attention, smooth activations, AdamW and clipping; None for both.
-    ``any_world``: only what means the same on any number of ranks, and in any number of micro-batches, as laws need it;
-    ``compiled``: the stacks that are compiled, where ``stack`` is dynamo; () for all that can be.
-    Errors: ValueError where there is no such stack.
+    ``smooth``: False for programs whose results are likely to be representable, so that they are compared bit for bit;
+    True for programs with norms, attention, smooth activations, AdamW and clipping; None for both.
+    ``any_world``: draw only what means the same on any number of ranks and in any number of micro-batches, as laws need
+    it; ``compiled``: the stacks that are compiled if ``stack`` is dynamo; () for all that can be.
+    Errors: ValueError if there is no such stack.
     """
     rounded = draw(EITHER) if smooth is None else smooth
     world = draw(among(sorted(worlds)))
-    outer = found if (found := registry.stack(stack)).over is not None else None
-    under = registry.stack(draw(among(compiled or registry.compilable()))) if outer is not None else found
+    outer = requested if (requested := registry.stack(stack)).over is not None else None
+    under = registry.stack(draw(among(compiled or registry.compilable()))) if outer is not None else requested
     limits = under.in_force() + (outer.in_force() if outer is not None else ())
     rules = _Rules(limits, Layout(under.name, world=1), rounded, outer is not None, any_world)
     claims = in_force().claims
@@ -110,10 +112,11 @@ def programs(
     named = tuple(walk(model))
     assume(any(trainable(n) for n in named))
     batch_norm = any(isinstance(n.layer, Norm) and n.layer.kind == "batch" for n in named)
-    least = 2 if batch_norm else 1  # there are no statistics of one
+    least = 2 if batch_norm else 1  # one row has no batch statistics
     tensor = draw(among(under.tensor_sizes(world)))
     case = Case(Layout(under.name, world, tensor), named, dtype=dtype, compiled=rules.compiled)
-    # What can't be done with a plan of more than one tensor-parallel rank is drawn in one of four programs.
+    # With more than one tensor-parallel rank, only one program in four does what is not possible with a plan, such as
+    # clipping.
     calm = tensor > 1 and draw(among((True, True, True, False)))
     if calm:
         least = max(least, world // tensor)
@@ -146,11 +149,12 @@ def programs(
         optimizer=optimizer,
         dtype=dtype,
         seed=draw(_SEEDS),
-        # Where rounding counts, numbers that don't cancel; training that explodes would show nothing.
+        # If results are rounded, draw numbers that don't cancel each other. Training that explodes would show nothing.
         span=0 if rounded else draw(among((1, 2, 3) if plain else (1,))),
         denominator=1 if rounded else draw(among((1, 2, 4) if plain else (1,))),
         sparse=not rounded and draw(among((False, False, True) if plain else (True, True, False))),
-        # Batch statistics are those of a part; only where each rank has the whole batch are they those of one device.
+        # Ranks compute batch statistics of their parts, which are those of one device only if each rank has the whole
+        # batch.
         same_data=batch_norm,
     )
     assume(not unclaimed(program, claims))
@@ -184,7 +188,7 @@ def _models(draw: DrawFn, rules: _Rules, dtype: str) -> Model:
 
 
 def _layers(rules: _Rules, dtype: str, model: Model, shape: Shape) -> SearchStrategy[Layer]:
-    """A layer that can stand next in a model."""
+    """Return a strategy for layers that can come next in a model."""
     return _layers_or_tied(rules, dtype, shape, _with_weights_for(model, shape) if rules.take(Tied(""), dtype) else ())
 
 
@@ -229,21 +233,21 @@ def _linear(rules: _Rules, dtype: str) -> SearchStrategy[Layer]:
 
 
 def _own_dtype(rules: _Rules, dtype: str) -> SearchStrategy[str]:
-    """A layer's own dtype where it is not the program's: a wider one, as mixed-precision models have for some."""
+    """Return a strategy for a layer's own dtype: "", or wider than the program's, as in mixed precision."""
     wider = {"bfloat16": "float32", "float16": "float32", "float32": "float64"}.get(dtype, "")
     return among(("", "", "", wider)) if wider and rules.take(Linear(1, dtype=wider), dtype) else st.just("")
 
 
 @functools.cache
 def _square(rules: _Rules, shape: Shape) -> SearchStrategy[Layer]:
-    """A linear layer that keeps the shape."""
+    """Return a strategy for linear layers that keep the shape."""
     return st.builds(Linear, out=st.just(shape[-1]), bias=among((True, False)))
 
 
 @functools.cache
 def _keeping(rules: _Rules, dtype: str, shape: Shape) -> SearchStrategy[Layer]:
-    """A layer without layers inside that keeps the shape."""
-    kinds = EXACT_ACTIVATIONS if not rules.smooth else SMOOTH_ACTIVATIONS  # the smooth have no kink to round across
+    """Return a strategy for layers that keep the shape and have no layers inside."""
+    kinds = EXACT_ACTIVATIONS if not rules.smooth else SMOOTH_ACTIVATIONS  # no kink that rounding errors could cross
     choices: list[SearchStrategy[Any]] = [
         st.builds(Activation, among(kinds)),
         _square(rules, shape),
@@ -252,7 +256,7 @@ def _keeping(rules: _Rules, dtype: str, shape: Shape) -> SearchStrategy[Layer]:
     ]
     if rules.smooth:
         norms = ("layer", "rms", "batch") if len(shape) < 3 and shape[0] else ("layer", "rms")
-        if shape[-1] > 1:  # of one number, only its sign would be left
+        if shape[-1] > 1:  # of a single number, at most the sign would be left
             choices.append(st.builds(Norm, among(norms)))
         if len(shape) == 2 and shape[1]:
             heads = among([h for h in (1, 2) if shape[1] % h == 0])
@@ -262,7 +266,7 @@ def _keeping(rules: _Rules, dtype: str, shape: Shape) -> SearchStrategy[Layer]:
 
 @functools.cache
 def _inside(rules: _Rules, dtype: str, shape: Shape) -> SearchStrategy[Layer]:
-    """A layer of a container."""
+    """Return a strategy for layers in the body of a container."""
     return st.one_of(_linear(rules, dtype), _keeping(rules, dtype, shape))
 
 
@@ -278,7 +282,7 @@ def _containers(draw: DrawFn, rules: _Rules, dtype: str, shape: Shape) -> Layer:
 
 
 def _with_weights_for(model: Model, shape: Shape) -> tuple[str, ...]:
-    """Layers whose weight another layer can share."""
+    """Return the names of layers whose weight another layer can share."""
     return tuple(
         n.name
         for n in walk(model)
@@ -304,7 +308,7 @@ def _rows(least: int, most: int) -> SearchStrategy[list[int]]:
 @functools.cache
 @st.composite
 def _steps(draw: DrawFn, rules: _Rules, least: int, most: int, thawing: Sequence[str], calm: bool) -> Step:
-    """``thawing``: layers that may stop, or begin again, to be trained; ``calm``: nothing is clipped or saved."""
+    """Draw a step. ``thawing``: layers that may be frozen or thawed; ``calm``: whether nothing is clipped or saved."""
     rows = tuple(draw(_rows(least, most)))
     return Step(
         rows=rows,
@@ -318,12 +322,12 @@ def _steps(draw: DrawFn, rules: _Rules, least: int, most: int, thawing: Sequence
 
 
 def _violated_by(steps: tuple[Step, ...], rules: _Rules, dtype: str) -> frozenset[Limit]:
-    """The limits that a schedule violates whatever the layout and the model."""
+    """Return the limits that a schedule violates with any layout and model."""
     return violated(rules.limits, Case(rules.layout, steps=steps, dtype=dtype, compiled=rules.compiled))
 
 
 def _thawing(named: Sequence[Named]) -> tuple[str, ...]:
-    """Layers that may be frozen and thawed: at least one other always trains."""
+    """Return the layers that may be frozen and thawed, which leaves at least one other that always trains."""
     linear = [n for n in named if isinstance(n.layer, Linear) and not n.optional]
     if not linear or not linear[0].trains:
         return ()
@@ -349,7 +353,7 @@ def _compiles() -> SearchStrategy[Compile]:
     common = {"backend": among(("eager", "aot_eager")), "dynamic": EITHER}
     return st.one_of(
         st.builds(Compile, in_place=EITHER, **common),
-        # Hooks of the stacks break graphs; a plain model is one graph.
+        # Hooks of the stacks break graphs, but a plain model is one graph.
         st.builds(Compile, first=st.just(True), fullgraph=EITHER, **common),
     )
 

@@ -1,4 +1,4 @@
-"""Whether a program is one: what its fields hold, whether they fit together, and whether it is small enough."""
+"""Validate programs: the types of their fields, whether they fit together, and whether a program is small enough."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from harness.stacks.registry import stack_of
 
 
 def check_types(program: Program) -> Data:
-    """Require that every field holds what its type says, and every option what its stack takes.
+    """Require that every field, and every option of the stack, has its type. Returns the typed options.
 
-    Python does not hold the fields of a program to their types; what is decoded from JSON has been.  Returns the
-    options, typed.
+    Python does not enforce the types of a program's fields; only decoding from JSON does.
     Errors: ValueError.
     """
     if sum(1 for _ in zip(every(program.model.layers), range(limits.LAYERS + 1), strict=False)) > limits.LAYERS:
@@ -31,7 +30,7 @@ def check_types(program: Program) -> Data:
 
 
 def check(program: Program) -> None:
-    """Require what is required of a stored program, beyond the types of its fields.
+    """Check what a stored program must satisfy beyond the types of its fields.
 
     Errors: ValueError.
     """
@@ -44,7 +43,7 @@ def check(program: Program) -> None:
 
 
 def _meant(program: Program, options: Data) -> Iterable[tuple[str, tuple[str, ...]]]:
-    """Lists of layers by their names."""
+    """Yield each field that lists layers: what to call it in a message, and the names of the layers."""
     layout = program.layout
     yield "layout.wrapped", layout.wrapped
     yield "layout.plan", tuple(name for name, _ in layout.plan)

@@ -1,9 +1,9 @@
-"""What leaves the machine (results, figures, logs of the nightly job, messages) has no credentials in it.
+"""Removal of credentials from everything that leaves the machine: results, figures, logs of the nightly job, messages.
 
-Two rules.  What is *recorded* is on a list: :mod:`~harness.redaction.variables` names the environment variables that
-results may have, each with the kind of value that it takes, and shows no value that does not fit.  What is *text* (a
-traceback, the output of a rank, a command line, an error of a database) goes through :class:`Redactor`, which knows the
-values that this process's environment has and has had, what a URL and an assignment of a password look like
+There are two rules.  Only listed variables are *recorded*: :mod:`~harness.redaction.variables` names the environment
+variables that results may have and the kind of value that each takes, and shows no other value.  Every *text* (a
+traceback, the output of a rank, a command line, an error of a database) goes through :class:`Redactor`.  It knows the
+values that this process's environment has and has had, the shapes of URLs and of password assignments
 (:mod:`~harness.redaction.named`), and tokens of well-known shapes.
 """
 

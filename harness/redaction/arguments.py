@@ -1,4 +1,4 @@
-"""Command lines: which option a value belongs to."""
+"""Command lines: the options that values belong to."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from harness.redaction.shapes import HIDDEN, says_secret
 
 
 def without_values(arguments: Sequence[str]) -> list[str]:
-    """A command line without the values of options whose names say that they are credentials."""
-    found = list(arguments)
+    """Hide the values of options whose names say that they are credentials."""
+    shown = list(arguments)
     for i, (option, value) in enumerate(valued(arguments)):
         if value and says_secret(option):
-            found[i] = found[i][: len(found[i]) - len(value)] + HIDDEN
-    return found
+            shown[i] = shown[i][: len(shown[i]) - len(value)] + HIDDEN
+    return shown
 
 
 def valued(arguments: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Of each argument, the name that it is given under (``--name=value``, ``--name value``), and the value."""
+    """Yield for each argument the name of its option (``--name=value``, ``--name value``) and the value."""
     before = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")

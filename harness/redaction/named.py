@@ -1,6 +1,6 @@
-"""What a text says by itself is a credential: tokens of well-known shapes, and what is assigned to such a name.
+"""Credentials that a text itself reveals: tokens of well-known shapes, and values of names such as ``password``.
 
-Every search here is linear: it goes through a run of letters once, and looks ahead or back by a bounded number of them.
+Every search here is linear: it reads a run of letters once, and looks ahead or back by a bounded number of them.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Iterator
 from harness.redaction.shapes import HIDDEN, looks_random
 
 AFTER_ESCAPE = r"(?<=\\[abfnrtv0])|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4})"
-"""Where a word begins after a line break or another character as ``repr`` and JSON write it (``\\nPASSWORD``)."""
+"""The beginning of a word after a character that ``repr`` or JSON has escaped, such as a newline (``\\nPASSWORD``)."""
 _ESCAPE = re.compile(r"[abfnrtv0]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}")
 _KEYED = re.compile(
     r"(?:passw(?:or)?d|passphrase|secret(?:[_-]?key)?|api[_-]?key|private[_-]?key|credentials?"
     r"|(?:^|[_-])(?:pwd|access[_-]?key(?:[_-]?id)?|(?:access|api|auth|bearer|id|refresh)[_-]?token))\Z",
     re.IGNORECASE,
 )
-"""How a name ends whose value is a credential in any text."""
+"""The ends of names whose values are credentials in any text."""
 _LONGEST_KEY = 40
 _NAME = re.compile(r"(?<![\w-])([\w-]++)(?:\\{0,4}[\"']\]?)?\s{0,12}[=:]\s{0,3}")
-"""A name, and the sign after which its value comes."""
+"""A name, and the sign before its value."""
 _OPENING = re.compile(r"(\\{0,4})([\"'])")
 _WITHIN = {quote: re.compile(rf"(?:[^{quote}\\\n]|\\.){{1,2000}}+(?={quote})") for quote in "\"'"}
-"""What is between two quotes."""
+"""The text between two quotes."""
 _VALUE = re.compile(r"(?!(?:None|str|bytes)(?![^\s,)\]}|=;:]))[^\s\"'&;,)\]}]+")
 _WORKING_FOLDER = re.compile(r"(?:.*[_-])?pwd", re.IGNORECASE)
 _AUTHORIZATION = re.compile(
@@ -37,11 +37,11 @@ _TOKENS = re.compile(
     r"sk-[\w-]{20,}|eyJ[\w-]{8,}+\.eyJ[\w-]{8,}+(?:\.[\w-]*)?|SG\.[\w-]{16,}+\.[\w-]{16,})"
     r"|-----BEGIN (?:[A-Z]{2,9} ){0,3}PRIVATE KEY-----(?:[A-Za-z0-9+/=\s]|\\[nr]){0,9000}+"
 )
-"""Of GitHub, GitLab, Slack, Hugging Face, npm, PyPI, Google, Amazon, Stripe, OpenAI and SendGrid; JWT; keys in PEM."""
+"""Tokens of GitHub, GitLab, Slack, Hugging Face, npm, PyPI, Google, Amazon, Stripe, OpenAI, SendGrid; JWT; PEM keys."""
 
 
 def without_named(text: str) -> str:
-    """A text without tokens of well-known shapes, and without values of names such as ``password``."""
+    """Hide tokens of well-known shapes and values of names such as ``password`` in a text."""
     text = _TOKENS.sub(_token, text)
     if "=" not in text and ":" not in text:
         return text
@@ -55,7 +55,7 @@ def without_named(text: str) -> str:
 
 
 def names_credential(name: str) -> bool:
-    """Whether what stands after this name and ``=`` or ``:`` is a credential in any text."""
+    """Return whether the value after this name and ``=`` or ``:`` is a credential in any text."""
     return _KEYED.search(name[-_LONGEST_KEY:]) is not None
 
 
@@ -64,7 +64,7 @@ def _token(found: re.Match[str]) -> str:
 
 
 def _values(text: str) -> Iterator[tuple[int, int]]:
-    """Where the values of names such as ``password`` are."""
+    """Yield the positions of the values of names such as ``password``."""
     end = 0
     for found in _NAME.finditer(text):
         name = _unescaped(text, found)
@@ -77,18 +77,18 @@ def _values(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _unescaped(text: str, found: re.Match[str]) -> str:
-    """A name without the letters before it that belong to an escape (``\\nPWD``)."""
+    """Return a name without leading letters that belong to an escape (``\\nPWD``)."""
     escape = _ESCAPE.match(found[1]) if text[found.start() - 1 : found.start()] == "\\" else None
     return found[1][escape.end() :] if escape else found[1]
 
 
 def _value(text: str, start: int) -> tuple[int, int] | None:
-    """Where the value is that begins here: what is between quotes, or up to a blank or a separator."""
+    """Return the position of the value that begins here: between quotes, or up to a blank or a separator."""
     opening = _OPENING.match(text, start)
     if opening is None:
         found = _VALUE.match(text, start)
         return found.span() if found else None
-    if opening[1]:  # of a text within a text: what closes it is written in the same way
+    if opening[1]:  # a quote in an escaped text: the closing one is escaped in the same way
         end = text.find(opening[0], opening.end(), opening.end() + 2000)
         if end > opening.end() and "\n" not in text[opening.end() : end]:
             return opening.end(), end

@@ -1,4 +1,4 @@
-"""What a text looks like: a token that a machine made, or words, numbers, versions and paths."""
+"""Shapes of texts: tokens that a machine made, as opposed to words, numbers, versions and paths."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import re
 
 HIDDEN = "***"
-"""What stands where a credential was."""
+"""Replaces a credential."""
 
 _RUN = re.compile(r"[A-Za-z0-9_+/=.~%-]{12,}")
 _PART = re.compile(r"[A-Za-z0-9]+")
 _WORD = re.compile(r"[A-Za-z]{1,20}\d{0,4}|\d{1,8}[A-Za-z]{0,3}")
 """``replicate``, ``cp311``, ``20261122``, ``64MiB``."""
 _LEAST = 12
-"""Characters that are no words, in one run of them, that make a token of it."""
+"""Minimum number of characters outside of words that makes a run of characters a token."""
 
 _TELLING = {"AUTH", "KEY", "KEYS", "LOGIN", "OTP", "PASS", "PAT", "PIN", "PW", "PWD", "DSN", "SALT", "SESSION", "SIG"}
 _TELLING_ENDS = ("PASS", "PW", "PWD")  # as in DBPASS
@@ -25,7 +25,7 @@ _TELLING_PARTS = (
 
 
 def looks_random(text: str) -> bool:
-    """Whether some run of a text looks like a token: 12 letters and digits or more that are no words or numbers."""
+    """Return whether a text contains a token: a run with 12 or more letters and digits outside of words and numbers."""
     return any(_unlike_words(run) >= _LEAST for run in _RUN.findall(text))
 
 
@@ -34,21 +34,21 @@ def _unlike_words(run: str) -> int:
 
 
 def _mixed_case(part: str) -> bool:
-    """Whether letters change their case more often than words written together do."""
+    """Return whether letters change case more often than in words written together."""
     changes = sum(a.islower() != b.islower() for a, b in itertools.pairwise(part))
     return len(part) >= _LEAST and changes > 0.4 * len(part)
 
 
 def is_path(text: str) -> bool:
-    """Whether a text is a path on this machine: it begins with a folder that is there."""
+    """Return whether a text is a path on this machine: its top-level folder exists."""
     top = re.match(r"/[^/]+", text)
     return text == "/" or (top is not None and os.path.lexists(top[0]))
 
 
 def says_secret(name: str) -> bool:
-    """Whether a name (of a variable, an option, a parameter) says that its value is a credential.
+    """Return whether a name (of a variable, an option, a parameter) says that its value is a credential.
 
-    A safeguard beside the lists of what may be shown, and never the reason why something is.
+    This is an additional safeguard.  Only the lists of what may be shown decide that something is shown.
     """
     upper = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
     parts = set(re.split(r"[^A-Z0-9]+", upper))

@@ -1,4 +1,4 @@
-"""Texts without credentials: those of this process's environment, of URLs, and those that are assigned to a name."""
+"""Redaction of texts: credentials of this process's environment, in URLs, and in assignments to a name."""
 
 from __future__ import annotations
 
@@ -17,48 +17,52 @@ from harness.redaction.urls import urls_in, without_credentials
 from harness.redaction.variables import is_plain, of_kind
 
 _LEAST = 6
-"""Characters of a credential that is looked for in texts: shorter ones are parts of everything."""
+"""Minimum length of a credential that is searched for: shorter ones occur everywhere."""
 _OF_THE_TEST = "PYTEST_CURRENT_TEST"
-"""Environment variable: the name of the test that runs, which pytest changes all the time."""
+"""Environment variable with the name of the running test, which pytest changes all the time."""
 _ANYWHERE = 12
-"""Characters from which on it is looked for within words, too."""
+"""Minimum length of a credential that is also searched for within words."""
 _PIECES = re.compile(r"[^\s\"',;()<>\[\]{}|&]+")
 _NAMED = re.compile(rf"(?:(?<![\w.-])|{AFTER_ESCAPE})([A-Za-z_][\w.-]{{0,60}})[\"']?\s{{0,3}}[=:]\s{{0,3}}")
-"""In the value of a variable: a name to which something is assigned."""
+"""A name with an assigned value, in the value of a variable."""
 _ASSIGNED = re.compile(r"(?:(?=\"([^\"\n]{1,400})\")|(?='([^'\n]{1,400})')|)[\"']?(?=(\S{1,400}))([^\s;,\"'}]+)")
-"""What is assigned to it: between quotes, up to a blank, and up to what may be a separator."""
+"""The assigned value: between quotes, up to a blank, and up to a possible separator."""
 _USER_INFO = re.compile(r"(?:^|(?<=[\s,;\"'=/:]))([^\s/:@,;\"'=]{1,64}+):(?!/)([^\s@]{1,256}+)@(?=[\w\[])")
 """``user:password@host`` in the value of a variable."""
 _BOUND = frozenset(("digest", "environment", "files", "plugins", "profile_hash", "suite_hash"))
-"""Fields of records that have no text of anybody's: hashes, versions, and variables that were checked one by one."""
+"""Fields of records without free text: hashes, versions, and variables that were checked one by one."""
 
 
 class Redactor:
-    """Takes credentials out of texts.
+    """A function that removes credentials from texts.
 
-    Credentials are in variables of the environment that are not known to be harmless
-    (:func:`~harness.redaction.variables.is_plain`): the whole value, from 6 characters on, where the variable's name
-    says so; otherwise what looks like a token in it, and what a URL in it hides.  Each is found as it is,
-    percent-encoded, and as JSON and ``repr`` write it; words of letters alone only where nothing joins them to others.
+    Credentials come from environment variables that are not known to be harmless
+    (:func:`~harness.redaction.variables.is_plain`).  If the variable's name says that it is secret, the whole value is
+    a credential, from 6 characters on.  Otherwise, tokens in the value are, and the parts that a URL in it hides.  Each
+    credential is found as it is, percent-encoded, and as JSON and ``repr`` write it.  A credential of letters alone is
+    found only as a separate word.
     """
 
     def __init__(self, variables: Mapping[str, str], arguments: Sequence[str] = (), known: Iterable[str] = ()) -> None:
-        """``variables``: an environment, name to value; ``arguments``: a command line, whose credentials count too;
-        ``known``: further credentials."""
+        """Collect the credentials.
+
+        ``variables``: an environment, name to value.  ``arguments``: a command line, which may also have credentials.
+        ``known``: further credentials.
+        """
         found = {*_secrets_in(variables, arguments), *known}
         spellings = {each for secret in found for each in _spellings(secret) if len(each) >= _LEAST}
         self._spellings = sorted(spellings, key=lambda each: (-len(each), each))
         self._patterns = {each: re.compile(_pattern(each)) for each in self._spellings}
 
     def __call__(self, text: str) -> str:
-        """The text, with ``***`` for every credential."""
+        """Return the text with ``***`` for every credential."""
         for each in self._spellings:
             if each in text:
                 text = self._patterns[each].sub(HIDDEN, text)
         return without_named(without_credentials(text))
 
     def record(self, value: Any) -> Any:
-        """Plain data (as ``msgspec.to_builtins`` gives it) with every text redacted, but hashes and versions."""
+        """Redact every text in plain data (as ``msgspec.to_builtins`` returns it) except hashes and versions."""
         if isinstance(value, str):
             return self(value)
         if isinstance(value, list):
@@ -68,12 +72,12 @@ class Redactor:
         return value
 
     def arguments(self, arguments: Sequence[str]) -> list[str]:
-        """A command line: texts, and the values of options whose names say that they are credentials."""
+        """Redact a command line, including the values of options whose names say that they are credentials."""
         return [self(argument) for argument in without_values(list(map(str, arguments)))]
 
 
 def has_credentials(name: str, value: str) -> bool:
-    """Whether a variable with this name and value has something that must not leave the machine."""
+    """Return whether a variable with this name and value has credentials, which must not leave the machine."""
     return not is_plain(name, value) and any(_of(name, value))
 
 
@@ -86,7 +90,7 @@ def _secrets_in(variables: Mapping[str, str], arguments: Sequence[str] = ()) -> 
 
 
 def _in_addresses(value: str) -> Iterable[str]:
-    """What URLs hide, and passwords of addresses that are no whole URLs."""
+    """Yield what URLs hide, and passwords of addresses that are not complete URLs."""
     for url in urls_in(value):
         yield from url.secrets
     for _, password in _USER_INFO.findall(value):
@@ -94,7 +98,7 @@ def _in_addresses(value: str) -> Iterable[str]:
 
 
 def _of(name: str, value: str) -> Iterable[str]:
-    """The credentials in the value of a variable."""
+    """Yield the credentials in the value of a variable."""
     stripped = value.strip()
     if all(map(os.path.lexists, stripped.split(os.pathsep))):
         return
@@ -120,7 +124,10 @@ def _spellings(secret: str) -> Iterable[str]:
 
 
 def _pattern(secret: str) -> str:
-    """Where a credential counts: a short one not within a word, one of letters alone not within a path or a name."""
+    """Return a pattern for a credential.
+
+    A short credential does not match within a word, and one of letters alone does not match within a path or a name.
+    """
     if secret.isalpha():
         return rf"(?:(?<![\w./-])|{AFTER_ESCAPE}){re.escape(secret)}(?![\w/-])"
     if len(secret) < _ANYWHERE:
@@ -129,10 +136,10 @@ def _pattern(secret: str) -> str:
 
 
 class Memory:
-    """Every credential that the environment and the command line of this process have had.
+    """All credentials that the environment and the command line of this process have or had.
 
-    It looks when it is made, and each time that a redactor is asked for: what a test takes out of the environment, or
-    changes, is a credential still.
+    It reads the environment when it is created and whenever it returns a redactor.  A credential that a test removes or
+    changes stays a credential.
     """
 
     def __init__(self) -> None:
@@ -147,7 +154,7 @@ class Memory:
         self._unread.append(dict(variables))
 
     def redactor(self) -> Redactor:
-        """One for all that has been seen, up to now."""
+        """Return a redactor for all credentials that were seen so far."""
         now, arguments = dict(os.environ), tuple(sys.argv[1:])
         now.pop(_OF_THE_TEST, None)
         unread, self._unread = [dict(now.items() - self._last.items()), *self._unread], []
@@ -166,26 +173,26 @@ _MEMORY = Memory()
 
 
 def current() -> Redactor:
-    """The redactor for what the environment and the command line of this process have, and have had."""
+    """Return the redactor for the credentials that this process's environment and command line have or had."""
     return _MEMORY.redactor()
 
 
 def remember(variables: Mapping[str, str] | None = None) -> None:
-    """Take note of the environment as it is now, or of another that this process gives to others."""
+    """Remember the credentials of the current environment, or of one that this process gives to others."""
     _MEMORY.add(os.environ if variables is None else variables)
 
 
 def recorded(name: str, value: str) -> str | None:
-    """What results say of an environment variable; None: nothing, not even that it is set."""
+    """Return what results show of an environment variable; None: nothing, not even that it is set."""
     shown = of_kind(name, value)
     return shown if shown is None else redacted(shown)
 
 
 def redacted(text: str) -> str:
-    """A text without the credentials of this process, and without what it says itself to be one."""
+    """Redact a text: the credentials of this process, and those that the text itself reveals."""
     return current()(text)
 
 
 def redacted_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line without them."""
+    """Redact a command line."""
     return current().arguments(arguments)

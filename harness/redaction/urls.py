@@ -1,9 +1,9 @@
-"""URLs that show no credentials.
+"""URLs without their credentials.
 
-What is left of one: scheme, host, port, path, the parameters that are known to be harmless, and an anchor.  Left out:
-all of the user info, the value of every other parameter, and whatever in path, parameters or fragment looks like a
-token, as the last part of a webhook's address does.  Where it can't be told what is the user info (a password with a
-slash in it, an address that was cut off), everything up to the last ``@``, or the whole authority, is left out.
+A URL keeps its scheme, host, port, path, parameters that are known to be harmless, and fragment.  It loses all user
+info, the values of all other parameters, and everything in path, parameters or fragment that looks like a token, such
+as the last part of a webhook's address.  If the user info is ambiguous (a password with a slash in it, an address that
+was cut off), everything up to the last ``@`` is left out, or the whole authority.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from harness.redaction.shapes import HIDDEN, looks_random
 
 _START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}+://")
 _STOP = re.compile(r"[\s'\"<>`]|\Z")
-"""What ends a URL in the middle of a text, unless it is within the user info."""
+"""The end of a URL in a text, unless it is within the user info."""
 _FARTHEST = 256
-"""Characters of user info after such a blank or quote."""
+"""Maximum number of characters of user info after such a blank or quote."""
 _NEXT_WORD = re.compile(rf"[^\S\r\n]{{0,3}}['\"<>`]?[^\s@]{{0,{_FARTHEST}}}@(?=[\w\[])")
 _CLOSING = {"'": "'", '"': '"', "`": "`", "<": ">"}
 _SURE_HOST = re.compile(r"(?:[\w-]{1,63}(?:\.[\w-]{1,63}){1,9}|localhost|\[[0-9A-Fa-f:.]{2,45}\]|)(?::\d{0,5})?")
-"""The authority of a URL that is no user's name and the beginning of a password."""
+"""An authority that cannot be a user name and the beginning of a password."""
 _NO_USERS = ("env", "file", "grpc", "tcp", "udp", "unix")
-"""Schemes of addresses that have no user info."""
+"""Schemes of addresses without user info."""
 _FEW_SLASHES = re.compile(
     r"(?<![A-Za-z0-9+.-])((?:(?:postgres(?:ql)?|m[ysq]{2}ql|mariadb|mongodb|redis|amqps?)(?:\+\w{1,20})?:/?"
     rf"|[A-Za-z][A-Za-z0-9+.-]{{0,30}}+:/))(?!/)([^\s/@:'\"]{{1,64}}+:[^\s@]{{1,{_FARTHEST}}}+@)(?=[\w\[])"
 )
-"""An address of which a slash is missing: what it begins with, and its user info."""
+"""An address that lacks a slash: its beginning, and its user info."""
 _SCHEME = re.compile(r"[\w+. -]{0,31}")
 _HOST = r"(?:[\w.%~-]*|\[[0-9A-Fa-f:.%\w]*\])(?::\d*)?"
 _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
 _WEB = ("http", "https", "ws", "wss")
-"""Schemes in whose paths an ``@`` means nothing."""
+"""Schemes whose paths may contain an ``@``."""
 _HARMLESS = frozenset(
     (
         *("application_name", "cache", "charset", "check_same_thread", "client_encoding", "connect_timeout"),
@@ -42,23 +42,23 @@ _HARMLESS = frozenset(
         *("sslmode", "ssl_mode", "target_session_attrs", "timeout", "uri", "vfs"),
     )
 )
-"""Parameters whose values say how something is reached, and to nobody who may."""
+"""Parameters whose values say how to reach something, and not who may."""
 _TRAILING = ".,;:!?)]}"
 
 
 class Url:
-    """A URL: ``str`` and ``repr`` give it without credentials, ``whole`` as it was given."""
+    """A URL: ``str`` and ``repr`` return it without credentials, and ``whole`` is the original."""
 
     __slots__ = ("_shown", "secrets", "whole")
 
     def __init__(self, text: str) -> None:
-        """``text``: anything with ``://`` in it.  Errors: ValueError for anything else."""
+        """Parse a URL.  ``text`` must contain ``://``.  Errors: ValueError if it does not."""
         scheme, mark, rest = text.partition("://")
         if not mark:
             raise ValueError("no URL: it has no ://")
         self.whole = text
         self.secrets: frozenset[str] = frozenset()
-        """What was left out, part by part, encoded and decoded."""
+        """The parts that were left out, encoded and decoded."""
         hidden: list[str] = []
         authority, rest = _parted(scheme, rest)
         rest, mark, fragment = rest.partition("#")
@@ -83,7 +83,7 @@ class Url:
 
 
 def _parted(scheme: str, rest: str) -> tuple[str, str]:
-    """The authority, and what comes after it: a later ``@`` may say that a password has ``/``, ``?`` or ``#`` in it."""
+    """Return the authority and the rest.  A later ``@`` may mean that a password contains ``/``, ``?`` or ``#``."""
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     last = rest.rfind("@")
     if last >= len(authority) and (scheme.lower() not in _WEB or not _HOSTS.fullmatch(authority.rpartition("@")[2])):
@@ -127,7 +127,7 @@ def _query(query: str, hidden: list[str]) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """A text in which every URL shows no credentials."""
+    """Remove the credentials from every URL in a text."""
     if "://" in text:
         parts, end = [], 0
         for start, stop in _places(text):
@@ -138,12 +138,12 @@ def without_credentials(text: str) -> str:
 
 
 def urls_in(text: str) -> list[Url]:
-    """Every URL of a text."""
+    """Return every URL in a text."""
     return [Url(text[start:stop]) for start, stop in _places(text)] if "://" in text else []
 
 
 def _places(text: str) -> Iterator[tuple[int, int]]:
-    """Where the URLs of a text are."""
+    """Yield the positions of the URLs in a text."""
     end = 0
     while found := _START.search(text, end):
         end = _end(text, found)
@@ -151,7 +151,7 @@ def _places(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _end(text: str, start: re.Match[str]) -> int:
-    """Where a URL ends: at a blank or a quote, but for those that are within its user info."""
+    """Return the end of a URL: a blank or a quote that is not within its user info."""
     end = _stop(text, start.end())
     scheme = start[0][:-3].lower()
     if scheme in _NO_USERS or _is_closed(text, start.start(), end):
@@ -174,17 +174,17 @@ def _end(text: str, start: re.Match[str]) -> int:
 
 def _stop(text: str, start: int) -> int:
     found = _STOP.search(text, start)
-    assert found is not None  # the end of the text is one
+    assert found is not None  # the end of the text always matches
     return found.start()
 
 
 def _is_closed(text: str, start: int, end: int) -> bool:
-    """Whether a URL is between two quotes, after which something else comes."""
+    """Return whether a URL is between quotes, and a separator or the end of the text follows."""
     before, at, after = text[start - 1 : start], text[end : end + 1], text[end + 1 : end + 2]
     return bool(before) and _CLOSING.get(before) == at and (not after or after in ",;:.)]}>\\" or after.isspace())
 
 
 def _line(text: str, start: int) -> str:
-    """What comes in the same line, as far as user info may reach, and up to the next URL."""
-    found = text[start : start + _FARTHEST].partition("://")[0]
-    return re.split(r"[\r\n]", found, maxsplit=1)[0]
+    """Return the rest of the line, as far as user info may reach, and up to the next URL."""
+    reachable = text[start : start + _FARTHEST].partition("://")[0]
+    return re.split(r"[\r\n]", reachable, maxsplit=1)[0]

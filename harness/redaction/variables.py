@@ -1,8 +1,8 @@
-"""Environment variables that results may have: names, and for each the kind of value that is shown.
+"""Environment variables that results may have: their names, and the kind of value that is shown for each.
 
-Whatever is not listed is not recorded.  A value that is not of its variable's kind is recorded as :data:`NOT_SHOWN`:
-that it was set is known then, and nothing of what it is.  Families (``NCCL_*``) take switches and numbers only; a
-variable with another kind of value has a line of its own.
+Other variables are not recorded.  A value that is not of its variable's kind is recorded as :data:`NOT_SHOWN`, which
+shows only that the variable was set.  Families (``NCCL_*``) take only switches and numbers; a variable with another
+kind of value has its own line.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from harness.redaction.shapes import is_path, looks_random, says_secret
 from harness.redaction.urls import Url, without_credentials
 
 NOT_SHOWN = "set, not shown"
-"""Stands for a value that is not of the kind that its variable takes."""
+"""Replaces a value that is not of the kind that its variable takes."""
 
 Kind = Callable[[str], str | None]
-"""From a value to what is shown of it; None: nothing is."""
+"""A function from a value to the part that is shown; None: nothing is shown."""
 
 _SWITCH = r"true|false|yes|no|on|off|[yntf]|enabled?|disabled?|none|auto|default|always|never"
 _NUMBER = r"[-+]?\d{1,12}(?:\.\d{1,6})?(?:e[-+]?\d{1,3})?\s?(?:[KMGT]i?B?|B|[smhd]|[mun]s|min)?"
 
 
 def _like(pattern: str) -> Kind:
-    # Compiled when it is needed: every pytest run of an environment imports this file.
+    # Compiled on first use, because every pytest run in the environment imports this file.
     return lambda value: value if re.fullmatch(pattern, value, re.IGNORECASE) and not looks_random(value) else None
 
 
 def _paths(value: str) -> str | None:
-    """Paths with ``:`` between them."""
+    """Show paths that are separated by ``:``."""
     return value if all(map(_is_path, value.split(":"))) else None
 
 
@@ -44,12 +44,12 @@ def _is_path(text: str) -> bool:
 
 
 def _place(value: str) -> str | None:
-    """A path, or a URL without its credentials."""
+    """Show a path, or a URL without its credentials."""
     return str(Url(value)) if re.match(r"[A-Za-z][\w+.-]{0,30}://", value) else _paths(value)
 
 
 def _devices(value: str) -> str | None:
-    """Ordinals, ranges and UUIDs of devices with ``,`` or ``;`` between them."""
+    """Show ordinals, ranges and UUIDs of devices that are separated by ``,`` or ``;``."""
     return value if all(map(_DEVICE.fullmatch, re.split(r" ?[,;] ?", value))) else None
 
 
@@ -60,7 +60,7 @@ def _commit(value: str) -> str | None:
 def _command_line(value: str) -> str | None:
     try:
         arguments = without_values(shlex.split(value))
-    except ValueError:  # a quote without its end
+    except ValueError:  # an unclosed quote
         return None
     return shlex.join(without_named(without_credentials(argument)) for argument in arguments)
 
@@ -136,11 +136,11 @@ _KNOWN: dict[str, Kind] = {
     **dict.fromkeys(("PWD", "OLDPWD", "HOME", "TMPDIR", "SSH_AUTH_SOCK"), _paths),
     **dict.fromkeys(("GITHUB_SHA", "GIT_COMMIT", "CI_COMMIT_SHA"), _commit),
 }
-"""Harmless, and of no use in results."""
+"""Harmless variables that results do not need."""
 
 
 def of_kind(name: str, value: str) -> str | None:
-    """What may be shown of a variable that is listed, as far as this value says by itself; None: it is not listed."""
+    """Return what may be shown of a listed variable, judged by its value alone; None: the variable is not listed."""
     kind = _NAMES.get(name) or next((kind for names, kind in _FAMILIES if names.fullmatch(name)), None)
     if kind is None or says_secret(name):
         return None
@@ -149,6 +149,6 @@ def of_kind(name: str, value: str) -> str | None:
 
 
 def is_plain(name: str, value: str) -> bool:
-    """Whether a variable is known, and its value of its kind as it stands: no credential, then."""
+    """Return whether a variable is known and its whole value is of its kind, so that it has no credential."""
     kind = _KNOWN.get(name)
     return kind(value) == value if kind is not None else name != "PYTEST_ADDOPTS" and of_kind(name, value) == value

@@ -1,7 +1,7 @@
-"""The stacks once more, from their behaviour: executable specifications, to be read in ten minutes each.
+"""The stacks implemented again, from their behavior: executable specifications that take ten minutes each to read.
 
-They are made for reading: on PyTorch's public API, without buckets, streams or caches, whatever that costs.  Run as the
-subject ``reference`` (:mod:`harness.subjects`); ``docs/reference.md`` says where they and PyTorch differ.
+They are written for reading: on PyTorch's public API, without buckets, streams or caches, whatever that costs. They run
+as the subject ``reference`` (:mod:`harness.subjects`). ``docs/reference.md`` says where they differ from PyTorch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.stacks import tp_extension as torch_tp_extension
 
 
 def put_replicate() -> None:
-    """Put our composable DDP, and our DistributedDataParallel, into the place of PyTorch's in this process."""
+    """Replace PyTorch's composable DDP and DistributedDataParallel with ours in this process."""
     in_modules(
         (torch_replicate.replicate, replicate.replicate),
         (torch_replicate.DDP, replicate.DDP),
@@ -25,7 +25,7 @@ def put_replicate() -> None:
 
 
 def put_replicate_fsdp() -> None:
-    """Put our FSDP-replicate into the place of PyTorch's in this process."""
+    """Replace PyTorch's FSDP-replicate with ours in this process."""
     in_modules(
         (torch_replicate_fsdp.replicate, replicate_fsdp.replicate),
         (torch_replicate_fsdp.ReplicateModule, replicate_fsdp.ReplicateModule),
@@ -33,7 +33,7 @@ def put_replicate_fsdp() -> None:
 
 
 def put_tp_extension() -> None:
-    """Put our TP extension into the place of PyTorch's in this process."""
+    """Replace PyTorch's TP extension with ours in this process."""
     in_modules(
         (torch_tp_extension.DTensorExtensions, tp_extension.DTensorExtensions),
         (torch_tp_extension.rewrite_spec, tp_extension.rewrite_spec),

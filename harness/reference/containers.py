@@ -1,4 +1,4 @@
-"""Tensors in whatever a forward takes or gives back."""
+"""Tensors inside the inputs and outputs of a forward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def mapped(change: Change, value: Any) -> Any:
-    """The same with every tensor changed, in lists, tuples, named tuples, dicts and dataclasses."""
+    """Return a value with every tensor changed, inside lists, tuples, named tuples, dicts and dataclasses."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -31,7 +31,7 @@ def mapped(change: Change, value: Any) -> Any:
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in such containers, in order."""
+    """Yield every tensor in such containers, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -44,7 +44,10 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def cast(dtype: torch.dtype | None, value: Any) -> Any:
-    """Tensors of floats in a dtype; others, and all of them without a dtype, as they are."""
+    """Cast floating-point tensors to a dtype.
+
+    Other tensors stay as they are, and so do all of them if the dtype is None.
+    """
     if dtype is None:
         return value
     return mapped(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)

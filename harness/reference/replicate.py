@@ -1,15 +1,15 @@
-"""Composable DDP: ``replicate(module)``, and DistributedDataParallel, which does the same as a module around a module.
+"""Composable DDP: ``replicate(module)``, and DistributedDataParallel, which does the same as a wrapper around a module.
 
-What it comes to:
+How it behaves:
 
-1. ``replicate`` changes nothing but the module's class and hooks.  The first forward requires that all ranks have the
-   same parameters, and gives every rank those of rank 0, and its buffers.
-2. A forward first sends the buffers of rank 0 to all ranks, unless the last one was not synchronised.
-3. When a backward ends, the gradient of every parameter that any rank has used is replaced by its mean over ranks,
-   with all that has been accumulated there.  Whether it is, was settled by the forward before.
+1. ``replicate`` changes only the module's class and hooks. The first forward requires that all ranks have parameters of
+   the same shapes and dtypes, and sends rank 0's parameters and buffers to every rank.
+2. A forward first sends rank 0's buffers to every rank, unless the last forward was not synchronized.
+3. At the end of a backward, the gradient of every parameter that any rank has used is replaced by its mean over ranks,
+   including everything that was accumulated in it. The preceding forward decides whether this happens.
 
-Modules that are ignored, or managed by ``fully_shard``, are left alone with all that is in them.  Of a DTensor, which
-is divided over another dimension of the mesh, the local part is what is sent and averaged.
+Modules that are ignored, or managed by ``fully_shard``, are left alone with everything inside them. Of a DTensor, which
+is divided over another dimension of the mesh, the local part is sent and averaged.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ Hook = Callable[[Any, "Bucket"], torch.futures.Future[torch.Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What replicate() and DistributedDataParallel can be told."""
+    """Options of replicate() and DistributedDataParallel."""
 
     device_id: int | torch.device | None = None
-    """The accelerator that the module is on, and inputs go to before a forward; None: they stay where they are."""
+    """The accelerator that the module is on. Inputs are moved to it before a forward, unless it is None."""
     process_group: dist.ProcessGroup | None = None
     device_mesh: DeviceMesh | None = None
-    """Of one dimension; without it and a group, all ranks."""
+    """A mesh of one dimension. Without a mesh and a group, all ranks are used."""
     broadcast_buffers: bool = True
     init_sync: bool = True
     """Whether the first forward makes parameters and buffers equal on all ranks."""
     find_unused_parameters: bool = False
-    """Whether a backward may leave parameters out."""
+    """Whether a backward may leave out parameters."""
     static_graph: bool = False
-    """Whether every backward leaves the same ones out."""
+    """Whether every backward leaves out the same parameters."""
     gradient_as_bucket_view: bool = False
-    """Where gradients are kept: of no effect on what they are.  The same goes for the next."""
+    """Where gradients are stored. This does not change them, and neither does the next option."""
     bucket_cap_mb: float | None = None
     mixed_precision: object = None
 
@@ -64,7 +64,7 @@ class Options:
             raise RuntimeError(f"Only 1D device mesh is supported, but got {self.device_mesh}.")
 
     def group(self) -> dist.ProcessGroup:
-        """The ranks that have the same module."""
+        """Return the group of ranks that have the same module."""
         if self.device_mesh is not None:
             return self.device_mesh.get_group()
         found: dist.ProcessGroup = self.process_group or dist.group.WORLD  # type: ignore[assignment]
@@ -72,29 +72,29 @@ class Options:
 
 
 class Replica:
-    """One rank's replica of a module: what makes it equal to the others', and keeps it so."""
+    """One rank's replica of a module: makes it equal to the other ranks' replicas, and keeps it so."""
 
     def __init__(self, module: nn.Module, ignored: Iterable[nn.Module] = (), **options: Any) -> None:
         self.module, self.ignored, self.options = module, set(ignored), Options(**options)
         self.requires_sync = True
-        """What the next forward goes by."""
+        """Whether the next forward is synchronized."""
         self.synced = True
-        """What the last forward went by: whether the next backward averages."""
+        """Whether the last forward was synchronized, so that the next backward averages."""
         self.hook: tuple[Any, Hook] | None = None
         self.parameters: dict[nn.Parameter, str] = {}
-        """Those that are averaged, which the last forward found requiring gradients, in the module's order."""
+        """The averaged parameters and their names, in module order: those requiring gradients in the last forward."""
         self.hooks: dict[nn.Parameter, Any] = {}
-        """What can remove the hook of each."""
+        """Handles to remove each parameter's hook."""
         self.used: set[nn.Parameter] = set()
-        """Those that have been given a gradient since the last average."""
+        """Parameters that have received a gradient since the last average."""
         self.begun = False
         self.averages_at_the_end = False
-        """Of the backward that is going on."""
+        """Whether the current backward averages at its end."""
 
-    # once
+    # before the first step
 
     def managed(self, module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-        """The modules that are replicated, with what their parameters' names begin with."""
+        """Yield the modules that are replicated, each with the prefix of its parameters' names."""
         if module not in self.ignored and not isinstance(module, FSDPModule):
             yield name, module
             for child, inner in module.named_children():
@@ -105,8 +105,8 @@ class Replica:
     def begin(self) -> None:
         """Make parameters and buffers equal on all ranks.
 
-        Errors: RuntimeError if there is nothing to train, or if ranks have parameters of other shapes; ValueError if
-        the module is on another device than was said.
+        Errors: RuntimeError if nothing is to be trained, or if ranks have parameters of different shapes; ValueError if
+        the module is not on the given device.
         """
         self.begun = True
         self.group, self.size = self.options.group(), dist.get_world_size(self.options.group())
@@ -119,7 +119,7 @@ class Replica:
             self.send([*every, *(self.buffers() if self.options.broadcast_buffers else ())])
 
     def everything(self) -> dict[nn.Parameter, str]:
-        """The parameters that the modules have now."""
+        """Return the parameters that the modules have now, with their names."""
         sharded = {module for module in self.module.modules() if isinstance(module, FSDPModule)}
         others = {p for module in self.ignored | sharded for p in module.parameters()}
         return {
@@ -148,18 +148,18 @@ class Replica:
                 )
 
     def buffers(self) -> list[torch.Tensor]:
-        """As the modules have them now: a forward may have put others into their place."""
+        """Return the buffers that the modules have now, because a forward may have replaced some."""
         return [buffer for _, module in self.managed(self.module) for buffer in module.buffers(recurse=False)]
 
     def send(self, everything: list[Any]) -> None:
-        """Give all ranks what the first of the group has."""
+        """Send tensors from the first rank of the group to all others."""
         for tensor in everything:
             dist.broadcast(local(tensor.detach()), group=self.group, group_src=0)
 
     # in every step
 
     def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Get ready; returns the inputs, where the module is."""
+        """Prepare for a forward. Returns the inputs, moved to the module's device if that is given."""
         if not self.begun:
             self.begin()
         if self.options.broadcast_buffers and self.synced:
@@ -167,7 +167,7 @@ class Replica:
                 self.send(self.buffers())
         if torch.is_grad_enabled():
             self.synced = self.requires_sync
-            self.averages_at_the_end = False  # a backward that failed has left it
+            self.averages_at_the_end = False  # a failed backward may have left it True
             self.find_parameters()
         device = self.options.device_id
         if device is None or device == torch.device("cpu"):
@@ -176,9 +176,9 @@ class Replica:
         return found
 
     def find_parameters(self) -> None:
-        """Find what is to be averaged: other parameters may have been loaded, layers been frozen or thawed."""
+        """Find the parameters to average, because some may have been replaced, frozen or thawed."""
         found = {p: name for p, name in self.everything().items() if p.requires_grad}
-        here = weakref.ref(self)  # a hook that held more would be in a cycle that no garbage collector sees
+        here = weakref.ref(self)  # a strong reference would make a cycle that no garbage collector sees
         for p in self.hooks.keys() - found.keys():
             self.hooks.pop(p).remove()
         for p in found.keys() - self.hooks.keys():
@@ -188,7 +188,7 @@ class Replica:
         self.used &= found.keys()
 
     def after_forward(self, output: Any) -> None:
-        """Whatever of the output a loss is computed from, its backward comes through here first."""
+        """Add hooks to the output's tensors. The backward of a loss that is computed from them reaches a hook first."""
         for tensor in tensors(output):
             if tensor.requires_grad:
                 tensor.register_hook(lambda _: self.backward_is_going_on())  # type: ignore[no-untyped-call]
@@ -200,12 +200,12 @@ class Replica:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Replace gradients by their means over ranks; parameters that no rank has used are left as they are.
+        """Replace gradients with their means over ranks, but leave parameters that no rank has used as they are.
 
-        Errors: RuntimeError on all ranks if one has not used a parameter, and nothing says that this may be.
+        Errors: RuntimeError on all ranks if a rank has not used a parameter, and no option allows this.
         """
         asked, self.averages_at_the_end = self.averages_at_the_end, False
-        if not asked or not self.used:  # torch.autograd.grad, for one, accumulates nothing
+        if not asked or not self.used:  # torch.autograd.grad, for example, accumulates nothing
             return
         parameters = list(self.parameters)
         users = torch.tensor([int(p in self.used) for p in parameters], device=parameters[0].device)
@@ -221,7 +221,7 @@ class Replica:
         for index, members in enumerate(found):
             bucket = Bucket(index, members, last=index == len(found) - 1)
             if self.hook is None:
-                bucket.buffer().div_(self.size)  # before they are added up: the sum of large ones may overflow
+                bucket.buffer().div_(self.size)  # before the sum, which may overflow
                 dist.all_reduce(bucket.buffer(), group=self.group)
             else:
                 state, hook = self.hook
@@ -229,14 +229,14 @@ class Replica:
             bucket.give_back()
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
-        """Let a hook do the averaging: ``hook(state, bucket)`` is a future of what becomes of a bucket."""
+        """Let a hook average gradients: ``hook(state, bucket)`` returns a future of the bucket's new contents."""
         if self.hook is not None:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
         self.hook = state, hook
 
 
 def has_gradient(replica: weakref.ref[Replica], parameter: nn.Parameter) -> None:
-    """What a parameter's hook does: a loss that comes from elsewhere than an output is noticed here."""
+    """Record that a parameter has received a gradient. This also notices a loss that does not come from an output."""
     of = replica()
     if of is not None:
         of.used.add(parameter)
@@ -244,7 +244,7 @@ def has_gradient(replica: weakref.ref[Replica], parameter: nn.Parameter) -> None
 
 
 def buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters whose gradients go together: those of a dtype and device; each sparse one is alone."""
+    """Group parameters whose gradients are averaged together: by dtype and device, each sparse one alone."""
     found: dict[Any, list[nn.Parameter]] = {}
     for p in parameters:
         sparse = p.grad is not None and p.grad.is_sparse
@@ -253,12 +253,12 @@ def buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 class Bucket:
-    """Gradients of some parameters in one vector: what a communication hook gets, as torch.distributed.GradBucket."""
+    """Gradients of some parameters in one vector: what communication hooks get, like torch.distributed.GradBucket."""
 
     def __init__(self, index: int, parameters: list[nn.Parameter], *, last: bool) -> None:
         self._index, self._parameters, self._last = index, parameters, last
         for p in parameters:
-            if p.grad is None:  # others have used it
+            if p.grad is None:  # another rank has used it
                 p.grad = torch.zeros_like(p)
         self._grads = [local(p.grad) for p in parameters if p.grad is not None]
         if self._grads[0].is_sparse:
@@ -282,14 +282,14 @@ class Bucket:
         self._buffer = buffer
 
     def gradients(self) -> list[torch.Tensor]:
-        """Of each parameter, a part of the buffer in its shape."""
+        """Return, for each parameter, the part of the buffer that is its gradient, in its shape."""
         if self._buffer.is_sparse:
             return [self._buffer]
         parts = torch.split(self._buffer, [gradient.numel() for gradient in self._grads])
         return [part.view(gradient.shape) for part, gradient in zip(parts, self._grads, strict=True)]
 
     def give_back(self) -> None:
-        """Make the parameters' gradients what the buffer says."""
+        """Copy the buffer into the parameters' gradients."""
         for gradient, mean in zip(self._grads, self.gradients(), strict=True):
             gradient.copy_(mean)
 
@@ -298,7 +298,7 @@ class Bucket:
 
 
 class Replicated:
-    """What the registry keeps of a module that replicate() was called on."""
+    """What the registry stores about a module that replicate() was called on."""
 
     replica: Replica
 
@@ -308,17 +308,17 @@ class Replicated:
 
 
 class DDP:
-    """What a replicated module can do besides; its class is made of this and its own."""
+    """Methods of a replicated module, whose class derives from this one and its own."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A new container, such as a slice, is one of the plain class."""
+        """Create a new container, such as a slice, in the plain class."""
         return cls.__mro__[2](*args, **kwargs)
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise AssertionError("DDP does not support deepcopy. Please use state dict for serialization.")
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
-        """Say whether backwards average, from the next forward on."""
+        """Set whether backwards average, from the next forward on."""
         replicate.state(self).replica.requires_sync = requires_gradient_sync  # type: ignore[arg-type]
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
@@ -328,10 +328,10 @@ class DDP:
 
 @contract(state_cls=Replicated)  # type: ignore[arg-type,type-var]
 def replicate(module: nn.Module, ignored_modules: Iterable[nn.Module] | None = None, **options: Any) -> nn.Module:
-    """Replicate a module over ranks, in place; ``options``: see :class:`Options`.
+    """Replicate a module over ranks, in place. ``options``: see :class:`Options`.
 
-    Errors: RuntimeError for a module that ``fully_shard`` manages, and for a device that is none; AssertionError for a
-    module that is replicated.
+    Errors: RuntimeError for a module that ``fully_shard`` manages, and for an invalid device; AssertionError for a
+    module that is already replicated.
     """
     if "device_id" in options and not isinstance(options["device_id"], int | torch.device):
         raise RuntimeError(f"Expected device_id to be int or torch.device, but got {type(options['device_id'])}")
@@ -345,11 +345,11 @@ def replicate(module: nn.Module, ignored_modules: Iterable[nn.Module] | None = N
     return module
 
 
-# as a module around a module
+# as a wrapper around a module
 
 
 class DistributedDataParallel(nn.Module):
-    """The same at once, not at the first forward, and for a module that stays as it is."""
+    """A wrapper that replicates its module at once, not in the first forward, and leaves the module's class alone."""
 
     def __init__(self, module: nn.Module, device_ids: list[Any] | None = None, **options: Any) -> None:
         super().__init__()
@@ -367,11 +367,11 @@ class DistributedDataParallel(nn.Module):
 
     @classmethod
     def _get_active_ddp_module(cls) -> None:
-        """Dynamo asks whose buckets its graphs are to be cut by."""
+        """Return None, as no module has buckets by which Dynamo could cut its graphs."""
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Where forwards are made whose backwards average nothing."""
+        """Make forwards whose backwards average nothing."""
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield

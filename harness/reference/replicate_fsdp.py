@@ -1,15 +1,16 @@
-"""FSDP-replicate: ``replicate(module)`` with the interface of ``fully_shard``, where every rank keeps all of it.
+"""FSDP-replicate: ``replicate(module)`` with the interface of ``fully_shard``, but every rank keeps whole parameters.
 
-What it comes to:
+How it behaves:
 
-1. ``replicate`` puts DTensors into the place of a module's parameters, replicated over the mesh; they share the
-   parameters' memory.  These are what the module has, what is optimized, saved and loaded.  The parameters that one
-   call takes are a group: not those that are ignored, nor those of modules within that had a call of their own.
-   One that is a DTensor already, divided over another dimension of the mesh, becomes one of both dimensions.
-2. A forward of the module computes with plain parameters, made for it from the DTensors, in ``param_dtype``.  They stay
-   in place until the forward of the outermost module ends.
-3. Their gradients are added up, in ``reduce_dtype``, until a backward ends for which synchronisation is on.  Then each
-   group's are averaged over the mesh, in one collective, and accumulated in the DTensors, in the dtype of these.
+1. ``replicate`` replaces a module's parameters with DTensors that are replicated over the mesh and share the
+   parameters' memory. These are what the module shows, and what is optimized, saved and loaded. The parameters that one
+   call takes are a group, without those that are ignored, and without those of inner modules that had a call of their
+   own. A parameter that is already a DTensor, divided over another dimension of the mesh, becomes a DTensor over both
+   dimensions.
+2. A forward of the module computes with plain parameters in ``param_dtype``, which are made from the DTensors. They
+   stay in place until the forward of the outermost module ends.
+3. Their gradients are added up in ``reduce_dtype`` until the end of a backward with synchronization. Then the gradients
+   of each group are averaged over the mesh in one collective, and accumulated in the DTensors in the DTensors' dtype.
 """
 
 from __future__ import annotations
@@ -37,40 +38,40 @@ from harness.reference.containers import cast, mapped, tensors
 from harness.reference.dtensors import Layout, laid, local, moved
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import DataParallelMeshDims  # newer than the oldest PyTorch that is supported
+    from torch.distributed.fsdp import DataParallelMeshDims  # newer than the oldest supported PyTorch
 
 
 class Group:
-    """What one call of replicate() took: parameters that are replicated, and averaged, together."""
+    """The parameters that one call of replicate() took, which are replicated and averaged together."""
 
-    # Made by the registry, without arguments, before the call knows what it is to take.
+    # The registry creates it without arguments, before the call knows what it takes.
     slots: list[tuple[nn.Module, str]]
-    """Where the parameters are: modules, and names in them.  A shared one has several."""
+    """Where the parameters are: modules, and names in them. A shared parameter has several places."""
     mesh: DeviceMesh
-    """The ranks to average over."""
+    """The mesh over which gradients are averaged."""
     whole_mesh: DeviceMesh | None
-    """The one that parameters must be DTensors on already, of which ``mesh`` is some dimensions."""
+    """The mesh that parameters must be DTensors on, if ``mesh`` is only some of its dimensions."""
     policy: MixedPrecisionPolicy
     offloaded: bool
 
     def __init__(self) -> None:
         self.root: Root | None = None
         self.replaced: dict[tuple[nn.Module, str], nn.Parameter] = {}
-        """The DTensors that plain parameters stand in for at the moment."""
+        """The DTensors that plain parameters replace at the moment."""
         self.pending: dict[nn.Parameter, torch.Tensor] = {}
-        """By DTensor: gradients that have not been averaged yet."""
+        """Gradients that have not been averaged yet, by DTensor."""
         self.reduces = self.all_reduces = True
         self.averages_unused = False
         self.divide_by: float | None = None
         self.hook: Callable[[torch.Tensor], None] | None = None
 
     def parameters(self) -> list[Any]:
-        """The DTensors, each once.  (As for what they are, types can say Parameter or DTensor, and not both.)"""
+        """Return the DTensors, each once. They are Parameters as well, but a type can't say both."""
         return list(dict.fromkeys(self.replaced.get((m, name), getattr(m, name)) for m, name in self.slots))
 
     @torch.no_grad()
     def replace_parameters(self) -> None:
-        """Put DTensors into the place of plain parameters, for good."""
+        """Replace plain parameters with DTensors permanently."""
         made: dict[nn.Parameter, nn.Parameter] = {}
         for module, name in self.slots:
             p = getattr(module, name)
@@ -80,9 +81,9 @@ class Group:
             setattr(module, name, made[p])
 
     def outer(self, p: nn.Parameter, name: str) -> Layout:
-        """How a parameter lies over ranks once it is replicated.
+        """Return the layout of a parameter over ranks once it is replicated.
 
-        Errors: ValueError for one that is no DTensor on the whole mesh, where it must be.
+        Errors: ValueError for a parameter that must be a DTensor on the whole mesh, but is not.
         """
         replicated = (Replicate(),) * self.mesh.ndim
         if self.whole_mesh is not None:
@@ -95,20 +96,20 @@ class Group:
         return self.mesh._get_root_mesh()[names], (*replicated, *p.placements)
 
     def inner(self, p: DTensor) -> Layout | None:
-        """How it lies over ranks in a forward; None: it is plain."""
+        """Return a parameter's layout over ranks in a forward; None if it is plain there."""
         if self.whole_mesh is not None:
             return p.device_mesh, p.placements
         others = (p.device_mesh.mesh_dim_names or ())[self.mesh.ndim :]
         return (p.device_mesh[others], p.placements[self.mesh.ndim :]) if others else None
 
-    # plain parameters, for a while
+    # plain parameters, temporarily
 
     @torch.no_grad()
     def unshard(self) -> None:
-        """Put plain parameters into the place of DTensors, with the same memory if dtype and device are the same."""
+        """Replace DTensors with plain parameters, which share their memory if dtype and device are the same."""
         if self.replaced:
             return
-        here = weakref.ref(self)  # a hook that held more would be in a cycle that no garbage collector sees
+        here = weakref.ref(self)  # a strong reference would make a cycle that no garbage collector sees
         made: dict[nn.Parameter, nn.Parameter] = {}
         for module, name in self.slots:
             p = getattr(module, name)
@@ -124,12 +125,12 @@ class Group:
             setattr(module, name, made[p])
 
     def reshard(self) -> None:
-        """Put the DTensors back."""
+        """Put the DTensors back in place."""
         for (module, name), p in self.replaced.items():
             setattr(module, name, p)
         self.replaced.clear()
 
-    # Two names that torch.distributed.fsdp.register_fsdp_forward_method calls.
+    # torch.distributed.fsdp.register_fsdp_forward_method calls these two names.
 
     def _pre_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -140,7 +141,7 @@ class Group:
         if self.root.module is module:
             self.root.forward_is_going_on = True
             if torch.is_grad_enabled():
-                self.root.averages_at_the_end = False  # a backward that failed has left it
+                self.root.averages_at_the_end = False  # a failed backward may have left it True
             if self.mesh.device_type != "cpu":
                 args, kwargs = mapped(lambda tensor: tensor.to(self.mesh.device_type), (args, kwargs))
         self.unshard()
@@ -150,23 +151,23 @@ class Group:
 
     def _post_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         root = self.root
-        if root is None:  # it has failed before it began
+        if root is None:  # the forward failed before it began
             return output
         if root.module is module:
             root.forward_is_going_on = False
             for group in root.groups:
                 group.reshard()
-        elif not root.forward_is_going_on:  # but a backward, which computes a checkpointed layer again
+        elif not root.forward_is_going_on:  # a backward that computes a checkpointed layer again
             self.reshard()
         for tensor in tensors(output):
-            if tensor.requires_grad:  # its backward comes through here first
+            if tensor.requires_grad:  # the backward reaches this hook first
                 tensor.register_hook(lambda _: root.backward_is_going_on())  # type: ignore[no-untyped-call]
         return cast(self.policy.output_dtype, output)
 
     # gradients
 
     def add(self, parameter: nn.Parameter, plain: nn.Parameter, gradient: torch.Tensor) -> None:
-        """Add to what a DTensor's gradient will be; ``plain``: what stood in for it, and has this gradient."""
+        """Add to the future gradient of a DTensor. ``plain``: the parameter in its place, which has this gradient."""
         if isinstance(plain, DTensor) and isinstance(gradient, DTensor):
             averaged, names = self.mesh.mesh_dim_names or (), gradient.device_mesh.mesh_dim_names or ()
             lie = zip(names, gradient.placements, plain.placements, strict=True)
@@ -178,9 +179,9 @@ class Group:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Accumulate the mean of all that is pending in the DTensors.
+        """Average all pending gradients, and accumulate the means in the DTensors.
 
-        Every rank must have gradients for the same parameters, unless unused ones are to be averaged.
+        Every rank must have gradients for the same parameters, unless unused ones are averaged, too.
         Errors: RuntimeError for gradients of several dtypes.
         """
         if not (self.reduces and self.all_reduces):
@@ -206,11 +207,11 @@ class Group:
         for p, mean in zip(parameters, torch.split(total, [gradient.numel() for gradient in gradients]), strict=True):
             own = local(p).detach()
             mean = mean.view(own.shape).to(own.device, p.dtype)
-            torch.autograd.backward(p, laid(mean, p.device_mesh, p.placements, p))  # and its hooks are called
+            torch.autograd.backward(p, laid(mean, p.device_mesh, p.placements, p))  # this also calls its hooks
 
 
 def has_gradient(group: weakref.ref[Group], parameter: nn.Parameter, plain: nn.Parameter) -> None:
-    """What the hook of a plain parameter does; ``parameter``: the DTensor that it stands in for."""
+    """Pass on the gradient of a plain parameter. ``parameter``: the DTensor that it replaces."""
     of, gradient = group(), plain.grad
     if of is not None and of.root is not None and gradient is not None:
         plain.grad = None
@@ -219,12 +220,12 @@ def has_gradient(group: weakref.ref[Group], parameter: nn.Parameter, plain: nn.P
 
 
 class Root:
-    """The module whose forward is called first, and all groups within: they are averaged when a backward ends."""
+    """The module whose forward is called first, with all groups inside. They are averaged when a backward ends."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Look at all groups.
+        """Collect all groups.
 
-        Errors: RuntimeError if a module within was called first, or a parameter has no memory; ValueError if two groups
+        Errors: RuntimeError if an inner module was called first, or a parameter has no memory; ValueError if two groups
         share a parameter.
         """
         empty = [name for name, p in module.named_parameters() if p.is_meta]
@@ -233,7 +234,7 @@ class Root:
         self.module = module
         self.forward_is_going_on = False
         self.averages_at_the_end = False
-        """Of the backward that is going on."""
+        """Whether the current backward averages at its end."""
         found = [(name, group_of(m)) for name, m in module.named_modules() if isinstance(m, ReplicateModule)]
         self.groups: list[Group] = list(dict.fromkeys(group for _, group in found))
         memory: set[int] = set()
@@ -242,7 +243,7 @@ class Root:
                 raise RuntimeError(f"Replicate requires running forward through the root module first, not {name}")
             group.root = self
         for group in self.groups:
-            of_group = {local(p).detach().data_ptr() for p in group.parameters()} - {0}  # of what has no elements
+            of_group = {local(p).detach().data_ptr() for p in group.parameters()} - {0}  # 0: no elements
             if of_group & memory:
                 raise ValueError("a parameter is shared with another group: use replicate([module_a, module_b])")
             memory |= of_group
@@ -260,22 +261,22 @@ class Root:
 
 
 def group_of(module: Any) -> Group:
-    """The group of a module that was replicated."""
+    """Return the group of a replicated module."""
     found: Group = replicate.state(module)
     return found
 
 
 class ReplicateModule(FSDPModule):
-    """What a replicated module can do besides; its class is made of this and its own."""
+    """Methods of a replicated module, whose class derives from this one and its own."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A new container, such as a slice, is one of the plain class."""
+        """Create a new container, such as a slice, in the plain class."""
         return cls.__mro__[3](*args, **kwargs)
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise AssertionError("FSDP does not support deepcopy. Please use state dict for serialization.")
 
-    # Names that PyTorch calls: register_fsdp_forward_method, and whatever casts or moves a module.
+    # Names that PyTorch calls, in register_fsdp_forward_method and when a module is cast or moved.
 
     def _get_fsdp_state(self) -> Any:
         return group_of(self)
@@ -291,7 +292,7 @@ class ReplicateModule(FSDPModule):
                 yield group_of(module)
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Show plain parameters, until the next forward has ended or :meth:`reshard` is called."""
+        """Show plain parameters until the next forward ends or :meth:`reshard` is called."""
         group_of(self).unshard()
         return UnshardHandle() if async_op else None
 
@@ -300,32 +301,32 @@ class ReplicateModule(FSDPModule):
         group_of(self).reshard()
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Say whether backwards average from now on; what they don't is added to the next that does."""
+        """Set whether backwards average from now on. The next backward that does also averages what was left."""
         for group in self._groups(recurse):
             group.reduces = group.all_reduces = requires_gradient_sync
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """The same, as there is nothing to reduce-scatter."""
+        """Set whether backwards average, like :meth:`set_requires_gradient_sync`, as there is no reduce-scatter."""
         for group in self._groups(recurse):
             group.all_reduces = requires_all_reduce
 
     def set_reduce_scatter_unused_params(self, enable: bool, *, recurse: bool = True) -> None:
-        """Say whether parameters that a backward does not reach count as zeros, and have an average."""
+        """Set whether parameters that a backward does not reach count as zeros, and get an average."""
         for group in self._groups(recurse):
             group.averages_unused = enable
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Say what sums of gradients are divided by, in place of the number of ranks."""
+        """Set the divisor of summed gradients, in place of the number of ranks."""
         group_of(self).divide_by = factor
 
     set_reduce_scatter_divide_factor = set_gradient_divide_factor
 
     def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: Any = None) -> None:
-        """Call a hook with all of the group's averaged gradients, in one vector that it may write to."""
+        """Set a hook that is called with the group's averaged gradients in one vector, which it may change."""
         group_of(self).hook = hook
 
     def reset_iter_state(self) -> None:
-        """Forget what a forward or backward that failed has left, and all gradients that have not been averaged.
+        """Forget what a failed forward or backward has left, and all gradients that have not been averaged.
 
         Errors: RuntimeError for a module that is not the root.
         """
@@ -337,7 +338,7 @@ class ReplicateModule(FSDPModule):
             group.pending.clear()
 
     def _how_not_what(self, *args: Any, **kwargs: Any) -> None:
-        """What says when memory is given back or how ranks communicate, of no effect on what comes of it."""
+        """Ignore a setting of when memory is released or how ranks communicate, because it does not affect results."""
 
     set_is_last_backward = set_reshard_after_forward = set_reshard_after_backward = _how_not_what
     set_unshard_in_backward = _how_not_what
@@ -346,7 +347,7 @@ class ReplicateModule(FSDPModule):
     set_allocate_memory_from_process_group_for_comm = set_symm_mem_for_comm = _how_not_what
 
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
-        """The same.  Errors: ValueError for a module that is not replicated."""
+        """Ignore a setting that does not affect results. Errors: ValueError for a module that is not replicated."""
         plain = [module for module in modules if not isinstance(module, FSDPModule)]
         if plain:
             raise ValueError(f"only what is replicated can be prefetched, and not {plain[0]}")
@@ -364,16 +365,16 @@ def replicate(
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: DataParallelMeshDims | None = None,
 ) -> Any:
-    """Replicate a module, or some as one group, over a mesh of one dimension, in place.
+    """Replicate a module, or several as one group, over a mesh of one dimension, in place.
 
-    ``mesh``: all ranks, without one; ``dp_mesh_dims``: which dimensions of the mesh, if it has others.
+    ``mesh``: by default all ranks; ``dp_mesh_dims``: the dimensions to replicate over, if the mesh has others.
     Errors: RuntimeError for a module that ``fully_shard`` manages; ValueError for a container without a forward, and
-    for a mesh that does not fit; AssertionError for a module that is replicated.
+    for a mesh that does not fit; AssertionError for a module that is already replicated.
     """
     modules = module if isinstance(module, list) else [module]
     modules = [m for m in modules if not any(m in other.modules() for other in modules if other is not m)]
     for m in modules:
-        if isinstance(m, FSDPModule):  # the registry has refused those that are replicated
+        if isinstance(m, FSDPModule):  # the registry rejects modules that are already replicated
             raise RuntimeError("Cannot apply `replicate()` on a Module already managed by `fully_shard`")
         if isinstance(m, nn.ModuleList | nn.ModuleDict) and type(m).forward is nn.Module.forward:
             raise ValueError(f"replicate does not support containers that do not implement forward: {m}")
@@ -401,7 +402,7 @@ def replicate(
 
 
 def managed(module: nn.Module) -> Iterator[nn.Module]:
-    """A module and those within, but for those that are replicated or sharded on their own."""
+    """Yield a module and those inside it, except those that are replicated or sharded on their own."""
     yield module
     for child in module.children():
         if not isinstance(child, FSDPModule):
@@ -409,7 +410,7 @@ def managed(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def mesh_of(mesh: DeviceMesh | None, dimensions: DataParallelMeshDims | None) -> DeviceMesh:
-    """The ranks to replicate over.  Errors: ValueError for dimensions that do not fit."""
+    """Return the mesh to replicate over. Errors: ValueError for dimensions that do not fit."""
     if mesh is None:
         device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
         mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("replicate",))

@@ -1,15 +1,16 @@
-"""The TP extension: what FSDP1 asks about parameters that are tensor parallel, and what it makes state dicts of.
+"""The TP extension: FSDP1 asks it about tensor-parallel parameters, and uses it to make and load state dicts.
 
-What it comes to:
+How it behaves:
 
-1. A tensor-parallel parameter, a DTensor, is flattened as what this rank has of it; what FSDP unflattens is a DTensor
-   again, of the same size, stride, mesh and placement.  Its gradient has arrived when FSDP's flat parameter gets it.
+1. A tensor-parallel parameter is a DTensor. FSDP flattens the local part of it, and unflattens to a DTensor of the same
+   size, stride, mesh and placement. Before FSDP's flat parameter gets its gradient, the gradient's collective has
+   ended.
 2. For a sharded state dict, a tensor becomes a DTensor on the whole mesh: sharded in its first dimension over FSDP's
-   ranks, replicated over FSDP's replicas, and over tensor-parallel ranks as the parameter is.  When that is loaded, all
-   dimensions but the last are gathered, which gives what tensor parallelism has given this rank.
-3. The older kind of state dict has sharded tensors: of a plain tensor, its rows over FSDP's ranks; of a parameter, a
-   sharded tensor over the tensor-parallel ranks whose only shard here is a sharded tensor over FSDP's, and that is what
-   is loaded.  Metadata is of every shard, alike on every rank, and names ranks of the world.
+   ranks, replicated over FSDP's replicas, and laid out over tensor-parallel ranks like the parameter. On loading, all
+   mesh dimensions but the last are gathered, which gives this rank's tensor-parallel part.
+3. The older kind of state dict has sharded tensors. A plain tensor is sharded by rows over FSDP's ranks. A parameter
+   becomes a sharded tensor over the tensor-parallel ranks whose only local shard is a sharded tensor over FSDP's ranks,
+   and this inner one is loaded. Metadata covers every shard, is the same on every rank, and names global ranks.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from harness.reference.dtensors import laid, local
 
 @dataclass(frozen=True)
 class Parameter:
-    """What is remembered of a tensor-parallel parameter while it is flat."""
+    """What is remembered about a tensor-parallel parameter while it is flat."""
 
     like: torch.Tensor
-    """Of its size and stride, without memory."""
+    """A meta tensor of its size and stride."""
     mesh: DeviceMesh
     placements: tuple[Placement, ...]
 
 
 class DTensorExtensions:
-    """What FSDP1 calls."""
+    """The methods that FSDP1 calls."""
 
     def __init__(self, device_handle: Any) -> None:
         self.device_handle = device_handle
@@ -56,24 +57,24 @@ class DTensorExtensions:
         """Set by FSDP, in its first forward."""
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Where FSDP computes."""
+        """Return a context that uses FSDP's compute stream, or the current stream."""
         found: AbstractContextManager[Any] = self.device_handle.stream(
             self.compute_stream or self.device_handle.current_stream()
         )
         return found
 
     def pre_flatten_transform(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Parameter | None]:
-        """What is flattened, and what is remembered of a tensor-parallel parameter."""
+        """Return the tensor to flatten, and what to remember about a tensor-parallel parameter."""
         if not isinstance(tensor, DTensor):
             return tensor, None
-        # FSDP would make one that requires a gradient.
+        # FSDP would make a Parameter that always requires a gradient.
         own = nn.Parameter(tensor.to_local(), requires_grad=tensor.requires_grad)
         like = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
         return own, Parameter(like, tensor.device_mesh, tensor.placements)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def post_unflatten_transform(self, tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
-        """The DTensor that a part of the flat parameter is, computed where FSDP computes."""
+        """Return the DTensor for a part of the flat parameter, made on FSDP's compute stream."""
         with self.computing():
             found: torch.Tensor = laid(tensor, parameter.mesh, parameter.placements, parameter.like)
         if tensor.requires_grad:
@@ -82,16 +83,16 @@ class DTensorExtensions:
         return found
 
     def arrived(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A gradient whose collective, if it came of one, has ended."""
+        """Wait for the collective of a gradient, if it comes from one."""
         if not isinstance(gradient, AsyncCollectiveTensor):
             return gradient
         with self.computing():
             return gradient.wait()
 
     def chunk_dtensor(self, tensor: torch.Tensor, rank: int, device_mesh: DeviceMesh) -> DTensor:
-        """A copy of a tensor, sharded over ``device_mesh``, FSDP's, and over the rest of the mesh that this is part of.
+        """Return a copy of a tensor, sharded over FSDP's ``device_mesh`` and laid out over the rest of the whole mesh.
 
-        Errors: RuntimeError for a mesh that is no part of one of two dimensions or more.
+        Errors: RuntimeError if ``device_mesh`` is not part of a mesh of two or more dimensions.
         """
         mesh = device_mesh._get_root_mesh() if device_mesh is not None else None
         if mesh is None or mesh.ndim < 2:
@@ -102,7 +103,7 @@ class DTensorExtensions:
         return found.redistribute(placements=(*replicas, Shard(0), *tensor_parallel))
 
     def all_gather_dtensor(self, tensor: DTensor, parent_mesh: DeviceMesh | None) -> torch.Tensor:
-        """What tensor parallelism gives this rank of what :meth:`chunk_dtensor` made."""
+        """Return this rank's tensor-parallel part of a DTensor that :meth:`chunk_dtensor` made."""
         assert tensor.device_mesh == parent_mesh, f"a tensor of {tensor.device_mesh} can't be loaded on {parent_mesh}"
         others = (Replicate(),) * (tensor.device_mesh.ndim - 1)
         return tensor.redistribute(placements=(*others, tensor.placements[-1])).to_local()
@@ -116,7 +117,7 @@ class DTensorExtensions:
         pg: dist.ProcessGroup,
         device: torch.device | None = None,
     ) -> ShardedTensor:
-        """The sharded tensor that a tensor is saved as: over FSDP's ranks, ``pg``, and over tensor-parallel ones."""
+        """Return the sharded tensor to save for a tensor: over FSDP's ranks, ``pg``, and over tensor-parallel ones."""
         if isinstance(tensor, ShardedTensor):
             assert len(tensor.local_shards()) == 1, "one shard of it must be here"
             (outer,) = tensor.local_shards()
@@ -130,13 +131,13 @@ class DTensorExtensions:
         group, placement, own = tensor.device_mesh.get_group(), tensor.placements[0], tensor.to_local().detach()
         if isinstance(placement, Shard):
             shards, here = boxes(tensor.shape, placement.dim, group, own.device), dist.get_rank(group)
-        else:  # each rank has it all, and is said to have it
+        else:  # each rank has all of it, and lists itself as the owner
             shards, here = [ShardMetadata([0] * tensor.dim(), [*tensor.shape], at(dist.get_rank(), own.device))], 0
         own_shards = [LocalShard(sharded_rows(own, pg), deepcopy(shards[here]))] if here < len(shards) else []
         return sharded(own_shards, described(tensor, shards), group)
 
     def pre_load_state_dict_transform(self, tensor: Any) -> tuple[torch.Tensor, list[LocalShard]]:
-        """The sharded tensor over FSDP's ranks in what was saved, and this rank's shards of it."""
+        """Return the saved sharded tensor over FSDP's ranks, and this rank's shards of it."""
         shards = tensor.local_shards()
         if len(shards) == 1 and isinstance(shards[0].tensor, ShardedTensor):
             tensor = shards[0].tensor
@@ -147,14 +148,17 @@ class DTensorExtensions:
 
 
 def sharded_rows(tensor: torch.Tensor, group: dist.ProcessGroup) -> ShardedTensor:
-    """A copy of a tensor, sharded in its first dimension over a group; every rank has all of the tensor."""
+    """Return a copy of a tensor, sharded in its first dimension over a group. Every rank must have the whole tensor."""
     shards, rank = boxes(tensor.shape, 0, group, tensor.device), dist.get_rank(group)
     rows = tensor.detach().chunk(len(shards))[rank].clone() if rank < len(shards) else None
     return sharded([] if rows is None else [LocalShard(rows, deepcopy(shards[rank]))], described(tensor, shards), group)
 
 
 def boxes(size: Sequence[int], dim: int, group: dist.ProcessGroup, device: torch.device) -> list[ShardMetadata]:
-    """What each rank of a group has of a tensor that is sharded in a dimension, without ranks that have nothing."""
+    """Return the metadata of each rank's shard of a tensor that is sharded in a dimension.
+
+    Ranks without elements are left out.
+    """
     found, whole = [], size[dim]
     step = -(-whole // group.size()) or 1
     for i, start in enumerate(range(0, whole, step)):
@@ -165,21 +169,23 @@ def boxes(size: Sequence[int], dim: int, group: dist.ProcessGroup, device: torch
 
 
 def at(rank: int, device: torch.device) -> str:
-    """Where a shard is; the devices of other ranks are taken for the same as here."""
+    """Return the place of a shard. Other ranks are assumed to use the same device as this one."""
     return f"rank:{rank}/{device}"
 
 
 def described(tensor: torch.Tensor, shards: list[ShardMetadata]) -> ShardedTensorMetadata:
+    """Return the metadata of a sharded tensor like ``tensor`` with these shards."""
     properties = TensorProperties(dtype=tensor.dtype, layout=tensor.layout, requires_grad=False)
     return ShardedTensorMetadata(shards, tensor.size(), properties)
 
 
 def sharded(shards: list[LocalShard], meta: ShardedTensorMetadata, group: Any) -> ShardedTensor:
+    """Return a sharded tensor from this rank's shards and the metadata of all shards."""
     return ShardedTensor._init_from_local_shards_and_global_metadata(shards, meta, process_group=group)
 
 
 def rewrite_spec(spec: ShardingSpec, tensor: torch.Tensor, rank: int) -> ShardingSpec:
-    """How a tensor is sharded, with this rank's placement where its tensor is, which may be another device by now."""
+    """Return a sharding spec with this rank's placement set to its tensor's device, which may have changed."""
     if not isinstance(spec, ChunkShardingSpec):
         return spec
     here = _remote_device(at(rank, tensor.device))

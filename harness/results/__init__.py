@@ -1,14 +1,14 @@
-"""Verdicts and evidence on disk: one JSON object a line, appended as tests end, so that a crash loses nothing.
+"""Verdicts and evidence on disk: one JSON object per line, appended as tests end, so that a crash loses nothing.
 
-The first line describes the run, each later one a test, and the last says that the run came to its end; a file
-without that last line is a run that was cut off.  :data:`VERSION` counts up whenever a reader must change.
+The first line describes the run. The following lines are mostly tests. The last line says that the run reached its end,
+so a file without it is a run that was cut off. :data:`VERSION` increases whenever readers must change.
 
-Version 2 has what a report needs: requirements, the profile's text and waivers, seed, suite hash, what was left out,
-and a digest of the file in its last line.  Files of version 1 are read; they have none of it.
+Version 2 has what a report needs: requirements, the profile's text and waivers, the seed, the suite hash, the omitted
+tests, and a digest of the file in its last line. Files of version 1 can still be read, and have none of this.
 
-From version 4 on each attempt of a test is a record (:attr:`TestResult.attempt`): a plug-in that runs a failed test
-again can't make it a passed one.  Readers merge them (:func:`merged`).  It says how the run was made as well: plug-ins
-and files that were loaded.
+Since version 4, each attempt at a test is a record (:attr:`TestResult.attempt`), so a plug-in that reruns a failed test
+cannot turn it into a passed one. Readers merge the attempts (:func:`merged`). Version 4 also records the plug-ins and
+files that the run loaded.
 """
 
 from __future__ import annotations

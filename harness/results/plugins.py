@@ -1,20 +1,21 @@
-"""Which of the plug-ins that a run recorded belong to every run, and which are foreign."""
+"""The distinction between plug-ins that belong to every run and foreign ones."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
 _KNOWN = ("concord-harness", "hypothesis", "pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist")
-"""Distributions whose pytest plug-ins are a part of every run."""
+"""The distributions whose pytest plug-ins are part of every run."""
 OWN_CONFTEST = ("a6fcb8a3173d922917c8c20b208740fb1520063a46e499434d6e01afacc4bf98",)
-"""SHA-256 of the ``conftest.py`` beside the suites, which loads Concord's plug-in and nothing else."""
+"""The SHA-256 of the ``conftest.py`` beside the suites, which loads Concord's plug-in and nothing else."""
 
 
 def foreign(plugins: Mapping[str, str], suite: Collection[str] | None = None) -> dict[str, str]:
-    """The plug-ins that are neither pytest's, nor of what Concord stands on, nor of the suites.
+    """Select the plug-ins that belong neither to pytest, nor to Concord's dependencies, nor to the suites.
 
-    ``plugins``: as in :class:`RunHeader`; ``suite``: SHA-256 of each file of the suite, where they are known; else a
-    ``conftest.py`` of the suites is one by its name.  A plug-in can turn any verdict into any other.
+    They matter because a plug-in can turn any verdict into any other.
+    ``plugins``: as in :class:`RunHeader`; ``suite``: the SHA-256 of each file of the suite.  If it is None, a
+    ``conftest.py`` under ``suites/`` counts as one of the suites.
     """
 
     def is_ours(name: str, where: str) -> bool:

@@ -1,4 +1,4 @@
-"""Read a results file, a damaged or unfinished one as well."""
+"""The reader of results files, which also reads files that are damaged or unfinished."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from harness.results.records import (
 from harness.safe_io.untrusted import Allowance, Refused, said
 
 _SAYS_NOTHING = ("not-run", "unsupported")
-"""Verdicts of an attempt that tell nothing beside those of others."""
+"""Verdicts of an attempt that do not count if another attempt has a different one."""
 
 
 class ResultsError(ValueError):
-    """A results file that can't be read; says where and why."""
+    """The error for a results file that cannot be read; it says where and why."""
 
 
 class Run(msgspec.Struct):
-    """A results file, read."""
+    """The content of a results file."""
 
     header: RunHeader
     tests: dict[str, TestResult]
-    """What each test came to, by node id: its attempts, :func:`merged`."""
+    """The result of each test, by node id.  Its attempts are :func:`merged`."""
     complete: bool
     exit_status: int | None = None
     torn: bool = False
@@ -48,26 +48,26 @@ class Run(msgspec.Struct):
     end: RunEnd | None = None
     collected: frozenset[str] = frozenset()
     damaged: str = ""
-    """Why the file is not as the run left it; empty where it is, or nobody can know."""
+    """How the file differs from what the run wrote; empty if it does not, or if the file has no digest."""
     attempts: dict[str, list[TestResult]] = {}
     """Every attempt of the tests that have more than one, in order."""
 
     def records(self) -> Iterator[TestResult]:
-        """Each attempt of each test, as it is in the file; of tests without a result, that they were not run."""
+        """Iterate over each attempt of each test as the file has it; a test without a result is ``not-run``."""
         for nodeid, test in self.tests.items():
             yield from self.attempts.get(nodeid, (test,))
 
     def counts(self) -> dict[str, int]:
-        """How many tests came to each verdict."""
+        """Count the tests with each verdict."""
         return {v: sum(t.verdict == v for t in self.tests.values()) for v in VERDICTS}
 
 
 def read(path: Path) -> Run:
-    """Read a results file, a cut-off one as well: tests that were collected and have no result are ``not-run``.
+    """Read a results file, even one that was cut off; collected tests without a result are ``not-run``.
 
-    Errors: :class:`ResultsError` for a file that is not one of ours, of a newer version, damaged before its end, or
-    with records that no run writes: a second header, profile or end, anything after the end, two results for one
-    attempt.
+    Errors: :class:`ResultsError` for a file that cannot be opened, is not a results file, has a newer version, is
+    damaged before its last line, or has records that no run writes: a second header, profile or end, anything after the
+    end, two results for one attempt.
     """
     try:
         data = path.read_bytes()
@@ -77,9 +77,10 @@ def read(path: Path) -> Run:
 
 
 def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
-    """As :func:`read`, of what is in the file.
+    """Parse the content of a results file, like :func:`read`.
 
-    ``name``: what messages call it; ``allowance``: what may be read of it, for a file that comes from others.
+    ``name``: its name in messages; ``allowance``: how much of it may be read, for a file that comes from others.
+    Errors: :class:`ResultsError`, as for :func:`read`, and if the file exceeds the allowance.
     """
     allowance = allowance or Allowance()
     try:
@@ -101,7 +102,7 @@ def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
             record = decoder.decode(line)
             allowance.take_tests(len(record.tests) if isinstance(record, Collected) else isinstance(record, TestResult))
         except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-            if number == len(lines) and header is not None:  # no newline after it: the writer was cut off here
+            if number == len(lines) and header is not None:  # without a newline: the writer was cut off here
                 torn = True
                 continue
             raise ResultsError(f"{name}, line {number}: {said(e)}") from e
@@ -109,7 +110,7 @@ def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
             records.append((number, record))
         elif not isinstance(record, RunHeader) or record.schema != SCHEMA:
             break
-        elif record.version > VERSION:  # said before anything that this version may not know is read
+        elif record.version > VERSION:  # before anything is read that this version may not know
             raise ResultsError(f"{name}: version {record.version}, and this Concord reads up to {VERSION}; update it")
         else:
             header = record
@@ -122,8 +123,10 @@ def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
 
 
 def _run(header: RunHeader, records: Iterable[tuple[int, Record]], name: str, *, torn: bool, damaged: str) -> Run:
-    """Put records together, each with the number of its line.  Errors: :class:`ResultsError` for one that no run
-    writes there."""
+    """Build a run from records, each with its line number.
+
+    Errors: :class:`ResultsError` for a record that no run writes in its place.
+    """
     run = Run(header, {}, complete=False, torn=torn, damaged=damaged)
     collected: set[str] = set()
     attempts: dict[str, list[TestResult]] = {}
@@ -168,9 +171,9 @@ def _out_of_order(record: TestResult, before: int) -> str:
 
 
 def merged(attempts: Sequence[TestResult]) -> TestResult:
-    """What a test comes to by its attempts, in order: the worst of them, evidence included.
+    """Merge the attempts at a test, in order, into the worst of them with its evidence.
 
-    Where the last attempt was right and an earlier one was not, the test is ``flaky``.
+    If the last attempt did not end badly and an earlier one did, the test is ``flaky``.
     """
     saying = [each for each in attempts if each.verdict not in _SAYS_NOTHING] or list(attempts)
     worst = min(saying, key=lambda each: _WORST_FIRST.index(each.verdict) if each.verdict in VERDICTS else -1)
@@ -178,7 +181,7 @@ def merged(attempts: Sequence[TestResult]) -> TestResult:
     return msgspec.structs.replace(
         worst,
         verdict="flaky" if flaky else worst.verdict,
-        requirements=next((each.requirements for each in attempts if each.requirements), []),  # a crash tells none
+        requirements=next((each.requirements for each in attempts if each.requirements), []),  # a crash reports none
         property_based=any(each.property_based for each in attempts),
         world=worst.world or attempts[-1].world,
         size=worst.size or attempts[-1].size,

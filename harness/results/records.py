@@ -1,4 +1,4 @@
-"""The records of a results file: one a line, and what their fields mean."""
+"""The records of a results file, one per line, and the meaning of their fields."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ SCHEMA = "concord.results"
 VERSION = 4
 
 VERDICTS = ("passed", "failed", "crashed", "hung", "flaky", "unsupported", "waived", "not-run")
-"""What a test can come to.  ``unsupported``: the profile does not claim it; ``not-run``: nobody looked; ``flaky``: an
-attempt of it ended badly, and the last one did not, so no single attempt comes to it."""
+"""The verdicts of a test.  ``unsupported``: the backend, the profile or the machine does not support it.  ``not-run``:
+it should have run and did not.  ``flaky``: an attempt ended badly and the last one did not; no single attempt is flaky.
+"""
 
 ENDED_BADLY = ("failed", "crashed", "hung")
-"""Bad verdicts of an attempt: what a waiver can cover."""
+"""Bad verdicts of an attempt, which a waiver can cover."""
 BAD = (*ENDED_BADLY, "flaky")
 """Bad verdicts of a test; none of them is a pass."""
 UNSUPPORTED = "unsupported: "
-"""How the reason of a skip begins that is one of the backend, the profile or the machine."""
+"""The beginning of a skip's reason if the backend, the profile or the machine is the cause."""
 NOT_CLAIMED = "unsupported: not claimed: "
-"""How it begins where nobody knows whether the backend could do it: the profile does not say that it does."""
+"""The beginning of the reason if the profile does not claim it, so that nobody knows whether the backend supports it.
+"""
 
 DEFAULT_SEED = "default"
-"""The seed of a run whose properties draw what their own text decides, the same in every run."""
+"""The seed of a run whose properties have examples that depend on their source only, the same in every run."""
 FREE_SEED = "free"
-"""The seed of a run in which Hypothesis draws as it likes."""
+"""The seed of a run in which Hypothesis chooses the examples."""
 
 
 class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
-    """The first line: what ran, where, on what."""
+    """The first record: the command, the machine, and the subject of the run."""
 
     schema: str = SCHEMA
     version: VersionNumber = VERSION
@@ -43,34 +45,35 @@ class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
     subject: str = "torch"
     """Whose implementation of the stacks ran (:mod:`harness.subjects`)."""
     profile: str = ""
-    """Name of the profile that the run goes by."""
+    """The name of the run's profile."""
     profile_hash: str = ""
-    """SHA-256 of its text."""
+    """The SHA-256 of the profile's text."""
     concord: str = ""
-    """Version of Concord."""
+    """The version of Concord."""
     suite_hash: str = ""
-    """SHA-256 over the suite (:func:`harness.provenance.suite_hash`)."""
+    """The SHA-256 of the suite (:func:`harness.provenance.suite_hash`)."""
     seed: str = ""
-    """What properties draw from: :data:`DEFAULT_SEED`, a number, :data:`FREE_SEED`; empty: nobody has said."""
+    """The seed of properties: :data:`DEFAULT_SEED`, a number, or :data:`FREE_SEED`; empty if unknown."""
     seed_drawn: bool = False
-    """Whether that number was drawn for this run, and not chosen by anyone."""
+    """Whether the seed is a number that was drawn for this run, rather than chosen."""
     effort: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 1.0
-    """How many examples properties have, as a share of what suites say (``CONCORD_EXAMPLES``)."""
+    """The number of examples of properties, as a share of the number that suites set (``CONCORD_EXAMPLES``)."""
     faults: list[str] = []
-    """Defects that were put into ranks on purpose."""
+    """The defects that were injected into ranks."""
     plugins: dict[str, str] = {}
-    """Each pytest plug-in loaded when the first test was about to run: its name, and where it is from: the distribution
-    and its version, or the SHA-256 of a file that belongs to no distribution (:mod:`harness.plugin.loaded`)."""
+    """The pytest plug-ins that were loaded when the first test was about to run, by name.  The value is the
+    distribution and its version, or the SHA-256 of a file that belongs to no distribution
+    (:mod:`harness.plugin.loaded`)."""
 
 
 class Collected(msgspec.Struct, tag="collected", tag_field="record"):
-    """The tests that were to run."""
+    """The tests that should run."""
 
     tests: list[str]
 
 
 class WaiverEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A waiver of the profile, or (``intermittent``) what a test comes to now and then."""
+    """A waiver of the profile, or a known intermittent failure (``intermittent``)."""
 
     place: str
     """``file:line``."""
@@ -78,26 +81,26 @@ class WaiverEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     reason: str
     link: str
     expires: str
-    """The last day on which it counts, as in 2027-06-30."""
+    """The last day on which it applies, such as 2027-06-30."""
     verdicts: list[str]
     intermittent: bool = False
     applies: bool = True
-    """Whether it is about the torch and the subject of this run."""
+    """Whether it applies to the platform and the subject of this run."""
 
 
 class ProfileText(msgspec.Struct, tag="profile", tag_field="record", kw_only=True):
-    """The profile that the run goes by, whole."""
+    """The whole profile of the run."""
 
     name: str
     file: str
-    """What messages call it: a key of ``texts``."""
+    """The name of its file in messages, which is a key of ``texts``."""
     texts: dict[str, str]
-    """Of its file and of those that it stands on."""
+    """The text of its file and of those from which it inherits, by the file's name in messages."""
     backend: str = ""
     device: str = ""
     about: str = ""
     claims: dict[str, str] = {}
-    """What it claims, for people: what, and how much of it."""
+    """Its claims for readers: a subject, and the amount claimed."""
     waivers: list[WaiverEntry] = []
 
 
@@ -108,12 +111,12 @@ class RequirementText(msgspec.Struct, tag="requirement", tag_field="record", kw_
     sentence: str
     source: str = ""
     level: str = ""
-    """Of :data:`LEVELS`."""
+    """One of :data:`LEVELS`."""
     mandatory: bool = True
 
 
 class RankEvidence(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What one rank of a failed world said."""
+    """The evidence from one rank of a failed world."""
 
     rank: Ranks
     kind: str
@@ -131,75 +134,75 @@ class Reproducer(msgspec.Struct, kw_only=True, omit_defaults=True):
     file: str
     command: str
     text: str = ""
-    """Of the file; empty where it is too long."""
+    """The text of the file; empty if it is too long."""
 
 
 class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, omit_defaults=True):
-    """One test's verdict, with its evidence if it is a bad one."""
+    """The verdict of a test, or of one attempt at it, with the evidence if the verdict is bad."""
 
     __test__ = False
 
     nodeid: str
     verdict: str
     attempt: int = 1
-    """Which run of the test this is, from 1: other plug-ins may run one that failed again."""
+    """The number of the attempt, from 1; other plug-ins may rerun a failed test."""
     stack: str = ""
     requirements: list[str] = []
     world: str = ""
     seconds: Seconds = 0.0
-    """How long it took, without what it waited for devices."""
+    """The time that it took, without the time for which it waited for devices."""
     waited: Seconds = 0.0
-    """Seconds for which it waited for devices that other tests and sessions held."""
+    """The time for which it waited for devices that other tests and sessions held."""
     reason: str = ""
     headline: str = ""
     ranks: list[RankEvidence] = []
     size: Ranks = 0
-    """How many ranks its world has, at most; 0: it has none."""
+    """The largest number of ranks of its world; 0 if it has no world."""
     dtype: str = ""
-    """The dtype that it is about, if it is one."""
+    """The dtype of the test, if it has a single one."""
     bare: str = ""
-    """What a waived test came to: ``failed``, ``crashed`` or ``hung``."""
+    """The verdict that a waived test would have: ``failed``, ``crashed`` or ``hung``."""
     waiver: str = ""
     """The place of the waiver that was used."""
     property_based: bool = False
-    """Whether it draws its examples from the run's seed; nobody has said so before version 3."""
+    """Whether it draws its examples from the run's seed; results before version 3 do not say."""
     finished: Moment = 0.0
     """Seconds since the epoch."""
     text: str = ""
-    """What pytest showed of a failure that is not one of ranks."""
+    """The text with which pytest showed the failure, if it is not a failure of ranks."""
     reproducer: Reproducer | None = None
 
     @property
     def undeclared(self) -> bool:
-        """Whether it was not run because the profile does not claim what it is about."""
+        """Whether the test did not run because the profile does not claim what it tests."""
         return self.verdict == "unsupported" and self.reason.startswith(NOT_CLAIMED)
 
 
 class RunEnd(msgspec.Struct, tag="end", tag_field="record"):
-    """The last line of a run that came to its end."""
+    """The last record of a run that was not cut off."""
 
     finished: Moment
     exit_status: Status
     profile: str = ""
-    """As in :class:`RunHeader`, where it is only known now which one fits; a reader puts it there."""
+    """As in :class:`RunHeader`, if it became known only after the run began.  A reader moves it to the header."""
     profile_hash: str = ""
     environment: dict[str, str] = {}
-    """What was found out while tests ran; a reader puts it to the header's."""
+    """Facts that became known while tests ran.  A reader adds them to the header's."""
     whole: list[str] = []
-    """Stacks of which every test was collected."""
+    """The stacks of which every test was collected."""
     partial: list[str] = []
-    """Why others were not: a sentence each."""
+    """The reasons why other stacks are not whole, one sentence each."""
     lost: list[str] = []
-    """What else the run was to write and could not, which fails it: a file and the reason each."""
+    """The other files that the run could not write, each with the reason.  They make the run fail."""
     counts: dict[str, Count] = {}
-    """How many tests came to each verdict."""
+    """The number of tests with each verdict."""
     plugins: dict[str, str] = {}
-    """As in :class:`RunHeader`, of every process of the run, at its end."""
+    """As in :class:`RunHeader`, for every process of the run, at its end."""
     files: dict[str, str] = {}
-    """SHA-256 of every file of harness, suites and fixtures that a process of the run has loaded, by the name that the
-    suite hash knows it by (:func:`harness.provenance.suite_files`)."""
+    """The SHA-256 of every file of harness, suites and fixtures that a process of the run has loaded, by its name in
+    the suite hash (:func:`harness.provenance.suite_files`)."""
     digest: str = ""
-    """SHA-256 of the file up to here."""
+    """The SHA-256 of the file before this line."""
 
 
 Record = RunHeader | Collected | ProfileText | RequirementText | TestResult | RunEnd

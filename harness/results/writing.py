@@ -1,4 +1,4 @@
-"""Write a results file, a line at a time, so that a crash loses nothing."""
+"""The writer of results files, which writes a line at a time so that a crash loses nothing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from harness.safe_io.writing import append_or_nothing, open_new
 
 
 class Writer:
-    """Writes records to a new results file; each is on its way to the disk before :meth:`write` returns.
+    """A writer of records to a new results file; :meth:`write` returns once the operating system has the record.
 
-    No record has credentials in it (:mod:`harness.redaction`).  Only the profile is written as it is: its hash is in
-    the header, and it would have been refused if it had any.
+    Credentials are removed from every record except the profile (:mod:`harness.redaction`).  The profile is written as
+    it is, because the header has its hash, and a profile with credentials would have been refused.
 
-    Errors: OSError, where anything is there, a link as well.
+    Errors: OSError if the path exists, even as a link.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,13 +37,13 @@ class Writer:
         self._digest = hashlib.sha256()
 
     def write(self, record: Record) -> None:
-        """Append a record, or nothing.  Errors: OSError."""
+        """Append the whole record or nothing.  Errors: OSError."""
         data = msgspec.to_builtins(record)
         if not isinstance(record, ProfileText):
             data = current().record(data)
         try:
             line = self._encoder.encode(data)
-        except UnicodeEncodeError:  # half a surrogate pair, as in the name of a file that is not UTF-8
+        except UnicodeEncodeError:  # half a surrogate pair, as in a file name that is not UTF-8
             text = json.dumps(data, ensure_ascii=False)
             line = text.encode(errors="replace")
         append_or_nothing(self._fd, line + b"\n")
@@ -51,11 +51,11 @@ class Writer:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the file so far."""
+        """The SHA-256 of the file so far."""
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        """See to it that the file outlives the machine.  Errors: OSError."""
+        """Flush the file to the disk and close it.  Errors: OSError."""
         try:
             os.fsync(self._fd)
         finally:
@@ -63,8 +63,8 @@ class Writer:
             self._fd = -1
 
     def abandon(self) -> None:
-        """Leave the file as it is, and none where it is empty."""
-        with contextlib.suppress(OSError):  # why it is abandoned has been said
+        """Close the file as it is, and remove it if it is empty."""
+        with contextlib.suppress(OSError):  # the error that led here has been reported
             if not self.path.lstat().st_size:
                 self.path.unlink()
         if self._fd >= 0:
@@ -74,7 +74,7 @@ class Writer:
 
 
 def torch_version() -> str:
-    """As its installation says it, without importing it where it can be helped."""
+    """Return torch's version from its metadata; without metadata, import torch and ask it."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -86,7 +86,10 @@ def torch_version() -> str:
 def header(
     arguments: Iterable[str], profile: str = "", profile_hash: str = "", *, subject: str = "torch", **facts: Any
 ) -> RunHeader:
-    """The first line of a run that starts now; ``facts``: other fields of it."""
+    """Make the first record of a run that starts now.
+
+    ``arguments``: the command line; ``facts``: other fields of :class:`RunHeader`.
+    """
     return RunHeader(
         started=time.time(),
         arguments=redacted_arguments(list(arguments)),

@@ -1,1 +1,1 @@
-"""Show, read and write safely what other people wrote, or what others may read."""
+"""Safe display, reading and writing of files and texts that other people wrote or may read."""

@@ -1,6 +1,6 @@
-"""End what takes too much memory or time with an error instead of a traceback, or of the machine's.
+"""A ceiling for memory and CPU time: code that exceeds it ends with an error, and does not exhaust the machine.
 
-This is the last line of defence, for what nobody thought of: code that reads other people's files has bounds of its own
+This is the last line of defense, for the unexpected: code that reads other people's files has its own bounds
 (:mod:`harness.safe_io.untrusted`).
 """
 
@@ -15,16 +15,16 @@ from types import FrameType
 
 
 class Exceeded(ValueError):
-    """Something took more than it may have; says of what."""
+    """An excess of memory or CPU time; the message says of which."""
 
 
 @contextlib.contextmanager
 def ceiling(memory: int, seconds: float) -> Iterator[None]:
-    """Limit what is done in here.
+    """Limit memory and CPU time inside the context.
 
-    ``memory``: bytes that the process may get on top of those that it has; ``seconds``: of CPU.  Limits are put back as
-    they were.  Off the main thread there is no limit on time, as signals only arrive there.
-    Errors: :class:`Exceeded`.
+    ``memory``: bytes that the process may allocate in addition to those that it has.  ``seconds``: CPU time.  The
+    previous limits are restored.  Outside of the main thread, there is no time limit, because signals arrive only in
+    the main thread.  Errors: :class:`Exceeded`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = _addresses() + memory
@@ -62,6 +62,6 @@ def _timed(seconds: float) -> Iterator[None]:
 
 
 def _addresses() -> int:
-    """Bytes of addresses that the process has."""
+    """Return the size of the process's address space in bytes."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""Files that anybody may have written, read whole and within a bound."""
+"""Bounded reading of whole files that anybody may have written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS = {
 
 
 class FileError(ValueError):
-    """A file that is not read; says which and why."""
+    """A file that is not read.  The message says which and why."""
 
     def __init__(self, path: Path | str, why: str) -> None:
         super().__init__(f"{path}: {why}")
@@ -24,16 +24,15 @@ class FileError(ValueError):
 
 
 def contents(path: Path, most: int) -> bytes:
-    """Read a regular file of at most so many bytes; links are followed.
+    """Read a regular file of at most ``most`` bytes, and follow links.
 
-    What is no regular file is not opened: a pipe would block, and a device may do anything.
-    Errors: FileError.
+    Other kinds of files are not opened: a pipe would block, and a device may do anything.  Errors: FileError.
     """
     try:
         require_regular(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         with open(descriptor, "rb") as file:
-            _check(path, os.fstat(descriptor))  # it may be another one by now
+            _check(path, os.fstat(descriptor))  # the path may lead to another file by now
             data = file.read(most + 1)
     except OSError as e:
         raise FileError(path, f"{e.strerror or e}") from e
@@ -45,7 +44,7 @@ def contents(path: Path, most: int) -> bytes:
 
 
 def require_regular(path: Path) -> None:
-    """Require that a path leads to a regular file.  Errors: FileError; OSError where it leads nowhere."""
+    """Check that a path leads to a regular file.  Errors: FileError; OSError if there is no file."""
     _check(path, os.stat(path))
 
 

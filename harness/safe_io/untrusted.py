@@ -1,8 +1,8 @@
 """Read files that somebody else may have written: size, depth, counts and numbers are bounded before any parser runs.
 
-A parser takes time and memory by what a text contains, and not by how long it is: 4.8 million empty strings are a file
-of 37 KB, and a dotted TOML key costs the square of its parts.  Here a text is scanned once, in linear time and without
-building anything, and refused if it is no text that Concord writes.  Only then may msgspec or tomllib have it.
+A parser's time and memory depend on the contents of a text and not on its length: 4.8 million empty strings are a file
+of 37 KB, and a dotted TOML key costs the square of its parts.  This module first scans a text once, in linear time and
+without building anything, and refuses it if it exceeds what Concord writes.  Only then, msgspec or tomllib parses it.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import msgspec
 from harness.safe_io.shown import one_line
 
 DEPTH = 32
-"""How deep JSON may be nested; what Concord writes is nested 8 deep, a stored program a little deeper."""
+"""Maximum nesting of JSON; Concord's own files are nested 8 deep, and a stored program is a little deeper."""
 TOML_SIZE = 512 << 10
-"""Characters of a TOML text; the largest profile in this repository has 32,639."""
+"""Maximum characters of a TOML text; the largest profile in this repository has 32,639."""
 TOML_LINES = 40_000
 TOML_KEYS = 12_000
-"""Keys and headers; each costs tomllib some 20 microseconds."""
+"""Maximum number of keys and headers; each costs tomllib some 20 microseconds."""
 TOML_VALUES = 60_000
 TOML_DEPTH = 8
 TOML_PARTS = 8
-"""Parts of a dotted key, which costs the square of them."""
+"""Maximum parts of a dotted key, whose cost is the square of their number."""
 TOML_WORD = 128
-"""Characters of a number, a date or a key without quotes."""
+"""Maximum characters of a number, a date or a key without quotes."""
 
 LATEST = 7_258_118_400
 """Seconds from the epoch to the year 2200."""
 Moment = Annotated[float, msgspec.Meta(ge=0, le=LATEST)]
 """Seconds since the epoch."""
 Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
-"""A duration: up to 31 years; that it is not negative is for whoever judges it."""
+"""A duration of up to 31 years; whoever uses it must check that it is not negative."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 Ranks = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 """A rank, or a number of ranks."""
@@ -44,7 +44,7 @@ Status = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 """An exit status."""
 
 _JSON = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|([\[{])|([\]}])|(")|([^\s"\[\]{}:,]++)', re.DOTALL)
-"""A string, an opening bracket, a closing one, a string that does not end, and anything else that is a value."""
+"""A string, an opening bracket, a closing bracket, an unterminated string, or any other value."""
 _NUMBER = re.compile(rb"-?\d{1,19}(\.\d{1,40})?([eE](?:-\d{1,3}|\+?\d{1,2}))?")
 _TOML = re.compile(
     r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{3,5}' + r"|'''(?:[^']|'{1,2}(?!'))*+'{3,5}"
@@ -55,45 +55,45 @@ _TOML = re.compile(
 
 
 class Refused(ValueError):
-    """A text that is not read, because it is none that Concord writes; says what is too much of what."""
+    """A text that is not read because it exceeds what Concord writes.  The message says what is too much."""
 
     def __init__(self, what: str, line: int = 1) -> None:
         super().__init__(what)
         self.what = what
         self.line = line
-        """From 1; for JSON always 1."""
+        """From 1; always 1 for JSON."""
 
 
 @dataclass
 class Allowance:
-    """What may still be read of one subject: a file, or all files of a bundle.  Each check takes its share away."""
+    """The amount that may still be read of a file, or of all files of a bundle.  Each check uses up its share."""
 
     values: int = 5_000_000
     """Strings, keys, numbers and brackets."""
     lines: int = 1_000_000
     line: int = 64 << 20
-    """Bytes of one line."""
+    """Maximum bytes of one line."""
     tests: int = 200_000
-    """Tests of runs."""
+    """Tests in results."""
     depth: int = DEPTH
 
     def take_lines(self, data: bytes) -> None:
-        """Take the lines of a text away, before it is split.  Errors: :class:`Refused`."""
+        """Use up the number of lines of a text, before it is split.  Errors: :class:`Refused`."""
         self.lines -= data.count(b"\n") + 1
         if self.lines < 0:
             raise Refused("more lines than any file of Concord has")
 
     def take_tests(self, count: int) -> None:
-        """Take tests away, before anything is made for them.  Errors: :class:`Refused`."""
+        """Use up a number of tests, before anything is built for them.  Errors: :class:`Refused`."""
         self.tests -= count
         if self.tests < 0:
             raise Refused("more tests than Concord reads")
 
     def take_json(self, text: bytes) -> None:
-        """Take the values of a JSON text away, before it is parsed.
+        """Use up the number of values of a JSON text, before it is parsed.
 
-        Errors: :class:`Refused` for a text that is too long, too deep or has too many values, for a string without an
-        end, and for a number that no field of ours can be (an integer of more than 19 digits, an exponent of three).
+        Errors: :class:`Refused` for a text that is too long, too deep or has too many values, for an unterminated
+        string, and for a number that no field of Concord has (more than 19 integer digits, an exponent of three).
         """
         if len(text) > self.line:
             raise Refused(f"longer than {self.line >> 20} MiB")
@@ -119,7 +119,7 @@ class Allowance:
 
 
 def json_checked(data: bytes, allowance: Allowance | None = None) -> bytes:
-    """The same JSON text, once it is known that parsing it takes neither much time nor much memory.
+    """Return the same JSON text after a check that parsing it takes neither much time nor much memory.
 
     Errors: :class:`Refused`.
     """
@@ -128,20 +128,20 @@ def json_checked(data: bytes, allowance: Allowance | None = None) -> bytes:
 
 
 def toml(text: str) -> dict[str, Any]:
-    """Parse TOML.  Errors: :class:`Refused`, with the line, for a text that is too much or not TOML."""
+    """Parse TOML.  Errors: :class:`Refused`, with the line, for a text that exceeds the bounds or is not TOML."""
     _check_toml(text)
     try:
         return tomllib.loads(text)
-    except RecursionError:  # no text within the bounds is known to do that
+    except RecursionError:  # no text within the bounds is known to cause this
         raise Refused("not TOML that can be read: nested too deeply") from None
-    except ValueError as e:  # TOMLDecodeError, and what int() and datetime say of values that are none
+    except ValueError as e:  # TOMLDecodeError, and errors of int() and datetime for invalid values
         found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(e))
         line = int(found[1]) if found and found[1] else text.count("\n") + 1 if found else 1
         raise Refused(f"not TOML: {str(e)[: found.start()] if found else e}", line) from None
 
 
 def _check_toml(text: str) -> None:
-    """Errors: :class:`Refused` for a TOML text that would take tomllib much time or memory."""
+    """Check that tomllib takes neither much time nor much memory for a text.  Errors: :class:`Refused`."""
     if len(text) > TOML_SIZE:
         raise Refused(f"larger than {TOML_SIZE >> 10} KiB")
     line, depth, parts, keys, values = 1, 0, 1, 0, 0
@@ -177,7 +177,7 @@ def _check_toml(text: str) -> None:
 
 
 def said(error: Exception) -> str:
-    """What a parser says of a text, on one line and no longer than a line, whatever it quotes of the text."""
+    """Format a parser's error on one line, shortened, whatever it quotes of the text."""
     text = str(error)
     shown = f"{text[:200]}...{text[-60:]}" if len(text) > 300 else text
     return one_line(shown)

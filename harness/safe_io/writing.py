@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all, and that no link of somebody else's leads astray.
+"""Safe writing of files: whole or not at all, and without following links of other users.
 
-A full disk, a quota or a medium that fails leaves what was there before.  Errors are the system's own, with the name of
-the file that was asked for: whoever calls says them once.
+A full disk, a quota or a failing medium leaves the previous file.  Errors are the system's own, with the name of the
+requested file, so that a caller reports them once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | 
 
 
 def write_whole(path: Path, data: bytes | str, *, follow: bool = True) -> None:
-    """Write a file, in place of one that may be there; readers see the old one or the new one, and nothing between.
+    """Write a file atomically, in place of an existing one: readers see the old or the new contents, nothing between.
 
-    ``follow``: a link of this user's leads to the file that is meant; without, the file takes the link's place.  What
-    is no plain file (a pipe, ``/dev/stdout``) is written to.  Errors: OSError; there is no trace of the file then.
+    ``follow``: write to the target of a link of this user, and directly to a path that is not a plain file (a pipe,
+    ``/dev/stdout``).  Otherwise, the file replaces a link.  Errors: OSError, which leaves no new file.
     """
     content = data.encode(errors="replace") if isinstance(data, str) else data
     with _named(path):
@@ -39,7 +39,7 @@ def write_whole(path: Path, data: bytes | str, *, follow: bool = True) -> None:
             try:
                 append(fd, content)
                 os.fchmod(fd, _mode_of(target))
-                os.fsync(fd)  # where space is only promised until now, it is refused here
+                os.fsync(fd)  # delayed allocation reports a lack of space only here
             finally:
                 os.close(fd)
             os.replace(temporary, target)
@@ -50,32 +50,32 @@ def write_whole(path: Path, data: bytes | str, *, follow: bool = True) -> None:
 
 
 def open_new(path: Path) -> int:
-    """Make a file to append to; returns its descriptor.  Errors: OSError, where anything is there, a link as well."""
+    """Create a file to append to, and return its descriptor.  Errors: OSError, also if a file or a link exists."""
     with _named(path):
         return os.open(path, _OPEN_NEW, 0o644)
 
 
 def new_folder(path: Path) -> Path:
-    """Make a folder that nobody else can write to, and that was not there: where one is, a number is added.
+    """Create a new folder that nobody else can write to, and return it; its parents are created too.
 
-    What is above it is made, too.  Errors: OSError.
+    If the folder exists, a number is added to the name.  Errors: OSError.
     """
     with _named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         for number in range(1, 1000):
-            found = path if number == 1 else path.with_name(f"{path.name}-{number}")
+            folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
             try:
-                found.mkdir(mode=0o755)
+                folder.mkdir(mode=0o755)
             except FileExistsError:
                 continue
-            return found
+            return folder
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
 def own_folder(path: Path) -> Path:
-    """Make a folder, unless it is there.
+    """Create a folder unless it exists, and return it, with links resolved.
 
-    Errors: OSError, among them PermissionError for a link that another user has put there.
+    Errors: OSError; PermissionError for a link of another user.
     """
     with _named(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -83,30 +83,30 @@ def own_folder(path: Path) -> Path:
 
 
 def append(fd: int, data: bytes) -> None:
-    """Write all of it.  Errors: OSError."""
+    """Write all of the data.  Errors: OSError."""
     rest = memoryview(data)
-    while rest:  # a nearly full disk takes a part, and says so only the next time
+    while rest:  # a nearly full disk writes a part, and fails only at the next call
         rest = rest[os.write(fd, rest) :]
 
 
 def append_or_nothing(fd: int, data: bytes) -> None:
-    """Append all of it, or nothing.  For whoever is alone with the file, or has locked it.  Errors: OSError."""
+    """Append all of the data or nothing.  The caller must be the only writer, or hold a lock.  Errors: OSError."""
     size = os.fstat(fd).st_size
     try:
         append(fd, data)
     except OSError:
-        with contextlib.suppress(OSError):  # what can't be cut off is a last line without its end
+        with contextlib.suppress(OSError):  # if this fails, the file ends with an incomplete line
             os.ftruncate(fd, size)
         raise
 
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Errors name the file that was asked for, not a temporary one."""
+    """Make errors name the requested file, not a temporary one."""
     try:
         yield
     except OSError as e:
-        raise OSError(e.errno, e.strerror, str(path)) from e  # its class follows from its number
+        raise OSError(e.errno, e.strerror, str(path)) from e  # OSError chooses its subclass by errno
 
 
 def _is_stream(path: Path) -> bool:
@@ -120,7 +120,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def _followed(path: Path) -> Path:
-    """What a link of this user's, or of whoever owns the folder, leads to.  Errors: PermissionError for another's."""
+    """Resolve a link of this user, of root, or of the folder's owner.  Errors: PermissionError for others' links."""
     try:
         owner = path.lstat().st_uid if path.is_symlink() else None
     except OSError:
@@ -133,7 +133,7 @@ def _followed(path: Path) -> Path:
 
 
 def _mode_of(path: Path) -> int:
-    """The mode of a file that is there, and what the process gives a new one elsewhere."""
+    """Return the mode of an existing file; for a link or a missing file, the mode of a new file."""
     try:
         return stat.S_IMODE(path.lstat().st_mode) & 0o777 if not path.is_symlink() else _new_mode()
     except OSError:

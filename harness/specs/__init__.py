@@ -1,1 +1,1 @@
-"""What a program is: frozen data, the shapes of its layers, and bounds."""
+"""The definition of a program: frozen data, the shapes of its layers, and limits."""

@@ -1,8 +1,8 @@
-"""How large a program may be: every bound that a stored program is held against, in one place.
+"""The limits on the size of a program: every bound that a stored program must keep.
 
-What is drawn is below all of them: some ten layers of up to eight features, three steps, a few rows for each rank.
-They keep a file that somebody sent from taking all memory, or hours, on the machine of who looks at it: the largest
-program that they let through takes about a minute and 2 GiB before ranks start.
+Generated programs are far below the limits: some ten layers of up to eight features, three steps, a few rows per rank.
+The limits keep a file that somebody sent from using all memory, or hours, on the receiver's machine. The largest
+program within them takes about a minute and 2 GiB before ranks start.
 """
 
 from __future__ import annotations
@@ -10,31 +10,32 @@ from __future__ import annotations
 FILE = 1 << 20
 """Bytes of a stored program."""
 RANKS = 64
-"""Of a world: more than one machine has devices."""
+"""The world size; a single machine has fewer devices."""
 LAYERS = 256
-"""In the whole model, those inside others included."""
+"""Layers of the whole model, including those inside others."""
 DEPTH = 8
-"""Of layers inside layers."""
+"""How deep layers may be nested."""
 DIMENSIONS = 8
-"""Of a row."""
+"""Dimensions of a row."""
 EXTENT = 4096
-"""Of one dimension: features, channels, a kernel, a vocabulary, rows of a micro-batch."""
+"""The size of one dimension: features, channels, a kernel, a vocabulary, rows of a micro-batch."""
 STEPS = 64
 MICRO_BATCHES = 64
-"""Of one step."""
+"""Micro-batches of one step."""
 SPAN = 1024
-"""Of whole numbers in weights and data."""
+"""The largest whole number in weights and data."""
 DENOMINATOR = 1 << 20
 SEED = 1 << 53
-"""Numbers up to it are the same in every reader of JSON."""
+"""Numbers up to this one are the same in every reader of JSON."""
 WORD = 100
 """Characters of a name."""
 NAMES = 256
-"""In one list of layers, or of options."""
+"""Names in one list of layers or options."""
 
 CALLS = 1 << 13
-"""Of layers in all forwards together: each is an operation or several, which oracles record."""
+"""Calls of layers in all forwards together; each is one or more operations, which oracles record."""
 ELEMENTS = 1 << 20
-"""Numbers that one device computes and keeps for comparison in the whole run; an oracle makes 64 samples of each."""
+"""Numbers that a single device computes and keeps for comparison in the whole run; an oracle makes 64 samples of each.
+"""
 PRODUCTS = 1 << 26
 """Multiplications of the whole run, forward and backward."""

@@ -1,10 +1,10 @@
 """Programs: training runs as plain data.
 
-A :class:`Program` says which model is trained on which data, how it is laid out over ranks, and what is done step by
-step.  It is frozen, it compares by value, and it is JSON (:mod:`harness.programs.stored`).  What a program *means* is
-in :mod:`harness.programs.source`, which writes it down as Python that needs only torch.
+A :class:`Program` defines which model is trained on which data, how it is laid out over ranks, and what happens in each
+step. It is frozen, is compared by value, and can be stored as JSON (:mod:`harness.programs.stored`).
+:mod:`harness.programs.source` defines what a program *means*: it writes the program as Python that needs only torch.
 
-The types here say what a field may hold; :mod:`harness.programs.validity` holds a program against them.
+The types here define what a field may hold, and :mod:`harness.programs.validity` checks a program against them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from harness.specs import limits
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 BACKENDS = ("aot_eager", "eager", "inductor")
-"""Of ``torch.compile``.  Others are looked up among installed packages, which a program must not choose from."""
+"""Backends of ``torch.compile``.  It looks up other names in installed packages, which a program must not choose from.
+"""
 EXACT_ACTIVATIONS = ("relu", "abs")
 SMOOTH_ACTIVATIONS = ("tanh", "silu", "gelu", "softplus")
 
@@ -29,24 +30,24 @@ PositiveExtent: TypeAlias = Annotated[int, Meta(ge=1, le=limits.EXTENT)]
 Ranks: TypeAlias = Annotated[int, Meta(ge=1, le=limits.RANKS)]
 Figure: TypeAlias = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Word: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.]*\Z", max_length=limits.WORD)]
-"""A word of a stack's: the name of an option, or of what it is set to."""
+"""The name of a stack's option, or the name of an option's value."""
 LayerName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z0-9.]*\Z", max_length=limits.WORD)]
-"""As ``get_submodule`` takes it.  Whether there is such a layer is another question."""
+"""The name of a layer, as ``get_submodule`` takes it.  The type does not check that the layer exists."""
 
 
 def one_of(*words: str) -> Meta:
-    """The constraint of a string that is one of some words."""
+    """Return the constraint for a string that must be one of some words."""
     return Meta(pattern=rf"^({'|'.join(words)})\Z")
 
 
 StackName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z", max_length=limits.WORD)]
-"""Whether there is such a stack is another question (:mod:`harness.stacks.registry`)."""
+"""The name of a stack.  The type does not check that the stack exists (:mod:`harness.stacks.registry`)."""
 OwnDtype: TypeAlias = Annotated[str, one_of("", *DTYPES)]
-"""A dtype that is not the program's; empty where it is."""
+"""A dtype that differs from the program's; empty for the program's dtype."""
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Frozen, equal by value, strict about unknown names."""
+    """The base of all specs: frozen, compared by value, and strict about unknown fields."""
 
 
 # layers
@@ -76,14 +77,14 @@ class Activation(Data, frozen=True, tag=True):
 
 
 class Norm(Data, frozen=True, tag=True):
-    """``layer`` and ``rms`` over the last dimension; ``batch`` over channels, with running statistics."""
+    """A norm: ``layer`` and ``rms`` over the last dimension, ``batch`` over channels with running statistics."""
 
     kind: Annotated[str, one_of("layer", "rms", "batch")] = "layer"
     dtype: OwnDtype = ""
 
 
 class Embedding(Data, frozen=True, tag=True):
-    """``nn.Embedding`` of the program's tokens; only as the first layer."""
+    """``nn.Embedding`` of the program's tokens, which must be the first layer."""
 
     width: Extent
 
@@ -95,23 +96,23 @@ class Attention(Data, frozen=True, tag=True):
 
 
 class Scale(Data, frozen=True, tag=True):
-    """Multiplies with a buffer of one float for each feature.
+    """A product with a buffer that has one float for each feature.
 
-    ``kind``: ``plain``; ``rebound``: a new tensor takes the buffer's name in every forward; ``per_rank``: every part
-    of a batch is multiplied by values of its own, which those who train on that part have in the buffer.
+    ``kind``: ``plain``; ``rebound``: each forward in training assigns a new tensor to the buffer's name; ``per_rank``:
+    each part of a batch has values of its own, which are in the buffer on the ranks that train on that part.
     """
 
     kind: Annotated[str, one_of("plain", "rebound", "per_rank")] = "plain"
 
 
 class Mask(Data, frozen=True, tag=True):
-    """Zeroes every other feature, by a buffer of bool."""
+    """A mask that sets every other feature to zero, with a buffer of bool."""
 
 
 class Tied(Data, frozen=True, tag=True):
-    """A linear layer without bias whose weight *is* that of an earlier layer (its name in the model).
+    """A linear layer without bias that shares the weight of an earlier layer (``of``, its name in the model).
 
-    ``alias``: the earlier layer's parameter is registered here once more under a name of its own, and used through it.
+    ``alias``: whether the earlier layer's parameter is also registered here, under another name, and used by that name.
     """
 
     of: LayerName
@@ -125,23 +126,23 @@ class Residual(Data, frozen=True, tag=True):
 
 
 class Twice(Data, frozen=True, tag=True):
-    """The same module called on its own output; the body keeps the shape."""
+    """A module that is called again on its own output; the body keeps the shape."""
 
     body: Layer
 
 
 class Branch(Data, frozen=True, tag=True):
-    """A body that is used in some micro-batches: ``never``, ``even``, ``odd``, counted from 0; it keeps the shape."""
+    """A body that only some micro-batches use: ``never``, ``even`` or ``odd`` ones, from 0; it keeps the shape."""
 
     body: Layer
     when: Annotated[str, one_of("never", "even", "odd")] = "never"
 
 
 class Hooked(Data, frozen=True, tag=True):
-    """A layer with a hook of torch.nn that changes what goes through; the body keeps the shape.
+    """A layer with a module hook of torch.nn that changes tensors; the body keeps the shape.
 
     ``kind``: ``forward`` doubles the output, ``before`` negates the input, ``backward`` doubles the gradient of the
-    input.  Calls are counted, and compared.
+    input.  The calls of the hook are counted and compared.
     """
 
     body: Layer
@@ -174,9 +175,9 @@ Layer: TypeAlias = (
 
 
 class Model(Data, frozen=True):
-    """Layers one after another, on rows of shape ``inputs``.
+    """A model: layers in sequence, on rows of shape ``inputs``.
 
-    ``tokens``: the size of a vocabulary, for rows of whole numbers; 0 for rows of floats.
+    ``tokens``: the size of the vocabulary for rows of whole numbers; 0 for rows of floats.
     """
 
     inputs: Annotated[tuple[Extent, ...], Meta(max_length=limits.DIMENSIONS)]
@@ -188,14 +189,14 @@ class Model(Data, frozen=True):
 
 
 def children(layer: Layer) -> tuple[Layer, ...]:
-    """Layers inside a layer."""
+    """Return the layers directly inside a layer."""
     if isinstance(layer, (Residual, Container)):
         return layer.body
     return (layer.body,) if isinstance(layer, (Twice, Branch, Hooked)) else ()
 
 
 def every(layers: Iterable[Layer]) -> Iterator[Layer]:
-    """These layers and those inside them, an outer one before those inside it."""
+    """Iterate over these layers and all layers inside them, each before the layers inside it."""
     waiting = list(layers)[::-1]
     while waiting:
         layer = waiting.pop()
@@ -204,7 +205,7 @@ def every(layers: Iterable[Layer]) -> Iterator[Layer]:
 
 
 def own_dtype(layer: Layer) -> str:
-    """The dtype of a layer's own parameters, where it is not the program's; else ""."""
+    """Return the dtype of a layer's own parameters if it is not the program's; else ""."""
     return layer.dtype if isinstance(layer, (Linear, Norm)) else ""
 
 
@@ -212,7 +213,7 @@ def own_dtype(layer: Layer) -> str:
 
 
 class Optimizer(Data, frozen=True):
-    """``sgd`` (with ``momentum`` and ``weight_decay``) or ``adamw``.  Figures are powers of two."""
+    """An optimizer: ``sgd`` (with ``momentum`` and ``weight_decay``) or ``adamw``.  Numbers are powers of two."""
 
     kind: Annotated[str, one_of("sgd", "adamw")] = "sgd"
     rate: Figure = 0.0625
@@ -221,80 +222,80 @@ class Optimizer(Data, frozen=True):
 
 
 class Step(Data, frozen=True):
-    """Micro-batches whose gradients add up, and what is done with them."""
+    """A training step: micro-batches whose gradients are added, and an optimizer step."""
 
     rows: Annotated[tuple[Extent, ...], Meta(min_length=1, max_length=limits.MICRO_BATCHES)] = (4,)
-    """Of each micro-batch, over all ranks; ranks take as even parts as there are."""
+    """The rows of each micro-batch over all ranks, which share them as evenly as possible."""
     joint: bool = False
-    """The micro-batches are slices of one batch, in order; the same whatever the slices."""
+    """Whether the micro-batches are slices of one batch, in order.  The batch does not depend on the slices."""
     synced: Annotated[tuple[bool, ...], Meta(max_length=limits.MICRO_BATCHES)] = ()
-    """Whether ranks average after a micro-batch; () for only after the last.  The last one is always synced."""
+    """Whether ranks average gradients after each micro-batch.  They always do after the last one; () for only then."""
     zero: Annotated[str, one_of("none", "zero", "keep")] = "none"
-    """What becomes of the gradients after the step: ``none``, ``zero``, or ``keep``: they add up over steps."""
+    """What happens to the gradients after the step: ``none``, ``zero``, or ``keep``, which adds them up over steps."""
     clip: Figure = 0.0
-    """Largest norm of all gradients together; 0 for no clipping."""
+    """The largest norm of all gradients together; 0 for no clipping."""
     evaluate: bool = False
-    """A forward in evaluation mode, without gradients, before the first micro-batch."""
+    """Whether a forward in evaluation mode, without gradients, comes before the first micro-batch."""
     toggle: LayerName = ""
-    """A layer whose parameters stop, or begin again, to require gradients before the step."""
+    """A layer whose parameters switch between frozen and trainable before the step."""
     reload: bool = False
-    """After the step, model and optimizer save their state dicts, are disturbed, and load them."""
+    """Whether, after the step, model and optimizer save their state dicts, are disturbed, and load them again."""
 
     @property
     def averages(self) -> tuple[bool, ...]:
-        """For each micro-batch, whether ranks average after it."""
+        """Whether ranks average gradients after each micro-batch."""
         last = len(self.rows) - 1
         return tuple(i == last or (i < len(self.synced) and self.synced[i]) for i in range(len(self.rows)))
 
     @property
     def accumulates(self) -> bool:
-        """Whether some micro-batch is not averaged at once."""
+        """Whether ranks do not average after some micro-batch."""
         return not all(self.averages)
 
 
 # layout
 
 Option: TypeAlias = bool | int | float | Word | Annotated[tuple[Word, ...], Meta(max_length=limits.NAMES)]
-"""Which of them an option takes is said by its stack."""
+"""The value of an option.  Its stack decides which of these types the option takes."""
 
 Style: TypeAlias = Annotated[str, one_of("columns", "rows")]
 
 
 class Compile(Data, frozen=True):
-    """How ``torch.compile`` is asked."""
+    """The arguments of ``torch.compile``."""
 
     backend: Annotated[str, one_of(*BACKENDS)] = "aot_eager"
     fullgraph: bool = False
     dynamic: bool = False
     in_place: bool = False
-    """``module.compile()`` instead of ``torch.compile(module)``."""
+    """Whether to call ``module.compile()`` instead of ``torch.compile(module)``."""
     first: bool = False
-    """The plain model, before it is put on ranks."""
+    """Whether to compile the plain model before it is put on ranks."""
 
 
 class Layout(Data, frozen=True):
-    """How a model lies on ranks."""
+    """The layout of a model over ranks."""
 
     stack: StackName = "replicate"
     world: Ranks = 2
     tensor: Ranks = 1
-    """Ranks that share a tensor-parallel group; the others are data parallel."""
+    """The size of a tensor-parallel group.  Ranks in different groups are data parallel."""
     wrapped: Annotated[tuple[LayerName, ...], Meta(max_length=limits.NAMES)] = ()
-    """Layers that the stack wraps on their own, before the whole model."""
+    """The layers that the stack wraps separately, before the whole model."""
     plan: Annotated[tuple[tuple[LayerName, Style], ...], Meta(max_length=limits.NAMES)] = ()
-    """Tensor-parallel style of layers: ``columns`` or ``rows``."""
+    """The tensor-parallel style of layers: ``columns`` or ``rows``."""
     options: Annotated[tuple[tuple[Word, Option], ...], Meta(max_length=limits.NAMES)] = ()
-    """Of the stack, by its own names (:attr:`harness.stacks.stack.Stack.options`)."""
+    """The stack's options, by its own names (:attr:`harness.stacks.stack.Stack.options`)."""
     compiled: Compile | None = None
 
     @property
     def two_dimensional(self) -> bool:
-        """Whether some ranks share layers, and others the batch."""
+        """Whether the layout is tensor parallel in one dimension and data parallel in the other."""
         return bool(self.plan) and 1 < self.tensor < self.world
 
 
 class Program(Data, frozen=True):
-    """A training run."""
+    """A program: a training run as data."""
 
     model: Model
     layout: Layout = Layout()
@@ -302,30 +303,31 @@ class Program(Data, frozen=True):
     optimizer: Optimizer = Optimizer()
     dtype: Annotated[str, one_of(*DTYPES)] = "float64"
     seed: Annotated[int, Meta(ge=-limits.SEED, le=limits.SEED)] = 0
-    """Of weights and data."""
+    """The seed of weights and data."""
     span: Annotated[int, Meta(ge=0, le=limits.SPAN)] = 2
-    """Weights and data are whole numbers from -span to span without 0, over ``denominator``; with 0 any numbers from -1
-    to 1, over it: sums of such numbers don't cancel by chance, as those of small whole numbers do."""
+    """Weights and data are whole numbers from -span to span without 0, divided by ``denominator``.  If span is 0, they
+    are any numbers from -1 to 1, divided by it.  Sums of such numbers do not cancel by chance, unlike those of small
+    whole numbers."""
     denominator: Annotated[int, Meta(ge=1, le=limits.DENOMINATOR)] = 2
     sparse: bool = False
-    """One number in each row of a weight is not zero: sums are short, and fit into narrow dtypes."""
+    """Whether each row of a weight has only one nonzero number, so that sums are short and fit into narrow dtypes."""
     rotated: Annotated[int, Meta(ge=-limits.RANKS, le=limits.RANKS)] = 0
-    """How far the parts of a batch are moved on among the ranks."""
+    """By how many positions the parts of a batch are rotated among the ranks."""
     same_data: bool = False
-    """Every rank has the whole batch, and not its part (for layers that look at the whole batch)."""
+    """Whether every rank has the whole batch rather than its part, for layers that depend on the whole batch."""
 
     @property
     def parts(self) -> int:
-        """Among how many the batch is divided."""
+        """The number of parts into which the batch is divided."""
         return 1 if self.same_data else self.layout.world // self.layout.tensor
 
     def part(self, rank: int) -> int:
-        """Which part of a batch a rank has."""
+        """Return the index of a rank's part of a batch."""
         return (rank // self.layout.tensor + self.rotated) % self.parts
 
     @property
     def stored_dtypes(self) -> set[str]:
-        """Every dtype that a parameter has on one device."""
+        """Every dtype that a parameter has on a single device."""
         return {self.dtype, *filter(None, map(own_dtype, every(self.model.layers)))}
 
     @property

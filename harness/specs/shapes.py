@@ -1,4 +1,4 @@
-"""What the layers of a model are called, and the shapes of a row before and after each."""
+"""The names of a model's layers, and the shapes of a row before and after each layer."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 class Named(Data, frozen=True):
-    """A layer with its name as ``get_submodule`` takes it, and the shapes of a row before and after it."""
+    """A layer with its name for ``get_submodule``, and the shapes of a row before and after it."""
 
     name: str
     layer: Layer
     before: Shape
     after: Shape
     optional: bool = False
-    """Whether some micro-batch may leave it out."""
+    """Whether some micro-batch may not use the layer."""
 
     @property
     def dtype(self) -> str:
-        """Of the layer's own parameters, where it is not the program's; else ""."""
+        """The dtype of the layer's own parameters if it is not the program's; else ""."""
         return own_dtype(self.layer)
 
     @property
@@ -49,30 +49,30 @@ class Named(Data, frozen=True):
 
 
 Weights: TypeAlias = Mapping[str, tuple[int, int]]
-"""(rows, columns) of the weights that a layer can share, by the names of the layers that have them."""
+"""(rows, columns) of each weight that a layer can share, by the name of the layer that owns it."""
 
 
 def walk(model: Model) -> Iterator[Named]:
-    """Every layer in the order of use, an outer one before those inside it.
+    """Iterate over all layers in the order of use, each before the layers inside it.
 
-    Errors: ValueError where a layer can't stand where it is, or is too deep inside others.
+    Errors: ValueError if a layer is not possible in its place, or is nested too deeply.
     """
     weights: dict[str, tuple[int, int]] = {}
     shape = model.inputs
     for number, layer in enumerate(model.layers):
-        found: list[Named] = []
+        named_layers: list[Named] = []
         place = _Place(model, weights, first=number == 0)
-        shape = place.put(f"{word(layer)}{number}", layer, shape, found)
-        yield from found
-        for named in found:
+        shape = place.put(f"{word(layer)}{number}", layer, shape, named_layers)
+        yield from named_layers
+        for named in named_layers:
             if (sizes := weight_shape(named, model)) is not None:
                 weights[named.name] = sizes
 
 
 def shape_after(layer: Layer, shape: Shape, model: Model) -> Shape:
-    """The shape of a row after a layer that comes after those of a model.
+    """Return the shape of a row after a layer that is appended to a model.
 
-    Errors: ValueError where the layer can't stand there.
+    Errors: ValueError if the layer is not possible there.
     """
     weights: dict[str, tuple[int, int]] = {}
     if isinstance(layer, Tied):
@@ -81,16 +81,19 @@ def shape_after(layer: Layer, shape: Shape, model: Model) -> Shape:
 
 
 class _Place:
-    """Where a layer of the model itself stands, and those inside it."""
+    """The place of one of the model's own layers, which computes shapes for it and the layers inside it."""
 
     def __init__(self, model: Model, weights: Weights, *, first: bool) -> None:
-        """``weights``: of the layers before it; ``first``: whether there are none."""
+        """Set the place; ``weights``: those of the layers before it; ``first``: whether it has no layers before it."""
         self.model, self.weights, self.first = model, weights, first
 
     def put(
         self, name: str, layer: Layer, shape: Shape, found: list[Named], *, optional: bool = False, depth: int = 0
     ) -> Shape:
-        """Append the layer, and those inside it, to ``found``; returns the shape of a row after it."""
+        """Append the layer and the layers inside it to ``found``, and return the shape of a row after it.
+
+        Errors: ValueError if a layer is not possible in its place, or is nested too deeply.
+        """
         if depth > limits.DEPTH:
             raise ValueError(f"layers inside layers, more than {limits.DEPTH} deep")
         if depth and (
@@ -108,7 +111,10 @@ class _Place:
         return after
 
     def _after(self, layer: Layer, shape: Shape, inner: Shape, *, first: bool) -> Shape:
-        """``inner``: the shape of a row after the layers inside the layer."""
+        """Return the shape of a row after the layer; ``inner``: the shape after the layers inside it.
+
+        Errors: ValueError if the layer is not possible there.
+        """
         if isinstance(layer, Embedding):
             if not first or not self.model.tokens:
                 raise ValueError("an embedding is the first layer of a model on tokens")
@@ -142,12 +148,12 @@ def _called(layer: Layer) -> str:
 
 
 def word(layer: Layer) -> str:
-    """What a layer is called in a model."""
+    """Return the word for a layer in its name, such as ``linear``."""
     return type(layer).__name__.lower()
 
 
 def weight_shape(named: Named, model: Model) -> tuple[int, int] | None:
-    """(rows, columns) of a layer's matrix of weights, for those that have one to share."""
+    """Return (rows, columns) of a layer's weight matrix; None if the layer has none that others can share."""
     if isinstance(named.layer, Linear):
         return named.layer.out, named.before[-1]
     if isinstance(named.layer, Embedding):

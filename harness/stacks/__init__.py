@@ -1,7 +1,7 @@
-"""One file a stack: how a module is put on ranks with it, what may be asked of it, and how that is drawn.
+"""The stacks, one file each: how a module is put on ranks, what its layouts may ask for, and how layouts are drawn.
 
-Names that PyTorch keeps private are imported in these files and nowhere else in the library.  A package brings a stack
-of its own (docs/plugins.md).
+Only these files of the library import names that PyTorch keeps private. A package can bring a stack of its own
+(docs/plugins.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ``collectives`` stack: cases of the exact model, executed on ranks and compared there, bit for bit."""
+"""The ``collectives`` stack: run cases of the exact model on ranks, and compare the results there, bit for bit."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ __all__ = [
 _MOST_SHOWN = 12
 _PORTION = 20_000_000
 _LONG = 900.0
-"""Seconds for a case that is larger than a portion: 30 calls with 4 MiB, on a machine that has other work."""
+"""Timeout in seconds of a case that is larger than a portion: 30 calls with 4 MiB, on a machine that has other work."""
 
 Laid = tuple[torch.Tensor, torch.Tensor]
-"""A tensor as it is passed, and the buffer that it is a view of."""
+"""A tensor as it is passed, and the buffer of which it is a view."""
 
 
 def reduction(op: str) -> Any:
-    """The reduce op of a name in :data:`~harness.oracles.collectives.REDUCTIONS`."""
+    """Return the reduce op for a name in :data:`~harness.oracles.collectives.REDUCTIONS`."""
     return premul_sum(model.PREMULTIPLIER) if op == "PREMUL_SUM" else getattr(dist.ReduceOp, op)
 
 
 def run_cases(rank: Rank, cases: Sequence[Case]) -> list[str]:
-    """Execute every case on this rank; return what is wrong, a paragraph for each case and call; [] if nothing.
+    """Execute every case on this rank. Returns what is wrong, one paragraph for each case and call; [] if nothing is.
 
-    Every rank of the world must be given the same cases.  Groups are made when a case first names them and
-    destroyed at the end.  A Python error counts as a failure of its case.
+    Every rank of the world must be given the same cases. Groups are made when a case first names them, and destroyed at
+    the end. A Python error counts as a failure of its case.
     """
     groups: dict[tuple[int, ...] | None, Any] = {None: None}
     wrong = []
@@ -79,9 +79,9 @@ def run_cases(rank: Rank, cases: Sequence[Case]) -> list[str]:
 
 
 def assert_right(world: World, cases: Sequence[Case]) -> None:
-    """Run cases on the ranks of a world; require that every rank finds every answer right, and all they say otherwise.
+    """Run cases on the ranks of a world, and require that every rank finds every result right.
 
-    Cases that the profile does not claim are left out; a test of which none is left is unsupported.
+    Cases that the profile does not claim are left out. The test is skipped as unsupported if none is left.
     Errors: AssertionError with what each rank found; :class:`~harness.RanksFailed` if ranks hang or die.
     """
     __tracebackhide__ = True
@@ -89,7 +89,7 @@ def assert_right(world: World, cases: Sequence[Case]) -> None:
     wrong = []
     for some in _portions(cases):
         timeout = None if _work(some[0]) <= _PORTION else _LONG
-        wrong += [problem for found in world.run(run_cases, some, timeout=timeout) for problem in found]
+        wrong += [problem for answers in world.run(run_cases, some, timeout=timeout) for problem in answers]
     if wrong:
         more = f"\n... and {len(wrong) - _MOST_SHOWN} more" if len(wrong) > _MOST_SHOWN else ""
         raise AssertionError(
@@ -98,24 +98,24 @@ def assert_right(world: World, cases: Sequence[Case]) -> None:
 
 
 def claimed(dtypes: Iterable[torch.dtype], collective: str = "", op: str = "") -> list[torch.dtype]:
-    """Of some dtypes, those that the profile claims for a collective and a reduction, or for any.
+    """Return those of the dtypes that the profile claims for a collective and a reduction, or for any.
 
-    Called in the test, and not on its ranks.  A test of which none is left is unsupported.
+    Call this in the test, and not on its ranks. The test is skipped as unsupported if none is left.
     """
-    found = list(dtypes)
-    kept = [dtype for dtype in found if not in_force().claims.lacks(collective, name_of(dtype), op)]
-    if found and not kept:
-        _unsupported(" ".join([*([collective] if collective else []), "of", ", ".join(map(name_of, found))]))
+    wanted = list(dtypes)
+    kept = [dtype for dtype in wanted if not in_force().claims.lacks(collective, name_of(dtype), op)]
+    if wanted and not kept:
+        _unsupported(" ".join([*([collective] if collective else []), "of", ", ".join(map(name_of, wanted))]))
     return kept
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """As torch names it, without ``torch.``."""
+    """Return torch's name of a dtype, without ``torch.``."""
     return str(dtype).removeprefix("torch.")
 
 
 def claimed_cases(cases: Sequence[Case]) -> Sequence[Case]:
-    """Of some cases, those that the profile claims.  A test of which none is left is unsupported."""
+    """Return the cases that the profile claims. The test is skipped as unsupported if none is left."""
     claims = in_force().claims
     kept = [case for case in cases if claims.has(case.collective, name_of(case.dtype), case.op)]
     if cases and not kept:
@@ -130,41 +130,41 @@ def _unsupported(what: str) -> None:
 
 
 def _portions(cases: Sequence[Case]) -> list[list[Case]]:
-    """Cases in order, as many together as surely end within a world's timeout; one that is larger is alone."""
-    found: list[list[Case]] = []
+    """Split cases, in order, into portions that are sure to end within a world's timeout. A larger case is alone."""
+    portions: list[list[Case]] = []
     room = 0
     for case in cases:
-        if not found or _work(case) > room:
-            found.append([])
+        if not portions or _work(case) > room:
+            portions.append([])
             room = _PORTION
-        found[-1].append(case)
+        portions[-1].append(case)
         room -= _work(case)
-    return found
+    return portions
 
 
 def _work(case: Case) -> int:
-    """About how much there is to do: elements of one rank's pieces, over all calls."""
+    """Estimate the work of a case: the elements of one rank's pieces over all calls, plus a constant for each call."""
     return case.repeats * (20_000 + math.prod(case.shape))
 
 
 def refusals(rank: Rank, cases: Sequence[Case]) -> list[tuple[str, str]]:
-    """Execute cases on the default group; return for each how it ended on this rank.
+    """Execute cases on the default group, and return how each ended on this rank.
 
-    ``("refused", error)`` for a Python error, ``("right", "")``, or ``("wrong", what)``.
+    Possible ends are ``("refused", error)`` for a Python error, ``("right", "")``, and ``("wrong", what)``.
     """
-    found = []
+    endings = []
     for case in cases:
         try:
             problem = _execute(case, rank.size, rank.index, 0, range(rank.size), None, rank.device)
         except Exception as e:
-            found.append(("refused", f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"))
+            endings.append(("refused", f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"))
         else:
-            found.append(("wrong" if problem else "right", problem))
-    return found
+            endings.append(("wrong" if problem else "right", problem))
+    return endings
 
 
 def issue(case: Case, ins: list[torch.Tensor], outs: list[torch.Tensor], group: Any) -> Any:
-    """Issue the collective of a case, asynchronously, on the tensors that are given; its work."""
+    """Issue the collective of a case asynchronously on the given tensors, and return its work."""
     options: dict[str, Any] = {"group": group, "async_op": True}
     if case.collective in REDUCING:
         options["op"] = reduction(case.op)
@@ -178,7 +178,7 @@ def issue_in(
     options: dict[str, Any],
     ranks: Sequence[int],
 ) -> Callable[[], Any]:
-    """The call of the collective of a case, with nothing in it but ``torch.distributed``'s own function."""
+    """Return the call of a case's collective, with nothing in it but ``torch.distributed``'s own function."""
     bound: list[Callable[[], Any]] = []
 
     class Binding:
@@ -193,7 +193,7 @@ def issue_in(
 def _execute(
     case: Case, size: int, member: int, call: int, ranks: Sequence[int], group: Any, device: torch.device
 ) -> str:
-    """One call of a case on one rank; what is wrong afterwards, or nothing."""
+    """Execute one call of a case on one rank. Returns what is wrong afterwards, or ""."""
     expected = model.outputs(case, size, member, call)
     given = [_lay(value, case.layout, device) for value in model.inputs(case, size, member, call)]
     if case.collective in IN_PLACE:
@@ -212,8 +212,8 @@ def _execute(
     if len(results) != len(expected):
         return f"{len(results)} tensors came back, {len(expected)} were expected"
     problems = []
-    for number, (right, found) in enumerate(zip(expected, results, strict=True)):
-        problems += _differs(right, found, f"output {number}" if len(expected) > 1 else "output")
+    for number, (right, result) in enumerate(zip(expected, results, strict=True)):
+        problems += _differs(right, result, f"output {number}" if len(expected) > 1 else "output")
     for number, (before, (_, buffer)) in enumerate(zip(untouched, given, strict=bool(untouched))):
         problems += _differs(before, buffer, f"input {number}, which must stay as it was")
     if case.form != "functional":
@@ -243,7 +243,7 @@ def _call(
     ranks: Sequence[int],
     group: Any,
 ) -> list[torch.Tensor]:
-    """Issue the collective and wait for it; the tensors that hold its result."""
+    """Issue the collective and wait for it. Returns the tensors that hold its result."""
     if case.form == "functional":
         return _call_functional(case, call, ins, ranks, group)
     options: dict[str, Any] = {"group": group}
@@ -307,7 +307,7 @@ def _call_functional(
     if kind == "all_reduce":
         out = functional.all_reduce(tensor, op, group)
     elif kind == "broadcast":
-        out = functional.broadcast(tensor, case.root, group)  # a rank in the group, here
+        out = functional.broadcast(tensor, case.root, group)  # a rank within the group
     elif kind == "all_gather_into_tensor":
         out = functional.all_gather_tensor(tensor, 0, group)
     elif kind == "reduce_scatter_tensor":

@@ -1,4 +1,4 @@
-"""The ``dynamo`` stack: another stack's module under ``torch.compile``, with its graphs counted."""
+"""The ``dynamo`` stack: another stack's module under ``torch.compile``, with a count of its graphs."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ __all__ = [
 Compiled = Callable[..., Any]
 
 COMPILES_MESSAGES = hasattr(torch._dynamo.config, "enable_p2p_compilation")
-"""Whether this version of torch can have isend and irecv in graphs."""
+"""Whether this version of torch can put isend and irecv into graphs."""
 
 COMPILES_ON_ONE_RANK = hasattr(getattr(dist, "config", None), "compile_on_one_rank")
 """Whether this version of torch can make graphs that are the same on every rank."""
 
 REFUSED = torch._dynamo.exc.Unsupported
-"""What is raised where one graph is asked for, and something cannot be in it."""
+"""The exception that is raised if one graph is required, but something can't be part of it."""
 
 
 def on_one_rank() -> AbstractContextManager[Any]:
-    """Where graphs are made so that every rank could run them."""
-    found: AbstractContextManager[Any] = dist.config.patch(compile_on_one_rank=True)
-    return found
+    """Return a context in which graphs are made so that every rank could run them."""
+    context: AbstractContextManager[Any] = dist.config.patch(compile_on_one_rank=True)
+    return context
 
 
 @contextmanager
 def agreeing() -> Iterator[None]:
-    """Where no rank uses compiled code again unless all do: guard collectives."""
+    """Turn on guard collectives: no rank uses compiled code again unless all ranks do."""
     before = torch.compiler.set_enable_guard_collectives(True)
     try:
         yield
@@ -79,7 +79,7 @@ def agreeing() -> Iterator[None]:
 
 @contextmanager
 def compiler_collectives() -> Iterator[None]:
-    """Where ranks tell each other the sizes of their inputs while they compile."""
+    """Let ranks tell each other the sizes of their inputs while they compile."""
     with torch._dynamo.config.patch(enable_compiler_collectives=True):
         try:
             yield
@@ -95,58 +95,58 @@ def _destroy(name: str) -> None:
 
 
 def budget(share: float) -> AbstractContextManager[Any]:
-    """Where backwards may keep this share of the memory that forwards fill: 1 all of it, 0 nothing but inputs."""
-    found: AbstractContextManager[Any] = functorch.config.patch(activation_memory_budget=share)
-    return found
+    """Return a context in which backwards may keep a share of the forwards' memory: 1 for all, 0 for only inputs."""
+    context: AbstractContextManager[Any] = functorch.config.patch(activation_memory_budget=share)
+    return context
 
 
 def cached_as(tag: str) -> AbstractContextManager[Any]:
-    """Where of compiled code on disk only that is found which was put there under the same tag."""
-    found: AbstractContextManager[Any] = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
-    return found
+    """Return a context in which compiled code on disk is found only if it was saved under the same tag."""
+    context: AbstractContextManager[Any] = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
+    return context
 
 
 def compiled_messages() -> AbstractContextManager[Any]:
-    """Where isend and irecv become part of graphs."""
-    found: AbstractContextManager[Any] = torch._dynamo.config.patch(enable_p2p_compilation=True)
-    return found
+    """Return a context in which isend and irecv become part of graphs."""
+    context: AbstractContextManager[Any] = torch._dynamo.config.patch(enable_p2p_compilation=True)
+    return context
 
 
 def compiled_backward(backend: Any) -> AbstractContextManager[Any]:
-    """Where backwards are compiled as well, hooks and all; ``backend`` is a name, or a function."""
-    found: AbstractContextManager[Any] = compiled_autograd._enable(torch.compile(backend=backend))
-    return found
+    """Return a context in which backwards are compiled, including hooks. ``backend`` is a name or a function."""
+    context: AbstractContextManager[Any] = compiled_autograd._enable(torch.compile(backend=backend))
+    return context
 
 
 def compiled(
     function: Compiled, *, backend: str = "aot_eager", fullgraph: bool = True, **options: Any
 ) -> tuple[Compiled, GraphCounter]:
-    """A function or a module as it is compiled the first time, and what counts its graphs."""
+    """Compile a function or a module as if for the first time, and return it with the counter of its graphs."""
     torch.compiler.reset()
     counter = GraphCounter(backend)
     return torch.compile(function, backend=counter, fullgraph=fullgraph, **options), counter
 
 
 def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
-    """A mesh in one dimension of that name."""
-    found: DeviceMesh = mesh._flatten(name)
-    return found
+    """Flatten a mesh into one dimension of that name."""
+    flat: DeviceMesh = mesh._flatten(name)
+    return flat
 
 
 def graph_break() -> None:
-    """Where a graph ends, and another begins."""
+    """Break the graph."""
     torch._dynamo.graph_break()
 
 
 def unwaited() -> int:
-    """How many functional collectives nothing has waited for."""
+    """Return the number of functional collectives that nothing has waited for."""
     return int(torch._C._distributed_c10d._get_work_registry_size())
 
 
 class GraphCounter:
-    """A compiler backend that counts the graphs that it is given and hands them to another one.
+    """A compiler backend that counts the graphs that it is given, and passes them to another backend.
 
-    Without a count, a test of compiled code passes as well when nothing was compiled.
+    Without a count, a test of compiled code would also pass if nothing was compiled.
     """
 
     def __init__(self, backend: str = "aot_eager") -> None:
@@ -165,17 +165,17 @@ def apply(module: nn.Module, rank: Rank, *, backend: Any = "aot_eager", **option
 
 
 def parts(size: int) -> list[int]:
-    """Each rank its own part of the batch."""
+    """Return each rank's part of the batch: every rank has its own."""
     return list(range(size))
 
 
 def gradients(module: nn.Module) -> Tensors:
-    """Gradients by the plain module's parameter names."""
+    """Return gradients by the plain module's parameter names."""
     return _plain(plain_gradients(module))
 
 
 def parameters(module: nn.Module) -> Tensors:
-    """Parameters by the plain module's names."""
+    """Return parameters by the plain module's names."""
     return _plain(plain_parameters(module))
 
 
@@ -187,7 +187,7 @@ def _plain(tensors: Tensors) -> Tensors:
 
 
 def on_dynamo(party: Party, model: nn.Module, wrapped: Sequence[str]) -> nn.Module:
-    """No model is on this stack alone: its layouts say which stack is under it."""
+    """Raise NotImplementedError: no model is on this stack alone, and its layouts name the stack under it."""
     raise NotImplementedError
 
 
@@ -212,7 +212,7 @@ LIMITS: tuple[Limit, ...] = (
 
 
 def draw_over(d: Drawing, how: Compile) -> None:
-    """Compile a layout that was drawn: of what ``how`` asks for, what fits."""
+    """Compile a layout that was drawn, with what fits of the settings in ``how``."""
     for changed in (
         how,
         msgspec.structs.replace(how, dynamic=False),

@@ -1,8 +1,8 @@
-"""Limits of a stack: what its layouts, schedules and models must not be, as data.
+"""Limits of a stack as data: the layouts, schedules and models that it can't take.
 
-Drawing keeps to the limits of a stack, and so do the programs that laws make of others.  A limit that is due to a
-defect of PyTorch names the finding, and the versions of torch that have the defect: in another version it does not
-apply, and the region behind it is drawn.
+Drawing respects a stack's limits, and so do laws when they change programs. A limit that is due to a defect of PyTorch
+names the finding and the versions of torch that have the defect. It does not apply to other versions, for which such
+programs are drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.specs.program import Layer, Layout, Linear, Optimizer, Option, Step
 from harness.specs.shapes import Named
 
 OLDEST = ">=2.11"
-"""The versions of torch that Concord supports: the defect has been seen in one, and no version is known without it."""
+"""The versions of torch that Concord supports: for defects seen in one of them and not known to be fixed in any."""
 
 
 _SGD = Optimizer()
@@ -26,11 +26,11 @@ _SGD = Optimizer()
 
 @dataclass(frozen=True)
 class Case:
-    """What a limit looks at: a layout, and all that it may depend on.  While a program is drawn, parts are missing."""
+    """What a limit looks at: a layout, and all that it may depend on. Parts are missing while a program is drawn."""
 
     layout: Layout
     named: tuple[Named, ...] = ()
-    """Layers of the model."""
+    """The layers of the model."""
     steps: tuple[Step, ...] = ()
     optimizer: Optimizer = _SGD
     dtype: str = "float64"
@@ -39,17 +39,17 @@ class Case:
 
     @functools.cached_property
     def options(self) -> Mapping[str, Option]:
-        """Options of the layout."""
+        """The options of the layout."""
         return dict(self.layout.options)
 
     @property
     def data(self) -> int:
-        """How many parts the batch has."""
+        """The number of parts of the batch."""
         return self.layout.world // self.layout.tensor
 
     @property
     def own_dtypes(self) -> bool:
-        """Whether a layer has a dtype of its own."""
+        """Whether a layer has its own dtype."""
         return any(n.dtype for n in self.named)
 
     @property
@@ -69,7 +69,7 @@ class Case:
 
     @property
     def toggles(self) -> bool:
-        """Whether parameters stop, or begin again, to require gradients."""
+        """Whether requires_grad of some parameters is toggled."""
         return any(step.toggle for step in self.steps)
 
     @property
@@ -83,15 +83,17 @@ Forbids = Callable[[Case], bool]
 
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """A region that programs of a stack keep out of."""
+    """A region that programs of a stack avoid."""
 
     why: str
-    """One sentence."""
+    """The reason, in one sentence."""
     forbids: Forbids
-    """Whether a case is in the region."""
+    """Returns whether a case is in the region."""
     finding: str = ""
-    """The script in ``docs/findings/`` (or what a package calls its own) that shows the defect.  Empty where the region
-    is outside of what the stack supports: the limit always applies."""
+    """The script in ``docs/findings/`` that shows the defect, or a package's own name for it.
+
+    Empty if the stack does not support the region at all: the limit then always applies.
+    """
     torch: str = ""
     """The versions of torch that have the defect, as a PEP 440 specifier."""
 
@@ -101,12 +103,12 @@ class Limit:
             raise ValueError(f"a limit has both a finding and versions of torch, or neither: {self.why}")
 
     def applies(self, version: str = "") -> bool:
-        """Whether it counts in a version of torch: the running one, unless given."""
+        """Return whether the limit applies to a version of torch, by default the running one."""
         return not self.torch or _within(self.torch, version or running())
 
 
 def running() -> str:
-    """The version of torch that is running."""
+    """Return the running version of torch."""
     return torch.__version__
 
 
@@ -116,21 +118,21 @@ def _within(specifier: str, version: str) -> bool:
 
 
 def defect(finding: str, why: str, forbids: Forbids, *, torch: str = OLDEST) -> Limit:
-    """A limit that is due to a defect of PyTorch."""
+    """Return a limit that is due to a defect of PyTorch."""
     return Limit(why, forbids, finding, torch)
 
 
 def violated(limits: Iterable[Limit], case: Case) -> frozenset[Limit]:
-    """The limits whose region a case is in."""
+    """Return the limits whose region a case is in."""
     return frozenset(limit for limit in limits if limit.forbids(case))
 
 
 def layer_alone(layer: Layer, layout: Layout, *, dtype: str, compiled: bool) -> Case:
-    """The case of a model of one layer, for what a stack takes whatever is around it."""
+    """Return the case of a model of one layer, for what a stack takes regardless of the layers around it."""
     return Case(layout, (Named("layer0", layer, (1,), (1,)),), dtype=dtype, compiled=compiled)
 
 
 STAYS_FROZEN = Limit(
     "Parameters require gradients, or do not, before the model is put on ranks, and stay so.", lambda case: case.toggles
 )
-"""Of stacks that look at what requires gradients once."""
+"""A limit of stacks that check only once which parameters require gradients."""

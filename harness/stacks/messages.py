@@ -1,4 +1,4 @@
-"""What a step sends: collectives as PyTorch's Flight Recorder saw them, counted, and launched once more."""
+"""The collectives that a step launches, as PyTorch's Flight Recorder saw them: count them, and launch them again."""
 
 from __future__ import annotations
 
@@ -24,65 +24,65 @@ _DTYPES = {
     "Long": torch.int64,
     "Bool": torch.bool,
 }
-"""As the Flight Recorder calls them."""
+"""Dtypes by the Flight Recorder's names."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One collective that a rank launched."""
+    """A collective that a rank launched."""
 
     op: str
-    """As the backend calls it: FSDP's reduce_scatter is an ``all_reduce`` to gloo."""
+    """The backend's name for it. To gloo, FSDP's reduce_scatter is an ``all_reduce``."""
     shape: tuple[int, ...]
-    """Of its first input."""
+    """The shape of its first input."""
     dtype: str
     members: tuple[int, ...]
-    """Global ranks of the group; empty: not known."""
+    """The global ranks of the group; empty if they are not known."""
 
     @property
     def bytes(self) -> int:
-        """Of its first input; 0 where the dtype is not known."""
+        """The size of its first input in bytes; 0 if the dtype is not known."""
         dtype = _DTYPES.get(self.dtype)
         return math.prod(self.shape) * dtype.itemsize if dtype is not None else 0
 
 
 def mark() -> dict[str, int]:
-    """Now, for :func:`since`: the last collective that the Flight Recorder knows, by group."""
-    found: dict[str, int] = {}
+    """Return the current position for :func:`since`: by group, the last collective that the Flight Recorder knows."""
+    last: dict[str, int] = {}
     for record in flight_record()["records"] or []:
         if not record["p2p"]:
-            found[record["group"]] = max(found.get(record["group"], 0), record["seq"])
-    return found
+            last[record["group"]] = max(last.get(record["group"], 0), record["seq"])
+    return last
 
 
 def since(mark: Mapping[str, int]) -> list[Message]:
-    """Collectives that this rank launched after a mark; [] where nothing records them."""
-    found = flight_record()
+    """Return the collectives that this rank launched after a mark; [] if nothing records them."""
+    recorded = flight_record()
     return [
         Message(
             record["op"],
             tuple(record["sizes"][0]) if record["sizes"] else (),
             record["dtypes"][0] if record["dtypes"] else "",
-            tuple(sorted(found["groups"].get(record["group"], ()))),
+            tuple(sorted(recorded["groups"].get(record["group"], ()))),
         )
-        for record in found["records"] or []
+        for record in recorded["records"] or []
         if not record["p2p"] and record["seq"] > mark.get(record["group"], 0)
     ]
 
 
 def launched() -> int:
-    """How many collectives this process has launched, on all of its groups."""
+    """Return the number of collectives that this process has launched, on all of its groups."""
     return sum(training.launched().values())
 
 
 def replayable(messages: Sequence[Message]) -> bool:
-    """Whether each can be launched once more: its group is here, and its name says what it does."""
+    """Return whether each message can be launched again: its group exists here, and its name says what it does."""
     groups = _groups()
     return all(m.op in _LAUNCH and m.members in groups and m.dtype in _DTYPES for m in messages)
 
 
 def replay(messages: Sequence[Message], device: torch.device) -> Callable[[], None]:
-    """A call that launches collectives of these sizes, one after the other, and waits for each."""
+    """Return a function that launches collectives of these sizes, one after the other, and waits for each."""
     groups = _groups()
     calls = [
         _LAUNCH[m.op](torch.zeros(m.shape, dtype=_DTYPES[m.dtype], device=device), groups[m.members]) for m in messages
@@ -128,4 +128,4 @@ _LAUNCH: dict[str, Callable[[torch.Tensor, Any], Callable[[], Any]]] = {
     "reduce_scatter": _reduce_scatter,
     "_reduce_scatter_base": _reduce_scatter,
 }
-"""By the names that gloo and NCCL record."""
+"""Functions that launch a collective again, by the names that gloo and NCCL record."""

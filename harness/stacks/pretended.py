@@ -1,4 +1,7 @@
-"""Worlds of any size in one process, whose collectives do nothing: for what can be said of layouts without them."""
+"""Pretended worlds of any size in one process.
+
+Their collectives do nothing, so they only answer questions about layouts that need none.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 FIRST_NAME = 1_000_000
-"""Groups are named by numbers from here on, so that none is called as one of the process's own."""
+"""Groups are named by numbers from here on, so that no name is one of the process's own."""
 
 GROUPS = ("_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag")
-"""What a process knows of its groups."""
+"""The registries of a process's groups."""
 
 
 @contextmanager
 def pretended(rank: int, size: int) -> Iterator[None]:
-    """Make this process that rank of a world of that size, and after that what it was.
+    """Make this process a rank of a world of that size, and restore it afterwards.
 
-    For a process whose own world has one rank: what DTensor remembers about meshes is by their ranks.
+    The process's own world must have one rank, because DTensor remembers meshes by their ranks.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers a backend, which others need not have
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers a backend, which others don't need
 
     registry: Any = vars(c10d)
     own = registry["_world"].default_pg

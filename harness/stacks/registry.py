@@ -1,7 +1,7 @@
-"""Which stacks there are: a file of this folder each, and those that packages bring along.
+"""The registry of stacks: a file of this folder for each, and those of installed packages.
 
-A package names its stack by an entry point of the group ``concord.stacks``: ``NAME = module:attribute``, a
-:class:`~harness.stacks.stack.Stack` of that name.  It is imported when a program on that stack is drawn, read or run.
+A package registers a stack with an entry point of the group ``concord.stacks``: ``NAME = module:attribute``, which is a
+:class:`~harness.stacks.stack.Stack` of that name. It is imported when a program on that stack is drawn, read or run.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from harness.specs.program import Layout, Option
 from harness.stacks.stack import Stack
 
 UNDER_COMPILED = "replicate"
-"""The stack that is compiled where a layout names none."""
+"""The stack that is compiled if a layout names none."""
 
 
 def stack(name: str) -> Stack:
-    """The stack of a name.
+    """Return a stack by its name.
 
-    Errors: ValueError, which lists those that there are; :class:`~harness.entry_points.PluginError`, also a ValueError,
-    where a package's can't be had.
+    Errors: ValueError, which lists the known stacks; :class:`~harness.entry_points.PluginError`, also a ValueError, if
+    a package's stack can't be loaded.
     """
-    found = _own(name) if name in _files() else None
-    if found is not None:
-        return found
+    own = _own(name) if name in _files() else None
+    if own is not None:
+        return own
     if (point := entry_points.points(entry_points.STACKS)[0].get(name)) is not None:
         return _brought(point)
     raise ValueError(f"there is no stack {name!r}; there are {', '.join(names())}")
 
 
 def own_names() -> tuple[str, ...]:
-    """The names of Concord's own stacks, those that are put over another last."""
-    found = [each for name in _files() if (each := _own(name)) is not None]
-    return tuple(each.name for each in sorted(found, key=lambda each: each.over is not None))
+    """Return the names of Concord's own stacks. Those that are put over another come last."""
+    stacks = [each for name in _files() if (each := _own(name)) is not None]
+    return tuple(each.name for each in sorted(stacks, key=lambda each: each.over is not None))
 
 
 def names() -> tuple[str, ...]:
-    """The names of all stacks."""
+    """Return the names of all stacks."""
     return (*own_names(), *(n for n in entry_points.points(entry_points.STACKS)[0] if n not in own_names()))
 
 
 def compilable() -> tuple[str, ...]:
-    """The names of Concord's own stacks that are compiled by ``dynamo``."""
+    """Return the names of those of Concord's own stacks that ``dynamo`` compiles."""
     return tuple(name for name in own_names() if stack(name).compilable)
 
 
 def parted(layout: Layout) -> tuple[Stack, Stack | None, Mapping[str, Option]]:
-    """The stack that puts a layout's model on ranks; the stack that is put over it, if any; and the first's options.
+    """Return the stack that puts a layout's model on ranks, the stack over it, if any, and the first's options.
 
-    Errors: ValueError where there is no such stack.
+    Errors: ValueError if there is no such stack.
     """
     outer, options = stack(layout.stack), dict(layout.options)
     if outer.over is None:
@@ -70,16 +70,19 @@ def parted(layout: Layout) -> tuple[Stack, Stack | None, Mapping[str, Option]]:
 
 
 def stack_of(layout: Layout) -> Stack:
-    """The stack that puts a layout's model on ranks: of a compiled one, the stack that is compiled."""
+    """Return the stack that puts a layout's model on ranks.
+
+    For a compiled layout, this is the stack under ``dynamo``.
+    """
     return parted(layout)[0]
 
 
 def broken() -> list[Broken]:
-    """Entry points that name no stack, or one of Concord's own; no package is imported."""
-    there, found = entry_points.points(entry_points.STACKS)
+    """Return entry points that name no stack, or one of Concord's own, without importing any package."""
+    there, invalid = entry_points.points(entry_points.STACKS)
     ours = own_names()
     return [
-        *found,
+        *invalid,
         *(Broken(point, "Concord has a stack of that name") for point in there.values() if point.name in ours),
     ]
 
@@ -90,15 +93,15 @@ def _files() -> tuple[str, ...]:
 
 
 def _own(name: str) -> Stack | None:
-    found = getattr(importlib.import_module(f"{__package__}.{name}"), "STACK", None)
-    return found if isinstance(found, Stack) else None
+    attribute = getattr(importlib.import_module(f"{__package__}.{name}"), "STACK", None)
+    return attribute if isinstance(attribute, Stack) else None
 
 
 @functools.cache
 def _brought(point: Point) -> Stack:
-    found = entry_points.load(point)
-    if not isinstance(found, Stack):
+    loaded = entry_points.load(point)
+    if not isinstance(loaded, Stack):
         raise PluginError(f"{point}: {point.value} is not a harness.stacks.stack.Stack")
-    if found.name != point.name:
-        raise PluginError(f"{point}: the stack is called {found.name!r}")
-    return found
+    if loaded.name != point.name:
+        raise PluginError(f"{point}: the stack is called {loaded.name!r}")
+    return loaded

@@ -45,12 +45,12 @@ def apply(module: nn.Module, rank: Rank, **options: Any) -> nn.Module:
 
 
 def names(module: nn.Module) -> list[str]:
-    """Of the parameters that are averaged, once the module was called: as its state has them, for whoever debugs."""
+    """Return the names of the parameters that are averaged, from DDP's state for debugging. Call the module before."""
     return list(replicate.state(module)._param_names)
 
 
 def parts(size: int) -> list[int]:
-    """Each rank its own part of the batch."""
+    """Return each rank's part of the batch: every rank has its own."""
     return list(range(size))
 
 
@@ -68,9 +68,10 @@ def on_replicate(
     recast: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """Composable DDP: ``wrapped`` submodules each on its own, or the whole model for [""].
+    """Put a model on ranks with composable DDP: each ``wrapped`` submodule on its own, or the whole model for [""].
 
-    ``mesh``: see :func:`line_mesh`; ``ignored``: submodules that are left alone; ``recast``: float64 while wrapped.
+    ``mesh``: see :func:`line_mesh`; ``ignored``: submodules that are left alone; ``recast``: use float64 while
+    wrapping.
     """
     if recast:
         model.to(torch.float64)
@@ -90,11 +91,11 @@ def on_replicate(
 
 
 HOOKS = {"allreduce_hook": "", "bf16_compress_hook": "bfloat16", "fp16_compress_hook": "float16"}
-"""Of ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks``, with the dtype that each sends, if it casts."""
+"""Hooks of ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks``, and the dtype that each casts to, or ""."""
 
 
 class ReplicateOptions(Data, frozen=True):
-    """The last five are DistributedDataParallel's own."""
+    """Options of :func:`on_replicate`. The last five are DistributedDataParallel's own."""
 
     hook: Annotated[str, one_of("", *HOOKS)] = ""
     mesh: Mesh = ""
@@ -120,12 +121,12 @@ def _casts(options: Options) -> set[str]:
 
 
 def _promises(layout: Layout) -> Promises:
-    # DTensor remembers, of a flattened mesh, the groups of the mesh that it was, until it sees another.
+    # For a flattened mesh, DTensor keeps the groups of the original mesh until it sees another mesh.
     return Promises(frees_groups=not several_dimensions(layout))
 
 
 def _alone(case: Case) -> Options:
-    return NONE  # gradients are averaged where they are added up
+    return NONE  # gradients are averaged where they accumulate
 
 
 def _branches(case: Case) -> set[str]:
@@ -173,7 +174,7 @@ LIMITS: tuple[Limit, ...] = (
 
 
 def draw(d: Drawing) -> None:
-    """Draw a layout: the whole model, or its layers one by one; options of replicate() and of DDP."""
+    """Draw a layout: the whole model, or its layers one by one, with options of replicate() and of DDP."""
     draw_mesh(d)
     draw_recast(d)
     draw_ignored(d)
@@ -189,7 +190,8 @@ def draw(d: Drawing) -> None:
     d.option("bucket_cap_mb", (25.0, 0.0001), default=25.0)  # about a hundred bytes: a bucket for every other parameter
     if d.offers("hook"):
         d.option("hook", ("", "", "allreduce_hook", "fp16_compress_hook"), default="")
-    # DDP's default is to send rank 0's; PyTorch's replicate() never does (docs/findings.md), and must not be relied on.
+    # By default DDP sends rank 0's buffers. PyTorch's replicate() never does (docs/findings.md), so nothing may rely on
+    # it.
     if _per_rank(d.case):
         d.set(broadcast_buffers=False)
     pieces = _pieces(d.case.named)
@@ -199,7 +201,7 @@ def draw(d: Drawing) -> None:
 
 
 def _pieces(named: Sequence[Named]) -> tuple[str, ...]:
-    """The top-level layers with parameters, if each can be replicated on its own; else ()."""
+    """Return the top-level layers with parameters, if each can be replicated on its own; otherwise ()."""
     top = [n for n in named if "." not in n.name and has_parameters(n)]
     if not all(wrappable(n) for n in top):
         return ()

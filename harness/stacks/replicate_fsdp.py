@@ -33,14 +33,14 @@ from harness.worlds.rank import Rank
 __all__ = ["MESH", "STACK", "ReplicateModule", "apply", "gradients", "parameters", "parts", "replicate", "whole"]
 
 MESH = "mesh" if "mesh" in inspect.signature(replicate).parameters else "device_mesh"
-"""How the argument is called that takes the mesh."""
+"""The name of the argument that takes the mesh."""
 
 
 # for tests of the stack
 
 
 def apply(module: nn.Module, rank: Rank, *, groups: bool = True, **options: Any) -> nn.Module:
-    """Replicate a module over the world, each child with parameters as a group of its own if ``groups``.
+    """Replicate a module over the world. If ``groups``, each child with parameters is a group of its own.
 
     ``options`` go to ``replicate``.
     """
@@ -55,22 +55,22 @@ def apply(module: nn.Module, rank: Rank, *, groups: bool = True, **options: Any)
 
 
 def parts(size: int) -> list[int]:
-    """Each rank its own part of the batch."""
+    """Return each rank's part of the batch: every rank has its own."""
     return list(range(size))
 
 
 def gradients(module: nn.Module) -> Tensors:
-    """Whole gradients by parameter name."""
+    """Return whole gradients by parameter name."""
     return {n: whole(p.grad) for n, p in module.named_parameters() if p.grad is not None}
 
 
 def parameters(module: nn.Module) -> Tensors:
-    """Whole parameters by name."""
+    """Return whole parameters by name."""
     return {n: whole(p) for n, p in module.named_parameters()}
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as one device would have it, a copy on its own."""
+    """Return a copy of a tensor as one device would have it."""
     tensor = tensor.detach()
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
@@ -93,11 +93,11 @@ def on_replicate_fsdp(
     ignored: Sequence[str] = (),
     recast: bool = False,
 ) -> nn.Module:
-    """Replication on FSDP2's machinery, ``wrapped`` submodules first, each a group of its own.
+    """Replicate a model on FSDP2's machinery, ``wrapped`` submodules first, each as a group of its own.
 
-    ``mesh``: see :func:`line_mesh`; ``output_dtype``: of the whole model; ``divide``: summed gradients by that, not by
-    the number of ranks; ``sums``: no reduction but sums; ``ignored``: layers whose parameters are left alone;
-    ``recast``: float64 while wrapped.
+    ``mesh``: see :func:`line_mesh`; ``output_dtype``: of the whole model; ``divide``: the divisor of summed gradients,
+    if not the number of ranks; ``sums``: reduce with sums only; ``ignored``: layers whose parameters are left alone;
+    ``recast``: use float64 while wrapping.
     """
     if recast:
         model.to(torch.float64)
@@ -124,7 +124,7 @@ def on_replicate_fsdp(
 
 
 class ReplicateFsdpOptions(Data, frozen=True):
-    """Of :func:`on_replicate_fsdp`."""
+    """Options of :func:`on_replicate_fsdp`."""
 
     offload: bool = False
     mesh: Mesh = ""
@@ -153,12 +153,12 @@ def _output_dtype(options: Options) -> str:
 
 
 def _promises(layout: Layout) -> Promises:
-    # DTensor remembers, of a flattened mesh, the groups of the mesh that it was, until it sees another.
+    # For a flattened mesh, DTensor keeps the groups of the original mesh until it sees another mesh.
     return Promises(frees_groups=not several_dimensions(layout))
 
 
 def _reduced(case: Case) -> str:
-    """The dtype in which gradients are reduced."""
+    """Return the dtype in which gradients are reduced."""
     return str(case.options.get("reduce_dtype") or case.options.get("param_dtype") or case.dtype)
 
 
@@ -168,7 +168,7 @@ def _ignores_trained(case: Case) -> bool:
 
 
 def _twice_in_one_module(case: Case) -> bool:
-    """Whether the model itself has one Parameter under two names, besides the layer's that made it."""
+    """Return whether the model itself has one Parameter under two names, apart from the layer that made it."""
     aliases: dict[str, str] = {}
     for n in case.named:
         if isinstance(n.layer, Tied) and n.layer.alias:
@@ -233,7 +233,7 @@ RESUMING: tuple[Limit, ...] = (
 
 
 def draw(d: Drawing) -> None:
-    """Draw a layout: layers that are groups of their own; mixed precision, offloading, factors."""
+    """Draw a layout: layers that are groups of their own, mixed precision, offloading, and factors."""
     draw_mesh(d)
     draw_recast(d)
     draw_ignored(d)
@@ -241,10 +241,10 @@ def draw(d: Drawing) -> None:
     named, ignored = d.case.named, d.case.options.get("ignored", ())
     kept = set(ignored) if isinstance(ignored, tuple) else set()
     own = {n.name for n in named if n.dtype}
-    # Parameters of two dtypes can't be in one group; shared ones must be.
+    # Parameters of two dtypes can't be in one group, and shared parameters must be in one.
     able = [n.name for n in named if wrappable(n) and not (sharing(named) | kept) & within(n, named)]
     chosen = d.some(able)
-    if d.case.compiled:  # hooks break graphs: what is wrapped is not in the root's, and something must be
+    if d.case.compiled:  # hooks break graphs, so something must stay unwrapped in the root's graph
         chosen -= within(named[0], named)
     d.become(d.with_layout(wrapped=tuple(n.name for n in reversed(named) if n.name in chosen | (own - kept))))
 

@@ -1,6 +1,6 @@
-"""What one party sees in a training run, as data: the keys under which tensors and counts are kept and compared.
+"""The keys under which the tensors and counts of a training run are kept and compared.
 
-A reproducer carries along the definitions of this file that it uses, so nothing here may import Concord.
+A reproducer contains the definitions of this file that it uses, so nothing here may import Concord.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["output", "losses", "evaluation", "gradient", "norm", "calls", "scales", "parameter", "buffer", "state"]
 OF_PART = frozenset(["output", "losses", "evaluation", "scales"])
-"""Kinds of which a rank sees its own rows, and the single device all of them."""
+"""Kinds of which a rank has its own rows, and the single device has all rows."""
 
 
 class Seen(NamedTuple):
-    """What a tensor is that was seen: of which kind, of what, and when."""
+    """The key of a tensor that one party saw: its kind, what it belongs to, and when it was seen."""
 
     kind: Kind
-    """``output`` and ``losses`` (of each row) of a micro-batch, ``evaluation``: the output in evaluation mode before
-    it, ``gradient`` of a parameter after its backward; the ``norm`` of all gradients before they are clipped; after a
-    step, ``calls`` of a module's hooks, ``scales`` of the parts, and ``parameter``, ``buffer``, ``state`` of the
-    optimizer."""
+    """The kind of a tensor. Of a micro-batch: ``output``; ``losses``, one for each row; ``evaluation``, the output in
+    evaluation mode before it; ``gradient`` of a parameter after its backward. Of a step: ``norm`` of all gradients
+    before they are clipped; and, after it, ``calls`` of a module's hooks, ``scales`` of the parts, ``parameter``,
+    ``buffer``, and ``state`` of the optimizer."""
     name: str = ""
-    """Of the parameter, buffer or module, in the plain model."""
+    """The name of the parameter, buffer or module in the plain model."""
     micro_batch: int | None = None
     step: int | None = None
     state: str = ""
-    """Which of the optimizer's states."""
+    """The name of the optimizer's state."""
     reloaded: bool = False
     """Whether state dicts were saved and loaded since the step."""
 
     @property
     def of_part(self) -> bool:
-        """Whether a rank sees its own rows, and the single device all of them."""
+        """Whether a rank has its own rows of the tensor, and the single device has all rows."""
         return self.kind in OF_PART
 
     def __str__(self) -> str:
@@ -56,15 +56,15 @@ class Pass(NamedTuple):
 
     micro_batch: int
     phase: Literal["forward", "synced", "unsynced"]
-    """``synced`` and ``unsynced`` are backwards: whether gradients are averaged over ranks."""
+    """``synced`` and ``unsynced`` are backwards with and without averaging of gradients over ranks."""
 
     def __str__(self) -> str:
         return f"micro-batch {self.micro_batch}, {self.phase}{'' if self.phase == 'forward' else ' backward'}"
 
 
 Launched = dict[tuple[int, ...], int]
-"""How many collectives were launched on each group, by the global ranks of its members, ascending."""
+"""The number of collectives launched on each group. The key is the members' global ranks, in ascending order."""
 Calls = dict[str, list[tuple[int, bool]]]
-"""Which buckets the communication hook of each module was called with, and whether each was said to be the last."""
+"""For each module, the buckets that its communication hook was called with, and whether each was marked as the last."""
 
 __all__ = ["Calls", "Kind", "Launched", "Pass", "Seen"]

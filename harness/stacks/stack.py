@@ -1,6 +1,6 @@
-"""What a stack is to programs: how a layout gets onto ranks, what it may ask for, what it promises, how it is drawn.
+"""A stack as programs see it: how it puts a layout on ranks, its options and promises, and how layouts are drawn.
 
-One file for each stack holds a :class:`Stack` called ``STACK``, and the functions that it names.
+The file of each stack has a :class:`Stack` named ``STACK``, and the functions that it refers to.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ NONE: Options = MappingProxyType({})
 
 
 Dtype: TypeAlias = Annotated[str, one_of("", *DTYPES)]
-"""The name of a dtype, or nothing."""
+"""The name of a dtype, or ""."""
 Layers: TypeAlias = Annotated[tuple[LayerName, ...], Meta(max_length=limits.NAMES)]
 Mesh: TypeAlias = Annotated[str, Meta(pattern=r"^([1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){0,7})?\Z")]
-"""Such as ``2x1x2``; empty for none."""
+"""The shape of a mesh, such as ``2x1x2``; empty for none."""
 
 
 class NoOptions(Data, frozen=True):
-    """Of a stack without options."""
+    """The options of a stack that has none."""
 
 
 @dataclass(frozen=True)
 class Promises:
-    """What a stack shows of a run, and how it behaves beside the numbers."""
+    """What a stack shows of a run, and how it behaves apart from the numbers."""
 
     gradients: bool = True
-    """Whether whole gradients can be read after a synchronised backward."""
+    """Whether whole gradients can be read after a synchronized backward."""
     states: bool = True
     """Whether whole states of the optimizer can be read."""
     zeros_for_unused: bool = False
     """Whether a parameter that no micro-batch has used may have a gradient of zeros."""
     unsynced_collectives: int = 0
-    """The most collectives over data-parallel ranks that an unsynchronised backward launches."""
+    """The maximum number of collectives over data-parallel ranks in a backward without synchronization."""
     frees_groups: bool = True
-    """Whether process groups go with the model, and with them the threads of their backend."""
+    """Whether process groups are destroyed along with the model, and with them their backend's threads."""
 
 
 def _promises(layout: Layout) -> Promises:
@@ -81,15 +81,15 @@ def _whole_world(world: int) -> Sequence[int]:
 
 
 def require_ranks(mesh: str, world: int) -> None:
-    """Require that a mesh, where there is one, has all ranks.  Errors: ValueError."""
+    """Require that a mesh, if one is given, has all ranks. Errors: ValueError."""
     if mesh and math.prod(map(int, mesh.split("x"))) != world:
         raise ValueError(f"a mesh of {mesh} has not {world} ranks")
 
 
 def averages_apart(case: Case) -> Options | None:
-    """One rank's options for the bits of torch alone, for stacks that add up averaged and other gradients apart.
+    """Return options with which one rank has the bits of torch alone; None if the schedule adds up in another order.
 
-    None where a schedule makes that another sum.
+    For stacks that accumulate averaged gradients separately from others.
     """
     every = not case.accumulates
     last = all(sum(step.averages) == 1 and step.zero != "keep" for step in case.steps)
@@ -98,64 +98,64 @@ def averages_apart(case: Case) -> Options | None:
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """A stack.  Only ``name`` and ``apply`` have no default."""
+    """A stack. Only ``name`` and ``apply`` have no default."""
 
     name: str
     apply: Callable[..., nn.Module]
     """Puts a model on ranks: ``apply(party, model, wrapped, **options)`` returns what is called instead of the model.
-    It is a function ``on_<name>`` at the top of its module.  Reproducers carry it along, with all that it uses of its
-    module, so it imports nothing of Concord but names of :mod:`harness.stacks.training`."""
+    It is a function ``on_<name>`` at the top level of its module. A reproducer contains it and everything in its module
+    that it uses, so from Concord it imports only names of :mod:`harness.stacks.training`."""
     options: type[Data] = NoOptions
-    """Options of layouts: the names of keyword arguments of ``apply``, the types of their values, and defaults."""
+    """Options of layouts: names of keyword arguments of ``apply``, with the types of their values and defaults."""
     layers: tuple[str, ...] = ()
     """The options that name layers."""
     arguments: Callable[[Layout], tuple[list[str], dict[str, Any]]] = _wrapped
-    """The layers that ``apply`` is to wrap, and keyword arguments that are not options of the layout."""
+    """Returns the layers that ``apply`` wraps, and keyword arguments that are not options of the layout."""
     check: Callable[[Layout, Any], None] = _taken
-    """Raises ValueError where a layout and its typed options do not fit together."""
+    """Raises ValueError if a layout and its typed options do not fit together."""
     tensor_parallel: bool = False
     """Whether layouts have ``tensor`` and ``plan``."""
     casts: Callable[[Options], set[str]] = _no_casts
-    """The dtypes to which options cast parameters, gradients, or what is sent."""
+    """Returns the dtypes to which options cast parameters, gradients, or what is sent."""
     output_dtype: Callable[[Options], str] = _uncast
-    """The dtype to which outputs of the model are cast; empty for none."""
+    """Returns the dtype to which outputs of the model are cast; empty if they are not."""
     promises: Callable[[Layout], Promises] = _promises
     handle: type[Handle] = Handle
-    """What ``apply`` makes of a model's handle."""
+    """The type of the handle that ``apply`` gives to the party."""
 
     limits: tuple[Limit, ...] = ()
     features: Options = field(default_factory=dict)
-    """By option, the feature of the profile's claims that it is."""
+    """The features in a profile's claims, by the options that belong to them."""
     claims: Callable[[Options], Sequence[str]] = field(default=lambda options: ())
-    """Features that values of options are, beyond those."""
+    """Returns more features, which depend on the options' values."""
     draw: Callable[[Drawing], None] = draw_nothing
     """Draws layout and options."""
     tensor_sizes: Callable[[int], Sequence[int]] = _whole_world
-    """Numbers of ranks that share a layer, to draw from, in a world of a size."""
+    """Returns the numbers of ranks that may share a layer in a world of some size, to draw from."""
     compilable: bool = False
-    """Whether the stack ``dynamo`` draws it, compiled."""
+    """Whether ``dynamo`` draws this stack, compiled."""
     over: Callable[[Drawing, Compile], None] | None = None
-    """Of a stack that is put over another, which its option ``inner`` names: puts a layout that was drawn under it."""
+    """For a stack that is put over another, which its option ``inner`` names: puts it over a layout that was drawn."""
 
     flat: tuple[Options, Options] | None = None
-    """Options of two layouts on four ranks that must be the same run (the law ``flattened``)."""
+    """The options of two layouts on four ranks that must give the same run (the law ``flattened``)."""
     spanning: Callable[[Options, Options], dict[str, Option]] = _merged
-    """Options on another number of ranks, with changes."""
+    """Returns the options for another number of ranks, with changes."""
     alone: Callable[[Case], Options | None] = averages_apart
-    """Changes of options with which one rank has the bits of torch alone (the law ``single``); None: it has not."""
+    """Returns changes of options with which one rank has the bits of torch alone (the law ``single``), or None."""
     resuming: tuple[Limit, ...] = ()
-    """Limits on programs that another world takes over (the law ``resumed``)."""
+    """Limits on programs that are finished in another world (the law ``resumed``)."""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.apply.__name__ != f"on_{self.name}":
             raise ValueError(f"the function of the stack {self.name!r} is on_{self.name}, not {self.apply.__name__}")
 
     def in_force(self) -> tuple[Limit, ...]:
-        """The limits that apply to the running torch."""
+        """Return the limits that apply to the running torch."""
         return tuple(limit for limit in self.limits if limit.applies())
 
     def takes(self, case: Case) -> bool:
-        """Whether no limit forbids a case."""
+        """Return whether no limit forbids a case."""
         return not violated(self.in_force(), case)
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""What torch.compile makes of a function: its graphs, forward and backward."""
+"""Record what torch.compile makes of a function: its graphs, both forward and backward, and its guards."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from harness.oracles.tracing import Graph, Guard, Operator, Trace
 __all__ = ["OPAQUE", "Tracer", "guards", "traced"]
 
 OPAQUE = "FAKE_SCRIPT_TYPE_MATCH" if hasattr(GuardBuilder, "FAKE_SCRIPT_TYPE_MATCH") else "ID_MATCH"
-"""How this version of torch guards groups and meshes, which it does not look into."""
+"""The guard that this version of torch puts on groups and meshes, which it does not look into."""
 
 
 class Tracer:
-    """A compiler backend that keeps what it is given, and hands it to another one.
+    """A compiler backend that records the graphs that it is given, and passes them to another backend.
 
-    Under ``aot_eager`` it keeps what AOTAutograd makes of it as well.
+    With ``aot_eager`` it also records what AOTAutograd makes of them.
     """
 
     def __init__(self, backend: str = "aot_eager") -> None:
         self.graphs: list[Graph] = []
-        """What Dynamo made."""
+        """The graphs from Dynamo."""
         self.forwards: list[Graph] = []
-        """What AOTAutograd made of the forward, with ``aot_eager``."""
+        """The forward graphs from AOTAutograd, with ``aot_eager``."""
         self.backwards: list[Graph] = []
         self._backend: Callable[..., Any] = lookup_backend(backend)
         if backend == "aot_eager":
@@ -55,13 +55,13 @@ class Tracer:
         return _as_it_is(module, inputs)
 
     def _parted(self, joint: GraphModule, inputs: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
-        """Backwards are kept here, since they are compiled no earlier than the first of them runs."""
+        """Partition a joint graph and record the backward, which is not compiled before the first backward runs."""
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
         self.backwards.append(graph(backward))
         return forward, backward
 
     def launched(self) -> list[str]:
-        """Which collectives every graph launches, forwards and backwards in the order of their making."""
+        """Return the collectives that all graphs launch: forwards, then backwards, in the order of creation."""
         return [c for graph in self.forwards + self.backwards for c in graph.collectives()]
 
 
@@ -73,38 +73,38 @@ def traced(
     fullgraph: bool = False,
     dynamic: bool | None = None,
 ) -> tuple[list[Any], Trace]:
-    """Compile a function, call it with each of these arguments; what it gave, and what was seen of it."""
+    """Compile a function and call it with each of these arguments. Returns the results and the trace."""
     torch.compiler.reset()
     counters["graph_break"].clear()
     tracer, reasons = Tracer(backend), list[str]()
     compiled = torch._dynamo.optimize(
         tracer, nopython=fullgraph, dynamic=dynamic, guard_fail_fn=lambda failure: reasons.append(failure.reason)
     )(function)
-    found = [compiled(*arguments) for arguments in calls]
+    results = [compiled(*arguments) for arguments in calls]
     breaks = tuple(_first_line(reason) for reason, times in counters["graph_break"].items() for _ in range(times))
-    return found, Trace(tuple(tracer.graphs), tuple(guards(function)), tuple(map(_first_line, reasons)), breaks)
+    return results, Trace(tuple(tracer.graphs), tuple(guards(function)), tuple(map(_first_line, reasons)), breaks)
 
 
 def _first_line(text: str) -> str:
-    """Without where in the code it was, which is none of a contract's business."""
+    """Return the first line of a text, without the place in the code, which no contract depends on."""
     return re.split(r"\s+# |\n", text.strip())[0]
 
 
 def guards(function: FunctionType) -> list[Guard]:
-    """What guards the compiled code of a function, as it is installed and not as it was asked for."""
-    found, sources = [], dict[int, str]()
+    """Return the guards of a function's compiled code, as they are installed and not as they were requested."""
+    installed, sources = [], dict[int, str]()
     for entry in _debug_get_cache_entry_list(function.__code__):
         for line in str(entry.guard_manager).splitlines():
             match = re.fullmatch(r"([| ]*)\+- (\w+)(?:: (.*))?", line)
             if match is None:
                 continue
             depth, kind, text = len(match[1]), match[2], match[3] or ""
-            sources = {d: known for d, known in sources.items() if d < depth}  # those that it is below
+            sources = {d: known for d, known in sources.items() if d < depth}  # only those of its ancestors
             if source := re.search(r"source=(.*?), (?:accessed_by|type)=", text):
                 sources[depth] = source[1]
             elif kind.isupper():
-                found.append(Guard(sources[max(sources)] if sources else "", kind, _first_line(text)))
-    return found
+                installed.append(Guard(sources[max(sources)] if sources else "", kind, _first_line(text)))
+    return installed
 
 
 def _as_it_is(module: GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -116,7 +116,7 @@ def _as_it_is(module: GraphModule, inputs: Any) -> Callable[..., Any]:
 
 
 def graph(module: GraphModule) -> Graph:
-    """A graph of torch.fx as plain data."""
+    """Return a graph of torch.fx as plain data."""
     return Graph(tuple(_operator(node) for node in module.graph.nodes if node.op.startswith("call_")))
 
 

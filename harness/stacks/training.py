@@ -1,6 +1,6 @@
-"""What generated training runs need of any stack, with torch alone: a party, a handle on its model, counters.
+"""What training runs of programs need on any stack, with torch alone: a party, a handle on its model, and counters.
 
-A reproducer carries along the definitions of this file that it uses, so nothing here may import Concord.
+A reproducer contains the definitions of this file that it uses, so nothing here may import Concord.
 """
 
 from __future__ import annotations
@@ -24,59 +24,59 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Handle:
-    """How to reach what is in a model that is on ranks.
+    """Access to the parameters, gradients and states of a model on ranks.
 
-    This one is for parameters that are plain tensors, or DTensors; a stack that keeps them otherwise derives its own,
-    and its function ``on_<stack>`` puts that into :attr:`Party.handle`.
+    This class is for parameters that are plain tensors or DTensors. A stack that keeps them otherwise derives its own,
+    and its function ``on_<stack>`` assigns that to :attr:`Party.handle`.
     """
 
     def set_sync(self, model: nn.Module, synced: bool) -> None:
-        """Whether the model's next backward averages gradients over ranks."""
+        """Set whether the model's next backward averages gradients over ranks."""
         modules: Iterable[Any] = model.modules()
         for module in modules:
             if hasattr(module, "set_requires_gradient_sync"):
                 module.set_requires_gradient_sync(synced)
 
     def clip(self, model: nn.Module, most: float) -> torch.Tensor:
-        """Clip all gradients together; returns their norm before."""
+        """Clip all gradients together, and return their norm before."""
         return whole(nn.utils.clip_grad_norm_(model.parameters(), most))
 
     def gradients(self, model: nn.Module) -> Tensors:
-        """Whole gradients by the plain model's names, not always copies; {} where the stack can't show them."""
+        """Return whole gradients by the plain model's names, not always copies; {} if the stack can't show them."""
         return {plain(n): whole(p.grad) for n, p in model.named_parameters() if p.grad is not None}
 
     def parameters(self, model: nn.Module) -> Tensors:
-        """Whole parameters by the plain model's names, not always copies."""
+        """Return whole parameters by the plain model's names, not always copies."""
         return {plain(n): whole(p) for n, p in model.named_parameters()}
 
     def states(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensors]:
-        """Whole states of the optimizer, by what the optimizer calls them and by the plain model's names."""
+        """Return whole optimizer states, by the optimizer's name for the state and by the plain model's names."""
         names = {id(p): plain(n) for n, p in model.named_parameters()}
-        found: dict[str, Tensors] = {}
+        states: dict[str, Tensors] = {}
         for parameter, state in optimizer.state.items():
             for kind, value in state.items():
                 if isinstance(value, torch.Tensor) and value.numel() > 1:
-                    found.setdefault(kind, {})[names[id(parameter)]] = whole(value)
-        return found
+                    states.setdefault(kind, {})[names[id(parameter)]] = whole(value)
+        return states
 
     def saving(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        """Where state dicts are taken and loaded."""
+        """Return the context in which state dicts are taken and loaded."""
         return contextlib.nullcontext()
 
     def optimizer_state_dict(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The optimizer's state dict, as the stack saves it."""
+        """Return the optimizer's state dict, as the stack saves it."""
         return optimizer.state_dict()
 
     def load_optimizer_state_dict(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
     ) -> None:
-        """The inverse of :meth:`optimizer_state_dict`."""
+        """Load what :meth:`optimizer_state_dict` returned."""
         optimizer.load_state_dict(state)
 
 
 @dataclass
 class Party:
-    """Who trains: the single device, or one rank of a world."""
+    """The party that trains: the single device, or one rank of a world."""
 
     dtype: torch.dtype = torch.float64
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -84,46 +84,46 @@ class Party:
     """Global rank."""
     world: int = 1
     part: int = 0
-    """Which part of a batch, of how many."""
+    """Which part of a batch the party trains on, out of :attr:`parts`."""
     parts: int = 1
     model: nn.Module | None = None
-    """What has the parameters of the model that the stack made, by the plain model's names, before any compilation."""
+    """The module that the stack made, before it is compiled; None on a single device."""
     graphs: list[int] = field(default_factory=list)
-    """Number of nodes in each graph that was compiled, in order."""
+    """The number of nodes in each compiled graph, in order."""
     launched: dict[Pass, Launched] = field(default_factory=dict)
-    """How many collectives each forward and backward launched."""
+    """The number of collectives that each forward and backward launched."""
     buckets: Calls = field(default_factory=dict)
-    """Which buckets each module's communication hook was called with, and if with the last, since the last backward."""
+    """The buckets that each module's communication hook got since the last backward, and whether each was the last."""
     hooked: dict[Pass, Calls] = field(default_factory=dict)
     """The same, by forward and backward."""
     unwaited: int = 0
-    """Functional collectives that nothing had waited for after a synced backward."""
+    """The number of functional collectives that nothing had waited for after a synced backward."""
     handle: Handle = field(default_factory=Handle)
-    """How to reach what is in :attr:`model`."""
+    """Access to what is in :attr:`model`."""
     divided_by: float = 0.0
-    """What the stack divides summed gradients by; 0 for the number of parts."""
+    """The divisor of summed gradients in the stack; 0 for the number of parts."""
 
     @property
     def factor(self) -> float:
-        """What a loss is multiplied with, so that gradients come out as those of one device."""
+        """The factor of the loss with which gradients are those of one device."""
         return self.divided_by or self.parts
 
     def root(self, model: Any) -> Any:
-        """What has the parameters of a model that may have been compiled."""
+        """Return the module that has the parameters of a model, which may have been compiled."""
         return model if self.model is None else self.model
 
     def clip(self, model: Any, most: float) -> torch.Tensor:
-        """Clip all gradients together; returns their norm before."""
+        """Clip all gradients together, and return their norm before."""
         return self.handle.clip(self.root(model), most)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as one device would have it."""
+    """Return a tensor as one device would have it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def plain(name: str) -> str:
-    """A parameter's name in the plain model."""
+    """Return a parameter's name in the plain model."""
     for inserted in ("_fsdp_wrapped_module.", "_orig_mod."):
         name = name.replace(inserted, "")
     return name
@@ -133,7 +133,7 @@ def plain(name: str) -> str:
 
 
 def line_mesh(party: Party, shape: str) -> DeviceMesh:
-    """All ranks in one dimension, cut or flattened out of a mesh such as ``1x2`` or ``2x1x2``."""
+    """Return a one-dimensional mesh of all ranks, sliced or flattened from a mesh such as ``1x2`` or ``2x1x2``."""
     sizes = [int(size) for size in shape.split("x")]
     names = tuple(f"d{i}" for i in range(len(sizes)))
     mesh = init_device_mesh(party.device.type, tuple(sizes), mesh_dim_names=names)
@@ -144,23 +144,23 @@ def line_mesh(party: Party, shape: str) -> DeviceMesh:
 
 
 def counted(party: Party, name: str, hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A communication hook that notes the buckets which it is called with, under a module's name."""
+    """Return a communication hook that also records the buckets that it is called with, under a module's name."""
     party.buckets[name] = []
 
     def note(bucket: Any) -> Any:
         party.buckets[name].append((bucket.index(), bucket.is_last()))
         return bucket
 
-    return lambda state, bucket: hook(state, note(bucket))  # DDP minds annotations
+    return lambda state, bucket: hook(state, note(bucket))  # a lambda, since DDP checks annotations
 
 
 def dtype_of(name: str) -> torch.dtype | None:
-    """A dtype by its name; None for ""."""
+    """Return a dtype by its name; None for ""."""
     return getattr(torch, name) if name else None
 
 
 def compiled(party: Party, model: nn.Module, backend: str, *, in_place: bool = False, **options: Any) -> Any:
-    """``torch.compile``; notes the size of every graph that is compiled in ``party.graphs``."""
+    """Apply ``torch.compile``, and record the number of nodes of every compiled graph in ``party.graphs``."""
     real = lookup_backend(backend)
 
     def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], **more: Any) -> Callable[..., Any]:
@@ -177,31 +177,31 @@ def compiled(party: Party, model: nn.Module, backend: str, *, in_place: bool = F
 
 
 def set_sync(party: Party, synced: bool) -> None:
-    """Whether the next backward averages gradients over ranks."""
+    """Set whether the next backward averages gradients over ranks."""
     if party.model is not None:
         party.handle.set_sync(party.model, synced)
 
 
 def launched() -> dict[tuple[int, ...], int]:
-    """How many collectives this process has launched on its groups, by the members' global ranks, ascending."""
-    found: dict[tuple[int, ...], int] = {}
+    """Return how many collectives this process has launched on each group, by its members' sorted global ranks."""
+    counts: dict[tuple[int, ...], int] = {}
     for group in dist.distributed_c10d._world.pg_map:
         members = tuple(sorted(dist.get_process_group_ranks(group)))
-        # The backends themselves are asked: a group passes the question on to those alone that torch ships.
+        # Ask the backends themselves, because a group passes the question on only to those that torch ships.
         backends = {id(b): b for b in map(group._get_backend, group._device_types)}
         counters: list[Any] = list(backends.values())  # they have no type
         launches = sum(int(counter._get_sequence_number_for_group()) for counter in counters)
-        found[members] = found.get(members, 0) + launches
-    return found
+        counts[members] = counts.get(members, 0) + launches
+    return counts
 
 
 def since(before: Mapping[tuple[int, ...], int]) -> dict[tuple[int, ...], int]:
-    """How many collectives were launched since, by the members of the group; groups without any are left out."""
+    """Return how many collectives were launched since ``before``, by group, without groups that have none."""
     return {group: count - before.get(group, 0) for group, count in launched().items() if count != before.get(group, 0)}
 
 
 def finish(party: Party) -> None:
-    """After a synced backward, nothing is on its way any more."""
+    """After a synced backward, count the collectives that nothing has waited for, and synchronize the device."""
     if dist.is_initialized():
         party.unwaited += torch._C._distributed_c10d._get_work_registry_size()
     if party.device.type != "cpu":
@@ -209,22 +209,22 @@ def finish(party: Party) -> None:
 
 
 def gradients(party: Party, model: Any) -> Tensors:
-    """Whole gradients by the plain model's names, not always copies; {} where the stack can't show them."""
+    """Return whole gradients by the plain model's names, not always copies; {} if the stack can't show them."""
     return party.handle.gradients(party.root(model))
 
 
 def optimizer_state(party: Party, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensors]:
-    """Whole parameters, buffers and states of the optimizer, by the plain model's names.
+    """Return whole parameters, buffers and states of the optimizer, by the plain model's names.
 
-    Under ``parameter``, ``buffer``, and what the optimizer calls each of its states.
+    They are under ``parameter``, ``buffer``, and the optimizer's name for each of its states.
     """
     root = party.root(model)
-    found = {"parameter": party.handle.parameters(root), "buffer": {plain(n): b for n, b in root.named_buffers()}}
-    return {**found, **party.handle.states(root, optimizer)}
+    tensors = {"parameter": party.handle.parameters(root), "buffer": {plain(n): b for n, b in root.named_buffers()}}
+    return {**tensors, **party.handle.states(root, optimizer)}
 
 
 def reload(party: Party, model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Save the state dicts of model and optimizer, disturb both, and load them again."""
+    """Save the state dicts of model and optimizer, zero parameters and states, and load the state dicts again."""
     root = party.root(model)
     with party.handle.saving(root):
         saved = copied(root.state_dict())
@@ -241,7 +241,7 @@ def reload(party: Party, model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def copied(state: Any, device: str = "") -> Any:
-    """A copy of nested dicts and lists, tensors and all, on their own device or another."""
+    """Return a copy of nested dicts and lists, including their tensors, on the same device or another."""
     if isinstance(state, dict):
         return {key: copied(value, device) for key, value in state.items()}
     if isinstance(state, list):
@@ -252,9 +252,9 @@ def copied(state: Any, device: str = "") -> Any:
 
 
 def clean_up() -> None:
-    """Forget what was compiled, and destroy every process group but the default one."""
+    """Forget compiled code, and destroy every process group but the default one."""
     torch._dynamo.reset()
-    # What DTensor remembers of operations names the groups of the mesh that they were first seen on.
+    # DTensor's cache for an operation names the groups of the mesh on which the operation was first seen.
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it has no types
     world = dist.distributed_c10d._world
     for group in list(world.pg_map):

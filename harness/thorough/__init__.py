@@ -1,1 +1,1 @@
-"""Thorough runs: rounds of every property, the effort that users ask for, the journal of what was done."""
+"""Thorough runs: rounds of every property, the effort that users request, and the journal of progress."""

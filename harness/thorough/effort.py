@@ -1,4 +1,4 @@
-"""How much a run is to do: ``CONCORD_EXAMPLES`` and ``CONCORD_BUDGET``."""
+"""How much a run does: ``CONCORD_EXAMPLES`` and ``CONCORD_BUDGET``."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from dataclasses import dataclass
 EXAMPLES = "CONCORD_EXAMPLES"
 """Environment variable: ``smoke``, ``default``, ``thorough``, or a factor."""
 BUDGET = "CONCORD_BUDGET"
-"""Environment variable: how long all properties of a thorough run may take together, as in ``8h`` or ``1h30m``."""
+"""Environment variable: the time for all properties of a thorough run together, as in ``8h`` or ``1h30m``."""
 STATE = "CONCORD_STATE"
 """Environment variable: the folder of a thorough run's state; ``reports/out/thorough`` by default."""
 
 LARGEST = 10_000.0
-"""The largest factor: by then a run of all suites would take years."""
+"""The largest factor; with it, a run of all suites would take years."""
 SHARES = {"smoke": 0.1, "default": 1.0, "thorough": 50.0}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class EffortError(ValueError):
-    """A variable that says nothing sensible; names it and says what it takes."""
+    """A variable has an invalid value; the message names it and says what it takes."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """What was asked for."""
+    """The requested effort."""
 
     share: float = 1.0
-    """What the counts of examples are multiplied with."""
+    """The factor by which numbers of examples are multiplied."""
     thorough: bool = False
     budget: float = 0.0
-    """Seconds for all properties of a thorough run together; 0 where counts say when it ends."""
+    """Seconds for all properties of a thorough run together; 0 if numbers of examples end it instead."""
 
     def examples(self, count: int) -> int:
-        """How many examples a property has that has ``count`` in the default setting."""
+        """Return the number of examples of a property that has ``count`` of them by default."""
         return max(1, round(count * self.share))
 
 
 def effort(environment: Mapping[str, str] = os.environ) -> Effort:
-    """What the environment asks for.  Errors: EffortError for what makes no sense."""
+    """Return the effort that the environment requests. Errors: EffortError for an invalid value."""
     asked, budget = environment.get(EXAMPLES, ""), environment.get(BUDGET, "")
     if asked in SHARES or not asked:
         share = SHARES[asked or "default"]
@@ -70,7 +70,7 @@ def _duration(text: str) -> float:
 
 
 def shown(seconds: float) -> str:
-    """A time as people say it: ``45s``, ``12m30s``, ``8h05m``."""
+    """Format a time for people, as in ``45s``, ``12m30s`` or ``8h05m``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"

@@ -1,7 +1,7 @@
-"""What a thorough run has done so far, on disk: one JSON object a line, appended as examples end.
+"""The progress of a thorough run on disk: one JSON object per line, appended as examples end.
 
-A run that was interrupted, whatever interrupted it, goes on from here.  The first line describes the run; lines of
-several processes follow one another in any order.  A last line without its newline was cut off, and does not count.
+An interrupted run continues from here, whatever interrupted it. The first line describes the run. Lines of several
+processes follow one another in any order. A last line without a newline was cut off and does not count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harness.safe_io.writing import append_or_nothing, write_whole
 VERSION = 1
 
 Time: TypeAlias = Annotated[float, Meta(ge=0, le=253402300799)]
-"""Seconds since the epoch, or of a run: none is after the year 9999."""
+"""Seconds, as a duration or since the epoch; not after the year 9999."""
 Seed: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -33,7 +33,7 @@ class Begun(msgspec.Struct, tag="thorough", tag_field="record"):
     time: Time
     """Seconds since the epoch."""
     about: dict[str, str]
-    """Versions of what is tested: where they change, what was done before says nothing."""
+    """Versions of what is tested. If they change, earlier progress no longer counts."""
     version: int = VERSION
 
 
@@ -44,13 +44,13 @@ class Session(msgspec.Struct, tag="session", tag_field="record"):
 
 
 class Plan(msgspec.Struct, tag="plan", tag_field="record"):
-    """Properties that a session has, by key."""
+    """The properties of a session, by key."""
 
     properties: dict[str, str]
 
 
 class Anew(msgspec.Struct, tag="anew", tag_field="record"):
-    """Properties that were done begin anew, in a session."""
+    """A session runs finished properties again."""
 
     session: str
     properties: list[str]
@@ -62,18 +62,18 @@ class Round(msgspec.Struct, tag="round", tag_field="record"):
     property: str
     seed: Seed
     goal: Time
-    """When the property is done: examples, or seconds where there is a budget."""
+    """When the property is done: a number of examples, or seconds if there is a budget."""
 
 
 class Example(msgspec.Struct, tag="example", tag_field="record", omit_defaults=True):
-    """One example has ended.  ``seconds``: since the one before."""
+    """One example has ended. ``seconds``: since the one before."""
 
     property: str
     outcome: str
-    """passed, given up or failed."""
+    """``passed``, ``given up`` or ``failed``."""
     seconds: Time
     content: str = ""
-    """A digest."""
+    """A digest of what was drawn; empty if the example was given up."""
 
 
 class Done(msgspec.Struct, tag="done", tag_field="record"):
@@ -87,12 +87,12 @@ Record = Begun | Session | Plan | Anew | Round | Example | Done
 
 
 class JournalError(ValueError):
-    """A journal that can't be read or written; says where and why."""
+    """A journal can't be read or written; the message says where and why."""
 
 
 @dataclass
 class Progress:
-    """How far a property is."""
+    """The progress of a property."""
 
     test: str
     passed: int = 0
@@ -102,26 +102,26 @@ class Progress:
     seed: int | None = None
     goal: float = 0.0
     outcome: str = ""
-    """passed or failed, of one that is done."""
+    """``passed`` or ``failed`` if it is done; otherwise empty."""
 
 
 @dataclass
 class Tally:
-    """What records add up to."""
+    """The state of a run, added up from its records."""
 
     begun: Begun | None = None
     properties: dict[str, Progress] = field(default_factory=dict)
-    """By key, in order."""
+    """By key, in the order in which they were planned."""
     anew: set[str] = field(default_factory=set)
-    """Sessions that began anew."""
+    """Sessions that ran properties again."""
 
     @property
     def done(self) -> int:
-        """How many properties are done."""
+        """The number of properties that are done."""
         return sum(bool(p.outcome) for p in self.properties.values())
 
     def add(self, record: Record) -> None:
-        """Count one more.  Errors: KeyError for a property that nobody planned."""
+        """Count one more record. Errors: KeyError for a property that no session planned."""
         if isinstance(record, Begun):
             self.begun = record
         elif isinstance(record, Session):
@@ -134,22 +134,22 @@ class Tally:
             for key in record.properties:
                 self.properties[key] = Progress(self.properties[key].test)
         elif isinstance(record, Round):
-            found = self.properties[record.property]
-            found.seed, found.goal, found.outcome = record.seed, record.goal, ""
+            progress = self.properties[record.property]
+            progress.seed, progress.goal, progress.outcome = record.seed, record.goal, ""
         elif isinstance(record, Example):
-            found = self.properties[record.property]
-            found.seconds += record.seconds
+            progress = self.properties[record.property]
+            progress.seconds += record.seconds
             if record.outcome == "given up":
-                found.given_up += 1
+                progress.given_up += 1
             else:
-                found.passed += record.outcome == "passed"
-                found.contents.add(record.content)
+                progress.passed += record.outcome == "passed"
+                progress.contents.add(record.content)
         else:
             self.properties[record.property].outcome = record.outcome
 
 
 class Journal:
-    """A journal file: appended to by any number of processes, read by any."""
+    """A journal file, which any number of processes append to and read."""
 
     def __init__(self, path: Path, shown: str) -> None:
         """``shown``: what messages call the file."""
@@ -162,7 +162,7 @@ class Journal:
         self._decoder = msgspec.json.Decoder(Record)
 
     def begin(self, begun: Begun) -> None:
-        """Begin an empty one; what was there is kept beside it, as ``...-before``.  Errors: JournalError."""
+        """Begin an empty journal, and keep the previous one beside it as ``...-before``. Errors: JournalError."""
         try:
             if self.path.exists():
                 os.replace(self.path, self.path.with_name(f"{self.path.stem}-before{self.path.suffix}"))
@@ -174,7 +174,7 @@ class Journal:
         self.read()
 
     def mend(self) -> None:
-        """Take away a last line that was cut off.  For whoever is alone with the file.  Errors: JournalError."""
+        """Remove a last line that was cut off. No other process may use the file meanwhile. Errors: JournalError."""
         try:
             text = self.path.read_bytes()
             if text and not text.endswith(b"\n"):
@@ -187,12 +187,12 @@ class Journal:
             raise JournalError(f"{self.shown}: {e.strerror}") from e
 
     def write(self, *records: Record) -> None:
-        """Append records.  Errors: JournalError."""
+        """Append records. Errors: JournalError."""
         try:
             if self._fd < 0:
                 self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
             text = b"".join(self._encoder.encode(r) + b"\n" for r in records)
-            fcntl.flock(self._fd, fcntl.LOCK_EX)  # a part of a line, on a full disk, is taken back before others append
+            fcntl.flock(self._fd, fcntl.LOCK_EX)  # on a full disk, part of a line is removed before others append
             try:
                 append_or_nothing(self._fd, text)
             finally:
@@ -201,14 +201,14 @@ class Journal:
             raise JournalError(f"{self.shown}: {e.strerror}") from e
 
     def sync(self) -> None:
-        """See to it that what was written outlives the machine."""
+        """Flush what was written to disk, so that it survives a crash of the machine."""
         if self._fd >= 0:
             os.fsync(self._fd)
 
     def read(self, *, until: str = "") -> Tally:
-        """Read what is new, and count it; ``until``: only up to the beginning of a session.
+        """Read new records and count them. ``until``: stop where this session begins.
 
-        Errors: JournalError for a file that is no journal, names the line.
+        Errors: JournalError for a file that is no journal, which names the line.
         """
         try:
             require_regular(self.path)  # a pipe would block
@@ -248,5 +248,5 @@ class Journal:
 
 
 def key_of(test: str) -> str:
-    """A short name for a test, in the journal."""
+    """Return a short key for a test in the journal."""
     return f"{zlib.crc32(test.encode(errors='surrogatepass')):08x}"

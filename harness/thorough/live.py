@@ -1,4 +1,4 @@
-"""Lines on the terminal while tests run, from a thread of the process that owns it."""
+"""Lines on the terminal while tests run, written by a thread of the process that owns it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ import pytest
 
 
 class Live:
-    """Calls a function every so often, and shows the text that it gives.
+    """Calls a function at intervals, and shows the text that it returns.
 
-    config: pytest's.  lines: gives whole lines, or "" for nothing to show.  every: seconds.  name: the thread's.
+    ``config``: pytest's. ``lines``: returns whole lines, or "" if there is nothing to show. ``every``: seconds.
+    ``name``: the thread's.
     """
 
     def __init__(self, config: pytest.Config, lines: Callable[[], str], every: float, name: str) -> None:
         self._config, self._lines, self._every = config, lines, every
         self._column = 0
-        # The tests' output is captured at its descriptor; pytest's own goes here.
+        # Tests' output is captured at its descriptor; a copy of this one keeps leading to pytest's own output.
         self._out = os.dup(sys.stdout.fileno()) if _has_descriptor() else -1
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin; does nothing if it has begun, or there is no terminal or file to write to."""
+        """Start the thread, unless it was started before or there is no terminal or file to write to."""
         if self._out >= 0 and self._thread.ident is None:
             self._thread.start()
 
     def stop(self) -> None:
-        """End."""
+        """Stop the thread."""
         if self._out >= 0:
             self._ended.set()
             if self._thread.is_alive():
@@ -46,10 +47,10 @@ class Live:
                 if text:
                     os.write(self._out, (self._break() + text).encode(errors="replace"))
             except OSError:
-                continue  # a full disk, or nobody reads: pytest meets it, too
+                continue  # a full disk or a closed pipe, which pytest reports, too
 
     def _break(self) -> str:
-        """A line's end where pytest has written something since the last time."""
+        """Return a line break if pytest has written something on this line since the last time."""
         reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
         writer = getattr(reporter, "_tw", None)
         before, self._column = self._column, getattr(writer, "width_of_current_line", 0)

@@ -1,8 +1,8 @@
-"""``CONCORD_EXAMPLES=thorough``: properties that go on for hours, in rounds, and where they were interrupted.
+"""``CONCORD_EXAMPLES=thorough``: run properties for hours, in rounds that continue after an interruption.
 
-A property that says how many examples it has (``harness.programs.share.examples``) is run in rounds of :data:`ROUND`
-examples, each from a seed of its own, until its share of the budget is spent or its examples are done.  What has been
-done is in a journal, and examples that fail in Hypothesis's database beside it.
+A property that states its number of examples (``harness.programs.share.examples``) runs in rounds of :data:`ROUND`
+examples, each from a seed of its own, until its share of the budget is spent or its examples are done. Progress is kept
+in a journal. Failing examples are kept in Hypothesis's database beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import SkipTest  # Hypothesis, where there is nothing to replay
+from unittest import SkipTest  # raised by Hypothesis if there is nothing to replay
 
 import pytest
 
@@ -38,20 +38,20 @@ from harness.thorough.journal import (
 from harness.thorough.live import Live
 
 ROUND = 100
-"""Examples from one seed."""
+"""The number of examples from one seed."""
 
 PASSED_OVER = pytest.StashKey[bool]()
-"""On an item that has nothing to do any more in this run."""
+"""Set on an item that has nothing left to do in this run."""
 
 _INPUT = "concord_thorough"
 
 
 class _Stop(KeyboardInterrupt):
-    """Ends a round; Hypothesis keeps nothing of an example that Ctrl-C interrupts."""
+    """Ends a round. A KeyboardInterrupt, because Hypothesis keeps nothing of an example that Ctrl-C interrupts."""
 
 
 def asked(config: pytest.Config) -> Effort:
-    """What the environment asks for.  Errors: UsageError."""
+    """Return the effort that the environment requests. Errors: UsageError."""
     try:
         return effort()
     except EffortError as e:
@@ -59,31 +59,32 @@ def asked(config: pytest.Config) -> Effort:
 
 
 def register(config: pytest.Config) -> None:
-    """Take part where a thorough run is asked for.
+    """Register the plug-in if a thorough run is requested.
 
-    Errors: UsageError for variables and for a journal that make no sense.
+    Errors: UsageError for invalid variables, for ``--start-over`` in a run that is not thorough, and for an invalid
+    journal.
     """
-    found = asked(config)
+    requested = asked(config)
     option = config.option
-    if not found.thorough:
+    if not requested.thorough:
         if config.getoption("start_over") and not option.collectonly:
             raise pytest.UsageError(f"--start-over begins a thorough run anew: set {EXAMPLES}=thorough as well")
         return
     if not (option.collectonly or option.help or option.version):
-        config.pluginmanager.register(Thorough(config, found), "concord-thorough")
+        config.pluginmanager.register(Thorough(config, requested), "concord-thorough")
 
 
 class Thorough:
-    """A thorough run, in the process that runs tests and in the one that shows them; they may be one."""
+    """A thorough run, in the process that runs tests and in the one that reports them, which may be the same."""
 
     def __init__(self, config: pytest.Config, asked: Effort) -> None:
         self.config = config
         self.effort = asked
         self.share = 0.0
-        """Seconds that each property has; 0 without a budget."""
+        """Seconds for each property; 0 without a budget."""
         self._keys: dict[str, str] = {}
         self._failed: set[str] = set()
-        """Properties that failed in this session: run again, they are still no pass."""
+        """Properties that failed in this session. They don't pass by being run again."""
         self._repeated = config.getoption("hypothesis_seed", None)
         self._lock: Any = None
         self._news = ""
@@ -109,7 +110,7 @@ class Thorough:
         return Journal(path, name)
 
     def _begin(self) -> None:
-        """Continue the run that was interrupted, or begin a new one.  Errors: UsageError."""
+        """Continue the interrupted run, or begin a new one. Errors: UsageError."""
         from filelock import FileLock, Timeout
 
         try:
@@ -133,7 +134,7 @@ class Thorough:
             raise pytest.UsageError(f"{e}; --start-over begins a new one, and keeps this file beside it") from None
 
     def _why_anew(self, about: Mapping[str, str]) -> str:
-        """Why a new run begins; empty where the one in the journal goes on.  Errors: JournalError."""
+        """Return why a new run begins, or "" if the one in the journal continues. Errors: JournalError."""
         if not self._journal.path.exists():
             return "a new run"
         if self.config.getoption("start_over"):
@@ -165,11 +166,11 @@ class Thorough:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items if self.config.pluginmanager.hasplugin("timeout") else ():
             if count_of(item):
-                # It ends by its budget, and ranks by their own timeout.
+                # Its budget ends it, and ranks have a timeout of their own.
                 item.add_marker(pytest.mark.timeout(0), append=False)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Say what is to be done; properties that were all done before begin anew."""
+        """Record the properties to run. If all of them were done before, they begin anew."""
         mine = {key_of(item.nodeid): item.nodeid for item in session.items if count_of(item)}
         self._keys = {nodeid: key for key, nodeid in mine.items()}
         self.share = self.effort.budget / -(-len(mine) // self._workers) if mine else 0.0
@@ -220,7 +221,7 @@ class Thorough:
             function._hypothesis_internal_use_seed = own_seed
 
     def _rounds(self, item: pytest.Function, call: Callable[[], None], function: Any, watch: _Watch) -> None:
-        """Replay what failed before, then draw.  Errors: what the property raises, with the seed in a note."""
+        """Replay earlier failures, then draw. Errors: what the property raises, with the seed in a note."""
         __tracebackhide__ = True
         from hypothesis import Phase, settings
         from hypothesis.database import DirectoryBasedExampleDatabase
@@ -247,14 +248,14 @@ class Thorough:
                     e.add_note(watch.where)
                 raise
 
-        if self._repeated is not None:  # one round, for a look at it: it counts for nothing
+        if self._repeated is not None:  # one round, to reproduce a failure: it does not count
             watch.counting = False
             return under(drawing)
         try:
             try:
                 under(again)
             except Unsatisfiable:
-                pass  # what failed before is given up now
+                pass  # the examples that failed before are given up now
             except SkipTest:
                 if watch.called:
                     raise
@@ -264,7 +265,7 @@ class Thorough:
                 under(drawing)
                 self._journal.sync()
                 if not watch.new:
-                    break  # there are no others
+                    break  # there are no new examples
         except _Stop:
             watch.raise_broken()
         self._journal.write(Done(watch.key, "failed" if watch.key in self._failed else "passed"))
@@ -273,7 +274,7 @@ class Thorough:
 
     # what is shown
 
-    @pytest.hookimpl(tryfirst=True)  # the one that runs the tests is the last
+    @pytest.hookimpl(tryfirst=True)  # pytest's own implementation, which runs the tests, is called last
     def pytest_runtestloop(self) -> None:
         if self._ticker is not None:
             self._ticker.start()
@@ -332,7 +333,7 @@ class _Watch:
         self.failed = self.called = False
         self.counting = True
         self.new = 0
-        """Examples of this round that were in none before."""
+        """The number of examples of this round that no round before had."""
         self._journal, self._goal, self._timed, self._test = kept, goal, timed, item.nodeid
         self._passed, self._seconds, self._contents = progress.passed, progress.seconds, set(progress.contents)
         self._since = time.monotonic()
@@ -362,25 +363,25 @@ class _Watch:
 
     @property
     def where(self) -> str:
-        """Where a failure comes from, and how to have it again."""
+        """Where a failure comes from, and how to reproduce it."""
         if self.seed is None:
             return "this failed before, and was drawn again from the database of examples"
         command = f"{EXAMPLES}=thorough pytest '{self._test}' --hypothesis-seed={self.seed}"
         return f"drawn from seed {self.seed}; to draw the same again: {command}"
 
     def over(self) -> bool:
-        """Whether the property has done its share.  One that has failed is shrunk, however long."""
+        """Return whether the property has done its share. A failed one has not: shrinking takes as long as it takes."""
         if self.failed or not self.counting:
             return False
         return (self._seconds + time.monotonic() - self._since if self._timed else self._passed) >= self._goal
 
     def begin(self, seed: int) -> None:
-        """A round begins."""
+        """Begin a round."""
         self.seed, self.new = seed, 0
         self._journal.write(Round(self.key, seed, self._goal))
 
     def raise_broken(self) -> None:
-        """Errors: JournalError, if something could not be written."""
+        """Raise the JournalError of an earlier write, if there was one."""
         if self._broken is not None:
             raise self._broken
 
@@ -403,7 +404,7 @@ class _Watch:
 
 
 class _Ticker:
-    """Shows every so often how far properties are, whatever else the process does: it reads the journal."""
+    """Shows the progress of properties at intervals. It reads the journal, whatever else the process does."""
 
     def __init__(self, kept: Journal, asked: Effort, config: pytest.Config) -> None:
         self._journal, self._asked = kept, asked
@@ -416,7 +417,7 @@ class _Ticker:
         try:
             tally = self._journal.read()
         except JournalError:
-            return ""  # whoever runs tests meets it, too, and says so
+            return ""  # the process that runs tests meets and reports it, too
         lines = []
         for key, p in tally.properties.items():
             counts = p.passed, p.given_up
@@ -428,20 +429,20 @@ class _Ticker:
 
 
 def count_of(item: pytest.Item) -> int:
-    """How many examples a property has in the default setting; 0 for other tests."""
+    """Return the number of examples that a property has by default; 0 for other tests."""
     function: Any = getattr(item, "obj", None)
     inner = getattr(getattr(function, "hypothesis", None), "inner_test", None)
     return int(getattr(inner, "concord_examples", 0) or getattr(function, "concord_examples", 0)) if inner else 0
 
 
 def line_of(p: Progress, *, timed: bool) -> str:
-    """How far a property is."""
+    """Return a line about the progress of a property."""
     left = f"{shown(max(0.0, p.goal - p.seconds))} left" if timed else f"{max(0, round(p.goal) - p.passed)} left"
     return f"{p.test}: {p.passed} passed, {p.given_up} given up, {shown(p.seconds)}, {left}"
 
 
 def table(properties: Any) -> Iterator[str]:
-    """What a run has done, line by line."""
+    """Yield the lines of a table of what a run has done."""
     rows = [
         (
             p.test,

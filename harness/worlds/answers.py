@@ -1,4 +1,4 @@
-"""What a rank says to its controller: typed data of bounded size, which is checked before anything is made of it.
+"""A rank's messages to its controller: typed data of bounded size, which is checked before it is used.
 
 Only the result of a function is a pickle, and it travels inside as bytes: see :mod:`harness.worlds.unpickling`.
 """
@@ -14,7 +14,7 @@ from msgspec import Meta
 from harness.worlds import wire
 
 _NAME, _LINE, _TEXT, _MOST_FRAMES, _MOST_LEFT = 1000, 4000, 100_000, 300, 200
-_BESIDE = 1 << 16  # bytes: a longer pickle travels as a buffer, which nobody copies
+_BESIDE = 1 << 16  # bytes; a longer pickle travels as a buffer, which is not copied
 
 Name = Annotated[str, Meta(max_length=_NAME)]
 Line = Annotated[str, Meta(max_length=_LINE)]
@@ -24,7 +24,7 @@ Frames = Annotated[list[tuple[Line, Annotated[int, Meta(ge=0, le=1 << 31)], Name
 
 
 class Report(msgspec.Struct, forbid_unknown_fields=True):
-    """An exception, as :func:`harness.worlds.evidence.describe_exception` has it."""
+    """An exception, as :func:`harness.worlds.evidence.describe_exception` describes it."""
 
     type: Name
     message: Line
@@ -42,7 +42,7 @@ class Ready(msgspec.Struct, tag="ready", forbid_unknown_fields=True):
 
     job: Job
     descriptor: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
-    """Of the rank's end of the control channel."""
+    """The descriptor of the rank's end of the control channel."""
 
 
 class Returned(msgspec.Struct, tag="returned", forbid_unknown_fields=True):
@@ -50,18 +50,18 @@ class Returned(msgspec.Struct, tag="returned", forbid_unknown_fields=True):
 
     job: Job
     pickled: bytes = b""
-    """The result; empty for None, or where it is the first of the frame's buffers."""
+    """The result; empty for None, or if the pickle is the first of the frame's buffers."""
 
 
 class Raised(msgspec.Struct, tag="raised", forbid_unknown_fields=True):
-    """The function raised, or could not be had (then ``job`` is -1)."""
+    """The function raised, or it or its arguments could not be unpickled (then ``job`` is -1)."""
 
     job: Job
     report: Report
 
 
 class Checked(msgspec.Struct, tag="checked", forbid_unknown_fields=True):
-    """What the last test left in the rank."""
+    """The residue that the last test left in the rank."""
 
     job: Job
     left: Annotated[list[Line], Meta(max_length=_MOST_LEFT)]
@@ -74,7 +74,7 @@ class Debug(msgspec.Struct, tag="debug", forbid_unknown_fields=True):
 
 
 class Debugged(msgspec.Struct, tag="debugged", forbid_unknown_fields=True):
-    """The rank gives it back."""
+    """The rank gives the terminal back."""
 
     job: Job
 
@@ -85,26 +85,26 @@ _DECODER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 class NotAnAnswer(ValueError):
-    """A frame that is none of the above; says why."""
+    """A frame is not one of these answers; the message says why."""
 
 
 # the rank's side
 
 
 def frame(answer: Answer, buffers: Sequence[bytes] = ()) -> list[bytes]:
-    """The parts of the frame of an answer, ready for :func:`harness.worlds.wire.send_parts`."""
+    """Return the parts of the frame of an answer, ready for :func:`harness.worlds.wire.send_parts`."""
     return wire.parts_of(_ENCODER.encode(answer), buffers)
 
 
 def returned(job: int, pickled: bytes, buffers: Sequence[bytes]) -> list[bytes]:
-    """The frame of a result, from its pickle and the bytes of storages beside it."""
+    """Return the frame of a result, from its pickle and the bytes of its storages."""
     if buffers or len(pickled) > _BESIDE:
         return frame(Returned(job), [pickled, *buffers])
     return frame(Returned(job, pickled))
 
 
 def raised(job: int, report: Mapping[str, Any]) -> list[bytes]:
-    """The frame of an exception, cut to what may be sent."""
+    """Return the frame of an exception, cut to the sizes that may be sent."""
     code = report["exit_code"]
     if isinstance(code, int) and not -(1 << 62) <= code <= 1 << 62:
         code = hex(code)
@@ -128,12 +128,12 @@ def raised(job: int, report: Mapping[str, Any]) -> list[bytes]:
 
 
 def checked(job: int, left: Sequence[str]) -> list[bytes]:
-    """The frame of what a test left, cut to what may be sent."""
+    """Return the frame of what a test left, cut to the sizes that may be sent."""
     return frame(Checked(job, [_cut(each, _LINE) for each in left[:_MOST_LEFT]]))
 
 
 def _cut(text: str, most: int) -> str:
-    """Text of at most so many characters that can be encoded: halves of surrogate pairs become their escapes."""
+    """Cut a text to ``most`` characters, and make it encodable: halves of surrogate pairs become escapes."""
     text = text[:most]
     if not text.isascii():
         text = text.encode(errors="backslashreplace").decode()[:most]
@@ -144,9 +144,9 @@ def _cut(text: str, most: int) -> str:
 
 
 def read(received: tuple[bytes | bytearray, list[bytearray]]) -> tuple[Answer, list[bytearray]]:
-    """The answer in a frame, and the buffers that came with it.
+    """Return the answer in a frame, and the buffers that came with it.
 
-    Errors: :class:`NotAnAnswer`, whatever is wrong with it.
+    Errors: :class:`NotAnAnswer`, whatever is wrong with the frame.
     """
     body, buffers = received
     try:
@@ -159,5 +159,5 @@ def read(received: tuple[bytes | bytearray, list[bytearray]]) -> tuple[Answer, l
 
 
 def kind(answer: Answer) -> str:
-    """What an answer is called: ``returned`` and the like."""
+    """Return the kind of an answer: ``returned`` and the like."""
     return str(answer.__struct_config__.tag)

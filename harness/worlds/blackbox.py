@@ -1,11 +1,11 @@
-"""A rank's black box: a page of memory that the rank writes and that outlives it.
+"""The black box of a rank: shared memory that the rank writes and that outlives it.
 
-The controller maps the same page, so that it knows what a rank was doing even when the rank is stuck in C, stopped,
-or dead.  It holds the rank's phase and a ring of the collectives that it issued from Python.  (PyTorch's Flight
-Recorder knows more, also about collectives issued from C++, but it dies with its process.)
+The controller maps the same memory, so it knows what a rank was doing even if the rank is stuck in C, stopped, or
+dead.  The box holds the rank's phase and a ring of the collectives that it issued from Python.  (PyTorch's Flight
+Recorder knows more, including collectives issued from C++, but it dies with its process.)
 
-The sizes of files that a rank shares with the controller are sealed.  A mapped file that is cut short ends whoever
-reads it with SIGBUS; one that grows without end takes the machine's memory.
+The sizes of files that a rank shares with the controller are sealed.  Otherwise, a rank could truncate a mapped file,
+so that reading it ends the reader with SIGBUS, or make a file grow until the machine is out of memory.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _SLOT = 320
 _SLOTS = 128
 SIZE = _RING_AT + _SLOT * _SLOTS
 CRASH_SIZE = 1 << 20
-"""Of a crash file, into which faulthandler writes: what is more than that is not written."""
+"""Size in bytes of a crash file, into which faulthandler writes; anything beyond it is not written."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def fixed_file(name: str, size: int) -> int:
     """Make an anonymous file of zeros whose size is sealed; returns its descriptor.
 
-    No file system has a name for it, and it goes with its last user.
+    The file has no name in any file system, and disappears with its last user.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -55,10 +55,10 @@ class Issued:
     number: int
     """Counts from 1 in this rank."""
     time_ns: int
-    """Monotonic clock."""
+    """When it was issued, on the monotonic clock."""
     op: str
     tensors: str
-    """Data type and shape of the first tensors, as in ``float32[4]``."""
+    """Data type and shape of the first tensor, as in ``float32[4]``, and how many there are if there are more."""
     group: str
     """Name of the process group."""
     where: str
@@ -66,7 +66,7 @@ class Issued:
 
 
 class BlackBox:
-    """The page, from either side.
+    """The black box, as the rank or the controller uses it.
 
     ``fd``: from :meth:`create`.  Errors: ValueError for a file whose size is not sealed.
     """
@@ -79,7 +79,7 @@ class BlackBox:
 
     @staticmethod
     def create(name: str) -> int:
-        """Make the file for a page; returns its descriptor."""
+        """Make the file for a black box; returns its descriptor."""
         return fixed_file(name, SIZE)
 
     def close(self) -> None:
@@ -88,24 +88,25 @@ class BlackBox:
     # the rank's side
 
     def enter(self, phase: str, job: int = 0) -> None:
+        """Record the phase that the rank enters, one of :data:`PHASES`, and its job."""
         _STATE.pack_into(self._map, 0, PHASES.index(phase), job, time.monotonic_ns())
 
     def issued(self, op: str, tensors: str, group: str, where: str) -> None:
-        """Note a collective.  Long texts are cut."""
+        """Record a collective.  Long texts are cut."""
         self.write(self.entry(op, tensors, group, where))
 
     @staticmethod
     def entry(op: str, tensors: str, group: str, where: str) -> bytes:
-        """What :meth:`write` takes, for whoever writes the same again and again."""
+        """Return the bytes that :meth:`write` takes, for callers that write the same entry again and again."""
         text = _entry(op, tensors[:80], group[:40], where[-120:])
         if len(text) > _SLOT - _ENTRY.size:
             text = _entry(op[:40], "", "", where[-60:])
-        if len(text) > _SLOT - _ENTRY.size:  # hardly a letter of ASCII in it
+        if len(text) > _SLOT - _ENTRY.size:  # hardly any of it is ASCII
             text = _entry(op[:20], "", "", where[-20:])
         return text
 
     def write(self, text: bytes) -> None:
-        """Note a collective from its :meth:`entry`."""
+        """Record a collective from its :meth:`entry`."""
         self._count += 1
         at = _RING_AT + (self._count - 1) % _SLOTS * _SLOT
         self._map[at + _ENTRY.size : at + _ENTRY.size + len(text)] = text
@@ -121,16 +122,16 @@ class BlackBox:
 
     @property
     def count(self) -> int:
-        """How many collectives the rank has issued from Python."""
+        """The number of collectives that the rank has issued from Python."""
         return int(_COUNT.unpack_from(self._map, _COUNT_AT)[0])
 
     @property
     def whole(self) -> bool:
-        """Whether the ring still has all of them."""
+        """Whether the ring still holds all of them."""
         return self.count <= _SLOTS
 
     def recent(self, most: int = 8) -> list[Issued]:
-        """The last collectives, oldest first.  An entry that the rank was just writing is left out."""
+        """Return the last collectives, oldest first.  An entry that is just being written is left out."""
         count = self.count
         entries = []
         for number in range(max(1, count - min(most, _SLOTS) + 1), count + 1):
@@ -145,14 +146,14 @@ class BlackBox:
 
 
 def _texts(data: bytes) -> tuple[str, str, str, str] | None:
-    """The four texts of an entry; None for what is not one."""
+    """Return the four texts of an entry; None if the data is not an entry."""
     try:
-        found = json.loads(data)
+        texts = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, list) or len(found) != 4 or not all(isinstance(text, str) for text in found):
+    if not isinstance(texts, list) or len(texts) != 4 or not all(isinstance(text, str) for text in texts):
         return None
-    op, tensors, group, where = found
+    op, tensors, group, where = texts
     return op, tensors, group, where
 
 

@@ -1,4 +1,4 @@
-"""Calls of code that may never come back, such as the ``__str__`` of somebody's exception."""
+"""Calls of code that may never return, such as the ``__str__`` of a user's exception."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ Result = TypeVar("Result")
 
 
 class TooLongError(Exception):
-    """A call was not done in time.  ``seconds``: how long it had; ``frames``: (file, line, function) of where it is,
-    outermost first."""
+    """A call did not finish in time.
+
+    ``seconds``: how long it had; ``frames``: (file, line, function) of where it is, outermost first.
+    """
 
     def __init__(self, seconds: float, frames: tuple[tuple[str, int, str], ...]) -> None:
         self.seconds = seconds
@@ -26,11 +28,11 @@ class _AbandonedError(BaseException):
 
 
 def within(seconds: float, function: Callable[[], Result]) -> Result:
-    """Call ``function`` in a thread of its own and wait for it for at most so many seconds.
+    """Call ``function`` in a thread of its own, and wait for it for at most ``seconds``.
 
-    Returns what it returns.  A function that is not done in time is told to end by an exception, which reaches it as
-    soon as it executes Python code; whatever it does until then, nobody waits.  Code that holds the interpreter lock
-    for longer holds everything in this process.
+    Returns what it returns.  If it does not finish in time, an exception is raised in its thread as soon as the thread
+    executes Python code, and nobody waits for that.  Code that holds the interpreter lock for longer blocks this whole
+    process.  If no thread can be started, the function is called here, without a time limit.
 
     Errors: whatever it raises; :class:`TooLongError`.
     """
@@ -61,8 +63,8 @@ def within(seconds: float, function: Callable[[], Result]) -> Result:
 
 def _frames_of(thread: threading.Thread, most: int = 100) -> tuple[tuple[str, int, str], ...]:
     frame = sys._current_frames().get(thread.ident or 0)
-    found: list[tuple[str, int, str]] = []
-    while frame is not None and frame.f_code.co_filename not in (__file__, threading.__file__) and len(found) < most:
-        found.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+    frames: list[tuple[str, int, str]] = []
+    while frame is not None and frame.f_code.co_filename not in (__file__, threading.__file__) and len(frames) < most:
+        frames.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
         frame = frame.f_back
-    return tuple(found[::-1])
+    return tuple(frames[::-1])

@@ -1,4 +1,4 @@
-"""What a rank can say about its own failure, as plain data that survives the trip to the controller."""
+"""A rank's report of its own failure, as plain data that survives the trip to the controller."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ _HERE = os.path.dirname(__file__) + os.sep
 _AUTOGRAD_ENGINE = os.path.join(TORCH, "autograd", "graph.py")
 _MOST_TEXT = 100_000
 _MOST_FRAMES = 300
-_PATIENCE, _PATIENCE_AGAIN = 5.0, 1.0  # seconds for a report; a machine with much to do takes its time
+_PATIENCE, _PATIENCE_AGAIN = 5.0, 1.0  # seconds for a report, enough for a busy machine
 _SKIPS = {("builtins", "Skipped"), ("_pytest.outcomes", "Skipped"), ("unittest.case", "SkipTest")}
-"""pytest gives its own the module ``builtins``, so that users see a short name."""
+"""pytest gives its own class the module ``builtins``, so that users see a short name."""
 
 
 def describe_exception(
     error: BaseException, *, context: str = "", style: str = "short", show_locals: bool = False
 ) -> dict[str, Any]:
-    """An exception as a dict of strings and numbers.
+    """Describe an exception as a dict of strings and numbers.
 
-    ``type``: its qualified name; ``message``: its first lines; ``text``: the traceback as pytest shows it, without
-    our own frames; ``frames``: (file, line, function) of the user's part, outermost first, the middle of a long one
-    left out; ``in_collective``: whether it came out of torch.distributed; ``skip``: whether it is a skip;
-    ``exit_code``: of a SystemExit; ``time_ns``: now, on the monotonic clock.
+    The keys are: ``type``: its qualified name; ``message``: the beginning of its message; ``text``: the traceback as
+    pytest shows it, without our own frames; ``frames``: (file, line, function) of the user's part, outermost first,
+    without the middle if it is long; ``in_collective``: whether it was raised in torch.distributed or in the autograd
+    engine; ``skip``: whether it is a skip; ``exit_code``: of a SystemExit; ``time_ns``: now, on the monotonic clock;
+    ``context``: as given.
 
-    Takes a few seconds at most and gives a text of bounded length, whatever the exception is and whatever its
-    ``__str__`` does.  Works, with less to say, when there is no memory left.
+    Takes a few seconds at most and returns a text of bounded length, whatever the exception is and whatever its
+    ``__str__`` does.  Works even when there is no memory left, with less in the report.
     """
     now = time.monotonic_ns()
     name = name_of(type(error))
@@ -55,18 +56,18 @@ def describe_exception(
         report["frames"] = telling.both_ends(frames, _MOST_FRAMES)
         report["in_collective"] = bool(frames) and is_collective_frame(frames[-1][0])
         report |= within(_PATIENCE, functools.partial(_told, error, tb, style, show_locals))
-    except TooLongError as e:  # __str__ and __repr__ are the user's code, which may never come back
+    except TooLongError as e:  # __str__ and __repr__ are the user's code, which may never return
         report["message"], report["text"] = _told_shortly(error, tb, e)
     except MemoryError:
         error.__traceback__ = None  # frees what the frames hold
         report["text"] = report["message"] = "out of memory"
-    except BaseException as e:  # nor need it end well
+    except BaseException as e:  # the user's code may also raise anything
         report["text"] = f"{name} (its traceback could not be formatted: {name_of(type(e))})"
     return report
 
 
 def name_of(kind: type) -> str:
-    """The qualified name of a class, whatever its metaclass says; without the module of one that is built in."""
+    """Return the qualified name of a class, whatever its metaclass says.  Builtins are named without their module."""
     module, name = _MODULE.__get__(kind), _QUALNAME.__get__(kind)
     return str(name) if module == "builtins" or not isinstance(module, str) else f"{module}.{name}"
 
@@ -75,21 +76,21 @@ _MODULE, _QUALNAME = type.__dict__["__module__"], type.__dict__["__qualname__"]
 
 
 def _told(error: BaseException, tb: TracebackType | None, style: str, show_locals: bool) -> dict[str, Any]:
-    """The parts of a report for which the exception's own code is asked."""
+    """Return the parts of a report that need the exception's own code."""
     told: dict[str, Any] = {"exit_code": _exit_code(error.code)} if isinstance(error, SystemExit) else {}
     told["message"] = telling.text_of(error)
     try:
         text = _formatted(error, tb, style, show_locals) if telling.is_short(error) else telling.shortly(error, tb)
     except MemoryError:
         raise
-    except BaseException as e:  # a __repr__ may even exit
+    except BaseException as e:  # a __repr__ may even call sys.exit
         text = f"{telling.shortly(error, tb)}\n({name_of(type(e))} while its traceback was formatted)"
     told["text"] = text[-_MOST_TEXT:]
     return told
 
 
 def _told_shortly(error: BaseException, tb: TracebackType | None, late: TooLongError) -> tuple[str, str]:
-    """Message and text of an exception that could not be told in time."""
+    """Return message and text of an exception that could not be described in time."""
     try:
         return within(_PATIENCE_AGAIN, lambda: (telling.text_of(error), telling.shortly(error, tb)[-_MOST_TEXT:]))
     except BaseException:
@@ -99,13 +100,13 @@ def _told_shortly(error: BaseException, tb: TracebackType | None, late: TooLongE
 
 
 def is_collective_frame(file: str) -> bool:
-    """Whether a frame of this file is where a collective is issued or waited for."""
+    """Return whether a frame of this file issues or waits for a collective."""
     return file.startswith(DISTRIBUTED) or file == _AUTOGRAD_ENGINE
 
 
 def _exit_code(code: object) -> int | str | None:
     if code is None or isinstance(code, int):
-        return None if code is None else int(code)  # not an enum that the controller can't import
+        return None if code is None else int(code)  # the controller may be unable to import a subclass, such as an enum
     try:
         return str(code)[:2000]
     except Exception:
@@ -135,13 +136,13 @@ def _formatted(error: BaseException, tb: TracebackType | None, style: str, show_
         )
         out = io.StringIO()
         shown.toterminal(TerminalWriter(out))
-        return out.getvalue().strip("\n")  # and not str(shown), which loses the first line's indentation
+        return out.getvalue().strip("\n")  # str(shown) would lose the first line's indentation
     except Exception:
         return "".join(traceback.format_exception(type(error), error, tb))
 
 
 def explain_assertions(verbosity: int) -> None:
-    """Give rewritten ``assert`` statements in this process the explanations that pytest gives in its own."""
+    """Give rewritten ``assert`` statements in this process the explanations that pytest gives in its own process."""
     try:
         from _pytest.assertion import util
     except ImportError:
@@ -163,7 +164,7 @@ def _explain(verbosity: int, op: str, left: object, right: object) -> str | None
 
 @functools.cache
 def _plain_config(verbosity: int) -> Any:
-    """A pytest configuration of its own: only failed assertions need it, so it is made when the first one does."""
+    """Return a separate pytest configuration.  Only failed assertions need it, so the first one creates it."""
     from _pytest.config import _prepareconfig
 
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

@@ -1,14 +1,14 @@
-"""The small process above the server: it says how the server ended, and ends everything that is left below it.
+"""The guardian: the small process above the server, which reports how the server ended and ends everything below it.
 
-It is started before torch is imported and does nothing but wait, so what happens to the server (a crash, the kernel for
-want of memory, a signal) does not happen to it.  As the sub-reaper above the server's own, it is handed what the server
-leaves behind, daemons in sessions of their own too.  A server that somebody stopped is killed, since nobody can tell
-whether it will ever be continued, and a test must not wait for that.
+It is started before torch is imported and does nothing but wait, so it does not share the server's fate (a crash, the
+out-of-memory killer, a signal).  It is the sub-reaper above the server's own, so it becomes the parent of what the
+server leaves behind, including daemons in sessions of their own.  It kills a server that somebody has stopped, because
+nobody can tell whether the server will ever be continued, and a test must not wait for that.
 
-Should the guardian be killed, the server ends as if the controller had gone, and leaves nothing behind either.
+If the guardian is killed, the server ends as if the controller had gone, and leaves nothing behind either.
 
-It shares the server's socket to the controller, and says two things on it: ``{"server": pid}`` at once, and
-``{"ended": wait status, "stopped": the signal that had stopped it, or 0}`` once all is over.
+It shares the server's socket to the controller and sends two messages on it: ``{"server": pid}`` at once, and
+``{"ended": wait status, "stopped": the signal that had stopped it, or 0}`` at the end.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from harness.worlds.processes import ORPHANED
 
 _TICK_MS = 200
 _TICKS = 5
-"""How often in a row the server is seen to be stopped before it is given up.  Ticks are counted, and not seconds, so
-that a job which is suspended and continued as a whole loses nothing."""
+"""How many times in a row the server must be seen to be stopped before it is given up.  Ticks are counted instead of
+seconds, so that a job that is suspended and continued as a whole loses nothing."""
 _CLEARING = 1.0
-"""Seconds for what is left to end, before it is told that the server has ended."""
+"""Seconds for the remaining processes to end before the end of the server is reported."""
 
 
 def main(fd: int, parent: int, modules: list[str], private: bool) -> NoReturn:
-    """Fork the server and guard it.  ``fd``: the socket to the controller, whose process is ``parent``.
+    """Fork the server and guard it.
 
-    ``modules``: what the server imports; ``private``: whether ranks get a network of their own.
+    ``fd``: the socket to the controller, whose process is ``parent``; ``modules``: what the server imports;
+    ``private``: whether ranks get a network of their own.
     """
     signal.signal(ORPHANED, lambda *_: None)
     processes.die_with_parent(parent, ORPHANED)
@@ -45,7 +46,7 @@ def main(fd: int, parent: int, modules: list[str], private: bool) -> NoReturn:
     guardian = os.getpid()
     server = os.fork()
     if server == 0:
-        os.setsid()  # what is sent to the guardian's group is not meant for the server, and the other way round
+        os.setsid()  # a signal to the guardian's group is not meant for the server, and the other way round
         from harness.worlds.server import main as serve
 
         serve(fd, guardian, modules, private)
@@ -62,13 +63,13 @@ class _Guardian:
         self.ticks = 0
 
     def watch(self) -> NoReturn:
-        """Wait until the server ends, is stopped, or is not needed any more; then end all, and this process."""
+        """Wait until the server ends, is stopped, or is no longer needed; then end everything and this process."""
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for sig in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, ORPHANED):
             signal.signal(sig, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         poll = select.poll()
-        poll.register(self.sock.fileno(), 0)  # no more than whether the controller has closed its end
+        poll.register(self.sock.fileno(), 0)  # reports only that the controller has closed its end
         poll.register(wake_r, select.POLLIN)
         self.tell({"server": self.server})
         needed = True
@@ -88,7 +89,7 @@ class _Guardian:
         os._exit(0)
 
     def has_ended(self) -> bool:
-        """Whether the server has ended, or has been stopped for so long that it is given up."""
+        """Return whether the server has ended, or has been stopped for so long that it is given up."""
         pid, status = os.waitpid(self.server, os.WNOHANG | os.WUNTRACED)
         if pid and not os.WIFSTOPPED(status):
             self.status = status
@@ -109,4 +110,4 @@ class _Guardian:
         try:
             self.sock.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
         except OSError:
-            pass  # the controller has gone, or does not listen
+            pass  # the controller has gone, or does not read

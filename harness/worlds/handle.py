@@ -1,8 +1,8 @@
-"""The seam between a world and the place where its ranks run: a launcher, the handles of its ranks, and its clock.
+"""The interface between a world and the place where its ranks run: a launcher, the handles of ranks, and a clock.
 
-A world, its wait, its watchdog and its post-mortem use ranks through these protocols only, so that ranks may run on
-another host, or be made up by a test.  Nothing here is a descriptor of a rank or a file that it shares, and nobody
-signals a process by the id that a handle shows.  Times are seconds or nanoseconds of the launcher's :class:`Clock`.
+A world, its wait, its watchdog and its post-mortem use ranks only through these protocols, so ranks may run on another
+host, or be made up by a test.  No protocol exposes a descriptor of a rank or a file that it shares, and nobody signals
+a process by the id that a handle shows.  Times are seconds or nanoseconds of the launcher's :class:`Clock`.
 
 :mod:`harness.worlds.local` is the implementation for this host.
 """
@@ -19,18 +19,18 @@ from harness.worlds.network import Refusal
 from harness.worlds.rank import RankSetup
 
 Frame = tuple[bytes | bytearray, list[bytearray]]
-"""A frame that has arrived: its body, and the buffers beside it."""
+"""A frame that has arrived: its body and its buffers."""
 
 
 class Clock(Protocol):
     """A monotonic clock.  The module :mod:`time` is one."""
 
     def monotonic(self) -> float:
-        """Now, in seconds."""
+        """Return the time now, in seconds."""
         ...
 
     def monotonic_ns(self) -> int:
-        """Now, in nanoseconds, on the same clock."""
+        """Return the time now, in nanoseconds, on the same clock."""
         ...
 
 
@@ -38,8 +38,8 @@ class KernelState(NamedTuple):
     """A rank's process as the kernel of its host sees it."""
 
     main: str = ""
-    """State of its main thread, a letter of :manpage:`proc(5)`: ``S`` sleeps, ``R`` runs, ``T`` is stopped by a signal.
-    Empty if the process has gone."""
+    """State of its main thread, a letter of :manpage:`proc(5)`: ``S`` for sleeping, ``R`` for running, ``T`` for
+    stopped by a signal.  Empty if the process has gone."""
     ticks: int = 0
     """CPU time used by all its threads, in ticks of 10 ms."""
     threads: Sequence[str] = ()
@@ -61,24 +61,24 @@ class Box(Protocol):
 
     @property
     def count(self) -> int:
-        """How many collectives the rank has issued from Python."""
+        """The number of collectives that the rank has issued from Python."""
         ...
 
     @property
     def whole(self) -> bool:
-        """Whether :meth:`recent` can still give all of them."""
+        """Whether :meth:`recent` can still return all of them."""
         ...
 
     def recent(self, most: int = 8) -> list[Issued]:
-        """The last collectives, oldest first.  Times are of the rank's own clock."""
+        """Return the last collectives, oldest first.  Times are on the rank's own clock."""
         ...
 
 
 class RankHandle(Protocol):
     """The controller's end of one rank.
 
-    No method waits for the rank, except :meth:`send` for at most its timeout.  To wait, ask the launcher for a
-    :class:`Listener`.  Unless it says so, no method raises: a rank that has gone has nothing more to say.
+    No method waits for the rank, except :meth:`send`, for at most its timeout.  To wait, ask the launcher for a
+    :class:`Listener`.  A method raises only the errors that it documents: a rank that has gone just sends nothing more.
     """
 
     @property
@@ -94,7 +94,7 @@ class RankHandle(Protocol):
 
     @property
     def exit(self) -> Exit | None:
-        """How its process ended; None until a listener or :meth:`Launcher.poll` has noticed."""
+        """How its process ended; None until a listener or :meth:`Launcher.poll` has noticed the end."""
         ...
 
     @property
@@ -103,23 +103,23 @@ class RankHandle(Protocol):
         ...
 
     def send(self, frame: list[bytes], timeout: float = 30.0) -> None:
-        """Write the parts of a frame (:func:`~harness.worlds.wire.parts_of`), or the whole frame as one part.
+        """Send a frame, as its parts (:func:`~harness.worlds.wire.parts_of`) or as one part.
 
         Errors: :class:`~harness.worlds.wire.WireError` if the rank has gone, or does not read for ``timeout`` seconds.
         """
         ...
 
     def receive(self) -> Frame | None:
-        """Take the next frame that has arrived as a whole; None if there is none.
+        """Take the next frame that has arrived completely; None if there is none.
 
-        Errors: :class:`~harness.worlds.wire.NotAFrame` for bytes that are no frame, and
-        :class:`~harness.worlds.wire.WireError` once the connection is closed and every whole frame was taken.
+        Errors: :class:`~harness.worlds.wire.NotAFrame` for bytes that are not a frame, and
+        :class:`~harness.worlds.wire.WireError` once the connection is closed and every complete frame was taken.
         """
         ...
 
     @property
     def more(self) -> bool:
-        """Whether the next frame may be there already, so that no listener tells of it."""
+        """Whether the next frame may have been read already, so that no listener reports it."""
         ...
 
     @property
@@ -133,13 +133,13 @@ class RankHandle(Protocol):
 
     @property
     def output_closed(self) -> bool:
-        """Whether :meth:`take_output` has given everything, and nobody can print any more."""
+        """Whether :meth:`take_output` has returned everything, and nobody can print any more."""
         ...
 
     def lend(self, stdin: int, stdout: int) -> None:
-        """Give the rank's debugger a terminal: answers the :class:`~harness.worlds.answers.Debug` that it has sent.
+        """Lend the rank's debugger a terminal, in answer to the :class:`~harness.worlds.answers.Debug` that it sent.
 
-        ``stdin``, ``stdout``: descriptors of the controller's own terminal, lent until the rank says ``Debugged``.  A
+        ``stdin``, ``stdout``: descriptors of the controller's own terminal, lent until the rank sends ``Debugged``.  A
         handle whose rank runs elsewhere copies bytes between them and the rank.
 
         Errors: :class:`~harness.worlds.wire.WireError` if the rank has gone.
@@ -153,36 +153,38 @@ class RankHandle(Protocol):
         ...
 
     def take_snapshot(self) -> dict[str, Any] | None:
-        """The monitor's answer; None until it is there; empty if nothing can be read of it, or it never comes."""
+        """Take the monitor's answer: None until it has arrived, empty if it can't be read or will never come."""
         ...
 
     @property
     def monitor_lost(self) -> bool:
-        """Whether something other than the monitor wrote into its channel, so that no snapshot can be trusted."""
+        """Whether something other than the monitor wrote to its channel, so that no snapshot can be trusted."""
         ...
 
     def ask_stack(self) -> None:
-        """Make the rank dump its Python stacks from a signal handler, which works without its interpreter lock."""
+        """Make the rank dump its Python stacks from a signal handler, which does not need its interpreter lock."""
         ...
 
     def stack_is_there(self) -> bool:
-        """Whether the stacks that :meth:`ask_stack` asked for have been written, or never will be."""
+        """Return whether the stacks that :meth:`ask_stack` asked for have been written, or never will be."""
         ...
 
     def crash_text(self) -> str:
-        """What faulthandler has written since the last call."""
+        """Return what faulthandler has written since the last call."""
         ...
 
     def kernel_state(self) -> KernelState:
-        """The rank's process as its kernel sees it now."""
+        """Return the rank's process as its kernel sees it now."""
         ...
 
     def alarms(self, threads: Iterable[tuple[int, bool]]) -> dict[int, bool]:
-        """Which threads may wake up by themselves, by the system calls that they are in.
+        """Return, by the kernel's id, whether each thread may wake up by itself, judged by its current system call.
 
-        ``threads``: the kernel's id of each, as a snapshot has it, and whether it is the main thread.  Waiting for a
-        lock without a time limit, or reading, is no alarm; any other call is.  Of the main thread, whose frames tell
-        more, only a sleep and a wait for a child are alarms.  A thread of which nothing is known is left out.
+        ``threads``: for each thread, the kernel's id as in a snapshot, and whether it is the main thread.
+
+        A thread that reads, or waits for a lock without a time limit, does not wake up by itself; one in any other call
+        may.  The main thread's frames tell more, so for it only a sleep or a wait for a child counts.  Threads about
+        which nothing is known are left out.
         """
         ...
 
@@ -191,21 +193,21 @@ class RankHandle(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back everything that this handle holds.  May be called twice."""
+        """Release everything that this handle holds.  May be called twice."""
         ...
 
 
 class Heard(enum.Enum):
-    """What a listener can tell of a rank."""
+    """A kind of news about a rank."""
 
     MESSAGE = "message"
-    """:meth:`RankHandle.receive` has something to take or to raise."""
+    """:meth:`RankHandle.receive` has something to return or to raise."""
     OUTPUT = "output"
-    """:meth:`RankHandle.take_output` has something to take, or the output has been closed."""
+    """:meth:`RankHandle.take_output` has something to return, or the output has been closed."""
     SNAPSHOT = "snapshot"
     """:meth:`RankHandle.take_snapshot` may have an answer."""
     STACK = "stack"
-    """:meth:`RankHandle.stack_is_there`."""
+    """:meth:`RankHandle.stack_is_there` returns True."""
 
 
 class News(NamedTuple):
@@ -216,36 +218,38 @@ class News(NamedTuple):
 
 
 class Listener(Protocol):
-    """Waits for some ranks at once."""
+    """Waits for news of several ranks at once."""
 
     def wait(self, seconds: float) -> Sequence[News]:
         """Wait until there is news of any rank, and return it.
 
-        What has not been taken is told again by the next call.  How ranks end is not told as news: their
-        :attr:`RankHandle.exit` is set, and that ends the wait too.
+        The next call reports again what has not been taken.  The end of a rank is not reported as news: its
+        :attr:`RankHandle.exit` is set, and that ends the wait, too.
 
-        ``seconds``: how long to wait at most; 0 only looks; :data:`math.inf` is allowed.  May return sooner without
-        news, so callers look at the clock.  Also sees to it that silence is not the launcher's own fault: where the
-        launcher has lost its ranks, they get an :class:`~harness.worlds.launch.Exit` whose ``server`` says why.
+        ``seconds``: how long to wait at most; 0 only looks; :data:`math.inf` is allowed.  May return early without
+        news, so callers check the clock.
+
+        Also makes sure that silence is not the launcher's own fault: if the launcher has lost its ranks, they get an
+        :class:`~harness.worlds.launch.Exit` whose ``server`` says why.
         """
         ...
 
     def ignore(self, rank: RankHandle, what: Heard) -> None:
-        """Tell no more of this: it is closed, or was taken.  May be called twice."""
+        """Stop reporting this news of a rank, because it is closed or was taken.  May be called twice."""
         ...
 
 
 class Launcher(Protocol):
-    """Starts ranks somewhere, waits for them, and tells how they end."""
+    """Starts ranks somewhere, waits for them, and reports how they end."""
 
     @property
     def clock(self) -> Clock:
-        """The clock of all times here, and the one by which a listener waits."""
+        """The clock of all times here, by which listeners wait, too."""
         ...
 
     @property
     def alive(self) -> bool:
-        """Whether ranks can be started, as far as that is known."""
+        """Whether ranks can be started, as far as is known."""
         ...
 
     @property
@@ -264,23 +268,23 @@ class Launcher(Protocol):
         ...
 
     def spawn(self, setups: Sequence[RankSetup]) -> Sequence[RankHandle]:
-        """Start a rank for each set-up.  Returns at once, in the same order; the ranks report for themselves.
+        """Start a rank for each setup.  Returns handles at once, in the same order; ranks report when they are ready.
 
         Errors: :class:`~harness.worlds.launch.LaunchError` if ranks can't be started here;
-        :class:`~harness.worlds.launch.ServerLost` if they could before, and a new launcher may do it.
+        :class:`~harness.worlds.launch.ServerLost` if they could be started before, and a new launcher may still work.
         """
         ...
 
     def listen(self, ranks: Sequence[RankHandle], to: Collection[Heard]) -> Listener:
-        """A listener to these kinds of news of these ranks of this launcher.  Nothing has to be given back."""
+        """Return a listener to these kinds of news of these ranks of this launcher.  It need not be closed."""
         ...
 
     def poll(self) -> None:
-        """Note which ranks have ended, without waiting: sets :attr:`RankHandle.exit`."""
+        """Set the :attr:`RankHandle.exit` of ranks that have ended, without waiting."""
         ...
 
     def kill(self, rank: RankHandle) -> None:
-        """Kill a rank and all that it started, without waiting for its end."""
+        """Kill a rank and everything that it started, without waiting for its end."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What every launcher of ranks needs: how it fails, how ranks end, what they print, what they take over from here."""
+"""The parts that every launcher of ranks needs: errors, the ends of ranks, their output, and what they inherit."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from dataclasses import dataclass
 
 
 class LaunchError(RuntimeError):
-    """The machinery that starts ranks does not work; says what it printed."""
+    """The machinery that starts ranks does not work; the message includes what it printed."""
 
 
 class ServerLost(LaunchError):
-    """What ranks are started from has ended after it had worked; another one may be made."""
+    """The server that ranks are started from has ended after it had worked; a new one may be started."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a rank's process ended."""
+    """The end of a rank's process."""
 
     status: int
-    """As from :func:`os.wait`."""
+    """The wait status, as from :func:`os.wait`."""
     time_ns: int
-    """Monotonic clock, when the server noticed."""
+    """When the server noticed the end, on the monotonic clock."""
     maxrss_kib: int = 0
     left: tuple[str, ...] = ()
-    """What it left running, now killed."""
+    """Processes that it left running, which have been killed."""
     server: str = ""
-    """Where it is no deed of the rank: what became of the server that the rank was forked from, and took it along."""
+    """What became of the server that the rank was forked from, if the rank ended because of that; else empty."""
 
     @property
     def signal(self) -> signal.Signals | int | None:
+        """The signal that killed it; None if it exited."""
         if not os.WIFSIGNALED(self.status):
             return None
         number = os.WTERMSIG(self.status)
@@ -43,6 +44,7 @@ class Exit:
 
     @property
     def code(self) -> int | None:
+        """Its exit code; None if a signal killed it."""
         return os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else None
 
     @property
@@ -58,7 +60,7 @@ class Exit:
 
 
 class Output:
-    """What a rank printed: the first and the last of it, however much it was."""
+    """The output of a rank: its beginning and its end, so that its size is bounded."""
 
     HEAD = 256 * 1024
     TAIL = 256 * 1024
@@ -69,6 +71,7 @@ class Output:
         self.total = 0
 
     def add(self, data: bytes) -> None:
+        """Append what the rank has printed."""
         self.total += len(data)
         room = self.HEAD - len(self._head)
         if room > 0:
@@ -80,6 +83,7 @@ class Output:
                 del self._tail[: -self.TAIL]
 
     def text(self) -> str:
+        """Return the output as text, with a note where bytes are left out."""
         head, tail = bytes(self._head), bytes(self._tail[-self.TAIL :])
         left_out = self.total - len(head) - len(tail)
         note = f"\n[... {left_out} bytes left out ...]\n".encode() if left_out else b""
@@ -87,12 +91,12 @@ class Output:
 
 
 def import_path() -> list[str]:
-    """``sys.path`` without what is no string, which the import system passes over as well."""
+    """Return ``sys.path`` without entries that are not strings, which the import system ignores as well."""
     return [entry for entry in sys.path if isinstance(entry, str)]
 
 
 def working_directory() -> str:
-    """The current directory; empty if it is there no more."""
+    """Return the current directory; empty if it no longer exists."""
     try:
         return os.getcwd()
     except OSError:
@@ -100,7 +104,7 @@ def working_directory() -> str:
 
 
 def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
-    """A copy of a rank's extra environment, checked: names and values must be strings."""
+    """Copy a rank's extra environment.  Errors: TypeError for a name or value that is not a string."""
     for key, value in extra.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"environment of a world: {key!r}={value!r}: names and values must be strings")

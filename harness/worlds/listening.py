@@ -1,4 +1,4 @@
-"""Waiting for ranks on this host: what can be read of their descriptors, and of their server's."""
+"""The listener to ranks on this host: waits until their descriptors, or their server's, can be read."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from harness.worlds.handle import Heard, News, RankHandle
 from harness.worlds.local_rank import LocalRank
 
 _LONGEST_SILENCE = 1.0  # seconds after which the server is asked whether it is still there
-_STACK_INTERVAL = 0.005  # seconds between two looks whether a signal has been handled, which no descriptor tells
+_STACK_INTERVAL = 0.005  # seconds between two checks whether a signal was handled, which no descriptor shows
 
 
 class LocalListener:
-    """See :class:`~harness.worlds.handle.Listener`.
+    """A listener to ranks on this host; see :class:`~harness.worlds.handle.Listener`.
 
-    ``server``: a descriptor that is readable when ``poll`` has something to do, or a negative number once it is closed;
-    ``poll`` and ``check``: of the :class:`~harness.worlds.local.LocalLauncher`.
+    ``server``: a descriptor that is readable when ``poll`` has something to do; negative once it is closed; ``poll``
+    and ``check``: methods of the :class:`~harness.worlds.local.LocalLauncher`.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class LocalListener:
         self._server = server
         self._poll_server = poll
         self._check_server = check
-        # A poll object and a dict, and no selector: this is on the way of every run, and a selector costs 0.1 ms there.
+        # A poll object and a dict instead of a selector, because a selector costs 0.1 ms in every run.
         self._poll = select.poll()
         self._news: dict[int, News] = {}
         self._stacks = list(ranks) if Heard.STACK in to else []

@@ -1,4 +1,4 @@
-"""The local launcher: forks ranks from a warm server, watches that server, and says what became of it."""
+"""The local launcher: forks ranks from a warm server, watches that server, and reports what became of it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PRELOAD = (
     "harness.worlds.recorder",
     "harness.oracles.exact",
 )
-"""Imported once in the server, so that no rank pays for it; what a PyTorch does not have is passed over."""
+"""Modules that the server imports once, so that no rank has to; modules that a PyTorch does not have are skipped."""
 
 RANK_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # as torchrun does: many ranks share the cores
@@ -64,7 +64,7 @@ RANK_ENVIRONMENT = {
     "TORCH_FR_BUFFER_SIZE": "2000",
     "GLOO_SOCKET_IFNAME": "lo",  # loopback only, and no dependence on how the host's name resolves
 }
-"""Defaults; what the caller has set wins."""
+"""Default environment variables of ranks; those that the caller has set take precedence."""
 
 
 _SERVER = "the server that ranks are forked from"
@@ -75,11 +75,12 @@ _MOST_PACKET = 65536
 class LocalLauncher:
     """Forks ranks on this machine from a server that has torch imported.
 
-    The server starts at construction, below a guardian that ends with it everything that it started; the first
-    :meth:`spawn` waits for its imports.
+    The constructor starts the server below a guardian.  When the server ends, the guardian ends everything that the
+    server started.  The first :meth:`spawn` waits for the server's imports.
 
-    ``private``: whether ranks get a network of their own, where the kernel allows it; ``patience``: how many seconds
-    the server may leave questions unanswered.
+    ``preload``: modules that the server imports; ``start_timeout``: seconds that this may take; ``private``: whether
+    ranks get a network of their own, if the kernel allows it; ``patience``: how many seconds the server may leave
+    questions unanswered.
     """
 
     def __init__(
@@ -104,11 +105,11 @@ class LocalLauncher:
         self._server_fd = -1
         self._network_fd = -1
         self.lost = ""
-        """What became of the server, once it is no more of use."""
+        """What became of the server, once it can't be used any more; empty until then."""
         self.environment = {**RANK_ENVIRONMENT, **os.environ}
         self._mark = uuid.uuid4().hex
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # A write that nobody reads must not last for ever.
+        # A write that nobody reads must not block forever.
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", patience, 0))
         self._log_fd = os.memfd_create("concord-server-log", os.MFD_CLOEXEC)
         code = (
@@ -140,17 +141,17 @@ class LocalLauncher:
 
     @property
     def server_pid(self) -> int:
-        """The server's process; 0 until it is known, which it is once the server is ready."""
+        """The server's process id; 0 until it is known, which it is once the server is ready."""
         return self._server_pid
 
     @property
     def guardian_pid(self) -> int:
-        """The process above the server."""
+        """The process id of the guardian above the server."""
         return self._guardian.pid
 
     @property
     def alive(self) -> bool:
-        """Whether ranks can be forked, as far as that has been heard of."""
+        """Whether ranks can be forked, as far as is known."""
         self.poll()
         return not self.lost
 
@@ -161,14 +162,17 @@ class LocalLauncher:
 
     @property
     def network(self) -> str:
-        """Which network ranks are on, in words; empty as long as that is not known."""
+        """Which network ranks are on, in words; empty until it is known."""
         if self._ready is None:
             return ""
         refusal = self.refusal
         return f"host: {refusal.why}" if refusal else "private"
 
     def wait_ready(self) -> dict[str, Any]:
-        """Wait until the server has imported what it preloads; returns what it said of itself."""
+        """Wait until the server has imported what it preloads; returns its ``ready`` message.
+
+        Errors: :class:`LaunchError` if it ends before, or is not ready in time.
+        """
         deadline = time.monotonic() + self._start_timeout
         while self._ready is None:
             left = deadline - time.monotonic()
@@ -185,9 +189,9 @@ class LocalLauncher:
         return printable(os.pread(self._log_fd, 4000, max(0, size - 4000)).decode(errors="replace"))
 
     def spawn(self, setups: Sequence[RankSetup]) -> list[LocalRank]:
-        """Start a rank for each set-up.  Returns at once; the ranks report for themselves.
+        """Start a rank for each setup.  Returns handles at once; ranks report when they are ready.
 
-        Errors: :class:`LaunchError` if no server comes up; :class:`ServerLost` if the one that did is gone.
+        Errors: :class:`LaunchError` if no server comes up; :class:`ServerLost` if the server has gone since.
         """
         self.wait_ready()
         listener = self._listen(max(64, 2 * len(setups)))
@@ -246,7 +250,7 @@ class LocalLauncher:
         return process
 
     def _listen(self, backlog: int) -> socket.socket:
-        """A listening socket on the network of the ranks."""
+        """Have the server make a listening socket on the ranks' network, and return it."""
         self._tell({"listen": backlog})
         while not self._listeners:
             if self.lost:
@@ -261,34 +265,34 @@ class LocalLauncher:
         try:
             socket.send_fds(self._sock, [json.dumps(message).encode()], list(fds))
         except OSError as e:
-            self.poll()  # there may be a word of what has happened
+            self.poll()  # a message may say what has happened
             if not self.lost:
                 late = f"{_SERVER} did not read for {self._patience} s{self._state()}"
                 self._lose(late if isinstance(e, BlockingIOError) else self._guardian_gone())
             raise ServerLost(f"{self.lost} ({e})\n{self._log()}") from e
 
     def kill(self, rank: RankHandle) -> None:
-        """Kill a rank and all that it started, without waiting for its end."""
+        """Kill a rank and everything that it started, without waiting for its end."""
         process = _own(rank)
         if process.exit is None:
             try:
                 self._tell({"kill": process.token})
             except LaunchError:
-                pass  # its ranks have ended with it
+                pass  # the ranks have ended with the server
 
     def listen(self, ranks: Sequence[RankHandle], to: Collection[Heard]) -> LocalListener:
-        """A listener to ranks of this launcher; see :class:`~harness.worlds.handle.Launcher`."""
+        """Return a listener to ranks of this launcher; see :class:`~harness.worlds.handle.Launcher`."""
         return LocalListener(self._sock.fileno(), self.poll, self.check, [_own(rank) for rank in ranks], to)
 
     def poll(self) -> None:
-        """Note which ranks have ended, and what has become of the server; never waits."""
+        """Take messages without waiting: record which ranks have ended, and what has become of the server."""
         while not self.lost:
             try:
                 data, fds = _received(self._sock)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # questions of ours were never read; what had been said before that is still there
+                continue  # our last questions were never read; what the server sent before can still be read
             except OSError:
                 data, fds = b"", []
             self._listeners += [socket.socket(fileno=fd) for fd in fds]
@@ -300,10 +304,11 @@ class LocalLauncher:
             self._note(json.loads(data))
 
     def check(self) -> bool:
-        """Ask the server now and then whether it is there, and give it up if it does not answer for too long.
+        """Ask the server from time to time whether it is there, and give it up if it does not answer for too long.
 
-        Each question waits for a second of ours, and not of the clock, so that a process that was suspended does not
-        take its own sleep for the server's.  Returns whether anything has been heard, or the server was given up.
+        At most one question is asked per second, and unanswered questions are counted instead of seconds, so that a
+        process that was suspended does not mistake its own sleep for the server's.  Returns whether this call received
+        anything or gave the server up.
         """
         now = time.monotonic()
         if now < self._next_question or self.lost or self._ready is None:
@@ -317,7 +322,7 @@ class LocalLauncher:
         try:
             self._sock.send(json.dumps({"ping": self._unanswered}).encode(), socket.MSG_DONTWAIT)
         except OSError:
-            pass  # full, of questions that nobody reads; or gone, which the next look says
+            pass  # the socket is full of unread questions; or the server has gone, which the next poll notices
         self._unanswered += 1
         return self._heard > before
 
@@ -361,7 +366,7 @@ class LocalLauncher:
         return f"{_SERVER} {'was ' if ended.signal is not None else ''}{ended}{f': {last}' if last else ''}"
 
     def _guardian_gone(self) -> str:
-        """What became of the guardian, which is gone without a word of the server."""
+        """Describe what became of the guardian, which has gone without a message about the server."""
         try:
             code = self._guardian.wait(1)
         except subprocess.TimeoutExpired:
@@ -370,13 +375,13 @@ class LocalLauncher:
         return f"the guardian of {_SERVER} {'was ' if ended.signal is not None else ''}{ended}"
 
     def _lose(self, why: str) -> None:
-        """Give the server up: end it with all that it started, and note that its ranks are gone."""
+        """Give the server up: end it and everything that it started, and record that its ranks are gone."""
         if self.lost:
             return
         self.lost = why
         self._kill_server()
         self._end_guardian()
-        processes.kill_marked(self._mark, self._network_fd)  # if somebody has killed both, or each had stood still
+        processes.kill_marked(self._mark, self._network_fd)  # in case both were killed or stopped
         for process in self._processes.values():
             process.exit = Exit(int(signal.SIGKILL), time.monotonic_ns(), server=why)
         self._processes.clear()
@@ -389,7 +394,7 @@ class LocalLauncher:
                 pass  # it has ended
 
     def _end_guardian(self) -> None:
-        """Wait for the guardian, which ends once all below it has; where it can't, do its work."""
+        """Wait for the guardian, which ends once everything below it has; if it does not end, do its work."""
         try:
             self._guardian.wait(0 if processes.is_stopped(self._guardian.pid) else _ENDING)
         except subprocess.TimeoutExpired:
@@ -403,7 +408,7 @@ class LocalLauncher:
         for process in self._processes.values():
             process.close()
         self._processes.clear()
-        self._sock.close()  # the guardian ends the server and all that is left, and itself
+        self._sock.close()  # the guardian then ends the server, everything that is left, and itself
         self._end_guardian()
         for listener in self._listeners:
             listener.close()
@@ -414,14 +419,14 @@ class LocalLauncher:
 
 
 def _own(rank: RankHandle) -> LocalRank:
-    """A rank of ours as what it is.  Errors: TypeError for another launcher's."""
+    """Return a rank as a :class:`LocalRank`.  Errors: TypeError if it is not on this host."""
     if not isinstance(rank, LocalRank):
         raise TypeError(f"rank {rank.index} is not on this host: {type(rank).__name__}")
     return rank
 
 
 def _received(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """One packet and the descriptors with it, without waiting; :func:`socket.recv_fds` passes over its flags.
+    """Receive one packet and its descriptors, without waiting.  (:func:`socket.recv_fds` ignores its flags.)
 
     Errors: BlockingIOError if there is none.
     """

@@ -1,4 +1,4 @@
-"""A rank on this host: its descriptors, the files that it shares, and what this kernel says of its process."""
+"""A rank on this host: its descriptors, the files that it shares, and its process as this kernel sees it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_SNAPSHOT = 8 << 20  # bytes of a monitor's answer
 class LocalRank:
     """The handle of a rank on this host; see :class:`~harness.worlds.handle.RankHandle`.
 
-    ``token``: the name by which the server knows it; the descriptors become this object's own.
+    ``token``: the name by which the server knows it.  The object takes ownership of the descriptors.
     """
 
     index: int
@@ -50,11 +50,11 @@ class LocalRank:
         self.monitor.setblocking(False)
         os.set_blocking(self.output_fd, False)
         self.reader = wire.FrameReader(self.control)
-        self.receive = self.reader.read  # a call less for every answer
+        self.receive = self.reader.read  # saves a call for every answer
 
     def send(self, frame: list[bytes], timeout: float = 30.0) -> None:
         if len(frame) == 1:
-            # A small frame, which the socket takes at once, as nearly all do; other ranks wait until they get theirs.
+            # The socket takes a small frame at once, and nearly all are small.  Other ranks are waiting for theirs.
             try:
                 sent = self.control.send(frame[0])
             except BlockingIOError:
@@ -79,7 +79,7 @@ class LocalRank:
         return self.reader.begun
 
     def take_output(self, most: int = 1 << 22) -> bytes:
-        """As :class:`~harness.worlds.handle.RankHandle` has it; at most about ``most`` bytes."""
+        """Take about ``most`` bytes of output at most; see :class:`~harness.worlds.handle.RankHandle`."""
         taken = bytearray()
         while len(taken) < most:
             try:
@@ -101,7 +101,7 @@ class LocalRank:
         if self._asked or self.monitor_lost:
             return
         try:
-            # What came without a question would be taken for the answer to this one.
+            # Bytes that came without a question would be taken for the answer to this one.
             self.monitor_lost = bool(self._monitor_bytes or self.monitor.recv(1, socket.MSG_PEEK))
         except OSError:
             pass
@@ -175,17 +175,18 @@ class LocalRank:
 
 
 def _ways_to(fd: int) -> list[str]:
-    """Paths by which a rank may open what a descriptor of ours is open on.
+    """Return paths by which a rank may open the file that our descriptor refers to.
 
-    A terminal has a name; everything else can be reached through us, but not by ranks in a user namespace of their own.
+    A terminal has a name.  Everything else can be reached through our process, but not by ranks in a user namespace of
+    their own.
     """
     return [*([os.ttyname(fd)] if os.isatty(fd) else []), f"/proc/{os.getpid()}/fd/{fd}"]
 
 
 def has_yet_to_handle(pid: int, number: int) -> bool:
-    """Whether a signal that a process was sent waits for its main thread, or is being handled there.
+    """Return whether a signal sent to a process is pending for its main thread, or is being handled there.
 
-    False for one that has gone, and for one that has been stopped: it handles nothing.
+    False for a process that has gone or is stopped, because it handles nothing.
     """
     try:
         with open(f"/proc/{pid}/status") as f:
@@ -199,7 +200,7 @@ def has_yet_to_handle(pid: int, number: int) -> bool:
 
 
 def kernel_state(pid: int) -> KernelState:
-    """A process as the kernel sees it; ``("", 0, [])`` if it has gone."""
+    """Return a process as the kernel sees it; ``("", 0, [])`` if it has gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as f:
             fields = f.read().rsplit(b")", 1)[1].split()
@@ -221,13 +222,13 @@ _UNTIMED = {"x86_64": {0, 45, 47}, "aarch64": {63, 207, 212}}  # read, recvfrom,
 
 
 def alarms(pid: int, threads: Iterable[tuple[int, bool]]) -> dict[int, bool]:
-    """As :meth:`RankHandle.alarms <harness.worlds.handle.RankHandle.alarms>` has it, of any process."""
+    """:meth:`RankHandle.alarms <harness.worlds.handle.RankHandle.alarms>` for any process."""
     machine = platform.machine()
     number, timeout_at = _FUTEX.get(machine, (-1, 3))
     may_wake: dict[int, bool] = {}
     for native, main in threads:
         try:
-            # What Python 3.11 says of the main thread is its parent's, after a fork.
+            # After a fork, the native id that Python 3.11 reports for the main thread is its parent's.
             with open(f"/proc/{pid}/task/{pid if main else native}/syscall") as f:
                 call = f.read().split()
         except OSError:

@@ -1,4 +1,4 @@
-"""Looking at the ranks of a run: what each is doing, and when that proves that none can go on."""
+"""Observation of the ranks of a run: what each is doing, and when that proves that none can go on."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from harness.worlds.watchdog import Explanation, View
 
 _SNAPSHOT_WAIT = 0.6
 _STARVED_WAIT = 5.0
-"""The same for a rank that the machine does not let run: its monitor would answer if it could."""
+"""The same for a rank that waits for a CPU, because its monitor would answer if it could run."""
 _TICKS_WHEN_QUIET = 2  # per look; gloo's loop wakes up a hundred times a second
 _HURRIED_INTERVAL = 0.07
 
 
 def views_of(launcher: Launcher, ranks: Sequence[RankHandle], state: Mapping[int, tuple[bool, bool]]) -> list[View]:
-    """Ask every live rank where it is; ``state``: whether it is quiet, and whether it has been stopped, by rank."""
+    """Ask every live rank where it is, and return a view of every rank.
+
+    ``state``: by rank, whether it is quiet, and whether it has been stopped.
+    """
     clock = launcher.clock
     asked = [rank for rank in ranks if rank.exit is None]
     for rank in asked:
@@ -47,7 +50,7 @@ def views_of(launcher: Launcher, ranks: Sequence[RankHandle], state: Mapping[int
 
 
 def _threads_of(snapshot: Mapping[str, Any]) -> Iterator[tuple[int, bool]]:
-    """The kernel's id of every thread in a snapshot, and whether it is the main thread."""
+    """Yield, for every thread in a snapshot, the kernel's id and whether it is the main thread."""
     threads = snapshot.get("threads")
     for thread in threads[: watchdog.MOST_THREADS] if isinstance(threads, list) else ():
         native = thread.get("native") if isinstance(thread, dict) else None
@@ -56,7 +59,7 @@ def _threads_of(snapshot: Mapping[str, Any]) -> Iterator[tuple[int, bool]]:
 
 
 def standing(rank: RankHandle, view: View) -> str:
-    """What a live rank is doing, in words."""
+    """Describe what a live rank is doing."""
     state = rank.kernel_state().main
     if state in ("T", "t"):
         return f"stopped by a signal (SIGSTOP), in phase {rank.box.phase}"
@@ -68,10 +71,11 @@ def standing(rank: RankHandle, view: View) -> str:
 
 
 class Watch:
-    """Looks at the ranks of a run now and then, and says when a deadlock is proven.
+    """Looks at the ranks of a run from time to time, and reports when a deadlock is proven.
 
-    ``on_host``: whether the kernel's view of a rank tells all.  A rank that waits for an accelerator may spin, and what
-    it waits for may be on its way there; so then only a mismatch that the records show is a proof.
+    ``on_host``: whether the kernel's view of a rank is complete.  It is not for ranks on an accelerator: a rank that
+    waits for one may spin, and what it waits for may still be on its way.  Then only what the records of collectives
+    prove counts as a proof.
     """
 
     def __init__(
@@ -88,21 +92,21 @@ class Watch:
         self._run_timeout = run_timeout
         self._on_host = on_host
         self.next_look = started + watchdog.FIRST_LOOK
-        """When to look again, on the launcher's clock."""
+        """When the next look is due, on the launcher's clock."""
         self._settle = watchdog.SETTLE
         self._ticks: dict[int, int] = {}
         self._stopped_since: dict[int, float] = {}
         self._candidate: tuple[float, object] | None = None
 
     def hurry(self, now: float) -> None:
-        """A rank has failed: the others get a short time to show that they can go on."""
+        """Look more often after a rank has failed: the others get a short time to show that they can go on."""
         self._settle = watchdog.SETTLE_AFTER_FAILURE
         self.next_look = min(self.next_look, now + 0.02)
 
     def look(self, now: float, ended: Mapping[int, str]) -> Explanation | None:
-        """Look once; returns who waits for whom if it is proven that no rank can go on.
+        """Look once; returns which rank waits for which if it is proven that no rank can go on, else None.
 
-        ``ended``: how ranks have ended, as :class:`View` has it, by rank.
+        ``now``: on the launcher's clock; ``ended``: by rank, how it has ended, in the words of :attr:`View.state`.
         """
         alive = [rank for rank in self._ranks if rank.index not in ended]
         state = {rank.index: self._kernel(rank, now) for rank in alive}
@@ -129,7 +133,7 @@ class Watch:
         return explanation if self._on_host or explanation.certain else None
 
     def _kernel(self, rank: RankHandle, now: float) -> tuple[bool, bool]:
-        """Whether a rank was quiet since the last look, and whether it has been stopped for a while."""
+        """Return whether a rank was quiet since the last look, and whether it has been stopped for a while."""
         main, ticks, states = rank.kernel_state()
         before = self._ticks.get(rank.index)
         self._ticks[rank.index] = ticks

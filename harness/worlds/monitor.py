@@ -1,7 +1,7 @@
-"""The rank's monitor thread: answers, at any time, where the rank is and what its process groups wait for.
+"""The monitor thread of a rank: reports, at any time, where the rank is and what its process groups wait for.
 
-It sleeps in a read and costs nothing until the controller asks.  A rank that holds the interpreter lock in C, or is
-stopped, does not answer; the controller then has the black box, the kernel and a signal that dumps the stack.
+It sleeps in a read and costs nothing until the controller asks.  A rank that is stopped, or that holds the interpreter
+lock in C code, does not answer.  The controller then uses the black box, the kernel and a signal that dumps the stack.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _serve(sock: socket.socket) -> None:
         except OSError:
             return
         if not asked:
-            os._exit(71)  # the controller has gone: nobody is left to work for
+            os._exit(71)  # the controller has gone, so nobody needs this rank
         try:
             answer = json.dumps(snapshot()).encode()
         except Exception as e:
@@ -50,7 +50,7 @@ def _serve(sock: socket.socket) -> None:
 
 
 def snapshot() -> dict[str, Any]:
-    """Stacks of all Python threads, outermost frame first, and the Flight Recorder's entries with their groups."""
+    """Return the stacks of all Python threads, outermost frame first, and the Flight Recorder's entries and groups."""
     names = {t.ident: t for t in threading.enumerate()}
     main = threading.main_thread().ident
     threads = []
@@ -80,7 +80,7 @@ def snapshot() -> dict[str, Any]:
 
 
 def _called(frame: Any) -> str:
-    """The source text of the call that a frame is in the middle of, as far as it fits on one line."""
+    """Return the source text of the call that a frame is executing, as far as it is on one line; empty if unknown."""
     try:
         positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
         line, end_line, column, end_column = positions
@@ -94,7 +94,7 @@ def _called(frame: Any) -> str:
 
 
 def _timeout_of(frame: Any) -> float | None:
-    """Seconds that a frame of torch.distributed was told to wait at most (monitored_barrier and its like)."""
+    """Return the timeout in seconds that a frame of torch.distributed was given (as in monitored_barrier), or None."""
     if not frame.f_code.co_filename.startswith(DISTRIBUTED):
         return None
     timeout = frame.f_locals.get("timeout")
@@ -102,10 +102,10 @@ def _timeout_of(frame: Any) -> float | None:
 
 
 def flight_record() -> dict[str, Any]:
-    """What PyTorch's Flight Recorder knows, in plain data.
+    """Return the entries of PyTorch's Flight Recorder, and the process groups, as plain data.
 
-    ``state`` stays ``scheduled`` on gloo, but ``retired`` is set when a collective has completed there (seen on
-    2.11 and 2.13), so that is what we go by.
+    On gloo, ``state`` stays ``scheduled``, but ``retired`` is set when a collective has completed (seen on 2.11 and
+    2.13).  So an entry counts as done if either field says so.
     """
     torch = sys.modules.get("torch")
     if torch is None:

@@ -1,14 +1,15 @@
-"""The network of ranks: where the kernel allows it, one that nobody else on the machine can reach.
+"""The network of ranks: one that nobody else on the machine can reach, if the kernel allows it.
 
-TCPStore and gloo listen on loopback and ask nobody who they are, so any process on the same network, another user's
-too, can join a world, and objects travel between ranks as pickles.  A network namespace has a loopback of its own:
-what is not in it can neither connect nor listen there.  The server enters one before it imports torch, and all ranks
-that are forked from it are in that one.
+TCPStore and gloo listen on loopback without authentication.  So any process on the same network, even another user's,
+can join a world, and objects travel between ranks as pickles.  A network namespace has a loopback of its own:
+processes outside can neither connect nor listen there.  The server enters a namespace before it imports torch, and all
+ranks that are forked from it are in that namespace.
 
-A process with CAP_SYS_ADMIN just makes one.  Any other user's makes a user namespace as well, which gives it the
-right; in that its user and group are the same as outside, and it gives up every capability once loopback is up, so
-ranks may do what they may elsewhere, except that other users' files seem to be nobody's and set-user-id programs don't
-work.  Whether the kernel allows it is tried in a child first: half of it can't be undone.
+A process with CAP_SYS_ADMIN just makes a network namespace.  Any other process makes a user namespace as well, which
+gives it the right to do so.  In the user namespace, its user and group are the same as outside, and it gives up every
+capability once loopback is up.  So ranks may do what they may do elsewhere, except that other users' files seem to
+belong to nobody and set-user-id programs don't work.  A child tries first whether the kernel allows all of this,
+because half of it can't be undone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _INTERFACES = re.compile(r"\w+_SOCKET_IFNAME|\w+_NET_DEVICES|\w+_IB_HCA")
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why there is no private network here, and what would change that; false where there is one."""
+    """The reason why there is no private network here, and what would change that; false if there is one."""
 
     why: str = ""
     remedy: str = ""
@@ -51,7 +52,7 @@ class Refusal:
 
 
 def needs_host(asked: str, device: str, variables: Mapping[str, str]) -> str:
-    """Why ranks are on the host's network, as far as that follows from what was asked for; empty if it does not.
+    """Return why ranks must be on the host's network, as far as the arguments tell; empty if they need not be.
 
     ``asked``: one of :data:`NETWORKS`; ``device``: the type of the ranks' device; ``variables``: their environment.
     """
@@ -66,9 +67,9 @@ def needs_host(asked: str, device: str, variables: Mapping[str, str]) -> str:
 
 
 def enter() -> None:
-    """Move this process, which has one thread, into a network of its own, with loopback up and nothing else.
+    """Move this process, which must have one thread, into a network of its own with only loopback, which is up.
 
-    Errors: OSError, whose ``filename`` is the step that failed; the process may be good for nothing then, so try
+    Errors: OSError, whose ``filename`` is the step that failed.  The process may be unusable then, so try
     :func:`refusal` first.
     """
     as_admin = is_admin()
@@ -86,11 +87,11 @@ def enter() -> None:
     if not as_admin:
         header, none = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
         _checked("capset", libc.capset(ctypes.c_char_p(header), ctypes.c_char_p(none)))
-        libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # so that the controller may still look at it
+        libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # so that the controller may still inspect it
 
 
 def refusal() -> Refusal:
-    """Try in a child of this process whether :func:`enter` works here."""
+    """Try in a child of this process whether :func:`enter` works here; returns why not, or false if it does."""
     if os.geteuid() == 0 and not is_admin():
         return Refusal(
             "root without CAP_SYS_ADMIN, as in most containers: a user namespace would take root's rights from ranks",
@@ -100,15 +101,15 @@ def refusal() -> Refusal:
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        said = b'["child", 0]'
+        problem = b'["child", 0]'
         try:
             enter()
-            said = b""
+            problem = b""
         except OSError as e:
-            said = json.dumps([e.filename, e.errno]).encode()
+            problem = json.dumps([e.filename, e.errno]).encode()
         finally:
-            os.write(write_end, said)
-            os._exit(1 if said else 0)
+            os.write(write_end, problem)
+            os._exit(1 if problem else 0)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
         answer = pipe.read()
@@ -120,7 +121,7 @@ def refusal() -> Refusal:
 
 
 def _setting(name: str) -> str:
-    """A setting of the kernel; empty if it has none of that name."""
+    """Return a setting of the kernel; empty if it has none of that name."""
     try:
         return Path("/proc/sys", name).read_text().strip()
     except OSError:
@@ -128,9 +129,10 @@ def _setting(name: str) -> str:
 
 
 def explained(step: str, number: int, setting: Callable[[str], str] = _setting, status: str | None = None) -> Refusal:
-    """Put into words why a step of :func:`enter` failed.
+    """Explain why a step of :func:`enter` failed.
 
-    ``number``: its errno; ``setting``: gives settings of the kernel by path below /proc/sys; ``status``: the process's.
+    ``number``: its errno; ``setting``: returns a setting of the kernel, by path below /proc/sys; ``status``: the text
+    of the process's ``status`` file in /proc, which is read by default.
     """
     error = f"{step}: {os.strerror(number)}" if number else f"{step} failed"
     for name, value, why in (
@@ -164,9 +166,9 @@ def explained(step: str, number: int, setting: Callable[[str], str] = _setting, 
 
 
 def is_admin() -> bool:
-    """Whether this process has CAP_SYS_ADMIN, and needs no user namespace."""
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return found is not None and bool(int(found[1], 16) >> _CAP_SYS_ADMIN & 1)
+    """Return whether this process has CAP_SYS_ADMIN, and so needs no user namespace."""
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return capabilities is not None and bool(int(capabilities[1], 16) >> _CAP_SYS_ADMIN & 1)
 
 
 def _checked(step: str, result: int) -> None:

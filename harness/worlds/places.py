@@ -1,7 +1,7 @@
-"""Where code lies: PyTorch's, ours, everybody else's.
+"""Whose code a file belongs to: PyTorch's, Concord's, or anybody else's.
 
-By the folder that PyTorch is really in, and not by a name in a path: a user's project may lie below a folder that is
-called torch.
+This is decided by the folder that PyTorch is really in, and not by a name in a path: a user's project may be below a
+folder that is called torch.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _shown_from: list[str] = []
 
 
 def show_from(*folders: str) -> None:
-    """Show files in these folders by their path from there."""
+    """Show files in these folders by their paths relative to the folder."""
     _shown_from[:] = [os.path.join(folder, "") for folder in folders]
 
 
 def short_path(file: str) -> str:
-    """A file as a message names it: by its path from the working directory, where it is below that."""
+    """Return a file's name for messages: relative to the working directory or a shown folder if it is below one."""
     try:
         here = [os.path.join(os.getcwd(), "")]
     except OSError:
-        here = []  # it is there no more
+        here = []  # it no longer exists
     for folder in (*here, *_shown_from):
         if folder != os.sep and file.startswith(folder):
             return file[len(folder) :]
@@ -49,30 +49,30 @@ _LARGEST_SOURCE = 16 << 20  # bytes
 
 
 def is_source(file: str) -> bool:
-    """Whether a file that code says it is from can be read as source, or is not there at all.
+    """Return whether the file that code claims to be from can be read as source, or does not exist at all.
 
-    Code may say that it is from a device, a pipe or a file in /proc: reading those may never end.
+    Code may claim to be from a device, a pipe or a file in /proc, and reading those may never end.
     """
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except (OSError, ValueError):
-        return True  # a name that is none, as "<string>"
-    return stat.S_ISREG(found.st_mode) and 0 < found.st_size <= _LARGEST_SOURCE
+        return True  # not a file name, as in "<string>"
+    return stat.S_ISREG(status.st_mode) and 0 < status.st_size <= _LARGEST_SOURCE
 
 
 def source_line(file: str, line: int) -> str:
-    """A line of source without its indentation; empty where there is none."""
+    """Return a line of source without its indentation; empty if there is none."""
     try:
         return linecache.getline(file, line).strip() if is_source(file) else ""
-    except Exception:  # a file that is no text
+    except Exception:  # not a text file
         return ""
 
 
 def in_torch(file: str) -> bool:
-    """Whether a source file is PyTorch's."""
+    """Return whether a source file is PyTorch's."""
     return file.startswith(TORCH)
 
 
 def in_worlds(file: str) -> bool:
-    """Whether a source file is of the code that runs ranks."""
+    """Return whether a source file belongs to the code that runs ranks."""
     return file.startswith(WORLDS)

@@ -1,4 +1,4 @@
-"""The pool: starts worlds, keeps warm ones, checks them after use, and retires what is not clean."""
+"""The pool of worlds: starts them, keeps warm ones, checks them after use, and retires those that are not clean."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from harness.worlds.world import World, WorldSpec
 
 
 class Pool:
-    """Worlds for one controller.
+    """The worlds of one controller.
 
-    A fresh world is started for whoever asks and closed when it is given back.  A warm one is kept, if a look at it
-    after use finds nothing that the next user could notice, and handed out again to whoever asks for an equal one.
+    A fresh world is started by :meth:`acquire` and closed by :meth:`release`.  A warm world is checked by
+    :meth:`release`.  If the check finds nothing that the next user could notice, the world is kept, and a later
+    :meth:`acquire` with an equal spec and the same devices returns it.
     """
 
     def __init__(
@@ -35,50 +36,56 @@ class Pool:
         self._warm: dict[tuple[WorldSpec, tuple[str, ...]], World] = {}
         self._begun: dict[tuple[WorldSpec, tuple[str, ...]], tuple[World, object]] = {}
         self.retired: list[tuple[WorldSpec, tuple[str, ...]]] = []
-        """Warm worlds that were not kept, and why."""
+        """Warm worlds that were not kept, with the reasons."""
         self.replaced: list[str] = []
-        """What became of servers in whose place there is another one now."""
+        """What became of each server that was lost and replaced."""
 
     def prepare(self, asked: str = network.AUTO) -> None:
-        """Start what ranks on the host are forked from, without waiting for it.  ``asked``: their network."""
+        """Start the server that ranks on the host are forked from, without waiting for it.
+
+        ``asked``: the network that they ask for, one of :data:`~harness.worlds.network.NETWORKS`.
+        """
         self.launcher(private=not network.needs_host(asked, "cpu", os.environ))
 
     def launcher(self, *, private: bool = True) -> Launcher:
-        """The launcher of ranks on a network of their own, or on the host's; made anew if there was one and is lost."""
-        found = self._launchers.get(private)
-        if found is not None and not found.alive:
-            self.replaced.append(found.lost)
+        """Return the launcher of ranks on a private network, or on the host's.  Replaces a launcher that was lost."""
+        launcher = self._launchers.get(private)
+        if launcher is not None and not launcher.alive:
+            self.replaced.append(launcher.lost)
             del self._launchers[private]
-            found.close()
-            found = None
-        if found is None:
-            found = self._launchers[private] = self._make_launcher(private=private)
-        return found
+            launcher.close()
+            launcher = None
+        if launcher is None:
+            launcher = self._launchers[private] = self._make_launcher(private=private)
+        return launcher
 
     def _launcher_of(self, spec: WorldSpec) -> Launcher:
-        """The launcher of a world's ranks.  Errors: LaunchError where there is no network as it was asked for."""
+        """Return the launcher of a world's ranks.
+
+        Errors: LaunchError if a private network was asked for and is not available.
+        """
         variables = {**os.environ, **dict(spec.env)}
-        found = self.launcher(private=not network.needs_host(spec.network, spec.device, variables))
-        if spec.network == network.PRIVATE and (refusal := found.refusal):
+        launcher = self.launcher(private=not network.needs_host(spec.network, spec.device, variables))
+        if spec.network == network.PRIVATE and (refusal := launcher.refusal):
             raise LaunchError(f"ranks can't have a network of their own: {refusal.why}; {refusal.remedy}")
-        return found
+        return launcher
 
     @property
     def networks(self) -> list[str]:
-        """Which networks ranks are on, in words, and why on the host's."""
-        return [text for one in self._launchers.values() if (text := one.network)]
+        """The networks that ranks are on, in words, with the reason if it is the host's."""
+        return [text for launcher in self._launchers.values() if (text := launcher.network)]
 
     def _world(self, spec: WorldSpec, devices: Sequence[str]) -> World:
         return World(spec, lambda: self._launcher_of(spec), devices=devices, terminal=self._terminal)
 
     def acquire(self, spec: WorldSpec, devices: Sequence[str] = ()) -> World:
-        """A world of this kind whose ranks are there: a warm one if there is one, else a fresh one.
+        """Return a world of this kind whose ranks are up: a warm one if there is one, else a fresh one.
 
         Errors: :class:`~harness.worlds.postmortem.RanksFailed` if its ranks do not come up.
         """
         key = spec, tuple(devices)
         for launcher in self._launchers.values():
-            launcher.poll()  # what has ended since the last test is no test's doing
+            launcher.poll()  # ranks that have ended since the last test are no test's fault
         world = self._warm.pop(key, None) or self._take_begun(key)
         if world is not None and not world.live:
             world.kill()
@@ -94,7 +101,10 @@ class Pool:
         return world
 
     def begin(self, spec: WorldSpec, devices: Sequence[str] = ()) -> None:
-        """Start a fresh world ahead of its use: the next :meth:`acquire` of an equal one takes it."""
+        """Start a fresh world ahead of its use: the next :meth:`acquire` of an equal one takes it.
+
+        This is a no-op for a warm spec, or if an equal world was begun already.
+        """
         key = spec, tuple(devices)
         if not spec.warm and key not in self._begun:
             world = self._world(spec, devices)
@@ -102,7 +112,10 @@ class Pool:
             self._begun[key] = world, _surroundings()
 
     def _take_begun(self, key: tuple[WorldSpec, tuple[str, ...]]) -> World | None:
-        """The world that was started ahead for this, unless what its ranks inherit has changed since."""
+        """Return the world that was begun for this key, and kill all others that were begun.
+
+        Returns None if there is none, or if what its ranks inherit has changed since.
+        """
         world, surroundings = self._begun.pop(key, (None, None))
         self.forget_begun()
         if world is not None and surroundings != _surroundings():
@@ -111,9 +124,9 @@ class Pool:
         return world
 
     def release(self, world: World, devices: Sequence[str] = ()) -> list[str]:
-        """Take a world back.  Returns what was found in it that another test could have noticed.
+        """Take a world back.  Returns the residue in a warm world that another test could have noticed.
 
-        Errors: :class:`~harness.worlds.postmortem.RanksFailed` if its ranks do not end as they should.
+        Errors: :class:`~harness.worlds.postmortem.RanksFailed` if the ranks of a fresh world do not end as they should.
         """
         if not world.spec.warm:
             world.close()
@@ -130,12 +143,12 @@ class Pool:
         return []
 
     def forget_begun(self) -> None:
-        """Drop worlds that were started ahead and that nobody came for."""
+        """Kill worlds that were begun and not acquired."""
         while self._begun:
             self._begun.popitem()[1][0].kill()
 
     def close(self) -> None:
-        """End every world and stop what they were started from."""
+        """Kill every world and close the launchers."""
         self.forget_begun()
         for world in self._warm.values():
             world.kill()
@@ -145,6 +158,6 @@ class Pool:
 
 
 def _surroundings() -> object:
-    """What ranks take over from the controller when they start."""
+    """Return what ranks inherit from the controller when they start."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     return environment, working_directory(), list(sys.path)

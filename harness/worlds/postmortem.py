@@ -1,4 +1,4 @@
-"""What happened to a world: which rank failed first, which failed because of it, and what each was doing."""
+"""The post-mortem of a world: which rank failed first, which failed because of it, and what each was doing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRANSPORT = re.compile(
     re.IGNORECASE,
 )
 _GROUP_ERROR = re.compile(r"^torch\.distributed\.|\bgloo/transport/|\bProcessGroup[A-Z]+\b|\bNCCL error\b")
-"""What errors of process groups have in their type or message, wherever they come out."""
+"""Matches the type or message of errors of process groups, wherever they are raised."""
 _OURS = ("/harness/worlds/rank.py", "/harness/worlds/server.py")
 _OUTPUT_SHOWN = 4000
 _MOST_FRAMES = 200  # of a stack that is shown
@@ -30,19 +30,19 @@ _LONGEST_DUMP = 1 << 20  # characters
 
 @dataclass(frozen=True)
 class End:
-    """How one rank ended its part of a run."""
+    """The end of one rank's part of a run."""
 
     index: int
     kind: str
-    """``returned`` · ``raised`` · ``skipped`` · ``exited`` (left by itself without a result) · ``died`` (by a signal) ·
-    ``garbled`` (said what is no answer) · ``lost`` (with the server that it was forked from) · ``stopped`` (by us,
-    because it could not or did not finish)."""
+    """``returned`` · ``raised`` · ``skipped`` · ``exited`` (by itself, without a result) · ``died`` (by a signal) ·
+    ``garbled`` (sent something that is not an answer) · ``lost`` (with the server that it was forked from) ·
+    ``stopped`` (by the harness, because it could not or did not finish)."""
     time_ns: int = 0
     report: Mapping[str, Any] | None = None
-    """Of a rank that raised; see :func:`harness.worlds.evidence.describe_exception`."""
+    """The exception of a rank that raised or skipped; see :func:`harness.worlds.evidence.describe_exception`."""
     exit: Exit | None = None
     standing: str = ""
-    """What a rank that we stopped was doing, or what is wrong with what it said."""
+    """What a stopped rank was doing, or what is wrong with a garbled answer."""
     stack: str = ""
     """Its Python stacks at that moment, or when it crashed."""
     frames: tuple[tuple[str, int, str], ...] = ()
@@ -52,7 +52,7 @@ class End:
 
     @property
     def what(self) -> str:
-        """One line: what became of it."""
+        """What became of it, on one line."""
         if self.kind == "raised" and self.report is not None:
             context = f"{self.report['context']}: " if self.report.get("context") else ""
             if self.report.get("exit_code") is not None or self.report["type"] == "SystemExit":
@@ -77,17 +77,17 @@ class End:
 
     @property
     def by_transport(self) -> bool:
-        """Whether it failed inside a collective in a way that a peer's end would explain."""
+        """Whether it failed inside a collective in a way that the end of a peer would explain."""
         if self.kind != "raised" or self.report is None:
             return False
         message = str(self.report["message"])
-        # A wait for asynchronous work has no frame in torch.distributed.
+        # A wait for asynchronous work has no frame in torch.distributed, so the error's text counts as well.
         inside = self.report.get("in_collective") or _GROUP_ERROR.search(f"{self.report.get('type')}: {message}")
         return bool(inside and _TRANSPORT.search(message))
 
 
 def _shown(end: End) -> End:
-    """The same with all texts fit to be shown: what a rank said drives no terminal.  Files keep their names."""
+    """Return the same end with its texts escaped, so that they can't control a terminal.  File names are kept."""
     report = end.report
     if report is not None:
         texts = ("type", "message", "text", "context")
@@ -103,11 +103,11 @@ def _shown(end: End) -> End:
 
 
 def first_to_fail(ends: Sequence[End]) -> End | None:
-    """The rank that the others' failures follow from, or None if none failed by itself.
+    """Return the rank whose failure caused the others', or None if none failed by itself.
 
     A rank whose collective broke because a peer was gone comes after every rank that failed for a reason of its own,
-    whatever the clock says: a dying process closes its connections before anyone can note that it died.  Where the
-    server was lost, no rank is to blame for that.
+    whatever the clock says: a dying process closes its connections before anyone can record its death.  If the server
+    was lost, no rank is to blame for broken collectives.
     """
     failed = [e for e in ends if e.failed and e.kind != "lost"]
     own = [e for e in failed if not e.by_transport]
@@ -115,12 +115,12 @@ def first_to_fail(ends: Sequence[End]) -> End | None:
 
 
 def server_lost(ends: Sequence[End]) -> str:
-    """What became of the server that took ranks along; empty if none did."""
+    """Return what became of the server, if ranks ended with it; else empty."""
     return next((e.exit.server for e in ends if e.kind == "lost" and e.exit is not None), "")
 
 
 def verdict_of(ends: Sequence[End]) -> str:
-    """``failed``, ``crashed`` or ``hung``, after the first to fail."""
+    """Return ``failed``, ``crashed`` or ``hung``, according to the first rank to fail."""
     first = first_to_fail(ends)
     if first is None:
         return "crashed" if server_lost(ends) else "hung"
@@ -128,7 +128,7 @@ def verdict_of(ends: Sequence[End]) -> str:
 
 
 def grouped(ends: Sequence[End]) -> list[list[End]]:
-    """Ranks with equal tracebacks together, each list in rank order."""
+    """Group ranks with equal tracebacks, each group in rank order."""
     groups: dict[object, list[End]] = {}
     for end in ends:
         report = end.report or {}
@@ -138,10 +138,10 @@ def grouped(ends: Sequence[End]) -> list[list[End]]:
 
 
 class RanksFailed(Exception):
-    """Some rank of a world did not do what it was asked.  The text says which, what it did, and what the others did.
+    """A rank of a world did not do what it was asked.  The text says which, what it did, and what the others did.
 
     Attributes: ``ends``: an :class:`End` for every rank, in rank order; ``first``: the rank that failed first, or
-    None where all were stopped; ``verdict``: ``failed``, ``crashed`` or ``hung``; ``headline``: one line.
+    None if none failed by itself; ``verdict``: ``failed``, ``crashed`` or ``hung``; ``headline``: one line.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class RanksFailed(Exception):
 
     @property
     def _because(self) -> str:
-        """What explains that a rank broke inside a collective, or was aborted there."""
+        """The mismatch that explains why the first rank broke or died inside a collective; empty if there is none."""
         broke = self.first is not None and (self.first.by_transport or self.first.kind == "died")
         return f", and {self.explanation.headline}" if broke and self.explanation and self.explanation.mismatch else ""
 
@@ -185,19 +185,19 @@ class RanksFailed(Exception):
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """File and line where the first rank failed, or where one of those that could not go on stood."""
+        """File and line where the first rank failed, or where one of the ranks that could not go on was."""
         for end in [self.first] if self.first is not None else self.ends:
             frames = (end.report or {}).get("frames") or end.frames
-            found = user_frame([tuple(f) for f in frames]) or (frames[-1] if frames else None)
-            if found is not None:
-                return str(found[0]), int(found[1])
+            frame = user_frame([tuple(f) for f in frames]) or (frames[-1] if frames else None)
+            if frame is not None:
+                return str(frame[0]), int(frame[1])
         return None
 
     def __str__(self) -> str:
         return self.render()
 
     def render(self) -> str:
-        """The whole story, as plain text."""
+        """Return the whole report as plain text."""
         lines = [self.summary()]
         for title, text in self.sections():
             lines += ["", _rule(title), *("  " + line for line in text.split("\n"))]
@@ -208,7 +208,7 @@ class RanksFailed(Exception):
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """The headline and a line for each rank."""
+        """Return the headline and a line for each rank."""
         lines = [self.headline, f"  in {self.function} on {self.world}"]
         if self.first is not None and self.explanation is not None and not self._because:
             lines.append(f"  {self.explanation.headline}")
@@ -217,22 +217,22 @@ class RanksFailed(Exception):
         return "\n".join(lines)
 
     def sections(self) -> list[tuple[str, str]]:
-        """The evidence, as (title, text): tracebacks with equal ones together, stacks, last collectives."""
-        found: list[tuple[str, str]] = []
+        """Return the evidence as (title, text): tracebacks (equal ones together), stacks, last collectives."""
+        sections: list[tuple[str, str]] = []
         for group in grouped([e for e in self.ends if e.report]):
             lines = [str((group[0].report or {}).get("text", "")).rstrip()]
             if len({str((e.report or {}).get("message", "")) for e in group}) > 1:
                 lines += ["the same traceback, with other values:", *(f"rank {e.index}: {e.what}" for e in group[1:])]
-            found.append((f"traceback of {_names(group)}", "\n".join(lines)))
+            sections.append((f"traceback of {_names(group)}", "\n".join(lines)))
         stacks: dict[tuple[str, str], list[End]] = {}
         for end in self.ends:
             if end.stack:
                 stacks.setdefault(("crashed" if end.kind == "died" else "stood", end.stack.rstrip()), []).append(end)
-        found += [(f"where {_names(group)} {label}", stack) for (label, stack), group in stacks.items()]
+        sections += [(f"where {_names(group)} {label}", stack) for (label, stack), group in stacks.items()]
         if any(e.collectives for e in self.ends):
             lines = [f"rank {e.index}: " + "\n        ".join(e.collectives or ("none",)) for e in self.ends]
-            found.append(("last collectives", "\n".join(lines)))
-        return found
+            sections.append(("last collectives", "\n".join(lines)))
+        return sections
 
     def _role(self, end: End) -> str:
         if end is self.first:
@@ -254,7 +254,10 @@ def _names(group: Sequence[End]) -> str:
 
 
 def stack_text(frames: Sequence[tuple[str, int, str]], called: str = "") -> str:
-    """A stack as Python shows it, from the user's function inwards."""
+    """Format a stack from the user's function inwards, outermost frame first.
+
+    ``called``: the source text of the call that the innermost frame is executing.
+    """
     ours = [i for i, f in enumerate(frames) if f[0].endswith(_OURS)]
     shown = list(frames[min(ours[-1] + 1, len(frames) - 1) :] if ours else frames)
     shown = [f for f in shown if not f[0].endswith("/harness/worlds/recorder.py")] or shown
@@ -274,9 +277,9 @@ _DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d{1,9}) in (.*)$')
 
 
 def crash_stack(dump: str) -> str:
-    """What faulthandler wrote when a process crashed or was asked, as :func:`stack_text` would show it.
+    """Format what faulthandler wrote when a process crashed or was asked, like :func:`stack_text`.
 
-    Text that is not understood is given back as it is.
+    Text that is not understood is returned as it is.
     """
     reason: list[str] = []
     threads: list[tuple[str, list[tuple[str, int, str]]]] = []
@@ -290,7 +293,7 @@ def crash_stack(dump: str) -> str:
             threads[-1][1].append((frame[1], int(frame[2]), frame[3]))
         elif line.strip() and not threads:
             reason.append(line.strip())
-    threads = [(name, frames[::-1]) for name, frames in threads]  # it has the innermost first
+    threads = [(name, frames[::-1]) for name, frames in threads]  # faulthandler puts the innermost first
     threads = [(name, frames) for name, frames in threads if frames and not frames[-1][0].endswith("/monitor.py")]
     if not threads:
         return dump
@@ -299,9 +302,10 @@ def crash_stack(dump: str) -> str:
 
 
 def compare_issued(issued: Mapping[int, Sequence[Issued]]) -> str:
-    """The first collective in which ranks differ, by our own record; empty if they agree as far as they got.
+    """Describe the first collective in which ranks differ, by our own record; empty if they agree as far as they got.
 
-    For a world in which ranks have died, and their Flight Recorders with them.  ``issued``: by rank, whole.
+    This is for a world in which ranks have died, and their Flight Recorders with them.  ``issued``: by rank, all
+    collectives that it issued.
     """
     by_group: dict[str, dict[int, list[Issued]]] = {}
     for rank, calls in issued.items():
@@ -330,7 +334,10 @@ _MAY_DIFFER = {"scatter", "gather", "all_to_all", "all_to_all_single", "all_gath
 
 
 def describe_collectives(records: Sequence[Record] | None, issued: Sequence[Issued], most: int = 6) -> tuple[str, ...]:
-    """The last collectives, from the Flight Recorder where there is one, with the source line where we noted it."""
+    """Describe the last collectives, from the Flight Recorder if there is one, with the source line if we recorded it.
+
+    ``records``: of the Flight Recorder; ``issued``: of our own record.
+    """
     if not records:
         return tuple(f"{i.op}({i.tensors}) on group {i.group} at {short_path(i.where)}" for i in issued[-most:])
     lines = []
@@ -344,7 +351,10 @@ def describe_collectives(records: Sequence[Record] | None, issued: Sequence[Issu
 
 
 def _places(records: Sequence[Record], issued: Sequence[Issued]) -> dict[int, str]:
-    """Which line issued which record: the first record of the same operation and group after we noted the call."""
+    """Return, by the index of a record, the source line that issued it.
+
+    It belongs to the call that has this record as the first one of its operation and group after the call.
+    """
     places: dict[int, str] = {}
     for call in issued:
         for i, record in enumerate(records):

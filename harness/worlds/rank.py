@@ -1,7 +1,7 @@
-"""The rank's side of a world: what runs in the process that was forked for one rank.
+"""The rank's side of a world: the code that runs in the process that was forked for one rank.
 
-A rank joins its process group, then executes what the controller sends, one function at a time, on the main thread,
-and says how each ended.  It never decides anything: the controller judges.
+A rank joins its process group.  Then it executes the functions that the controller sends, one at a time, on the main
+thread, and reports how each ended.  It never decides anything: the controller judges.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 STACK_SIGNAL = signal.SIGRTMIN + 5
-"""Makes a rank write its Python stacks to its crash file, whatever it is doing."""
+"""The signal that makes a rank write its Python stacks to its crash file, whatever it is doing."""
 
 _NO_NAME = b"The hostname of the client socket cannot be retrieved"
-"""What torch warns of where no name server can be asked, as on a network of one's own; it needs no name there."""
+"""A warning of torch where no name server can be reached, as on a private network.  torch needs no host name there."""
 
 
 @dataclass(frozen=True)
 class RankSetup:
-    """Everything a fresh rank has to know; sent by the controller as the first frame."""
+    """Everything that a fresh rank has to know; the controller sends it as the first frame."""
 
     index: int
     size: int
@@ -50,33 +50,34 @@ class RankSetup:
     store: tuple[str, int]
     """Host and port of the rendezvous; rank 0 inherits the listening socket."""
     timeout: float
-    """Of the default process group, in seconds."""
+    """Timeout of the default process group, in seconds."""
     env: dict[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
-    """Environment variables that the server has and the rank must not."""
+    """Environment variables that the server has and the rank must not have."""
     sys_path: list[str] = field(default_factory=list)
     cwd: str = "."
     imports: tuple[str, ...] = ()
     """Modules that register the backend or the device."""
     first: tuple[tuple[str, str], ...] = ()
-    """What to call before anything else, once the rank is in its group: ``module:function``, and its only argument."""
+    """Functions to call before anything else, once the rank is in its group: ``module:function``, and its only
+    argument."""
     record: bool = True
-    """Whether to keep our own record of collectives."""
+    """Whether to keep Concord's own record of collectives."""
     traceback_style: str = "short"
     show_locals: bool = False
     verbosity: int = 0
     reads: bool = False
-    """Whether this is no rank, but a process that reads results of ranks first (:mod:`harness.worlds.unpickling`)."""
+    """Whether this process is not a rank, but reads results of ranks first (:mod:`harness.worlds.unpickling`)."""
     debug_rank: int | None = None
     """The rank where a failure or a breakpoint opens a debugger; None if no rank is being debugged."""
 
 
 class NotPrepared(Exception):
-    """What a rank was to call before anything else has failed."""
+    """A function that a rank calls before anything else has failed."""
 
 
 class Rank:
-    """One process of a world, as a function that runs on it sees it.
+    """A process of a world, as seen by a function that runs on it.
 
     The first argument of every function given to :meth:`World.run <harness.worlds.world.World.run>`.
     """
@@ -116,9 +117,9 @@ class Rank:
         return group if self.index in ranks else None
 
     def mesh(self, *shape: int, names: Sequence[str] | None = None) -> DeviceMesh:
-        """Make a device mesh over all ranks of the world, of the given shape; the same shape gives the same mesh.
+        """Make a device mesh of the given shape over all ranks of the world.
 
-        Without a shape: one dimension with all ranks.
+        Without a shape, the mesh has one dimension with all ranks.  The same shape and names return the same mesh.
         """
         from torch.distributed.device_mesh import init_device_mesh
 
@@ -130,11 +131,11 @@ class Rank:
 
 
 def main(fds: dict[str, int], listener: int | None) -> None:
-    """Live as a rank until told to close.  Called once, in a forked process; never returns."""
+    """Run as a rank until the controller closes it.  Called once, in a forked process; never returns."""
     control = socket.socket(fileno=fds["control"])
     box = BlackBox(fds["box"])
     box.enter("starting")
-    crash = os.fdopen(fds["crash"], "wb", buffering=0)  # what is in it stays; it can't be longer than it is
+    crash = os.fdopen(fds["crash"], "wb", buffering=0)  # its content is kept, and its size is fixed
     faulthandler.enable(crash, all_threads=True)
     faulthandler.register(STACK_SIGNAL, crash, all_threads=True, chain=False)
     watch = socket.socket(fileno=fds["monitor"])
@@ -160,14 +161,14 @@ class _RankProcess:
 
     def live(self, watch: socket.socket, listener: int | None) -> None:
         self.adopt_environment()
-        atexit._clear()  # what the server's imports registered is not ours to run, and takes longer than all the rest
+        atexit._clear()  # exit handlers of the server's imports are not ours to run, and take longer than all the rest
         monitor.start(watch)
         try:
             self.rank = self.join(listener)
             self.begin()
         except BaseException as e:
             self.send(answers.raised(0, self.describe(e)))
-            signal.pause()  # the controller kills us once it has looked
+            signal.pause()  # the controller kills us once it has collected the evidence
         sys.breakpointhook = self.breakpoint
         baseline = residue.take()
         self.answer(answers.Ready(0, self.control.fileno()))
@@ -179,7 +180,7 @@ class _RankProcess:
                 os._exit(71)  # the controller has gone
             try:
                 kind, self.job, payload = wire.loads(message)
-                if kind == "run" and isinstance(payload[0], bytes):  # a function whose pickle was at hand
+                if kind == "run" and isinstance(payload[0], bytes):  # a function from the controller's cache
                     payload = (self.function(payload[0]), *payload[1:])
             except BaseException as e:
                 self.send(
@@ -195,7 +196,7 @@ class _RankProcess:
                 self.close()
 
     def function(self, pickled: bytes) -> Any:
-        """A function from a pickle that holds nothing that can change: the last one is kept."""
+        """Return a function from a pickle with nothing in it that can change.  The last function is cached."""
         if self.known[0] != pickled:
             self.known = pickled, pickle.loads(pickled)
         return self.known[1]
@@ -212,7 +213,7 @@ class _RankProcess:
         evidence.explain_assertions(setup.verbosity)
 
     def join(self, listener: int | None) -> Rank:
-        """Become a member of the world's default process group."""
+        """Join the world's default process group."""
         import importlib
 
         import torch
@@ -229,7 +230,7 @@ class _RankProcess:
         device = torch.device(setup.device)
         if device.index is not None:
             torch.accelerator.set_device_index(device.index)
-        # torch has read the server's when it was imported.
+        # torch read the debug level of the server when it was imported.
         dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch does not export it for mypy
         host, port = setup.store
         options: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener}
@@ -242,7 +243,7 @@ class _RankProcess:
         return Rank(setup, store)
 
     def begin(self) -> None:
-        """What comes before anything else on a rank that is in its group."""
+        """Start the record of collectives and call the setup's ``first`` functions, once the rank is in its group."""
         import importlib
 
         if self.setup.record:
@@ -276,14 +277,14 @@ class _RankProcess:
             pickled = wire.pickled(value) if value is not None else (b"", [])
             frame = answers.returned(self.job, *pickled)
         except BaseException as e:
-            what = evidence.name_of(type(value)).rpartition(".")[2]
-            report = self.describe(e, f"its result, a {what}, can't be sent to the controller")
+            type_name = evidence.name_of(type(value)).rpartition(".")[2]
+            report = self.describe(e, f"its result, a {type_name}, can't be sent to the controller")
             self.send(answers.raised(self.job, report))
             return
         self.send(frame)
 
     def end_if_forked(self, error: BaseException | None) -> None:
-        """End a child that the function forked and that came back from it: it must not speak in the rank's name."""
+        """Exit if this is a child that the function forked and that returned from it: it must not act as the rank."""
         if os.getpid() == self.pid:
             return
         code = 0
@@ -297,7 +298,7 @@ class _RankProcess:
         os._exit(code & 0xFF)
 
     def describe(self, error: BaseException, context: str = "") -> dict[str, Any]:
-        """An exception as plain data: the controller must not depend on the exception's own class."""
+        """Describe an exception as plain data, so that the controller does not depend on the exception's class."""
         setup = self.setup
         return evidence.describe_exception(
             error, context=context, style=setup.traceback_style, show_locals=setup.show_locals
@@ -310,7 +311,7 @@ class _RankProcess:
         try:
             wire.send_parts(self.control, frame)
         except wire.WireError as e:
-            with contextlib.suppress(OSError):  # for the case that the function has closed our socket
+            with contextlib.suppress(OSError):  # the function may have closed our socket: say so
                 os.write(2, f"rank {self.setup.index} has lost its connection to the harness: {e}\n".encode())
             os._exit(71)
 
@@ -320,7 +321,7 @@ class _RankProcess:
                 stream.flush()
 
     def close(self) -> None:
-        """End as a program would that has nothing more to do: leave the group, run the exit handlers, exit with 0."""
+        """End like a program that is done: leave the group, run the exit handlers, exit with code 0."""
         import torch.distributed as dist
 
         self.box.enter("exiting")
@@ -339,7 +340,7 @@ class _RankProcess:
 
     @contextlib.contextmanager
     def terminal(self) -> Iterator[tuple[Any, Any]]:
-        """The controller's own terminal, for as long as it is lent to us."""
+        """Borrow the controller's own terminal; yields its input and output streams."""
         stdin, stdout = self.borrow_terminal()
         try:
             yield stdin, stdout
@@ -359,7 +360,10 @@ class _RankProcess:
             raise RuntimeError(f"no terminal to debug on: {e}") from e
 
     def breakpoint(self, *_args: Any, **_kwargs: Any) -> None:
-        """What ``breakpoint()`` does: something on the rank that is being debugged, and nothing on the others."""
+        """Implement ``breakpoint()``: debug here if this rank is being debugged; a no-op if another one is.
+
+        Errors: RuntimeError if no rank is being debugged.
+        """
         index = self.rank.index
         if self.setup.debug_rank is None:
             raise RuntimeError(
@@ -380,7 +384,7 @@ class _RankProcess:
 
 @contextlib.contextmanager
 def _without(message: bytes) -> Iterator[None]:
-    """Leave lines with ``message`` out of what is written to standard error meanwhile."""
+    """Hold back standard error inside the block, and then write it without the lines that contain ``message``."""
     held, stderr = os.memfd_create("concord-stderr", os.MFD_CLOEXEC), os.dup(2)
     os.dup2(held, 2)
     try:
@@ -395,9 +399,9 @@ def _without(message: bytes) -> Iterator[None]:
 
 
 def _open_terminal(ways: Sequence[str], flags: int) -> Any:
-    """A stream on the controller's terminal, by the first path that leads there.
+    """Open a stream on the controller's terminal, by the first path that leads there.
 
-    The terminal must not become ours: it would be hung up when we end.
+    The terminal must not become our controlling terminal: it would be hung up when we end.
     """
     for path in ways:
         try:
@@ -408,7 +412,7 @@ def _open_terminal(ways: Sequence[str], flags: int) -> Any:
 
 
 def _debugger(index: int, stdin: Any, stdout: Any, leave: Any = None) -> Any:
-    import pdb  # noqa: T100  --rank-pdb is what it is for
+    import pdb  # noqa: T100  --rank-pdb needs it
 
     class RankPdb(pdb.Pdb):
         left = False

@@ -1,4 +1,4 @@
-"""The ranks of one world, and what listens to them."""
+"""The ranks of one world, and the listener to them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _STACK_WAIT = 1.0  # seconds for the stack of the process that reads results
 
 
 class Ranks:
-    """The ranks of one world, and what listens to them.
+    """The ranks of one world, and the listener to them.
 
-    ``setup``: of any of them, for a process of the same kind that reads their results first.
+    ``setup``: that of any rank, for a process of the same kind that reads their results first.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class Ranks:
         self.clock = launcher.clock
         self.terminal = terminal
         self.outputs = {process.index: Output() for process in self.processes}
-        """What each has printed in this run, by rank."""
+        """By rank, what it has printed in this run."""
         self.descriptors: dict[int, int] = {}
-        """What each calls its end of the control channel, by rank: where its code may have written by mistake."""
+        """By rank, the descriptor of its end of the control channel, to which its code may have written by mistake."""
         self._listener = launcher.listen(self.processes, (Heard.MESSAGE, Heard.OUTPUT))
 
     def ignore(self, process: RankHandle, what: Heard) -> None:
-        """Listen no more to what is closed."""
+        """Stop listening to a channel of a rank that is closed."""
         self._listener.ignore(process, what)
 
     def wait(self, seconds: float) -> Sequence[News]:
@@ -48,21 +48,21 @@ class Ranks:
         return self._listener.wait(seconds)
 
     def wait_for_message(self, process: RankHandle) -> None:
-        """Wait until one rank has sent something, or has ended, however long that takes."""
+        """Wait without a time limit until one rank has sent something or has ended."""
         listener = self.launcher.listen([process], (Heard.MESSAGE,))
         while not listener.wait(60.0) and process.exit is None:
             pass
 
     def wait_for_stacks(self, processes: Sequence[RankHandle], seconds: float) -> None:
-        """Wait until ranks have written the stacks that they were asked for, at most so many seconds."""
+        """Wait for at most ``seconds`` until ranks have written the stacks that they were asked for."""
         listener = self.launcher.listen(processes, (Heard.STACK,))
         until = self.clock.monotonic() + seconds
         while not all(p.stack_is_there() for p in processes) and (left := until - self.clock.monotonic()) > 0:
             listener.wait(left)
 
     def send(self, frame: list[bytes]) -> None:
-        """Write a frame to every rank.  One that has gone, or does not read, is seen by the wait."""
-        # Ranks start as they get it, and the last one is waited for: nothing but the write goes before it.
+        """Send a frame to every rank.  The wait notices a rank that has gone or does not read."""
+        # Each rank starts when it gets the frame, and a run waits for the last rank: do nothing but send here.
         frame = [b"".join(frame)] if sum(map(len, frame)) < 65536 else frame
         for process in self.processes:
             if process.exit is not None:
@@ -73,7 +73,7 @@ class Ranks:
                 pass
 
     def drain(self) -> None:
-        """Take all that was printed."""
+        """Take what all ranks have printed."""
         for process in self.processes:
             self.drain_one(process)
 
@@ -85,7 +85,7 @@ class Ranks:
             self.terminal.live(process.index, data)
 
     def show_output(self) -> None:
-        """Hand what the ranks printed to whoever shows it, and begin anew."""
+        """Hand the ranks' output to the terminal, and start collecting anew."""
         for index, output in self.outputs.items():
             if output.total:
                 if self.terminal is not None:
@@ -93,7 +93,7 @@ class Ranks:
                 self.outputs[index] = Output()
 
     def try_out(self, pickled: list[bytes], until: float) -> str:
-        """Have a pickle read in a process of its own; returns what became of that process, empty if it lives on.
+        """Have a pickle read in a separate process; returns what became of that process, empty if it survived.
 
         ``pickled``: the parts of a frame; ``until``: when to give up, on the launcher's clock.
         """
@@ -105,7 +105,7 @@ class Ranks:
             self._trial = process
         began = self.clock.monotonic()
         listener = self.launcher.listen([process], (Heard.MESSAGE, Heard.OUTPUT))
-        with contextlib.suppress(wire.WireError):  # how it ended comes from the launcher
+        with contextlib.suppress(wire.WireError):  # the launcher reports how it ended
             process.send(pickled, timeout=max(0.1, until - began))
         while process.exit is None and (left := until - self.clock.monotonic()) > 0:
             for news in listener.wait(left):
@@ -140,7 +140,7 @@ class Ranks:
             trial.close()
 
     def discard(self, within: float = 5.0) -> None:
-        """Kill what is left of the ranks, wait for their ends, give back what their handles hold."""
+        """Kill the ranks that are left, wait at most ``within`` seconds for their ends, and close their handles."""
         every = [*self.processes, *([self._trial] if self._trial is not None else [])]
         self._trial = None
         self._gone(every, within)
@@ -151,10 +151,10 @@ class Ranks:
                 self.terminal.gone(process.index)
 
     def _gone(self, processes: Sequence[RankHandle], within: float) -> None:
-        """Kill ranks and wait for their ends."""
+        """Kill ranks and wait at most ``within`` seconds for their ends."""
         for process in processes:
             self.launcher.kill(process)
         deadline = self.clock.monotonic() + within
-        listener = self.launcher.listen([], ())  # their ends come without listening to anything of theirs
+        listener = self.launcher.listen([], ())  # ends are noticed without listening to anything
         while any(p.exit is None for p in processes) and (left := deadline - self.clock.monotonic()) > 0:
             listener.wait(min(left, 0.1))

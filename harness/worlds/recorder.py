@@ -1,7 +1,8 @@
-"""Our own record of collectives: what a rank's Python code asked of its process groups.
+"""Concord's own record of collectives: the ones that a rank's Python code issues on its process groups.
 
-``ProcessGroup`` is a C++ class, so its methods are wrapped where Python finds them.  What C++ itself issues (DDP's
-reducer, functional collectives) passes by; the Flight Recorder has that, as long as the rank lives.
+``ProcessGroup`` is a C++ class, so its methods are wrapped where Python looks them up.  Collectives that C++ itself
+issues (DDP's reducer, functional collectives) are not recorded.  The Flight Recorder has them, as long as the rank
+lives.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from harness.worlds.blackbox import BlackBox
 from harness.worlds.places import TORCH
 
-# How ProcessGroup's methods are called in torch.distributed's public API.
+# The names of ProcessGroup's methods in torch.distributed's public API.
 _NAMES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",
@@ -48,7 +49,7 @@ _MOST_ENTRIES = 1000
 
 
 def describe(args: Any, depth: int = 0) -> str:
-    """Data type and shape of the first tensor in a call's arguments, and how many there are: ``float32[4] x3``."""
+    """Describe the tensors in a call's arguments: dtype and shape of the first, and how many: ``float32[4] x3``."""
     first, count = None, 0
     for arg in args if isinstance(args, (list, tuple)) else (args,):
         if hasattr(arg, "dtype") and hasattr(arg, "shape"):
@@ -65,7 +66,7 @@ def describe(args: Any, depth: int = 0) -> str:
 
 
 def caller() -> str:
-    """``file:line`` of the innermost frame outside torch and outside this package."""
+    """Return ``file:line`` of the innermost frame outside torch and outside this file; empty if there is none."""
     frame = _calling(sys._getframe(1))
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
@@ -77,7 +78,7 @@ def _calling(frame: FrameType | None) -> FrameType | None:
 
 
 def install(box: BlackBox) -> None:
-    """Start recording in this process."""
+    """Start recording in this process, into ``box``."""
     from torch._C._distributed_c10d import ProcessGroup
 
     for method, name in _NAMES.items():
@@ -87,7 +88,7 @@ def install(box: BlackBox) -> None:
 
 
 def _recorded(original: Callable[..., Any], name: str, box: BlackBox) -> Callable[..., Any]:
-    entries: dict[Any, bytes] = {}  # the same call from the same line is written again and again
+    entries: dict[Any, bytes] = {}  # a cache: the same line writes the same call again and again
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What a test leaves in a rank: taken before, compared after.
+"""The residue of a test in a rank: the rank's state is recorded before the test and compared after it.
 
-Some of it can be put back (random state, default dtype, Dynamo's caches); the rest (threads, processes, groups, file
-descriptors) cannot, and then the rank is not used again.
+Some of it can be restored (random state, default dtype, Dynamo's caches).  The rest (threads, processes, groups, file
+descriptors) can't, and then the rank is not used again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Residue:
 
 
 def take() -> Residue:
-    """Take the state of this process."""
+    """Record the state of this process."""
     import torch
     import torch.distributed as dist
 
@@ -57,9 +57,10 @@ def take() -> Residue:
 
 
 def compare(before: Residue, *, restore: bool = False) -> list[str]:
-    """What is there now and was not before, a sentence each; with ``restore``, put back what can be put back.
+    """Return what is there now and was not before, as a list of phrases; [] if nothing.
 
-    An empty list means that the next test finds the rank as this one did.
+    ``restore``: also restore what can be restored.  An empty list then means that the next test finds the rank as this
+    one did.
     """
     import torch
 
@@ -99,11 +100,11 @@ def _cwd() -> str:
 
 
 def _children() -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     for task in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{task}/children") as f:
-                found.extend(int(pid) for pid in f.read().split())
+                pids.extend(int(pid) for pid in f.read().split())
         except OSError:
             continue
-    return found
+    return pids

@@ -1,17 +1,19 @@
-"""The warm process that ranks are forked from.
+"""The server: the warm process that ranks are forked from.
 
-It is started fresh by the controller (never forked from it), imports torch and its lazy parts once, touches no
-accelerator, and stays single-threaded, so that a fork of it is a clean and quick beginning for a rank.  It forks on
-request, reaps, tells the controller how each rank ended, and sees to it that nothing stays behind: ranks die with
-it, it ends with its guardian (``guardian.py``), which ends with the controller, and what a rank forked and left is
-killed once that rank has gone.
+It is started fresh, and never forked from the controller.  It imports torch and its lazy parts once, touches no
+accelerator, and stays single-threaded, so that a fork of it is a clean and fast start for a rank.  It forks on request,
+reaps, and tells the controller how each rank ended.
+
+It makes sure that nothing stays behind.  Ranks die with the server, the server ends with its guardian
+(``guardian.py``), and the guardian ends with the controller.  Processes that a rank leaves behind are killed once the
+rank has gone.
 
 The protocol on the control socket (a SOCK_SEQPACKET pair, so one message is one packet) is JSON:
 
 - controller to server: ``{"listen": backlog}``; ``{"spawn": token}`` with the rank's five file descriptors;
   ``{"kill": token}``; ``{"ping": n}``
 - server to controller: ``{"ready": pid, "threads": n, "missing": [...], "network": [why it is the host's, remedy]}``,
-  ``{"listening": port}`` with the listening socket, made here because sockets belong to the network of their maker,
+  ``{"listening": port}`` with the listening socket, which is made here because a socket belongs to its maker's network,
   ``{"spawned": token, "pid": pid}``, ``{"pong": n}``,
   ``{"exited": token, "status": wait status, "time_ns": monotonic, "maxrss_kib": n, "left": [what a rank left behind]}``
 """
@@ -47,12 +49,12 @@ from harness.worlds.processes import (
 
 RANK_FDS = ("control", "monitor", "output", "box", "crash")
 _MOST_PACKET = 65536
-_MOST_LEFT = 20  # left-overs that are named
-_ENDING = 2.0  # seconds for what is below the server to end before it does
+_MOST_LEFT = 20  # left-over processes that are named
+_ENDING = 2.0  # seconds for the processes below the server to end before it does
 
 
 def _preload(modules: list[str]) -> list[str]:
-    """Import what ranks will need; say what could not be imported (another PyTorch may not have it)."""
+    """Import what ranks will need; returns what could not be imported (another PyTorch may not have it)."""
     missing = []
     for name in modules:
         try:
@@ -71,7 +73,7 @@ class _Server:
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> int:
-        """Do what the controller asks for until it goes, or the guardian; returns the signal that ended it, or 0."""
+        """Serve requests until the controller or the guardian goes; returns the signal that ended the server, or 0."""
         for sig in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, ORPHANED):
             signal.signal(sig, lambda *_: None)  # seen through the wake-up pipe, as SIGCHLD is
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -91,7 +93,7 @@ class _Server:
                     return 0
 
     def request(self) -> bool:
-        """Serve one message; False once the controller has gone."""
+        """Serve one message; returns False once the controller has gone."""
         try:
             data, fds, _, _ = socket.recv_fds(self.sock, _MOST_PACKET, len(RANK_FDS) + 1)
         except OSError:
@@ -112,7 +114,7 @@ class _Server:
         return True
 
     def listen(self, backlog: int) -> None:
-        """Make the listening socket of a rendezvous: the port is the kernel's choice."""
+        """Make the listening socket of a rendezvous, on a port that the kernel chooses."""
         with socket.create_server(("127.0.0.1", 0), backlog=backlog) as listener:
             self.tell({"listening": listener.getsockname()[1]}, [listener.fileno()])
 
@@ -166,12 +168,15 @@ class _Server:
                 ended.append({"exited": token, "status": status, "time_ns": when, "maxrss_kib": usage.ru_maxrss})
                 ended[-1]["left"] = self.sweep(pid)
         if reaped and not ended:
-            self.sweep(0)  # children of what was killed last time are ours now
+            self.sweep(0)  # children of processes that were killed last time are ours now
         for message in ended:
             self.tell(message)
 
     def sweep(self, dead: int) -> list[str]:
-        """Kill what a dead rank left: its process group, and orphans, which the kernel has handed to us."""
+        """Kill what a dead rank left: its process group, and orphans, which are our children now.
+
+        ``dead``: its pid, or 0 for orphans only.  Returns descriptions of the orphans.
+        """
         left = []
         for pid in children():
             if pid not in self.pids and parent_and_session(pid)[1] not in self.pids:
@@ -185,10 +190,10 @@ class _Server:
         try:
             socket.send_fds(self.sock, [json.dumps(message).encode()], list(fds))
         except OSError:
-            pass  # the controller has gone: the next read says so
+            pass  # the controller has gone: the next read notices
 
     def end(self) -> None:
-        """Leave nothing behind.  Nobody is told how ranks ended: what ends them is the end of the server."""
+        """Kill everything below the server.  Ends of ranks are not reported: the end of the server caused them."""
         for pid in list(self.pids):
             kill_group(pid)
         end_children(time.monotonic() + _ENDING)
@@ -203,12 +208,12 @@ def main(fd: int, parent: int, modules: list[str], private: bool) -> NoReturn:
     refusal = network.refusal() if private else Refusal("asked for")
     if not refusal:
         network.enter()
-    die_with_parent(parent, ORPHANED)  # after a change of credentials, which makes the kernel forget it
+    die_with_parent(parent, ORPHANED)  # only now: a change of credentials makes the kernel forget it
     adopt_orphans()
     missing = _preload(modules)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     server = _Server(socket.socket(fileno=fd), parent)
-    # What has been imported is never garbage: keep it out of every rank's collections, and its pages shared.
+    # Imported objects are never garbage: keep them out of every rank's garbage collections, and their pages shared.
     gc.collect()
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))
@@ -217,7 +222,7 @@ def main(fd: int, parent: int, modules: list[str], private: bool) -> NoReturn:
     ended_by, code = 0, 0
     try:
         ended_by = server.serve()
-    except BaseException:  # its last line is what the controller says of the server's end
+    except BaseException:  # the controller quotes its last line as the reason for the server's end
         traceback.print_exc()
         code = 1
     server.end()

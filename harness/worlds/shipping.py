@@ -1,7 +1,7 @@
-"""How a function gets ready to travel: pickled by value where a rank can't import it, and only once where nothing that
-it depends on can have changed since.
+"""Preparation of functions for ranks: a function is pickled by value if a rank can't import it, and pickled only once
+if nothing that it depends on can have changed since.
 
-A test runs the same function on ranks again and again, and pickling it costs more than the way there and back.
+A test runs the same function on ranks again and again, and pickling it takes longer than the trip there and back.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
 
 @dataclass(frozen=True)
 class _Known:
-    """A function's pickle, and what has to be as it was for the pickle to be good still."""
+    """A function's pickle, and what must not have changed for the pickle to be valid."""
 
     pickled: bytes
     code: CodeType | None
     codes: tuple[tuple[FunctionType, CodeType], ...]
     names: tuple[tuple[dict[str, Any], str, Any], ...]
-    """Scope, name, and the object that it was."""
+    """Scope, name, and the object that the name referred to."""
     cells: tuple[tuple[CellType, Any], ...]
 
     def good(self, fn: FunctionType) -> bool:
-        """Whether the pickle is still that of the function."""
+        """Return whether the pickle is still valid for the function."""
         try:
             return fn.__code__ is self.code and (
                 all(f.__code__ is code for f, code in self.codes)
@@ -49,7 +49,10 @@ _cache: weakref.WeakKeyDictionary[Any, _Known | None] = weakref.WeakKeyDictionar
 
 
 def frame_of(job: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> list[bytes]:
-    """The frame that tells a rank to run something.  Errors: TypeError that says what cannot travel, and why."""
+    """Return the frame that tells a rank to run a function.
+
+    Errors: TypeError that says what can't be sent, and why.
+    """
     if not callable(fn):
         raise TypeError(f"world.run needs a function that takes a rank, not {fn!r}")
     try:
@@ -62,7 +65,7 @@ def frame_of(job: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], n
 
 
 def _ready(fn: Any) -> Any:
-    """The function itself, or its pickle if that can be remembered; sees to it that it can travel."""
+    """Return the function itself, or its pickle if that can be cached; makes sure that the function can be pickled."""
     known = _cache.get(fn, _UNKNOWN) if type(fn) is FunctionType else None
     if known is not None and known is not _UNKNOWN and known.good(fn):
         return known.pickled
@@ -77,14 +80,14 @@ def _ready(fn: Any) -> Any:
 
 
 def _remember(fn: FunctionType) -> _Known | None:
-    """Pickle a function for good, or None if it depends on something that can change and stay the same object."""
+    """Pickle a function for reuse; None if it carries tensors, or depends on something that can change in place."""
     look = _Look()
     if not look.function(fn):
         return None
     frame = wire.dumps(fn)
     if len(frame) > 2:
         return None  # it carries tensors
-    # The function itself is left out: a memory that held it would keep it alive.
+    # The function itself is left out: a cache that held it would keep it alive.
     codes = tuple((f, code) for f, code in look.codes if f is not fn)
     names = tuple(entry for entry in look.names if entry[2] is not fn)
     if len(_cache) >= _MOST:
@@ -96,7 +99,7 @@ _UNKNOWN = _Known(b"", None, (), (), ())
 
 
 class _Look:
-    """Goes through all that a function's pickle holds."""
+    """Goes through everything that a function's pickle contains."""
 
     def __init__(self) -> None:
         self.codes: list[tuple[FunctionType, CodeType]] = []
@@ -105,7 +108,7 @@ class _Look:
         self._seen: set[int] = set()
 
     def function(self, fn: FunctionType) -> bool:
-        """Whether a function that travels by value depends on unchanging things only, and changes none."""
+        """Return whether a function that is pickled by value depends only on unchanging things, and changes none."""
         if id(fn) in self._seen:
             return True
         self._seen.add(id(fn))
@@ -126,7 +129,7 @@ class _Look:
         return all(self.value(v) for _, _, v in mine) and all(self.value(v) for _, v in self.cells)
 
     def value(self, value: Any) -> bool:
-        """Whether a value can't change without being another object."""
+        """Return whether a value's pickle can't change as long as it is the same object."""
         kind = type(value)
         if kind in _PLAIN:
             return True
@@ -140,7 +143,7 @@ class _Look:
 
 
 def _by_reference(value: Any) -> bool:
-    """Whether a function or class travels as a name."""
+    """Return whether a function or class is pickled as a name."""
     module = getattr(value, "__module__", None)
     return (
         module in sys.modules
@@ -151,7 +154,7 @@ def _by_reference(value: Any) -> bool:
 
 
 def _names(code: CodeType) -> set[str] | None:
-    """The names that code may look up in its scope, or None if it assigns to one there."""
+    """Return the names that code may look up in its global scope, or None if it assigns to one there."""
     if any(i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in dis.get_instructions(code)):
         return None
     names = set(code.co_names)
@@ -165,7 +168,7 @@ def _names(code: CodeType) -> set[str] | None:
 
 
 def is_test_code(module: Any) -> bool:
-    """Whether a module is one that a rank may not be able to import: not installed, and not part of the harness."""
+    """Return whether a rank may be unable to import a module: it is not installed, and not part of Concord."""
     file = getattr(module, "__file__", None)
     if not file:
         return False

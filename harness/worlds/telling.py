@@ -1,6 +1,6 @@
-"""Exceptions of any size in few words: chains, groups and tracebacks of which only the two ends are shown.
+"""Short descriptions of exceptions of any size: of long chains, groups and tracebacks, only a part is shown.
 
-pytest shows an exception better, and takes time and memory that grow with it: thousands of causes take it minutes.
+pytest shows an exception better, but its time and memory grow with the exception: thousands of causes take minutes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Item = TypeVar("Item")
 
 MOST_MESSAGE = 2000
 _SHORT_FRAMES = 500  # in all tracebacks together
-_SHORT_ERRORS = 40  # causes, contexts, members of groups, and theirs
+_SHORT_ERRORS = 40  # causes, contexts and members of groups, recursively
 _SHORT_NOTES = 50
 _SHORT_MESSAGE = 2_000_000  # characters, of one message or note
-_MOST_LINKS = 100_000  # of a chain that is walked
+_MOST_LINKS = 100_000  # of a chain that is followed
 _SHOWN_FRAMES = 40
 _SHOWN_LINKS = 8
 _SHOWN_MEMBERS = 5
@@ -27,7 +27,7 @@ _SHOWN_NOTES = 5
 
 
 def text_of(error: BaseException) -> str:
-    """The beginning of an exception's message, or why there is none.
+    """Return the beginning of an exception's message, or why it could not be read.
 
     Errors: MemoryError.
     """
@@ -40,23 +40,23 @@ def text_of(error: BaseException) -> str:
 
 
 def frames_of(tb: TracebackType | None) -> list[tuple[str, int, str]]:
-    """(file, line, function) of a traceback, outermost first."""
-    found = []
+    """Return (file, line, function) of each frame of a traceback, outermost first."""
+    frames = []
     while tb is not None:
         code = tb.tb_frame.f_code
-        found.append((code.co_filename, tb.tb_lineno or 0, code.co_name))
+        frames.append((code.co_filename, tb.tb_lineno or 0, code.co_name))
         tb = tb.tb_next
-    return found
+    return frames
 
 
 def both_ends(items: Sequence[Item], most: int) -> list[Item]:
-    """The first third and the last two of so many items."""
+    """Return at most ``most`` items: all, or a third from the beginning and two thirds from the end."""
     first = most // 3
     return list(items) if len(items) <= most else [*items[:first], *items[first - most :]]
 
 
 def is_short(error: BaseException) -> bool:
-    """Whether everything that belongs to an exception is so little that pytest can show it."""
+    """Return whether an exception, with everything that belongs to it, is small enough for pytest to show."""
     seen: set[int] = set()
     left, frames = [error], 0
     while left:
@@ -95,15 +95,15 @@ def _members(error: BaseException) -> Sequence[BaseException]:
 
 
 def _notes(error: BaseException) -> list[str]:
-    found = getattr(error, "__notes__", None)
-    return [note for note in found if isinstance(note, str)] if isinstance(found, list) else []
+    notes = getattr(error, "__notes__", None)
+    return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
 
 def shortly(error: BaseException, tb: TracebackType | None, *, messages: bool = True) -> str:
-    """An exception, what it was raised from, and its members, with the middle of everything left out.
+    """Describe an exception, its causes and its members; where there are many, only some are shown.
 
-    ``tb``: its traceback, from the first frame that is to be shown; ``messages``: whether its own code may be asked.
-    The root comes first, as Python has it.
+    ``tb``: its traceback, from the first frame to show; ``messages``: whether its own code may be called for messages.
+    The root cause comes first, as in Python's own tracebacks.
     """
     chain, whole = _chain(error)
     blocks = []
@@ -117,7 +117,7 @@ def shortly(error: BaseException, tb: TracebackType | None, *, messages: bool = 
 
 
 def _chain(error: BaseException) -> tuple[list[BaseException | None], int]:
-    """An exception and what it was raised from, None for those left out; and how many there are."""
+    """Return an exception and its causes, with None in place of those left out, and how many there are."""
     chain: list[BaseException] = []
     seen: set[int] = set()
     current: BaseException | None = error

@@ -1,7 +1,7 @@
-"""What ranks print, on the controller's terminal; and the terminal itself, lent to a rank's debugger.
+"""The controller's terminal: shows what ranks print, and is lent to a rank's debugger.
 
-What would drive a terminal is shown as escapes.  Colours (``ESC [ ... m``) stay where output is shown as it comes, and
-end with their line.
+Characters that would control a terminal are shown as escapes.  Colors (``ESC [ ... m``) are kept where output is shown
+live, and are reset at the end of their line.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contextlib import AbstractContextManager
 from harness.safe_io.shown import printable
 from harness.worlds.launch import Output
 
-_LONGEST = 8192  # bytes of a line that are held until its end comes
+_LONGEST = 8192  # bytes of an unfinished line that are held back; a longer one is shown before its end
 
 
 class Terminal:
-    """Shows output line by line as it comes (``pytest -s``), or at the end of each run, where pytest captures it.
+    """Shows output line by line as it arrives (``pytest -s``), or at the end of each run if pytest captures it.
 
-    ``release``: a context manager that frees standard input and output from whoever captures them.
+    ``release``: returns a context manager that frees standard input and output from capturing.
     """
 
     def __init__(self, *, immediately: bool, release: Callable[[], AbstractContextManager[None]]) -> None:
@@ -30,7 +30,7 @@ class Terminal:
         self._partial: dict[int, bytes] = {}
 
     def live(self, index: int, data: bytes) -> None:
-        """A rank has printed something."""
+        """Show what a rank has just printed, if output is shown immediately."""
         if not self._immediately:
             return
         *lines, rest = (self._partial.get(index, b"") + data).split(b"\n")
@@ -41,7 +41,7 @@ class Terminal:
             _show(prefixed(index, coloured(line.decode(errors="replace"))), flush=True)
 
     def finished(self, index: int, output: Output) -> None:
-        """A run is over, and this is all that the rank printed in it."""
+        """Show everything that a rank printed in a run, or only its unfinished last line if the rest was shown live."""
         if self._immediately:
             self.gone(index)
             return
@@ -49,14 +49,14 @@ class Terminal:
             _show(prefixed(index, printable(line)))
 
     def gone(self, index: int) -> None:
-        """A rank will print no more: show what it left of a line, so that the next one's does not continue it."""
+        """Show the unfinished last line of a rank that prints no more, so that the next output does not continue it."""
         rest = self._partial.pop(index, b"")
         if rest:
             _show(prefixed(index, coloured(rest.decode(errors="replace"))), flush=True)
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[tuple[int, int]]:
-        """Lend the terminal: yields the file descriptors of standard input and output."""
+        """Lend the terminal; yields the file descriptors of standard input and output."""
         with self._release():
             sys.stdout.flush()
             yield 0, 1
@@ -65,7 +65,7 @@ class Terminal:
 def _show(line: str, *, flush: bool = False) -> None:
     try:
         print(line, flush=flush)
-    except UnicodeEncodeError:  # a terminal that does not know the letter: spell it
+    except UnicodeEncodeError:  # the terminal's encoding lacks the character: print its escape
         print(line.encode("ascii", "backslashreplace").decode(), flush=flush)
 
 
@@ -73,12 +73,12 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;]{0,40}m)")
 
 
 def coloured(line: str) -> str:
-    """A line with its colours, and everything else that is not seen as escapes."""
+    """Return a line with its colors kept and all other unprintable characters escaped."""
     parts = _COLOUR.split(line.removesuffix("\r"))
     shown = "".join(part if i % 2 else printable(part) for i, part in enumerate(parts))
     return f"{shown}\x1b[0m" if len(parts) > 1 else shown
 
 
 def prefixed(index: int, line: str) -> str:
-    """``[rank 1] the line``."""
+    """Return ``[rank 1] the line``."""
     return f"[rank {index}] {line}"

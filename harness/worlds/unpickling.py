@@ -1,10 +1,10 @@
-"""Reading the results of ranks: plain data in place, anything else where it can do no harm.
+"""Safe reading of the results of ranks.
 
-A pickle calls what it names, so reading one may do anything.  Three kinds are told apart by the names in it:
+A pickle calls what it names, so reading one may do anything.  The names in a pickle decide how it is read:
 
-- plain data, tensors, arrays, and Concord's own classes do nothing when they are read: :func:`plain`;
-- anything else is read in a process of its own first (:func:`serve`), which may die or hang there;
-- what was read there without that is read here, in a thread that is waited for for a limited time.
+- Plain data, tensors, arrays, and Concord's own data classes do nothing when they are read: :func:`plain`.
+- Anything else is first read in a separate process (:func:`serve`), which may die or hang.
+- If that process survives, the pickle is read here, in a thread with a time limit.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ _PLAIN = {
     "numpy.core.numeric": {"_frombuffer"},
     "harness.worlds.wire": {"_load_typed", "_load_untyped", "_tensor_rebuilder"},
 }
-"""What a pickle may name and still do nothing but make data as large as itself, by module.
+"""Names, by module, with which a pickle can do nothing but make data that is as large as itself.
 
-No ``range``, which would fill a container for ever, and no ``bytearray``, of which a number makes as many bytes.
+``range`` is left out because it could fill a container forever, and ``bytearray`` because it turns a number into as
+many bytes.
 """
 _OURS = "harness."
 DONE = b"."
-"""What the process that reads first says of a pickle that let it live."""
+"""The answer of the separate process after it has read a pickle and survived."""
 
 
 class NotPlain(Exception):
-    """A pickle that names something else."""
+    """A pickle names something that is not plain data."""
 
 
 _found: dict[tuple[str, str], Any] = {}
@@ -70,9 +71,9 @@ class _Reader(pickle.Unpickler):
 
 
 def _is_data(found: Any, module: str) -> bool:
-    """Whether this is a class that a module of Concord's defines, and has not imported, and that only holds data.
+    """Return whether this is a class that only holds data, and that Concord's ``module`` defines rather than imports.
 
-    These are dataclasses, named tuples, enumerations and msgspec's structs.
+    Such classes are dataclasses, named tuples, enumerations and msgspec's structs.
     """
     if not isinstance(found, type) or found.__module__ != module:
         return False
@@ -81,12 +82,15 @@ def _is_data(found: Any, module: str) -> bool:
 
 
 def plain(body: bytes | bytearray, buffers: Sequence[bytearray]) -> Any:
-    """Unpickle plain data.  Errors: :class:`NotPlain` before anything else is called; whatever unpickling raises."""
+    """Unpickle plain data.
+
+    Errors: :class:`NotPlain`, before anything that is not plain is called; whatever unpickling raises.
+    """
     return _Reader(io.BytesIO(body), buffers=buffers).load()
 
 
 def serve(control: socket.socket, reader: wire.FrameReader) -> None:
-    """Read pickles until the controller goes, and say of each that it has been read, whatever it raised."""
+    """Read pickles until the controller goes, and report each one as read, whatever it raised."""
     while True:
         try:
             body, buffers = wire.receive_frame(control, reader)
@@ -95,6 +99,6 @@ def serve(control: socket.socket, reader: wire.FrameReader) -> None:
         try:
             pickle.loads(body, buffers=buffers)
         except BaseException:
-            pass  # the controller meets it again, and says so
+            pass  # the controller reads the pickle again, and reports the error
         del body, buffers
         wire.send_parts(control, wire.parts_of(DONE))

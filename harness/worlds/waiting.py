@@ -1,4 +1,4 @@
-"""One function in flight on all ranks: what is heard of it until every rank has answered, or can't any more."""
+"""The wait for one function on all ranks: it goes on until every rank has answered or can't answer any more."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from harness.worlds.postmortem import End, RanksFailed
 from harness.worlds.ranks import Ranks
 from harness.worlds.watchdog import FIRST_LOOK, Explanation, View
 
-_BUSY_GRACE = 5.0  # how long ranks that still compute may go on after another has failed
-_DUMP_WAIT = 5.0  # at most, for stacks that a signal handler writes; a machine with much to do takes its time
+_BUSY_GRACE = 5.0  # seconds that ranks that still compute may go on after another has failed
+_DUMP_WAIT = 5.0  # seconds at most for stacks that a signal handler writes, enough for a busy machine
 _LONGEST_STACK = 50_000  # characters
-_LEAST_READING = 2.0  # seconds that the reading of a result has in any case
+_LEAST_READING = 2.0  # seconds that reading a result may always take
 EXIT = "exit"
-"""The answer of a rank that was told to close: it ends with code 0."""
+"""The answer of a rank that was told to close: it exits with code 0."""
 
 
 class Waiting:
-    """Waits for one answer of every rank.
+    """Waits for one answer from every rank.
 
-    ``job``: the number that answers carry; ``answer``: their kind; ``proof``: whether a proven deadlock ends the wait.
+    ``job``: the number that answers carry; ``answer``: their kind; ``timeout``: seconds; ``proof``: whether a proven
+    deadlock ends the wait; ``on_host``: as for :class:`~harness.worlds.looking.Watch`.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Waiting:
         self._ranks = ranks
         self._job = job
         self._function = function
-        self._world = world  # put into words when something is to be said of it
+        self._world = world  # formatted only when a message names it
         self._answer = answer
         self._timeout = timeout
         self._proof = proof
@@ -63,10 +64,10 @@ class Waiting:
     def results(self, frame: list[bytes] | None = None, beside: Callable[[], object] | None = None) -> list[Any]:
         """Send every rank ``frame``, if there is one, and wait; returns the answers in rank order.
 
-        ``beside`` is called here before the wait, while ranks are at it.
+        ``beside`` is called here before the wait, while the ranks run.
 
-        Errors: :class:`RanksFailed`; anything else that ends the wait (Ctrl-C, a test's timeout) has the evidence as
-        a note.  The ranks are to be discarded then.
+        Errors: :class:`RanksFailed`.  Any other exception that ends the wait (Ctrl-C, a test's timeout) gets the
+        evidence as a note.  The caller must discard the ranks then.
         """
         __tracebackhide__ = True
         try:
@@ -88,7 +89,7 @@ class Waiting:
         __tracebackhide__ = True
         ranks = self._ranks
         grace_ends = math.inf
-        self._exits()  # what is known by now; news comes while we wait
+        self._exits()  # ends that are known by now; later ones are noticed in the wait
         while len(self._ends) < len(ranks.processes):
             now = self._clock.monotonic()
             if self._failed and grace_ends == math.inf:
@@ -105,14 +106,14 @@ class Waiting:
                 explanation = self._watch.look(now, self._ended_how())
                 if explanation is not None:
                     self._fail(explanation, "")
-        for what, process in ranks.wait(0):  # what was printed just before the answers
+        for what, process in ranks.wait(0):  # output that was printed just before the answers
             self._event(what, process)
         if self._failed:
             self._fail(None, "")
         ranks.show_output()
 
     @functools.cached_property
-    def _watch(self) -> looking.Watch:  # made when it is first needed: most runs end before
+    def _watch(self) -> looking.Watch:  # made when it is first needed: most runs end before that
         return looking.Watch(
             self._ranks.launcher,
             self._ranks.processes,
@@ -123,7 +124,7 @@ class Waiting:
 
     @property
     def _next_look(self) -> float:
-        """When to look at the ranks, on the launcher's clock."""
+        """When the next look at the ranks is due, on the launcher's clock."""
         if not self._proof:
             return math.inf
         return self._watch.next_look if "_watch" in self.__dict__ else self._started + FIRST_LOOK
@@ -133,7 +134,7 @@ class Waiting:
         self._failed = self._failed or end.failed
 
     def _event(self, what: Heard, process: RankHandle) -> None:
-        """Take what there is news of."""
+        """Take what the news is about."""
         if what is Heard.MESSAGE:
             self._message(process)
             return
@@ -157,12 +158,12 @@ class Waiting:
         return End(process.index, kind, ended.time_ns, exit=ended)
 
     def _last_words(self, process: RankHandle) -> None:
-        """Read what a rank had sent before it ended."""
+        """Read what a rank sent before it ended."""
         try:
             while process.index not in self._ends and (frame := process.receive()) is not None:
                 self._note(process, *answers.read(frame))
         except (wire.WireError, answers.NotAnAnswer):
-            return  # that it ended says more
+            return  # the end of the rank says more
 
     def _message(self, process: RankHandle) -> None:
         try:
@@ -180,18 +181,21 @@ class Waiting:
             self._ranks.ignore(process, Heard.MESSAGE)  # its exit comes from the launcher
 
     def _garbled(self, process: RankHandle, why: str) -> None:
-        """A rank has said what is no answer: its code wrote into a descriptor that is not its own, mostly."""
+        """Record that a rank sent something that is not an answer.
+
+        In most cases, its code wrote to a descriptor that is not its own.
+        """
         self._ranks.ignore(process, Heard.MESSAGE)
         self._exits()  # if it has ended by now, that says more
         if process.index in self._ends and self._ends[process.index].failed:
             return
         number = self._ranks.descriptors.get(process.index)
         descriptor = f" (descriptor {number})" if number else ""
-        what = f"wrote what is no answer to its control channel{descriptor}: {why}"
-        self._end(End(process.index, "garbled", self._clock.monotonic_ns(), standing=what))
+        standing = f"wrote what is no answer to its control channel{descriptor}: {why}"
+        self._end(End(process.index, "garbled", self._clock.monotonic_ns(), standing=standing))
 
     def _note(self, process: RankHandle, answer: answers.Answer, buffers: Sequence[bytearray] = ()) -> None:
-        """Take an answer of a rank.  Errors: :class:`~answers.NotAnAnswer` for one that nobody waits for."""
+        """Record an answer of a rank.  Errors: :class:`~answers.NotAnAnswer` for one that nobody waits for."""
         if isinstance(answer, answers.Raised) and answer.job in (self._job, -1):
             report = msgspec.structs.asdict(answer.report)
             report["time_ns"] = process.time_here(report["time_ns"])
@@ -200,10 +204,10 @@ class Waiting:
         if process.index in self._ends or answers.kind(answer) != self._answer or answer.job != self._job:
             raise answers.NotAnAnswer(f"{answers.kind(answer)!r} for job {answer.job}, which nobody waits for")
         if isinstance(answer, answers.Returned):
-            found = self._read(process, answer, list(buffers))
-            if not found:
+            results = self._read(process, answer, list(buffers))
+            if not results:
                 return
-            self._results[process.index] = found[0]
+            self._results[process.index] = results[0]
         elif isinstance(answer, answers.Checked):
             self._results[process.index] = answer.left
         elif isinstance(answer, answers.Ready):
@@ -215,7 +219,7 @@ class Waiting:
         self._end(End(process.index, kind, min(report["time_ns"], now), report=report))
 
     def _read(self, process: RankHandle, answer: answers.Returned, buffers: list[bytearray]) -> list[Any]:
-        """The result of a rank, alone in a list; [] where it can't be read, and then the rank has failed."""
+        """Return a rank's result in a list; [] if it can't be read, in which case the rank has failed."""
         if not answer.pickled and not buffers:
             return [None]
         pickled = answer.pickled or buffers.pop(0)
@@ -227,25 +231,25 @@ class Waiting:
             self._raised(process, describe_exception(e, context=_UNREAD))
             return []
         until = max(self._deadline, self._clock.monotonic() + _LEAST_READING)
-        became = self._ranks.try_out(wire.parts_of(bytes(pickled), [bytes(b) for b in buffers]), until)
-        if not became:
+        problem = self._ranks.try_out(wire.parts_of(bytes(pickled), [bytes(b) for b in buffers]), until)
+        if not problem:
             try:
                 left = max(_LEAST_READING, until - self._clock.monotonic())
-                found, report = within(left, functools.partial(_read_here, pickled, buffers))
+                value, report = within(left, functools.partial(_read_here, pickled, buffers))
             except TooLongError as e:
-                became = f"{e}\n{postmortem.stack_text(e.frames)}"
+                problem = f"{e}\n{postmortem.stack_text(e.frames)}"
             else:
                 if report is None:
-                    return [found]
+                    return [value]
                 self._raised(process, report)
                 return []
         told = describe_exception(Exception(), context=_UNREAD)
-        message, _, stack = became.partition("\n")
+        message, _, stack = problem.partition("\n")
         self._raised(process, {**told, "type": "", "message": message, "text": stack or message})
         return []
 
     def _lend_terminal(self, process: RankHandle) -> None:
-        """Give our terminal to a rank's debugger until it says that it has done with it; the clock stands still."""
+        """Lend our terminal to a rank's debugger until the rank returns it.  The time does not count."""
         began = self._clock.monotonic()
         terminal = self._ranks.terminal
         if terminal is None:
@@ -267,7 +271,7 @@ class Waiting:
             self._watch.next_look += lent
 
     def _next_answer(self, process: RankHandle) -> tuple[answers.Answer, list[bytearray]]:
-        """Wait for an answer of one rank, however long it takes.  Errors: :class:`~wire.WireError` if it has ended."""
+        """Wait without a time limit for an answer of one rank.  Errors: :class:`~wire.WireError` if it has ended."""
         while (frame := process.receive()) is None:
             if process.exit is not None:
                 raise wire.WireError("the rank has ended")
@@ -285,13 +289,13 @@ class Waiting:
         return f"rank {names} did not end within {self._timeout:g} s: stuck in {where}"
 
     def _fail(self, explanation: Explanation | None, reason: str) -> None:
-        """Collect what every rank can still say, and raise."""
+        """Collect the evidence of every rank, and raise :class:`RanksFailed`."""
         __tracebackhide__ = True
         views = self._views()
         ends = self._collect(views)
         failed = any(e.failed for e in ends)
         boxes = {p.index: p.box for p in self._ranks.processes}
-        # Ranks that are dead lost their Flight Recorder, so the watchdog may have seen no more than that they are gone.
+        # Dead ranks have lost their Flight Recorders, so the watchdog may have seen only that the ranks are gone.
         if failed and not (explanation and explanation.mismatch) and all(box.whole for box in boxes.values()):
             difference = postmortem.compare_issued({i: box.recent(box.count) for i, box in boxes.items()})
             explanation = Explanation(difference, mismatch=True) if difference else explanation
@@ -304,19 +308,19 @@ class Waiting:
         raise error from cause
 
     def _views(self) -> list[View]:
-        """Where each rank is now, or how it has ended."""
+        """Return where each rank is now, or how it has ended."""
         views = looking.views_of(self._ranks.launcher, self._ranks.processes, {})
         self._ranks.launcher.poll()
         ended = self._ended_how()
         return [dataclasses.replace(view, state=ended.get(view.index, view.state)) for view in views]
 
     def _ended_how(self) -> dict[int, str]:
-        """How ranks have ended, as :class:`View` has it, by rank."""
+        """Return, by rank, how it has ended, in the words of :attr:`View.state`."""
         as_in_views = {"exited": "died", "lost": "died", "garbled": "raised"}
         return {i: as_in_views.get(e.kind, e.kind) for i, e in self._ends.items()}
 
     def _collect(self, views: list[View]) -> list[End]:
-        """How each rank has ended, or where it stands, with all that is known of it."""
+        """Return how each rank has ended, or where it is, with all evidence about it."""
         processes = self._ranks.processes
         silent = [p for p in processes if p.exit is None and not views[p.index].answered]
         for process in silent:
@@ -357,7 +361,7 @@ class Waiting:
         return ends
 
     def _interrupted(self, error: BaseException) -> None:
-        """Something else ended the wait: put on it what the ranks were doing."""
+        """Add what the ranks were doing, as a note, to an exception that interrupted the wait."""
         try:
             why = f"interrupted by {type(error).__name__}"
             ends = self._collect(self._views())
@@ -370,7 +374,7 @@ _UNREAD = "its result can't be read here"
 
 
 def _read_here(pickled: bytes | bytearray, buffers: list[bytearray]) -> tuple[Any, dict[str, Any] | None]:
-    """A result, or the report of what its reading raised: both are somebody's code, which may take any time."""
+    """Return a result, or the report of what reading it raised.  Both run users' code, which may take any time."""
     try:
         return wire.loads((pickled, buffers)), None
     except BaseException as e:
@@ -379,25 +383,27 @@ def _read_here(pickled: bytes | bytearray, buffers: list[bytearray]) -> tuple[An
 
 @functools.cache
 def _returned(index: int) -> End:
-    """The end of a rank that did what it was asked; one for each, since every run needs it and it says no more."""
+    """Return the end of a rank that did what it was asked.  It is cached because every run needs it."""
     return End(index, "returned")
 
 
 def cause_of(error: RanksFailed) -> BaseException:
-    """The first rank's exception with the place where it was raised, so that tools which group failures by place
-    (Hypothesis, when it shrinks) tell one defect from another."""
-    what = error.first.what if error.first is not None else error.headline.split(":")[0]
+    """Return an exception for the first rank to fail that seems to be raised at the place of the failure.
+
+    Tools that group failures by place (Hypothesis, when it shrinks) can then tell one defect from another.
+    """
+    message = error.first.what if error.first is not None else error.headline.split(":")[0]
     file, line = error.place or ("", 0)
     if not file or not 0 < line < 1_000_000 or not is_source(file):
-        return RankError(what)
-    try:  # a file name may be anything
-        exec(compile("\n" * (line - 1) + "raise error", file, "exec"), {"error": RankError(what)})
+        return RankError(message)
+    try:  # a file name may contain anything
+        exec(compile("\n" * (line - 1) + "raise error", file, "exec"), {"error": RankError(message)})
     except RankError as e:
         return e
     except ValueError:
         pass
-    return RankError(what)
+    return RankError(message)
 
 
 class RankError(Exception):
-    """What the first rank to fail raised, as seen from the controller: the cause of a :class:`RanksFailed`."""
+    """The cause of a :class:`RanksFailed`: the failure of the first rank to fail, as seen from the controller."""

@@ -1,17 +1,20 @@
-"""Proving a deadlock: a pure decision over what is known of each rank.
+"""The proof of a deadlock: a pure decision from what is known about each rank.
 
-A world is deadlocked when no rank can ever move again by itself: each one has ended (returned, raised, died), or is
-blocked inside a collective with nothing left that could wake it.  What is needed for a rank to count as blocked:
+A world is deadlocked when no rank can ever move again by itself: each rank has ended (returned, raised, died), or is
+blocked inside a collective and nothing can wake it.  A rank counts as blocked if all of this is true:
 
-- its main thread's innermost Python frame is in torch.distributed, in the autograd engine, or in a call that waits;
-- its main thread sleeps, in the kernel's eyes, and the whole process has used no CPU between two looks;
-- it does not wait for a child or on a timer, and none of its other Python threads could act later (nor sleeps on one);
-- what it waits in has no timeout of its own that ends before the run's.
+- The innermost Python frame of its main thread is in torch.distributed, or (with a collective outstanding) in the
+  autograd engine or in a call that waits.
+- The kernel shows its main thread as sleeping, and the whole process used almost no CPU between two looks.
+- It does not wait for a child or on a timer, and none of its other Python threads could act later (nor sleeps on a
+  timer).
+- What it waits in has no timeout that ends before the run's.
 
-A rank that computes, sleeps, or does anything else is *slow*, and while one rank is slow nothing is proven.  The
-controller looks twice before it believes (:data:`SETTLE`), because data may still be on its way.
+A rank that a signal has stopped counts as blocked, too.  A rank that computes, sleeps, or does anything else is
+*slow*, and while one rank is slow, nothing is proven.  The controller looks twice before it believes in a deadlock
+(:data:`SETTLE`), because data may still be on its way.
 
-Who is to blame is a different question: :func:`explain` compares what each rank has issued on each group.
+Which rank is to blame is a different question: :func:`explain` compares what each rank has issued on each group.
 """
 
 from __future__ import annotations
@@ -26,17 +29,18 @@ from typing import Any
 from harness.worlds.places import DISTRIBUTED, TORCH, WORLDS, in_torch, in_worlds, short_path
 
 FIRST_LOOK = 0.25
-"""Seconds after the start of a run, and between looks."""
+"""Seconds from the start of a run to the first look, and between looks."""
 SETTLE = 0.75
-"""Seconds for which everything must stand still before a deadlock is believed."""
+"""Seconds for which nothing may change before a deadlock is believed."""
 SETTLE_AFTER_FAILURE = 0.2
-"""The same once a rank has raised or died: the run has failed anyway, only the others' chance to finish is at stake."""
+"""The same after a rank has raised or died: the run has failed anyway, and only the others' chance to finish is at
+stake."""
 STOPPED_FOR = 1.5
-"""Seconds after which a rank that someone has stopped (SIGSTOP) counts as one that will not come back."""
+"""Seconds after which a stopped rank (SIGSTOP) is assumed not to come back."""
 
 MOST_THREADS, MOST_RECORDS, MOST_GROUPS = 1000, 400, 2000
-"""How much a rank's monitor tells at most (records: of each of two recorders).  Whoever tells more is none, and to
-compare it would take for ever."""
+"""The most that a rank's monitor reports (records: from each of two recorders).  An answer with more than that is not
+from a monitor, and comparing it would take forever."""
 
 _WAITING_PATHS = (DISTRIBUTED, os.path.join(TORCH, "nn", "parallel", "distributed.py"))
 _ENGINE = os.path.join(TORCH, "autograd", "graph.py")
@@ -45,7 +49,7 @@ _TRANSPARENT = {
     os.path.join(TORCH, "utils", "_contextlib.py"),
     os.path.join(WORLDS, "recorder.py"),
 }
-# An argument of a plain wait() may be a time limit.
+# A plain wait counts only without arguments, because an argument may be a time limit.
 _WAITING_CALL = re.compile(r"\b(wait\s*\(\s*\)|(wait_tensor|wait_all|synchronize|barrier)\s*(\.default\s*)?\()")
 _SHAPE_MATTERS = {"all_reduce", "broadcast", "reduce", "all_gather", "allgather", "_allgather_base", "reduce_scatter"}
 
@@ -54,7 +58,7 @@ ENDED = ("returned", "raised", "skipped", "died")
 
 @dataclass(frozen=True)
 class Record:
-    """One collective as the Flight Recorder has it."""
+    """One collective, as the Flight Recorder recorded it."""
 
     group: str
     seq: int
@@ -64,13 +68,13 @@ class Record:
     done: bool = False
     p2p: bool = False
     timeout: float = 0.0
-    """Seconds; 0 where unknown."""
+    """In seconds; 0 if unknown."""
     time_ns: int = 0
-    """Monotonic clock, when it was issued."""
+    """When it was issued, on the monotonic clock."""
 
     @property
     def tensors(self) -> str:
-        """``Float[4]``, or nothing for a collective without tensors."""
+        """``float32[4]`` for the first tensor, with the number of tensors if there are more; empty without tensors."""
         if not self.sizes:
             return ""
         dtype = _DTYPES.get(self.dtypes[0], self.dtypes[0].lower()) if self.dtypes else ""
@@ -99,7 +103,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class View:
-    """What is known of one rank at one moment."""
+    """The facts that are known about one rank at one moment."""
 
     index: int
     state: str
@@ -107,25 +111,25 @@ class View:
     answered: bool = True
     """Whether the monitor thread answered; if not, frames and records are unknown."""
     quiet: bool = False
-    """Whether its main thread slept and it used no CPU since the last look."""
+    """Whether its main thread slept and it used almost no CPU since the last look."""
     stopped: bool = False
-    """Whether the kernel has it as stopped by a signal."""
+    """Whether a signal has stopped it, for at least :data:`STOPPED_FOR` seconds."""
     frames: tuple[tuple[str, int, str], ...] = ()
     """(file, line, function) of the main thread, outermost first."""
     called: str = ""
-    """Source text of the call that the innermost frame is in."""
+    """Source text of the call that the innermost frame is executing."""
     timeout: float | None = None
-    """Seconds that torch.distributed was told to wait at most, if a frame says so."""
+    """The timeout in seconds that a frame of torch.distributed was given, if there is one."""
     alarm: str = ""
-    """A thread that may act later by itself; empty if none may."""
+    """The name of a thread that may act later by itself; empty if there is none."""
     records: tuple[Record, ...] | None = None
-    """Of the Flight Recorder, oldest first; None where there is none."""
+    """Entries of the Flight Recorder, oldest first; None if there is no recorder."""
     groups: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Name and global ranks of the groups that it is a member of."""
+    """Names and global ranks of the process groups that it is a member of."""
 
 
 def in_collective(view: View) -> bool:
-    """Whether the main thread is inside a call that issues or waits for a collective."""
+    """Return whether the main thread is inside a call that issues or waits for a collective."""
     frames = list(view.frames)
     while frames and frames[-1][0] in _TRANSPARENT:
         frames.pop()
@@ -141,7 +145,10 @@ def in_collective(view: View) -> bool:
 
 
 def blocked(view: View, run_timeout: float) -> bool:
-    """Whether this rank waits in a collective and nothing of its own can end the wait before the run's time is over."""
+    """Return whether this rank waits in a collective and nothing of its own can end the wait before the run times out.
+
+    A stopped rank counts as blocked.  ``run_timeout``: seconds.
+    """
     if view.stopped:
         return True
     if not (view.answered and view.quiet and in_collective(view)) or view.alarm:
@@ -152,40 +159,40 @@ def blocked(view: View, run_timeout: float) -> bool:
 
 
 def deadlocked(views: Sequence[View], run_timeout: float) -> bool:
-    """Whether no rank can move: each has ended or is blocked, and at least one has not ended."""
+    """Return whether no rank can move: each has ended or is blocked, and at least one has not ended."""
     alive = [v for v in views if v.state not in ENDED]
     return bool(alive) and all(blocked(v, run_timeout) for v in alive)
 
 
 def progress(views: Sequence[View]) -> object:
-    """Something that differs between two looks whenever a rank got anywhere."""
+    """Return a value that differs between two looks if any rank made progress."""
     return [(v.state, v.frames, v.stopped, _count(v.records or ())) for v in views]
 
 
 def _count(records: Sequence[Record]) -> object:
-    # The recorder forgets old records: their number alone would stand still.
+    # The recorder drops old records, so their number alone may stay the same.
     newest = {(r.group, r.p2p): r.seq for r in records}
     return len(records), sum(r.done for r in records), newest
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Who waits for whom."""
+    """An explanation of which rank waits for which."""
 
     headline: str
     culprits: tuple[int, ...] = ()
-    """Ranks that did not do what the others did; empty when it can't be told."""
+    """Ranks that did not do what the others did; empty if unknown."""
     certain: bool = False
-    """Whether the records of collectives show it: no data that is on its way can change it."""
+    """Whether the records of collectives prove it, so that data on its way cannot change it."""
     mismatch: bool = False
-    """Whether ranks issued different collectives, and not just one rank none."""
+    """Whether ranks issued different collectives, as opposed to a rank that issued none."""
 
 
 def explain(views: Sequence[View]) -> Explanation:
-    """Name the mismatch behind a deadlock, from what each rank has issued on each group."""
-    found = _explain_groups(views)
-    if found is not None:
-        return found
+    """Explain a deadlock from what each rank has issued on each group, or else from where each rank is."""
+    explanation = _explain_groups(views)
+    if explanation is not None:
+        return explanation
     stopped = [v.index for v in views if v.stopped]
     if stopped:
         return Explanation(f"{_ranks(stopped)} stopped by a signal, the others wait", tuple(stopped))
@@ -199,10 +206,10 @@ def explain(views: Sequence[View]) -> Explanation:
 
 
 def suspect(views: Sequence[View]) -> Explanation | None:
-    """Who holds up the others where nothing is proven, because the time is over before; None if nobody does."""
-    found = _explain_groups(views)
-    if found is not None:
-        return found
+    """Explain which ranks hold up the others when the time is over and nothing is proven; None if none does."""
+    explanation = _explain_groups(views)
+    if explanation is not None:
+        return explanation
     waiting = [v for v in views if v.state not in ENDED and in_collective(v)]
     others = [v for v in views if v not in waiting]
     others = [v for v in others if v.state not in ENDED] or others
@@ -214,7 +221,7 @@ def suspect(views: Sequence[View]) -> Explanation | None:
 
 
 def _explain_groups(views: Sequence[View]) -> Explanation | None:
-    """The first collective of any group that can't complete."""
+    """Explain the first collective of any group that can't complete; None if there is none."""
     findings = [f for f in (_explain_group(views, *group) for group in _groups(views)) if f is not None]
     return min(findings, key=lambda f: f[0])[1] if findings else None
 
@@ -234,7 +241,7 @@ def _groups(views: Sequence[View]) -> Iterable[tuple[str, tuple[int, ...]]]:
 def _explain_group(
     views: Sequence[View], group: str, members: tuple[int, ...]
 ) -> tuple[tuple[int, int], Explanation] | None:
-    """The first collective of a group that can't complete, with a sort key (mismatches before absences)."""
+    """Explain the first collective of a group that can't complete; adds a sort key (mismatches before absences)."""
     by_index = {v.index: v for v in views}
     known = [by_index[m] for m in members if m in by_index and by_index[m].records is not None]
     issued = {v.index: {r.seq: r for r in v.records or () if r.group == group and not r.p2p} for v in known}
@@ -247,9 +254,9 @@ def _explain_group(
             kinds.setdefault(_signature(record), []).append(i)
         if len(kinds) > 1:
             sides = sorted(kinds.values(), key=lambda ranks: (-len(ranks), ranks))
-            what = ", ".join(f"{_ranks(side)} {_has(side)} {have[side[0]]}" for side in sides)
+            issuers = ", ".join(f"{_ranks(side)} {_has(side)} {have[side[0]]}" for side in sides)
             odd = tuple(i for side in sides[1:] for i in side) if len(sides[0]) > len(sides[1]) else ()
-            return (0, seq), Explanation(f"collective {seq} of {label} differs: {what}", odd, True, mismatch=True)
+            return (0, seq), Explanation(f"collective {seq} of {label} differs: {issuers}", odd, True, mismatch=True)
         missing = [i for i in members if i not in have and i in by_index]
         if missing and have:
             waiting = [i for i, r in have.items() if not r.done]
@@ -290,12 +297,12 @@ def _absence(view: View) -> str:
 
 
 def has_ended(view: View) -> str:
-    """``has returned``, and the like."""
+    """Return ``has returned`` and the like."""
     return f"has {view.state}" if view.state in ENDED else view.state
 
 
 def standing(view: View) -> str:
-    """Where a live rank stands: ``in all_reduce(float32[4]) at file:12``."""
+    """Describe where a live rank is: ``in all_reduce(float32[4]) at file:12``."""
     pending = [r for r in view.records or () if not r.done]
     if in_collective(view) and pending:
         names = ", ".join(str(r) for r in pending[:3])
@@ -305,13 +312,13 @@ def standing(view: View) -> str:
 
 
 def location(view: View) -> str:
-    """`` at file:line`` of the innermost frame that is the user's, or nothing."""
+    """Return `` at file:line`` of the user's innermost frame; empty if there is none."""
     frame = user_frame(view.frames)
     return f" at {short_path(frame[0])}:{frame[1]}" if frame else ""
 
 
 def user_frame(frames: Sequence[tuple[str, int, str]]) -> tuple[str, int, str] | None:
-    """The innermost frame outside torch and outside the harness's own rank loop."""
+    """Return the innermost frame outside torch and outside the harness's own rank loop, or None."""
     for frame in reversed(frames):
         if not in_torch(frame[0]) and not in_worlds(frame[0]) and frame[0] != "<string>":
             return frame
@@ -321,10 +328,10 @@ def user_frame(frames: Sequence[tuple[str, int, str]]) -> tuple[str, int, str] |
 def view_of(
     index: int, snapshot: Mapping[str, object] | None, *, quiet: bool, stopped: bool, alarm_of: Mapping[int, bool]
 ) -> View:
-    """A live rank's view, from its monitor's answer.
+    """Build a live rank's view from its monitor's answer.
 
-    ``alarm_of`` says of a thread (by kernel id) whether it may wake up by itself; one that it lacks may, but for the
-    main one.
+    ``alarm_of``: by the kernel's id of a thread, whether it may wake up by itself.  Missing threads may, except the
+    main thread.
     """
     unknown = View(index, "running", answered=False, quiet=quiet, stopped=stopped)
     if not isinstance(snapshot, Mapping):
@@ -332,7 +339,7 @@ def view_of(
     try:
         known = _read_snapshot(snapshot, alarm_of)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-        return unknown  # it is not what a monitor says
+        return unknown  # this is not a monitor's answer
     return dataclasses.replace(known, index=index, quiet=quiet, stopped=stopped)
 
 

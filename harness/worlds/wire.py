@@ -1,12 +1,12 @@
 """Messages between a controller and its ranks: framing and pickling.
 
-A frame is a header, a body and any number of raw buffers.  What goes to ranks has a pickle for its body; what comes
-from them is typed data, see :mod:`harness.worlds.answers`.  Tensor storages travel as raw buffers beside the
-pickle (protocol 5, out of band), so that a tensor costs one copy and never a file, and tensors that share a
-storage share it again on the other side.  Functions and classes that the other side cannot import are pickled by
-value (cloudpickle).
+A frame is a header, a body and any number of raw buffers.  The body of a frame to a rank is a pickle; the body of a
+frame from a rank is typed data, see :mod:`harness.worlds.answers`.  Tensor storages travel as raw buffers beside the
+pickle (protocol 5, out of band).  So a tensor costs one copy and never a file, and tensors that share a storage also
+share one on the other side.  Functions and classes that the other side cannot import are pickled by value
+(cloudpickle).
 
-A pickle is only ever read from a socket pair that was inherited: reading one executes what it says.
+A pickle is only ever read from an inherited socket pair, because reading a pickle executes what it says.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _LENGTH = struct.Struct("!Q")
 _AT_ONCE = 65536
 _MOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4  # the sender has it, too, and others send as well
 _MOST_BUFFERS = 1 << 20
-_MOST_AHEAD = 64 << 20  # bytes of memory for what is announced and has not come
-_MOST_A_TURN = 64 << 20  # bytes read before others get their turn
+_MOST_AHEAD = 64 << 20  # bytes of memory for data that is announced and has not arrived
+_MOST_A_TURN = 64 << 20  # bytes read from a rank before others get their turn
 
 
 def _remember_submodules() -> None:
-    """Make cloudpickle find once, not for every pickle, which submodules a function refers to.
+    """Make cloudpickle look up only once, not for every pickle, which submodules a function refers to.
 
-    It walks all of sys.modules for that: 0.65 ms with torch imported, more than all the rest of a run on ranks.
+    The lookup walks all of sys.modules: 0.65 ms with torch imported, more than all the rest of a run on ranks.
     """
     original = cloudpickle.cloudpickle._find_imported_submodules
-    found: dict[Any, list[Any]] = {}
+    cache: dict[Any, list[Any]] = {}
 
     def find(code: Any, dependencies: Iterable[Any]) -> list[Any]:
         dependencies = list(dependencies)
         modules = tuple(d.__name__ for d in dependencies if isinstance(d, ModuleType))
         key = code, modules, len(sys.modules)
-        if key not in found:
-            if len(found) > 1000:
-                found.clear()
-            found[key] = original(code, dependencies)
-        return found[key]
+        if key not in cache:
+            if len(cache) > 1000:
+                cache.clear()
+            cache[key] = original(code, dependencies)
+        return cache[key]
 
     cloudpickle.cloudpickle._find_imported_submodules = find
 
@@ -69,11 +69,11 @@ class NotAFrame(WireError):
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle, with the bytes of tensor storages left out of the pickle stream."""
+    """A cloudpickle pickler that keeps the bytes of tensor storages out of the pickle stream."""
 
     def __init__(self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
-        self._storages: dict[int, Any] = {}  # storage identity -> the object that pickle memoises for it
+        self._storages: dict[int, Any] = {}  # storage identity -> the object that pickle memoizes for it
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
@@ -90,7 +90,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 def _storage_bytes(storage: Any) -> memoryview:
-    """The bytes of a storage, without a copy where it lies in host memory."""
+    """Return the bytes of a storage, without a copy if it is in host memory."""
     if storage.device.type != "cpu":
         storage = storage.cpu()
     size = storage.nbytes()
@@ -121,8 +121,10 @@ def _tensor_rebuilder() -> Any:
 
 
 def _rebuild_tensor(storage: Any, *rest: Any) -> Any:
-    """Rebuild a tensor of a newer dtype (uint16, float8_e8m0fnu, ...): torch hands over its storage without a type,
-    and takes back only one with a type."""
+    """Rebuild a tensor of a newer dtype (uint16, float8_e8m0fnu, ...).
+
+    torch pickles its storage without a type, but rebuilds the tensor only from a storage with a type.
+    """
     import torch
 
     return torch._utils._rebuild_tensor_v3(_load_typed(storage, torch.uint8), *rest)  # type: ignore[no-untyped-call]
@@ -137,31 +139,31 @@ def dumps(obj: Any) -> list[bytes]:
 
 
 def pickled(obj: Any) -> tuple[bytes, list[bytes]]:
-    """Pickle ``obj``; returns the pickle, and the bytes of storages beside it.  Errors: as of :func:`dumps`."""
+    """Pickle ``obj``; returns the pickle, and the bytes of its storages.  Errors: those of :func:`dumps`."""
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     _Pickler(file, buffers.append).dump(obj)
-    # Copies, on purpose: a view of a view that ends up in a reference cycle, as the locals of a frame that an exception
-    # holds do, crashes CPython 3.11's garbage collector.
+    # These are copies on purpose: a view of a view in a reference cycle crashes CPython 3.11's garbage collector.  The
+    # locals of a frame that an exception holds end up in such a cycle.
     raw = [bytes(b.raw()) for b in buffers]
     buffers.clear()
     return file.getvalue(), raw
 
 
 def parts_of(body: bytes, raw: Sequence[bytes] = ()) -> list[bytes]:
-    """The parts of a frame of these, ready for :func:`send_parts`."""
+    """Return the parts of a frame with this body and these raw buffers, ready for :func:`send_parts`."""
     head = _HEADER.pack(_MAGIC, len(raw), len(body)) + b"".join(_LENGTH.pack(len(b)) for b in raw)
     return [head, body, *raw]
 
 
 def plain(obj: Any) -> list[bytes]:
-    """Like :func:`dumps`, quicker, for an object of plain values that needs none of its care."""
+    """Like :func:`dumps`, but faster, for an object of plain values that the standard pickler can handle."""
     body = pickle.dumps(obj, protocol=5)
     return [_HEADER.pack(_MAGIC, 0, len(body)), body]
 
 
 def send_parts(sock: socket.socket, parts: list[bytes]) -> None:
-    """Write the parts of a frame to a socket.  A peer that has gone raises :class:`WireError`."""
+    """Write the parts of a frame to a socket.  Errors: :class:`WireError` if the peer has gone or does not read."""
     try:
         if sum(len(p) for p in parts) < 65536:
             sock.sendall(b"".join(parts))
@@ -180,7 +182,7 @@ def send(sock: socket.socket, obj: Any) -> None:
 
 
 class FrameReader:
-    """Puts frames together from the bytes that have arrived so far; never waits for more than the socket does."""
+    """Assembles frames from the bytes that have arrived so far; never waits longer than the socket does."""
 
     def __init__(self, sock: socket.socket, *, greedy: bool = True) -> None:
         self._sock = sock
@@ -193,7 +195,7 @@ class FrameReader:
         self._arrived = 0
         self._frame: tuple[bytearray, list[bytearray]] | None = None
         self.ahead: bytes | None = b""
-        """What was read beyond the last frame."""
+        """Bytes that were read beyond the last frame."""
 
     def _frames(self) -> Iterator[memoryview]:
         # Yields the next buffer to fill; when a frame is whole, leaves it in self._frame.
@@ -225,24 +227,24 @@ class FrameReader:
 
     @property
     def begun(self) -> str:
-        """How much of a frame has come, in words; empty between two frames."""
+        """How much of an unfinished frame has arrived, in words; empty between two frames."""
         if self._fresh:
             return f"{len(self.ahead):,} bytes of an answer" if self.ahead else ""
         whole = f" of {self._announced:,} bytes" if self._announced else ""
         return f"{self._arrived:,} bytes of an answer{whole}"
 
     def read(self) -> tuple[bytes | bytearray, list[bytearray]] | None:
-        """Take what the socket has; return a whole frame, or None if more must arrive first.
+        """Take what the socket has; return a complete frame, or None if more must arrive first.
 
-        As long as :attr:`ahead` is not empty there may be another whole frame, of which the socket shows nothing.
-        Errors: :class:`WireError` at end of stream or on bytes that are no frame.
+        As long as :attr:`ahead` is not empty, there may be another complete frame that the socket does not show.
+        Errors: :class:`WireError` at end of stream or for bytes that are not a frame.
         """
         if self._greedy and self._fresh and not self.ahead:
             self.ahead = self._receive(_AT_ONCE)
             if self.ahead is None:
                 return None
         if self._fresh and self.ahead and len(self.ahead) >= _HEADER.size:
-            # A small frame that is there as a whole, as nearly all are: no need to put it together.
+            # A small frame that has arrived completely, as nearly all do, needs no assembly.
             magic, count, size = _HEADER.unpack_from(self.ahead)
             end = _HEADER.size + size
             if magic == _MAGIC and count == 0 and len(self.ahead) >= end:
@@ -269,7 +271,7 @@ class FrameReader:
             self._arrived += n
             if self._got == len(self._want):
                 want.release()
-                self._want.release()  # what it is a part of may have to grow
+                self._want.release()  # a buffer can't grow while there is a view of it
                 self._want, self._got = memoryview(b""), 0
                 self._want = next(self._feed)
         frame, self._frame = self._frame, None
@@ -281,7 +283,7 @@ class FrameReader:
     @overload
     def _receive(self, into: memoryview) -> int | None: ...
     def _receive(self, into: int | memoryview) -> bytes | int | None:
-        """Read at most so many bytes, or into a buffer; None if nothing is there."""
+        """Read at most so many bytes, or into a buffer; None if nothing has arrived."""
         try:
             got = self._sock.recv(into) if isinstance(into, int) else self._sock.recv_into(into)
         except (BlockingIOError, InterruptedError):
@@ -296,9 +298,9 @@ class FrameReader:
 
 
 def _filled(size: int) -> Generator[memoryview, None, bytearray]:
-    """Yields the parts of a new buffer of so many bytes to fill, one by one; returns it.
+    """Yield the parts of a new buffer of ``size`` bytes, one by one, to be filled; returns the buffer.
 
-    It grows as it is filled: what announces more than it sends gets no memory for it.
+    The buffer grows as it is filled, so a peer that announces more than it sends gets no memory for it.
     """
     buffer = bytearray(min(size, _MOST_AHEAD))
     if size:  # an empty tensor has no bytes
@@ -327,7 +329,7 @@ def receive(sock: socket.socket, reader: FrameReader | None = None, timeout: flo
 def receive_frame(
     sock: socket.socket, reader: FrameReader | None = None, timeout: float | None = None
 ) -> tuple[bytes | bytearray, list[bytearray]]:
-    """Like :func:`receive`, but leave the frame pickled."""
+    """Like :func:`receive`, but return the frame without unpickling it."""
     reader = reader or FrameReader(sock, greedy=False)
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:

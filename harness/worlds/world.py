@@ -1,4 +1,4 @@
-"""The controller's side of a world: N ranks, and the one primitive that everything else is sugar on."""
+"""The controller's side of a world: N ranks, and the one primitive (``run``) that everything else is built on."""
 
 from __future__ import annotations
 
@@ -22,38 +22,39 @@ if TYPE_CHECKING:
     from harness.worlds.terminal import Terminal
 
 _CHECK_WAIT = 10.0
-_CLOSE_WAIT = 15.0  # what takes milliseconds may take seconds where the machine has much else to do
+_CLOSE_WAIT = 15.0  # closing takes milliseconds, but may take seconds on a busy machine
 _JOIN_WAIT = 60.0
-_GROUP_WAIT = 86400.0  # seconds that a group waits for a rank: it is the run's timeout that ends a wait, however long
+_GROUP_WAIT = 86400.0  # timeout of a process group in seconds: so long that the run's timeout ends a wait instead
 
 
 @dataclass(frozen=True)
 class WorldSpec:
-    """What a world is made of; two worlds with equal specs are interchangeable."""
+    """The specification of a world; two worlds with equal specs are interchangeable."""
 
     size: int
     backend: str = ""
-    """Empty: torch's own for the device."""
+    """Empty: torch's default for the device."""
     device: str = "cpu"
     """Type of the device, as torch names it."""
     warm: bool = False
-    """Whether the world may be used by another test afterwards, if it is found clean."""
+    """Whether another test may use the world afterwards, if it is clean."""
     timeout: float = 60.0
-    """Seconds for one run, unless the run says otherwise."""
+    """Seconds for one run, unless the run has a timeout of its own."""
     env: tuple[tuple[str, str], ...] = ()
     imports: tuple[str, ...] = ()
     """Modules that a rank imports first, because they register the backend or the device."""
     subject: str = "torch"
-    """Whose implementation of the stacks ``first`` puts into ranks: what reports call it."""
+    """The name that reports use for the implementation of the stacks that ``first`` puts into ranks."""
     first: tuple[tuple[str, str], ...] = ()
-    """What a rank calls before anything else, once it is in its group: ``module:function``, and its only argument."""
+    """Functions that a rank calls before anything else, once it is in its group: ``module:function``, and its only
+    argument."""
     record: bool = True
-    """Whether ranks keep our own record of collectives."""
+    """Whether ranks keep Concord's own record of collectives."""
     exclusive: bool = False
-    """Whether nothing else may run on the machine's devices meanwhile."""
+    """Whether nothing else may run on the machine's devices at the same time."""
     network: str = AUTO
-    """``private``: ranks are on a network of their own, which nobody else can reach; ``host``: on the machine's;
-    ``auto``: on one of their own where the kernel allows it and nothing shows that they need the machine's."""
+    """``private``: ranks are on a network of their own, which nobody else can reach.  ``host``: on the machine's.
+    ``auto``: on one of their own if the kernel allows it and nothing shows that they need the machine's."""
     debug_rank: int | None = None
     """The rank that opens a debugger when it fails."""
     traceback_style: str = "short"
@@ -76,10 +77,11 @@ class WorldSpec:
 
 
 class World:
-    """N ranks that share one process group.
+    """N ranks that share one default process group.
 
-    Made by a :class:`~harness.worlds.pool.Pool`; tests get one from the ``world`` fixture.  After a run that failed,
-    the ranks are gone; the next :meth:`run` starts fresh ones, so that a property can go on with its next example.
+    Worlds are made by a :class:`~harness.worlds.pool.Pool`; tests get one from the ``world`` fixture.  After a run
+    that failed, the ranks are gone.  The next :meth:`run` starts fresh ones, so that a property can go on with its
+    next example.
     """
 
     def __init__(
@@ -98,9 +100,9 @@ class World:
         self._joined = False
         self._job = 0
         self.runs = 0
-        """How many functions the ranks were given to run."""
+        """The number of functions that the ranks were given to run since the world was acquired."""
         self.started = 0
-        """How many times ranks were started."""
+        """The number of times that ranks were started."""
 
     def __repr__(self) -> str:
         return f"<World of {self.spec}>"
@@ -110,17 +112,17 @@ class World:
 
     @property
     def size(self) -> int:
-        """How many ranks."""
+        """The number of ranks."""
         return self.spec.size
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the ranks where they run, in rank order; empty if none are there."""
+        """Process ids of the ranks on their host, in rank order; empty if there are no ranks."""
         return [p.pid for p in self._processes]
 
     @property
     def live(self) -> bool:
-        """Whether the ranks are there and none has ended."""
+        """Whether the ranks are up and none has ended."""
         return bool(self._processes) and all(p.exit is None for p in self._processes)
 
     @property
@@ -134,11 +136,11 @@ class World:
     ) -> list[Any]:
         """Call ``fn(rank, *args, **kwargs)`` on every rank; return the N results in rank order.
 
-        ``fn`` may be a closure or a lambda.  Arguments and results are pickled; tensors travel without a file, and
-        arrive on the CPU.  ``timeout``: seconds, the world's own by default.  ``watch=False`` waits for the timeout
-        even when a deadlock is proven, for a test of what happens then.
+        ``fn`` may be a closure or a lambda.  Arguments and results are pickled.  Tensors travel without a file, and
+        arrive on the CPU.  ``timeout``: seconds; the world's own by default.  ``watch=False`` waits for the timeout
+        even if a deadlock is proven, for tests of what happens then.
 
-        Errors: :class:`RanksFailed` if any rank raised, skipped, left, died, or had to be stopped.
+        Errors: :class:`RanksFailed` if any rank raised, skipped, exited, died, or had to be stopped.
         """
         __tracebackhide__ = True
         return self._run(fn, args, kwargs, timeout, watch)
@@ -146,9 +148,9 @@ class World:
     def run_beside(
         self, beside: Callable[[], object], fn: Callable[..., Any], *args: Any, timeout: float | None = None
     ) -> list[Any]:
-        """:meth:`run`, and call ``beside`` in this process while the ranks are at it, before they are waited for.
+        """Like :meth:`run`, but call ``beside`` in this process while the ranks run, before waiting for them.
 
-        Errors: as of :meth:`run`; what ``beside`` raises, and the ranks are gone then.
+        Errors: those of :meth:`run`, and whatever ``beside`` raises; the ranks are gone then.
         """
         __tracebackhide__ = True
         return self._run(fn, args, {}, timeout, True, beside)
@@ -179,7 +181,7 @@ class World:
         proof: bool = False,
         beside: Callable[[], object] | None = None,
     ) -> list[Any]:
-        """Send every rank a frame of the next job; returns their answers.  The ranks are gone if one fails."""
+        """Send every rank the frame of the next job; returns their answers.  If a rank fails, all ranks are gone."""
         __tracebackhide__ = True
         self._job += 1
         return self._wait(self._job, frame, function, answer, timeout, proof, beside)
@@ -213,7 +215,7 @@ class World:
             raise
 
     def start(self) -> None:
-        """See to it that the ranks are there: starts fresh ones if they are not.
+        """Make sure that the ranks are up and in their group: starts fresh ones if there are none.
 
         Errors: :class:`RanksFailed` if a rank does not come up.
         """
@@ -222,11 +224,11 @@ class World:
             self.begin()
         if not self._joined:
             self._joined = True
-            timeout = max(self.spec.timeout, _JOIN_WAIT)  # a short timeout is meant for what runs, not for this
+            timeout = max(self.spec.timeout, _JOIN_WAIT)  # a short timeout is meant for runs, not for joining
             self._wait(0, None, "joining the process group", "ready", timeout, True)
 
     def begin(self) -> None:
-        """Start the ranks without waiting for them: :meth:`start` does that."""
+        """Start fresh ranks without waiting for them; :meth:`start` waits.  Kills the ranks that are there."""
         self.kill()
         spec = self.spec
         setups = [
@@ -253,7 +255,7 @@ class World:
         launcher = self._launcher_of()
         try:
             processes = launcher.spawn(setups)
-        except ServerLost:  # between two tests: no rank of ours was hit
+        except ServerLost:  # it was lost between two tests, and no rank of ours with it
             launcher = self._launcher_of()
             processes = launcher.spawn(setups)
         self._ranks = Ranks(processes, launcher, self._terminal, setups[0])
@@ -261,25 +263,25 @@ class World:
         self.started += 1
 
     def check(self) -> list[str]:
-        """What the last test left in the ranks that the next could notice, a sentence each; [] if nothing.
+        """Return what the last test left in the ranks that the next could notice, a sentence each; [] if nothing.
 
-        Puts back what can be put back.  Ranks that have ended count as left-overs.
+        Restores what can be restored.  Ranks that have ended count as residue.
         """
         ended = [f"rank {p.index} has {p.exit}" for p in self._processes if p.exit is not None]
         if not self.live:
             return ended
         frame = wire.dumps(("check", self._job + 1, None))
         try:
-            found = self._ask(frame, "looking for what the test left", "checked", _CHECK_WAIT)
+            residue = self._ask(frame, "looking for what the test left", "checked", _CHECK_WAIT)
         except RanksFailed as e:
             return [e.headline]
-        return [printable(f"rank {i} has {item}") for i, items in enumerate(found) for item in items]
+        return [printable(f"rank {i} has {item}") for i, items in enumerate(residue) for item in items]
 
     def close(self) -> None:
         """End the world: every rank leaves its group, runs its exit handlers and exits.
 
-        Errors: :class:`RanksFailed` if a rank does not end with exit code 0, or not in time; all ranks are gone then
-        as well.
+        Errors: :class:`RanksFailed` if a rank does not end with exit code 0, or not in time.  All ranks are gone then,
+        too.
         """
         __tracebackhide__ = True
         if self._ranks is None:

@@ -1,4 +1,4 @@
-"""Which cases the suite runs: lists of them, made from axes."""
+"""The cases that the suite runs, made from axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.oracles.collectives import COLLECTIVES, COMPLEX, FLOATS, IN_PLACE, 
 
 WHOLE = (torch.uint8, torch.int8, torch.int32, torch.int64)
 DTYPES = (torch.bool, *WHOLE, *FLOATS, *COMPLEX)
-"""What every backend is asked for.  Others are in OPTIONAL: a backend may refuse them, with a Python error."""
+"""Dtypes that every backend has to support. For those in OPTIONAL, it may raise a Python error."""
 OPTIONAL = (torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2)
 
 OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR")
@@ -28,11 +28,11 @@ SHAPES = ((), (1,), (3, 5), (2, 0, 3), (1, 4, 1), (2, 3, 4))
 FUNCTIONAL = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 """Collectives that have a functional form."""
 COALESCED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
-"""Collectives that a coalescing manager takes."""
+"""Collectives that a coalescing manager accepts."""
 
 
 def dtypes_of(op: str) -> tuple[torch.dtype, ...]:
-    """The dtypes for which a reduction has a meaning."""
+    """Return the dtypes for which a reduction is defined."""
     if op in ("BAND", "BOR", "BXOR"):
         return (torch.bool, *WHOLE)
     if op == "AVG":
@@ -41,43 +41,50 @@ def dtypes_of(op: str) -> tuple[torch.dtype, ...]:
 
 
 def swept(base: Case, dtypes: Iterable[torch.dtype], thorough: bool) -> list[Case]:
-    """A case for every dtype at a few counts, and for every count at a few dtypes (thorough: all of both)."""
+    """Return cases with every dtype at a few counts and float32 at every count.
+
+    ``thorough``: every dtype at every count.
+    """
     dtypes = list(dtypes)
     counts = tuple(range(67)) if thorough else COUNTS
-    found = []
+    cases = []
     for number, dtype in enumerate(dtypes):
         some = counts if thorough or dtype == torch.float32 else (0, 1, 7, counts[3 + number], 66)
-        found += [replace(base, dtype=dtype, shape=(count,)) for count in dict.fromkeys(some)]
-    return found
+        cases += [replace(base, dtype=dtype, shape=(count,)) for count in dict.fromkeys(some)]
+    return cases
 
 
 def shaped(base: Case, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Case]:
-    """A case for every shape."""
+    """Return a case for every shape."""
     return [replace(base, shape=shape) for shape in shapes]
 
 
 def repeated(base: Case, thorough: bool) -> list[Case]:
-    """Large tensors, again and again; one of half precision.  Once the largest of what has a piece for each rank."""
+    """Return cases that repeat calls with large tensors, and one call in float16.
+
+    The largest tensor is called only once if the collective has a piece for each rank. With ``thorough``, there are
+    more calls and larger tensors.
+    """
     few = (3, 3) if base.collective in IN_PLACE else (3, 1)
-    found = [replace(base, shape=(count,), repeats=30 if thorough else n) for count, n in zip(LARGE, few, strict=True)]
-    found.append(replace(base, dtype=torch.float16, shape=(2 * LARGE[0],), repeats=1))
-    return found + ([replace(base, shape=(count,), repeats=3) for count in LARGEST] if thorough else [])
+    cases = [replace(base, shape=(count,), repeats=30 if thorough else n) for count, n in zip(LARGE, few, strict=True)]
+    cases.append(replace(base, dtype=torch.float16, shape=(2 * LARGE[0],), repeats=1))
+    return cases + ([replace(base, shape=(count,), repeats=3) for count in LARGEST] if thorough else [])
 
 
 def for_every_root(base: Case, size: int) -> list[Case]:
-    """A case for every root, named by its global rank and by its rank in the group."""
+    """Return a case for every root, named by its global rank and by its rank in the group."""
     return [replace(base, root=root, root_as=named) for root in range(size) for named in ("global", "group")]
 
 
 def groups_of(size: int) -> list[tuple[int, ...]]:
-    """Subgroups of a world: whole in reverse, one rank, without rank 0, with gaps, overlapping."""
+    """Return subgroups of a world: all ranks in reverse, one rank, without rank 0, with gaps, overlapping."""
     everyone = tuple(range(size))
-    found = [everyone[::-1], (size - 1,), everyone[1:], everyone[:-1], everyone[::2], everyone[1:][::-1]]
-    return [group for group in dict.fromkeys(found) if group]
+    groups = [everyone[::-1], (size - 1,), everyone[1:], everyone[:-1], everyone[::2], everyone[1:][::-1]]
+    return [group for group in dict.fromkeys(groups) if group]
 
 
 def every_collective(**changes: object) -> list[Case]:
-    """One case of each collective, its arguments changed alike; of ROOTED ones with the last but not the only root."""
+    """Return one case of each collective, with the same changes of its arguments."""
     return [replace(Case(name), **changes) for name in COLLECTIVES]  # type: ignore[arg-type]
 
 
@@ -85,29 +92,29 @@ def every_collective(**changes: object) -> list[Case]:
 
 
 Pair = frozenset[tuple[str, int]]
-"""Two axes, each with the number of a value."""
+"""Two axes, each with the index of a value."""
 
 
 def crossed(
     axes: Mapping[str, Sequence[Any]], fits: Callable[[dict[str, Any]], bool] = lambda row: True
 ) -> list[dict[str, Any]]:
-    """Rows of one value from each axis, in which any two values of two axes that fit are together at least once.
+    """Return rows of one value from each axis, in which any two values that fit occur together at least once.
 
-    Greedy, and the same every time: a row begins with a pair that has not been yet, and takes from each further axis
-    the value with the most new pairs.  ``fits`` is asked about two values at a time.  The number of rows is close to
-    the product of the two longest axes.
+    The algorithm is greedy and deterministic. A row begins with a pair that has not occurred yet, and takes the value
+    with the most new pairs from each further axis. ``fits`` is called with two values at a time. The number of rows is
+    close to the product of the two longest axes.
     """
     good: dict[Pair, None] = {}
     for one, other in itertools.combinations(axes, 2):
         for (i, a), (j, b) in itertools.product(enumerate(axes[one]), enumerate(axes[other])):
             if fits({one: a, other: b}):
                 good[frozenset({(one, i), (other, j)})] = None
-    missing, found = dict(good), []
+    missing, rows = dict(good), []
     while missing:
         row = dict(sorted(next(iter(missing))))
         for axis in (axis for axis in axes if axis not in row):
             count = len(axes[axis])
-            turns = [(number + len(found)) % count for number in range(count)]  # of equals another one each time
+            turns = [(number + len(rows)) % count for number in range(count)]  # breaks ties differently each time
             new = {n: [frozenset({(axis, n), taken}) for taken in row.items()] for n in turns}
             fitting = [n for n in turns if all(pair in good for pair in new[n])]
             if not fitting:
@@ -116,12 +123,12 @@ def crossed(
         for pair in itertools.combinations(row.items(), 2):
             missing.pop(frozenset(pair), None)
         if len(row) == len(axes):
-            found.append({axis: axes[axis][row[axis]] for axis in axes})
-    return found
+            rows.append({axis: axes[axis][row[axis]] for axis in axes})
+    return rows
 
 
 def obstacle(case: Case) -> str:
-    """Why a case is left out of crossings; empty if it is not."""
+    """Return the reason to leave a case out of crossings, or an empty string."""
     if case.collective in REDUCING and case.dtype not in dtypes_of(case.op):
         return "the reduction has no meaning for the dtype"
     if case.form == "functional" and case.collective not in FUNCTIONAL:
@@ -148,12 +155,13 @@ def crossing(
     out_layouts: Sequence[str] = ("contiguous", "offset"),
     forms: Sequence[str] = ("sync", "async"),
 ) -> list[Case]:
-    """Two calls of each case: any op and dtype with any layout, group, form, shape and name of the root.
+    """Return cases, of two calls each, that cross op, dtype, layouts, group, form, shape and name of the root.
 
-    Pairwise by default, thorough: every combination of op, dtype, layouts, group, form and name; shapes in turn.
+    By default, any two values occur together. With ``thorough``, every combination of op, dtype, layouts, group, form
+    and name occurs, with shapes in turn.
     """
     everyone = tuple(range(size))
-    # A group of one, and no elements, would cover pairs without telling anything: they come on top.
+    # A group of one rank or an empty tensor would cover pairs without testing them, so these cases are added below.
     several = [group for group in dict.fromkeys([everyone[1:], everyone[::-2]]) if len(group) > 1]
     axes: dict[str, Sequence[Any]] = {
         "dtype": DTYPES,
@@ -167,7 +175,7 @@ def crossing(
     shapes = ((3, 5), (7,), (1,), (1030,), (2, 3, 2), (33,))
 
     def case_of(row: dict[str, Any]) -> Case:
-        dtype = dtypes_of(row.get("op", "SUM"))[0]  # of a row without one: any that fits
+        dtype = dtypes_of(row.get("op", "SUM"))[0]  # for a row without a dtype: any that fits
         return Case(collective, root=len(row.get("group") or everyone) - 1, repeats=2, **{"dtype": dtype, **row})
 
     if not thorough:
@@ -175,7 +183,7 @@ def crossing(
         alone = case_of({"group": (size - 1,), "form": forms[0], "shape": (7,)})
         empty = case_of({"form": forms[0], "shape": (0,)})
         return [*map(case_of, rows), *(case for case in (alone, empty) if not obstacle(case))]
-    found, turn = [], itertools.cycle(shapes)
+    cases, turn = [], itertools.cycle(shapes)
     for values in itertools.product(*axes.values()):
         row = dict(zip(axes, values, strict=True))
         fitting = [
@@ -183,6 +191,6 @@ def crossing(
             for shape in itertools.islice(turn, len(shapes))
             if not obstacle(case := case_of({**row, "shape": shape}))
         ]
-        found += fitting[:1]
+        cases += fitting[:1]
         next(turn)
-    return found
+    return cases

@@ -1,4 +1,4 @@
-"""How much of the space of cases a run covers."""
+"""Which part of the space of cases a run covers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def thorough(request: pytest.FixtureRequest) -> bool:
-    """Whether the run sweeps what is sampled by default (``--thorough``)."""
+    """Return whether the run sweeps the cases that are sampled by default (``--thorough``)."""
     return bool(request.config.getoption("thorough"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A sweep takes longer than pytest-timeout allows a test by default."""
+    """Raise the time limit of a sweep, which takes longer than pytest-timeout allows a test by default."""
     if config.getoption("thorough"):
         for item in items:
             if item.path.parent == HERE and item.get_closest_marker("timeout") is None:

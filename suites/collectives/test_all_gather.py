@@ -67,9 +67,9 @@ def test_shapes_and_sizes(world: World, thorough: bool) -> None:
 def test_uneven(rank: Rank) -> None:
     """Rank r contributes r + 1 elements."""
     expected = [torch.arange(i + 1.0) + 10 * i for i in range(rank.size)]
-    found = [torch.full_like(e, -1, device=rank.device) for e in expected]
-    dist.all_gather(found, expected[rank.index].to(rank.device, copy=True))
-    for sender, (right, tensor) in enumerate(zip(expected, found, strict=True)):
+    received = [torch.full_like(e, -1, device=rank.device) for e in expected]
+    dist.all_gather(received, expected[rank.index].to(rank.device, copy=True))
+    for sender, (right, tensor) in enumerate(zip(expected, received, strict=True)):
         assert_same(right, tensor, f"from rank {sender}")
 
 
@@ -93,10 +93,10 @@ def test_newer_name(world: World, ranks: tuple[int, ...]) -> None:
         for call, (op, dtype, shape) in enumerate([("SUM", torch.float32, (7,)), ("SUM", torch.int64, (3, 5))]):
             case = Case("all_gather_into_tensor", op, dtype, shape)
             (given,), (right,) = inputs(case, size, member, call), outputs(case, size, member, call)
-            found = torch.full_like(right, 5, device=rank.device)
-            work = dist.all_gather_single(found, given.to(rank.device), group=group, async_op=call > 0)
+            output = torch.full_like(right, 5, device=rank.device)
+            work = dist.all_gather_single(output, given.to(rank.device), group=group, async_op=call > 0)
             if work is not None:
                 work.wait()
-            assert_same(right, found, str(case))
+            assert_same(right, output, str(case))
 
     world.run(body)

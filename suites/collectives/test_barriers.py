@@ -12,7 +12,7 @@ from harness import Rank, World, assert_on_ranks, requirement, spmd
 
 
 def arrivals(rank: Rank, barrier: str, rounds: int = 5) -> list[int]:
-    """Arrive, pass, and count who has arrived: how many arrivals each round's barrier let us see."""
+    """Record an arrival, pass a barrier and count the recorded arrivals, in several rounds; return the counts."""
     store = dist.PrefixStore(f"arrivals-{barrier}", rank.store)
     seen = []
     for _ in range(rounds):

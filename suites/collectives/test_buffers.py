@@ -1,4 +1,4 @@
-"""Tensors that are parts of one buffer, as engines lay them out."""
+"""Tensors that are parts of one buffer, as training engines lay them out, and the release of tensors."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_lists_of_parts(world: World, collective: str) -> None:
             case = Case(collective, shape=(5,), form="async")
             expected = outputs(case, rank.size, rank.index, call)
             _, given = parts(inputs(case, rank.size, rank.index, call), rank.device)
-            buffer, found = parts([torch.full_like(right, -1) for right in expected], rank.device)
-            issue(case, given, found, None).wait()
+            buffer, results = parts([torch.full_like(right, -1) for right in expected], rank.device)
+            issue(case, given, results, None).wait()
             whole = torch.cat([torch.tensor([-7.0]), *expected, torch.tensor([-7.0])])
             assert_same(whole, buffer, f"{case}, call {call}")
 
@@ -93,10 +93,10 @@ def test_own_slot(rank: Rank) -> None:
     for call in range(2):
         case = Case("all_gather", shape=(5,))
         expected = outputs(case, rank.size, rank.index, call)
-        found = [torch.full_like(right, -1, device=rank.device) for right in expected]
-        found[rank.index] = inputs(case, rank.size, rank.index, call)[0].to(rank.device)
-        dist.all_gather(found, found[rank.index])
-        for sender, (right, out) in enumerate(zip(expected, found, strict=True)):
+        results = [torch.full_like(right, -1, device=rank.device) for right in expected]
+        results[rank.index] = inputs(case, rank.size, rank.index, call)[0].to(rank.device)
+        dist.all_gather(results, results[rank.index])
+        for sender, (right, out) in enumerate(zip(expected, results, strict=True)):
             assert_same(right, out, f"from rank {sender}, call {call}")
 
 
@@ -116,12 +116,12 @@ def test_kinds_of_tensors(world: World, collective: str, kind: str) -> None:
         with torch.inference_mode() if kind == "inference" else torch.no_grad():
             expected = outputs(case, rank.size, rank.index)
             given = [tensor.to(rank.device, copy=True) for tensor in inputs(case, rank.size, rank.index)]
-            found = [torch.full_like(right, -1, device=rank.device) for right in expected]
+            results = [torch.full_like(right, -1, device=rank.device) for right in expected]
             if kind == "parameter":
-                given, found = ([torch.nn.Parameter(tensor) for tensor in tensors] for tensors in (given, found))
-            found = given if collective in IN_PLACE else found
-            issue(case, given, found, None).wait()
-            for right, out in zip(expected, found, strict=False):  # reduce promises nothing but to its root
+                given, results = ([torch.nn.Parameter(tensor) for tensor in tensors] for tensors in (given, results))
+            results = given if collective in IN_PLACE else results
+            issue(case, given, results, None).wait()
+            for right, out in zip(expected, results, strict=False):  # reduce has a result only on its root
                 assert_same(right, out.detach(), str(case))
 
     world.run(body)
@@ -141,10 +141,10 @@ def test_tensors_are_freed(world: World, collective: str) -> None:
         def call() -> list[Any]:
             case = Case(collective, form="async")
             given = moved(inputs(case, rank.size, rank.index), rank.device)
-            found = [torch.zeros_like(right, device=rank.device) for right in outputs(case, rank.size, rank.index)]
-            found = given if collective in IN_PLACE else found
-            issue(case, given, found, None).wait()
-            return [weakref.ref(tensor) for tensor in (*given, *found)]
+            results = [torch.zeros_like(right, device=rank.device) for right in outputs(case, rank.size, rank.index)]
+            results = given if collective in IN_PLACE else results
+            issue(case, given, results, None).wait()
+            return [weakref.ref(tensor) for tensor in (*given, *results)]
 
         assert_freed([call() for _ in range(12)])
 
@@ -163,14 +163,17 @@ def test_functional_results_are_freed(rank: Rank, waited: bool) -> None:
 
     def call(given: torch.Tensor) -> list[Any]:
         results = [functional.all_reduce(given, "sum", rank.group), functional.all_gather_tensor(given, 0, rank.group)]
-        used = [functional.wait_tensor(found) if waited else found + 1 for found in results]
+        used = [functional.wait_tensor(result) if waited else result + 1 for result in results]
         return [weakref.ref(tensor) for tensor in (given, *results, *used)]
 
     assert_freed([call(torch.full((5,), float(number), device=rank.device)) for number in range(12)])
 
 
 def assert_freed(calls: list[list[Any]]) -> None:
-    """Of a dozen calls at most three have tensors still when every rank is here: a backend's threads may be slow."""
+    """Assert that at most three of a dozen calls still hold tensors when every rank is here.
+
+    It allows three because a backend's threads may be slow.
+    """
     dist.barrier()
     gc.collect()
     alive = [

@@ -1,6 +1,6 @@
-"""Every argument together with every other: what is right alone and wrong together is found here.
+"""Combinations of arguments, for defects that appear only if two arguments come together.
 
-By default any two values of two arguments are in some case together; with ``--thorough`` all combinations are there.
+By default, any two values of two arguments occur together in some case. With ``--thorough``, all combinations occur.
 """
 
 from __future__ import annotations

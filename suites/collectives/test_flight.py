@@ -1,4 +1,4 @@
-"""Work in flight: much of it, beside other calls, asked whether it is done, and its future."""
+"""Work in flight: many works, works beside other calls, their completion, and their futures."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_a_hundred(world: World, collective: str) -> None:
             given = moved(inputs(case, rank.size, rank.index, call), rank.device)
             right = outputs(case, rank.size, rank.index, call)
             in_place = case.collective in ("all_reduce", "reduce", "broadcast")
-            found = given if in_place else [torch.full_like(out, -1, device=rank.device) for out in right]
-            flying.append((issue(case, given, found, None), right, found, f"{case}, call {call}"))
+            results = given if in_place else [torch.full_like(out, -1, device=rank.device) for out in right]
+            flying.append((issue(case, given, results, None), right, results, f"{case}, call {call}"))
         for work, _, _, _ in reversed(flying):
             work.wait()
-        for _, right, found, said in flying:
-            for expected, out in zip(right, found, strict=False):  # reduce promises nothing but to its root
-                assert_same(expected, out, said)
+        for _, right, results, label in flying:
+            for expected, out in zip(right, results, strict=False):  # reduce has a result only on its root
+                assert_same(expected, out, label)
 
     world.run(body)
 
@@ -96,15 +96,15 @@ def test_future(world: World, collective: str) -> None:
             case = Case(collective, form="async")
             given = moved(inputs(case, rank.size, rank.index, call), rank.device)
             right = outputs(case, rank.size, rank.index, call)
-            found = (
+            results = (
                 given if collective != "all_gather" else [torch.full_like(out, -1, device=rank.device) for out in right]
             )
-            work = issue(case, given, found, None)
+            work = issue(case, given, results, None)
             future = work.get_future()
             doubled = future.then(lambda done: [out * 2 for out in _flat(done.value())])
             values = _flat(future.wait())
             work.wait()
-            for expected, out, value, twice in zip(right, found, values, doubled.wait(), strict=True):
+            for expected, out, value, twice in zip(right, results, values, doubled.wait(), strict=True):
                 assert_same(expected, value, f"future, call {call}")
                 assert_same(expected, out, f"output, call {call}")
                 assert_same(expected * 2, twice, f"callback, call {call}")
@@ -113,7 +113,7 @@ def test_future(world: World, collective: str) -> None:
 
 
 def _flat(value: Any) -> list[torch.Tensor]:
-    """Tensors in what a future has: a tensor, a list of them, or a list of lists."""
+    """Return the tensors in a future's value, which is a tensor, a list of tensors, or a list of lists."""
     return [value] if isinstance(value, torch.Tensor) else [tensor for inner in value for tensor in _flat(inner)]
 
 
@@ -136,9 +136,9 @@ def test_beside_other_work(world: World, collective: str) -> None:
             given = moved(inputs(case, rank.size, rank.index, call), rank.device)
             right = outputs(case, rank.size, rank.index, call)
             in_place = collective in ("all_reduce", "reduce", "broadcast")
-            found = given if in_place else [torch.full_like(out, -1, device=rank.device) for out in right]
-            _synchronously(collective, given, found)
-            for expected, out in zip(right, found, strict=False):
+            results = given if in_place else [torch.full_like(out, -1, device=rank.device) for out in right]
+            _synchronously(collective, given, results)
+            for expected, out in zip(right, results, strict=False):
                 assert_same(expected, out, f"{case}, call {call}")
             pending.wait()
             assert_same(outputs(large, rank.size, rank.index, call)[0], total, "the work that was in flight")
@@ -180,9 +180,9 @@ def test_messages_beside_other_work(rank: Rank) -> None:
         if rank.index == 0:
             dist.send(sent, rank.size - 1)
         elif rank.index == rank.size - 1:
-            found = torch.full((7,), -1.0, device=rank.device)
-            dist.recv(found, 0)
-            assert_same(sent, found, f"message {call}")
+            received = torch.full((7,), -1.0, device=rank.device)
+            dist.recv(received, 0)
+            assert_same(sent, received, f"message {call}")
         pending.wait()
         assert total.eq(sum(i + call for i in range(rank.size))).all()
 
@@ -206,7 +206,7 @@ def test_from_another_thread(rank: Rank) -> None:
             sources[offset].append(tensor.item())
 
     def on_own_stream(group: Any, offset: int) -> None:
-        # On one stream, a rank's calls of either group would wait for each other in an order of its own.
+        # On one stream, the calls of both groups would wait for each other, in a different order on each rank.
         with contextlib.nullcontext() if rank.device.type == "cpu" else torch.Stream(rank.device):
             work(group, offset)
 
@@ -253,11 +253,11 @@ def test_again_and_again(world: World, collective: str) -> None:
                 "all_to_all": (mine, to_me),
                 "all_to_all_single": ([torch.cat(mine)], to_me),
             }[collective]
-            found = given if collective in IN_PLACE else [torch.zeros(1, device=rank.device) for _ in expected]
+            results = given if collective in IN_PLACE else [torch.zeros(1, device=rank.device) for _ in expected]
             if collective in ("all_gather_into_tensor", "all_to_all_single"):
-                found = [torch.zeros(2, device=rank.device)]
-            issue(case, given, found, None).wait()
-            values = [value for tensor in found for value in tensor.tolist()][: len(expected)]
+                results = [torch.zeros(2, device=rank.device)]
+            issue(case, given, results, None).wait()
+            values = [value for tensor in results for value in tensor.tolist()][: len(expected)]
             wrong += [(call, expected, values)] * (values != expected)
         assert wrong[:3] == []
 
@@ -275,9 +275,9 @@ def test_objects_beside_other_work(rank: Rank) -> None:
     for call in range(3):
         total = torch.full((1 << 16,), float(rank.index + call), device=rank.device)
         pending = dist.all_reduce(total, async_op=True)
-        found: list[Any] = [None] * rank.size
-        dist.all_gather_object(found, ("object", rank.index, call))
-        assert found == [("object", i, call) for i in range(rank.size)]
+        gathered: list[Any] = [None] * rank.size
+        dist.all_gather_object(gathered, ("object", rank.index, call))
+        assert gathered == [("object", i, call) for i in range(rank.size)]
         several = [("from", rank.index, call), "x" * call] if rank.index == 0 else [None, None]
         dist.broadcast_object_list(several, 0)
         assert several == [("from", 0, call), "x" * call]

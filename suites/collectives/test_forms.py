@@ -1,4 +1,4 @@
-"""Asynchronous, coalesced and functional forms give what the synchronous form gives."""
+"""Asynchronous, coalesced and functional forms give the same results as the synchronous form."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def test_coalesced(rank: Rank) -> None:
         cases = [Case(name, shape=(count,)) for count in (1, 4, 33)]
         given = [inputs(case, rank.size, rank.index)[0].to(rank.device) for case in cases]
         expected = [outputs(case, rank.size, rank.index)[0] for case in cases]
-        found = given if name == "all_reduce" else [torch.full_like(e, -1).to(rank.device) for e in expected]
+        results = given if name == "all_reduce" else [torch.full_like(e, -1).to(rank.device) for e in expected]
         with coalescing_manager(async_ops=True) as manager:
-            for tensor, out in zip(given, found, strict=True):
+            for tensor, out in zip(given, results, strict=True):
                 getattr(dist, name)(*((tensor,) if name == "all_reduce" else (out, tensor)))
         manager.wait()
-        for case, right, tensor in zip(cases, expected, found, strict=True):
+        for case, right, tensor in zip(cases, expected, results, strict=True):
             assert_same(right, tensor, str(case))
 
 
@@ -128,11 +128,11 @@ def test_all_gather_coalesced(rank: Rank) -> None:
     """Three tensors of different sizes."""
     cases = [Case("all_gather", shape=(count,)) for count in (1, 4, 33)]
     tensors = moved((inputs(case, rank.size, rank.index)[0] for case in cases), rank.device)
-    found = [[torch.full_like(tensor, -1) for tensor in tensors] for _ in range(rank.size)]
-    dist.all_gather_coalesced(found, tensors)
+    gathered = [[torch.full_like(tensor, -1) for tensor in tensors] for _ in range(rank.size)]
+    dist.all_gather_coalesced(gathered, tensors)
     for number, case in enumerate(cases):
         for sender, right in enumerate(outputs(case, rank.size, rank.index)):
-            assert_same(right, found[sender][number], f"{case} from rank {sender}")
+            assert_same(right, gathered[sender][number], f"{case} from rank {sender}")
 
 
 @requirement(

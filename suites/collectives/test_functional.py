@@ -38,7 +38,7 @@ IN_PLACE = {
 
 
 def here(names: Any) -> list[Any]:
-    """Those that this version of torch has; the others are shown as skipped."""
+    """Parametrize over functions; those that this version of torch lacks are skipped."""
     absent = "this version of torch does not have it"
     return [pytest.param(n, marks=pytest.mark.skipif(not hasattr(functional, n), reason=absent)) for n in names]
 
@@ -73,8 +73,8 @@ def test_of_lists(world: World, name: str, ranks: tuple[int, ...]) -> None:
             before = [tensor.clone() for tensor in given]
             arguments = [] if "gather" in name else [op.lower()]
             arguments += [[0] * len(given)] if "scatter" in name else []
-            found = getattr(functional, name)(given, *arguments, group)
-            for case, tensor, kept, result in zip(cases, given, before, found, strict=True):
+            results = getattr(functional, name)(given, *arguments, group)
+            for case, tensor, kept, result in zip(cases, given, before, results, strict=True):
                 assert_same(outputs(case, size, member, call)[0], functional.wait_tensor(result), str(case))
                 assert_same(kept, tensor, "input")
 
@@ -98,8 +98,8 @@ def test_other_names(world: World, name: str, ranks: tuple[int, ...]) -> None:
             case = Case(OTHER_NAMES[name], op, shape=shape)
             given = inputs(case, size, member, call)[0].to(device)
             arguments = [given, 0, group] if "gather" in name else [given, op.lower(), 0, group]
-            found = functional.wait_tensor(getattr(functional, name)(*arguments))
-            assert_same(outputs(case, size, member, call)[0], found, str(case))
+            result = functional.wait_tensor(getattr(functional, name)(*arguments))
+            assert_same(outputs(case, size, member, call)[0], result, str(case))
 
     among(world, ranks, body)
 
@@ -127,8 +127,8 @@ def test_in_place(world: World, name: str, ranks: tuple[int, ...]) -> None:
                 functional.all_reduce_inplace(given, "sum", group)
             else:
                 getattr(functional, name)(into if name == "all_gather_inplace" else into[0], given, group=group)
-            for right, found in zip(expected, into, strict=True):
-                assert_same(right, found, f"call {call}")
+            for right, result in zip(expected, into, strict=True):
+                assert_same(right, result, f"call {call}")
 
     among(world, ranks, body)
 
@@ -147,8 +147,8 @@ def test_permutation(world: World, ranks: tuple[int, ...]) -> None:
         case = Case("all_gather", shape=(7,))
         for call, order in enumerate(([*range(1, size), 0], [*range(size)], [*range(size)][::-1])):
             given = inputs(case, size, member, call)[0].to(device)
-            found = functional.wait_tensor(functional.permute_tensor(given, order, group))
-            assert_same(inputs(case, size, order.index(member), call)[0], found, str(order))
+            result = functional.wait_tensor(functional.permute_tensor(given, order, group))
+            assert_same(inputs(case, size, order.index(member), call)[0], result, str(order))
 
     among(world, ranks, body)
 
@@ -169,7 +169,7 @@ def test_messages(world: World, name: str, ranks: tuple[int, ...]) -> None:
         case = Case("all_gather", shape=(7,))
         into = torch.full((7,), -1.0, device=device)
         after, before = (member + 1) % size, (member - 1) % size
-        given, expected = moved((inputs(case, size, who)[0] for who in (member, before)), device)
+        given, expected = moved((inputs(case, size, sender)[0] for sender in (member, before)), device)
         if name == "batch_p2p_ops_inplace":
             peers = [ranks[after], ranks[before]]
             works = functional.batch_p2p_ops_inplace(["isend", "irecv"], peers, [0, 0], [given, into], group)

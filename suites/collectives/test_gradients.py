@@ -1,6 +1,6 @@
 """Gradients through collectives: the transposed collective of the gradients.
 
-Output i of member r is weighted with (i + 1) 10^r, so that a gradient tells by its digits whose outputs it is from.
+Output i of member r is weighted with (i + 1) 10^r, so that a gradient's digits show whose outputs it comes from.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ IN_PARTS = (
     "reduce_scatter_single_autograd",
     "reduce_scatter_single_coalesced",
 )
-"""Those whose input has a part for each member."""
+"""Collectives whose input has a part for each member."""
 
 
 def expected_gradient(name: str, member: int, size: int) -> list[float]:
-    """Of each of two elements, or of each part's two elements; the first member is the root."""
+    """Return the gradient of two elements, or of two elements per part; the first member is the root."""
     weights = [10.0**i for i in range(size)]
     parts = {
         "broadcast": [sum(weights) if member == 0 else 0],
@@ -65,7 +65,7 @@ def expected_gradient(name: str, member: int, size: int) -> list[float]:
 
 
 def through_module(name: str, x: torch.Tensor, group: Any, root: int, size: int) -> Any:
-    """torch.distributed.nn.functional."""
+    """Call a collective of torch.distributed.nn.functional."""
     into, parts = torch.zeros(2, device=x.device), list(x.chunk(size))
     if name in ("broadcast", "gather", "reduce"):
         return getattr(differentiable, name)(x, root, group=group)
@@ -81,7 +81,7 @@ def through_module(name: str, x: torch.Tensor, group: Any, root: int, size: int)
 
 
 def through_functional(name: str, x: torch.Tensor, group: Any, root: int, size: int) -> Any:
-    """torch.distributed._functional_collectives."""
+    """Call a collective of torch.distributed._functional_collectives."""
     name, _, op = name.partition("-")
     if name == "broadcast":
         return functional.broadcast(x, 0, group)
@@ -101,7 +101,7 @@ def through_functional(name: str, x: torch.Tensor, group: Any, root: int, size: 
 
 
 def assert_gradients(world: World, name: str, ranks: tuple[int, ...], through: Any) -> None:
-    """Every member's gradient, against the table."""
+    """Compare every member's gradient with :func:`expected_gradient`."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))
@@ -109,9 +109,9 @@ def assert_gradients(world: World, name: str, ranks: tuple[int, ...], through: A
             return
         member, size = ranks.index(rank.index), len(ranks)
         x = torch.arange(2.0 * (size if name in IN_PARTS else 1), device=rank.device).requires_grad_()
-        found = through(name, x, group, ranks[0], size)
-        found = [found] if isinstance(found, torch.Tensor) else list(found)
-        sum((out * (i + 1) * 10**member).sum() for i, out in enumerate(found)).backward()
+        outputs = through(name, x, group, ranks[0], size)
+        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        sum((out * (i + 1) * 10**member).sum() for i, out in enumerate(outputs)).backward()
         assert x.grad is not None
         assert_same(torch.tensor(expected_gradient(name, member, size), dtype=torch.float32), x.grad, "gradient")
 
@@ -164,16 +164,16 @@ def test_uneven_exchange(world: World, through: str, ranks: tuple[int, ...]) -> 
         if rank.index not in ranks:
             return
         me, size = ranks.index(rank.index), len(ranks)
-        parts = [me + other + 1 for other in range(size)]  # as many from each as to each
+        parts = [me + other + 1 for other in range(size)]  # a member receives as many rows as it sends
         x = torch.arange(2.0 * sum(parts), device=rank.device).reshape(-1, 2).requires_grad_()
         if through == "module":
-            found = differentiable.all_to_all_single(torch.zeros_like(x), x, parts, parts, group=group)
+            received = differentiable.all_to_all_single(torch.zeros_like(x), x, parts, parts, group=group)
         else:
-            found = functional.all_to_all_single_autograd(x, parts, parts, group)
+            received = functional.all_to_all_single_autograd(x, parts, parts, group)
         weights = [
             torch.cat([_rows(sender, member, member + sender + 1) for sender in range(size)]) for member in range(size)
         ]
-        (found * weights[me].to(rank.device)).sum().backward()
+        (received * weights[me].to(rank.device)).sum().backward()
         assert x.grad is not None
         assert_same(torch.cat([_rows(me, member, parts[member]) for member in range(size)]), x.grad, "gradient")
 
@@ -181,7 +181,7 @@ def test_uneven_exchange(world: World, through: str, ranks: tuple[int, ...]) -> 
 
 
 def _rows(sender: int, receiver: int, count: int) -> torch.Tensor:
-    """float32[count, 2]: weights that tell whose part it is, and which element."""
+    """Return weights, float32[count, 2], that encode sender, receiver and element."""
     return torch.arange(2.0 * count).reshape(count, 2) + 100 * sender + 1000 * receiver
 
 
@@ -246,8 +246,8 @@ def test_expanded(world: World, name: str) -> None:
             "reduce_scatter": lambda: functional.reduce_scatter_tensor_autograd(x, "sum", 0, rank.group),
             "all_to_all_single": lambda: functional.all_to_all_single_autograd(x, [2] * size, [2] * size, rank.group),
         }[name]
-        found = through()
-        found.backward(torch.tensor(10.0**me, device=rank.device).expand(found.shape))
+        output = through()
+        output.backward(torch.tensor(10.0**me, device=rank.device).expand(output.shape))
         numbers = torch.tensor([10.0**i for i in range(size)])
         by_part = numbers.repeat_interleave(2)[:, None].expand(-1, 2).contiguous()
         everyone = torch.full_like(by_part, numbers.sum().item())
@@ -273,8 +273,8 @@ def test_rows_received(world: World, width: int) -> None:
         size, me = rank.size, rank.index
         given = torch.full((size * (me + 1), width), float(me), device=rank.device)
         received = [sender + 1 for sender in range(size)]
-        found = functional.all_to_all_single(given, received, [me + 1] * size, rank.group)
+        result = functional.all_to_all_single(given, received, [me + 1] * size, rank.group)
         right = torch.cat([torch.full((rows, width), float(sender)) for sender, rows in enumerate(received)])
-        assert_same(right, functional.wait_tensor(found), "received")
+        assert_same(right, functional.wait_tensor(result), "received")
 
     world.run(body)

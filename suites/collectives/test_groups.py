@@ -183,14 +183,14 @@ def test_mesh_order(world: World, order: tuple[int, ...]) -> None:
 
 @st.composite
 def drawn_cases(draw: st.DrawFn, size: int) -> list[Case]:
-    """Up to eight cases over collectives, dtypes, shapes, groups, roots and repeats."""
+    """Draw up to eight cases over collectives, dtypes, shapes, groups, roots, forms and repeats."""
     group = draw(st.none() | st.lists(st.integers(0, size - 1), min_size=1, max_size=size, unique=True).map(tuple))
     members = size if group is None else len(group)
-    found = []
+    cases = []
     for base in draw(st.lists(st.sampled_from(claimed_cases(every_collective())), min_size=1, max_size=8)):
         dtypes = [dtype for dtype in DTYPES if base.collective != "gather" or not dtype.is_complex]
         dtypes = claimed(dtypes, base.collective)
-        found.append(
+        cases.append(
             Case(
                 base.collective,
                 dtype=draw(st.sampled_from(dtypes)),
@@ -202,7 +202,7 @@ def drawn_cases(draw: st.DrawFn, size: int) -> list[Case]:
                 repeats=draw(st.integers(1, 3)),
             )
         )
-    return found
+    return cases
 
 
 @requirement(

@@ -1,4 +1,4 @@
-"""Tensors that do not lie densely in memory, and what a collective must leave alone."""
+"""Tensors that are not dense in memory, and memory that a collective must not change."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SECONDS = 0.5
 
 
 def late(rank: Rank, what: str) -> float:
-    """Wait for a peer that never comes; how many seconds until the error."""
+    """Wait for a peer that never comes and return the seconds until the error."""
     options = {} if what == "wait" else {"timeout": timedelta(seconds=SECONDS)}
     group = dist.new_group(**options)
     if rank.index == 0:
@@ -112,7 +112,7 @@ def test_peer_has_left(world: World, connecting: str) -> None:
 
     def body(rank: Rank) -> float:
         if connecting == "lazily":
-            os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # with the first collective, and not where the group is made
+            os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # connect with the first collective, not with new_group
         groups = [dist.new_group(timeout=timedelta(seconds=seconds)) for _ in range(12)]
         if rank.index == 2:
             for group in groups:

@@ -1,4 +1,4 @@
-"""Misuse gives an error in Python, on the rank that misuses, and not a dead peer."""
+"""Misuse of a collective raises a Python error on the rank that misuses it, and kills no peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks and groups are named: in groups with gaps, in parts of groups, in meshes; many groups, and twins."""
+"""Names of ranks and groups: in groups with gaps, in parts of groups, in meshes; many groups, and twins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness import Rank, World, requirement, spmd
 
 
 def total(rank: Rank, group: object) -> int:
-    """A sum that tells by its digits whose tensors are in it."""
+    """Return a sum over a group, whose digits show which ranks took part."""
     tensor = torch.tensor([10**rank.index], device=rank.device)
     dist.all_reduce(tensor, group=group)  # type: ignore[arg-type]
     return int(tensor.item())
@@ -168,11 +168,11 @@ def test_barrier_of_a_group(world: World, ranks: tuple[int, ...], barrier: str) 
         if rank.index not in ranks:
             return
         for number in range(3):
-            if rank.index == ranks[-1]:  # the last comes when it has seen that the others are about to wait
+            if rank.index == ranks[-1]:  # the last member comes after the others are about to wait
                 for member in ranks[:-1]:
                     rank.store.wait([f"{number}-{member}"])
-                time.sleep(0.03)  # in which those who do not wait are found out
-            rank.store.add(f"{number}-{rank.index}", 1)  # which is answered: nobody waits until a value set is there
+                time.sleep(0.03)  # enough time to detect a member that does not wait
+            rank.store.add(f"{number}-{rank.index}", 1)  # add() waits for the store's answer, unlike set()
             if barrier == "async":
                 dist.barrier(group, async_op=True).wait()
             elif barrier == "monitored_barrier":

@@ -12,7 +12,7 @@ from harness import Rank, World, requirement, spmd
 
 
 def thing(rank: int, call: int = 0) -> Any:
-    """An object of a size and kind that depends on whose it is."""
+    """Return an object whose size and kind depend on the rank and the call."""
     kinds = [None, {"rank": rank, "call": call}, "x" * (1000 * rank + call), [rank] * 7, (call, {rank}), b"\0" * rank]
     return [rank, call, kinds[(rank + call) % len(kinds)]]
 
@@ -27,9 +27,9 @@ def test_all_gather_object(rank: Rank) -> None:
     """Objects differ in kind and size; ten calls, each after an all_reduce."""
     for call in range(10):
         dist.all_reduce(torch.ones(3, device=rank.device), async_op=True).wait()
-        found: list[Any] = [None] * rank.size
-        dist.all_gather_object(found, thing(rank.index, call))
-        assert found == [thing(i, call) for i in range(rank.size)]
+        gathered: list[Any] = [None] * rank.size
+        dist.all_gather_object(gathered, thing(rank.index, call))
+        assert gathered == [thing(i, call) for i in range(rank.size)]
 
 
 @requirement(
@@ -42,9 +42,9 @@ def test_all_gather_object(rank: Rank) -> None:
 def test_gather_object(rank: Rank) -> None:
     """Each rank in turn is the destination."""
     for root in range(rank.size):
-        found: list[Any] | None = [None] * rank.size if rank.index == root else None
-        dist.gather_object(thing(rank.index, root), found, dst=root)
-        assert found == ([thing(i, root) for i in range(rank.size)] if rank.index == root else None)
+        gathered: list[Any] | None = [None] * rank.size if rank.index == root else None
+        dist.gather_object(thing(rank.index, root), gathered, dst=root)
+        assert gathered == ([thing(i, root) for i in range(rank.size)] if rank.index == root else None)
 
 
 @requirement(
@@ -56,9 +56,9 @@ def test_gather_object(rank: Rank) -> None:
 def test_broadcast_object_list(rank: Rank) -> None:
     """Each rank in turn is the source of two objects."""
     for root in range(rank.size):
-        found = [thing(root), thing(root, 1)] if rank.index == root else [None, None]
-        dist.broadcast_object_list(found, src=root)
-        assert found == [thing(root), thing(root, 1)]
+        objects = [thing(root), thing(root, 1)] if rank.index == root else [None, None]
+        dist.broadcast_object_list(objects, src=root)
+        assert objects == [thing(root), thing(root, 1)]
 
 
 @requirement(
@@ -71,10 +71,10 @@ def test_broadcast_object_list(rank: Rank) -> None:
 def test_scatter_object_list(rank: Rank) -> None:
     """Each rank in turn is the source."""
     for root in range(rank.size):
-        found: list[Any] = [None]
+        received: list[Any] = [None]
         given = [thing(i, root) for i in range(rank.size)] if rank.index == root else None
-        dist.scatter_object_list(found, given, src=root)
-        assert found == [thing(rank.index, root)]
+        dist.scatter_object_list(received, given, src=root)
+        assert received == [thing(rank.index, root)]
 
 
 @requirement(
@@ -89,9 +89,9 @@ def test_send_recv_object_list(rank: Rank) -> None:
     if rank.index == last:
         dist.send_object_list([thing(last), thing(last, 1)], 0)
     elif rank.index == 0:
-        found = [None, None]
-        assert dist.recv_object_list(found, last) == last
-        assert found == [thing(last), thing(last, 1)]
+        received = [None, None]
+        assert dist.recv_object_list(received, last) == last
+        assert received == [thing(last), thing(last, 1)]
 
 
 @requirement(
@@ -109,9 +109,9 @@ def test_in_a_subgroup(rank: Rank) -> None:
     dist.all_gather_object(both, thing(rank.index), group=group)
     assert both == [thing(1), thing(2)]
     for names in ({"src": 2}, {"group_src": 1}):
-        found = [thing(2)] if rank.index == 2 else [None]
-        dist.broadcast_object_list(found, group=group, **names)
-        assert found == [thing(2)]
+        objects = [thing(2)] if rank.index == 2 else [None]
+        dist.broadcast_object_list(objects, group=group, **names)
+        assert objects == [thing(2)]
 
 
 @requirement(
@@ -124,9 +124,9 @@ def test_unpicklable(rank: Rank) -> None:
     """Every rank raises, and the group stays usable."""
     with pytest.raises((TypeError, AttributeError)):
         dist.all_gather_object([None] * rank.size, lambda: None)
-    found: list[Any] = [None] * rank.size
-    dist.all_gather_object(found, rank.index)
-    assert found == list(range(rank.size))
+    gathered: list[Any] = [None] * rank.size
+    dist.all_gather_object(gathered, rank.index)
+    assert gathered == list(range(rank.size))
 
 
 @requirement(
@@ -151,9 +151,9 @@ def test_roots_in_subgroups(world: World, ranks: tuple[int, ...], named: str) ->
         def by(role: str, member: int) -> dict[str, int]:
             return {role: member} if named == "global" else {f"group_{role}": ranks.index(member)}
 
-        found: list[Any] | None = [None] * len(ranks) if rank.index == root else None
-        dist.gather_object(thing(rank.index), found, group=group, **by("dst", root))
-        assert found == ([thing(member) for member in ranks] if rank.index == root else None)
+        gathered: list[Any] | None = [None] * len(ranks) if rank.index == root else None
+        dist.gather_object(thing(rank.index), gathered, group=group, **by("dst", root))
+        assert gathered == ([thing(member) for member in ranks] if rank.index == root else None)
         given = [thing(member, 3) for member in ranks] if rank.index == root else [None] * len(ranks)
         mine: list[Any] = [None]
         dist.scatter_object_list(mine, given, group=group, **by("src", root))
@@ -185,17 +185,17 @@ def test_large_objects(world: World, large: int, collective: str) -> None:
     def body(rank: Rank) -> None:
         texts = [text(3_000_000 if i == large else 10, i) for i in range(2)]
         several = [text(100_000, 1), text(10, 2), text(3_000_000, 3)]
-        found: list[Any] = [None, None]
+        gathered: list[Any] = [None, None]
         if collective == "all_gather":
-            dist.all_gather_object(found, texts[rank.index])
-            assert found == texts
+            dist.all_gather_object(gathered, texts[rank.index])
+            assert gathered == texts
         elif collective == "broadcast":
             given: list[Any] = list(several) if rank.index == large else [None] * 3
             dist.broadcast_object_list(given, large)
             assert given == several
         elif collective == "gather":
-            dist.gather_object(texts[rank.index], found if rank.index == 0 else None)
-            assert found == (texts if rank.index == 0 else [None, None])
+            dist.gather_object(texts[rank.index], gathered if rank.index == 0 else None)
+            assert gathered == (texts if rank.index == 0 else [None, None])
         else:
             mine: list[Any] = [None]
             dist.scatter_object_list(mine, several[::2] if rank.index == 0 else [None, None])
@@ -218,9 +218,9 @@ def test_tensors_among_objects(rank: Rank) -> None:
         return [some, some.t(), torch.tensor(of, dtype=torch.int16), {"half": some.half()[:0], "flag": some > 2}]
 
     for number in range(4):
-        found: list[Any] = [None] * rank.size
-        dist.all_gather_object(found, things(rank.index)[number])
-        for sender, object_ in enumerate(found):
+        gathered: list[Any] = [None] * rank.size
+        dist.all_gather_object(gathered, things(rank.index)[number])
+        for sender, object_ in enumerate(gathered):
             right = things(sender)[number]
             pairs = [(right[k], object_[k]) for k in right] if isinstance(right, dict) else [(right, object_)]
             for expected, tensor in pairs:

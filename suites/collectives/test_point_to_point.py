@@ -15,17 +15,17 @@ from suites.collectives.cases import DTYPES, OPTIONAL
 
 
 def message(sender: int, dtype: torch.dtype = torch.float32, count: int = 7, call: int = 0) -> torch.Tensor:
-    """What a rank sends: dtype[count], any bits, different for each sender and call, on the host."""
+    """Return what a rank sends, dtype[count] on the host: any bits, different for each sender and call."""
     return inputs(Case("all_gather", dtype=dtype, shape=(count,)), 1, sender, call)[0]
 
 
 def outgoing(rank: Rank, count: int = 7, call: int = 0) -> torch.Tensor:
-    """The message of a rank, float32[count], on its device."""
+    """Return a rank's message on its device, float32[count]."""
     return message(rank.index, count=count, call=call).to(rank.device)
 
 
 def incoming(rank: Rank, count: int = 7) -> torch.Tensor:
-    """Room for a message on a rank's device: float32[count], with other values than any message."""
+    """Create a buffer for a message on a rank's device, float32[count], with other values than any message."""
     return poison((count,), torch.float32).to(rank.device)
 
 
@@ -53,9 +53,9 @@ def test_send_recv(world: World) -> None:
                     dist.send(given, peer)
                 assert_same(sent, given, "what was sent")
             else:
-                found = poison((count,), dtype).to(rank.device)
-                assert dist.recv(found, 0) == 0
-                assert_same(sent, found, f"{dtype} of {count}")
+                received = poison((count,), dtype).to(rank.device)
+                assert dist.recv(received, 0) == 0
+                assert_same(sent, received, f"{dtype} of {count}")
 
     world.run(body)
 
@@ -73,9 +73,9 @@ def test_any_source(rank: Rank) -> None:
         return
     seen = set()
     for _ in range(rank.size - 1):
-        found = incoming(rank)
-        sender = dist.recv(found)
-        assert_same(message(sender), found, f"from rank {sender}")
+        received = incoming(rank)
+        sender = dist.recv(received)
+        assert_same(message(sender), received, f"from rank {sender}")
         seen.add(sender)
     assert seen == set(range(1, rank.size))
 
@@ -92,10 +92,10 @@ def test_tags_in_reverse(rank: Rank) -> None:
         for work in [dist.isend(outgoing(rank, call=tag), 1, tag=tag) for tag in range(4)]:
             work.wait()
         return
-    found = {tag: incoming(rank) for tag in reversed(range(4))}
-    for work in [dist.irecv(tensor, 0, tag=tag) for tag, tensor in found.items()]:
+    received = {tag: incoming(rank) for tag in reversed(range(4))}
+    for work in [dist.irecv(tensor, 0, tag=tag) for tag, tensor in received.items()]:
         work.wait()
-    for tag, tensor in found.items():
+    for tag, tensor in received.items():
         assert_same(message(0, call=tag), tensor, f"tag {tag}")
 
 
@@ -112,9 +112,9 @@ def test_order(rank: Rank) -> None:
         if rank.index == 0:
             dist.send(outgoing(rank, count, call), 1)
         else:
-            found = incoming(rank, count)
-            dist.recv(found, 0)
-            assert_same(message(0, count=count, call=call), found, f"message {call}")
+            received = incoming(rank, count)
+            dist.recv(received, 0)
+            assert_same(message(0, count=count, call=call), received, f"message {call}")
 
 
 @requirement(
@@ -128,12 +128,12 @@ def test_ring(rank: Rank, count: int) -> None:
     """Each rank sends to the next and receives from the previous, for three rounds."""
     after, before = (rank.index + 1) % rank.size, (rank.index - 1) % rank.size
     for call in range(3):
-        found = incoming(rank, count)
+        received = incoming(rank, count)
         sent = outgoing(rank, count, call)
-        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, found, before)])
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, received, before)])
         for work in works:
             work.wait()
-        assert_same(message(before, count=count, call=call), found, f"round {call}")
+        assert_same(message(before, count=count, call=call), received, f"round {call}")
         assert_same(message(rank.index, count=count, call=call), sent, "what was sent")
 
 
@@ -151,9 +151,9 @@ def test_in_a_subgroup(rank: Rank) -> None:
         dist.send(outgoing(rank, call=1), group_dst=1, group=group)
     elif rank.index == 2:
         for call, names in enumerate(({"src": 1}, {"group_src": 0})):
-            found = incoming(rank)
-            assert dist.recv(found, group=group, **names) == 1
-            assert_same(message(1, call=call), found, str(names))
+            received = incoming(rank)
+            assert dist.recv(received, group=group, **names) == 1
+            assert_same(message(1, call=call), received, str(names))
 
 
 @requirement(
@@ -165,20 +165,20 @@ def test_in_a_subgroup(rank: Rank) -> None:
 def test_strided(rank: Rank) -> None:
     """Send a column into a column; if the sender raises, nothing is sent and the receiver raises too."""
     sent = torch.arange(6.0, device=rank.device).reshape(3, 2)[:, 0]
-    found = torch.zeros(3, 2, device=rank.device)
+    received = torch.zeros(3, 2, device=rank.device)
     refused = False
     try:
-        dist.send(sent, 1) if rank.index == 0 else dist.recv(found[:, 0], 0)
+        dist.send(sent, 1) if rank.index == 0 else dist.recv(received[:, 0], 0)
     except (ValueError, RuntimeError):
         refused = True
     if rank.index == 1 and not refused:
-        assert_same(torch.stack([sent, torch.zeros_like(sent)], 1), found, "the column, and what lies between")
+        assert_same(torch.stack([sent, torch.zeros_like(sent)], 1), received, "the column, and what lies between")
     if rank.index == 0:
         dist.send(outgoing(rank), 1)
     else:
-        found = incoming(rank)
-        dist.recv(found, 0)
-        assert_same(message(0), found, "the next message")
+        received = incoming(rank)
+        dist.recv(received, 0)
+        assert_same(message(0), received, "the next message")
 
 
 @requirement(
@@ -210,9 +210,9 @@ def test_any_source_in_a_subgroup(world: World, ranks: tuple[int, ...]) -> None:
         elif rank.index == ranks[0]:
             seen = set()
             for _ in ranks[1:]:
-                found = incoming(rank)
-                sender = dist.recv(found, group=group)
-                assert_same(message(sender), found, f"from rank {sender}")
+                received = incoming(rank)
+                sender = dist.recv(received, group=group)
+                assert_same(message(sender), received, f"from rank {sender}")
                 seen.add(sender)
             assert seen == set(ranks[1:])
 
@@ -232,11 +232,11 @@ def test_large_tags(rank: Rank) -> None:
         for work in [dist.isend(outgoing(rank, call=call), 1, tag=tag) for call, tag in enumerate(tags)]:
             work.wait()
         return
-    found = {tag: incoming(rank) for tag in reversed(tags)}
-    for work in [dist.irecv(tensor, 0, tag=tag) for tag, tensor in found.items()]:
+    received = {tag: incoming(rank) for tag in reversed(tags)}
+    for work in [dist.irecv(tensor, 0, tag=tag) for tag, tensor in received.items()]:
         work.wait()
     for call, tag in enumerate(tags):
-        assert_same(message(0, call=call), found[tag], f"tag {tag}")
+        assert_same(message(0, call=call), received[tag], f"tag {tag}")
 
 
 @requirement(
@@ -261,16 +261,16 @@ def test_larger_batches(world: World, ranks: tuple[int, ...], named: str) -> Non
         def to(member: int) -> dict[str, int]:
             return {"peer": member} if named == "peer" else {"group_peer": members.index(member)}
 
-        found = {(other, call): incoming(rank, counts[call]) for other in others for call in range(2)}
+        received = {(other, call): incoming(rank, counts[call]) for other in others for call in range(2)}
         ops = []
         for other in others:
             for call in range(2):
                 sent = outgoing(rank, counts[call], 10 * other + call)
                 ops.append(dist.P2POp(dist.isend, sent, group=group, **to(other)))
-                ops.append(dist.P2POp(dist.irecv, found[other, call], group=group, **to(other)))
+                ops.append(dist.P2POp(dist.irecv, received[other, call], group=group, **to(other)))
         for work in dist.batch_isend_irecv(ops):
             work.wait()
-        for (other, call), tensor in found.items():
+        for (other, call), tensor in received.items():
             expected = message(other, count=counts[call], call=10 * rank.index + call)
             assert_same(expected, tensor, f"message {call} from rank {other}")
 
@@ -288,11 +288,11 @@ def test_every_size(rank: Rank) -> None:
     for power in range(6, 18):
         for more in (0, 1):
             count = (1 << power) + more
-            found = incoming(rank, count)
+            received = incoming(rank, count)
             if rank.index == 0:
                 dist.send(outgoing(rank, count), 1)
-                dist.irecv(found, 1).wait()
+                dist.irecv(received, 1).wait()
             else:
-                dist.recv(found, 0)
+                dist.recv(received, 0)
                 dist.isend(outgoing(rank, count), 0).wait()
-            assert_same(message(1 - rank.index, count=count), found, f"{count} elements")
+            assert_same(message(1 - rank.index, count=count), received, f"{count} elements")

@@ -81,12 +81,12 @@ def test_newer_name(world: World, ranks: tuple[int, ...]) -> None:
         for call, (op, dtype, shape) in enumerate([("SUM", torch.float32, (7,)), ("MAX", torch.int64, (3, 5))]):
             case = Case("reduce_scatter_tensor", op, dtype, shape)
             (given,), (right,) = inputs(case, size, member, call), outputs(case, size, member, call)
-            found = torch.full_like(right, 5, device=rank.device)
+            output = torch.full_like(right, 5, device=rank.device)
             work = dist.reduce_scatter_single(
-                found, given.to(rank.device), op=reduction(op), group=group, async_op=call > 0
+                output, given.to(rank.device), op=reduction(op), group=group, async_op=call > 0
             )
             if work is not None:
                 work.wait()
-            assert_same(right, found, str(case))
+            assert_same(right, output, str(case))
 
     world.run(body)

@@ -1,4 +1,4 @@
-"""Groups that come and go: other sizes, ranks out of step, what stays behind, splitting and shrinking."""
+"""Groups that are created and destroyed: other sizes, ranks out of step, leaks, splitting and shrinking."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from harness import Rank, World, assert_on_ranks, requirement, spmd
 
 
 def started(rank: Rank, name: str, me: int, size: int) -> None:
-    """The default group, on fresh keys of the world's store."""
+    """Initialize the default group on fresh keys of the world's store."""
     dist.init_process_group(rank.backend, store=dist.PrefixStore(name, rank.store), rank=me, world_size=size)
 
 
 def assert_usable(group: dist.ProcessGroup | None, ranks: list[int], me: int, device: torch.device) -> None:
-    """A sum that tells by its digits whose tensors are in it."""
+    """Assert that a group sums the tensors of exactly these ranks, which the digits of the sum show."""
     tensor = torch.tensor([10**me], device=device)
     dist.all_reduce(tensor, group=group)
     assert tensor.item() == sum(10**i for i in ranks)
@@ -43,7 +43,7 @@ def test_start_again_out_of_step(rank: Rank) -> None:
         size = (3, 2, 1, 3)[cycle % 4]
         me = (rank.index + cycle) % rank.size
         if me < size:
-            time.sleep(delay.random() / 250)  # lateness is what this is about
+            time.sleep(delay.random() / 250)  # this test is about late ranks
             started(rank, f"skewed-{cycle}", me, size)
             assert (dist.get_rank(), dist.get_world_size()) == (me, size)
             assert_usable(None, list(range(size)), me, rank.device)
@@ -72,10 +72,10 @@ def test_start_again_in_the_same_place(world: World, place: str) -> None:
         soon = timedelta(seconds=3)
         dist.barrier()
         dist.destroy_process_group()
-        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # rank 0 has the store at the address
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # so that rank 0 hosts the store at the address
         for cycle in range(6):
             if rank.index == cycle % 2:
-                time.sleep(0.1)  # lateness is what this is about
+                time.sleep(0.1)  # this test is about late ranks
             dist.init_process_group(rank.backend, rank=rank.index, world_size=2, timeout=soon, **where(rank, cycle))
             assert_usable(None, [0, 1], rank.index, rank.device)
             if rank.index == 0:
@@ -87,17 +87,17 @@ def test_start_again_in_the_same_place(world: World, place: str) -> None:
 
 
 def free_port(rank: Rank) -> int:
-    """A port that nobody listened at when rank 0 looked; the same whenever it is asked for."""
+    """Return a port that was free when rank 0 looked for one, always the same."""
     if rank.index == 0 and not rank.store.check(["port"]):
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            rank.store.set("port", str(found.getsockname()[1]))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            rank.store.set("port", str(probe.getsockname()[1]))
     return int(rank.store.get("port"))
 
 
 def held() -> dict[str, int]:
-    """Threads and file descriptors of this process."""
-    return {what: len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")}
+    """Count the threads and file descriptors of this process."""
+    return {kind: len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")}
 
 
 @requirement(
@@ -129,7 +129,7 @@ def test_nothing_is_kept(world: World, what: str) -> None:
             before = held() if cycle == 1 else before
         end = time.monotonic() + 1
         while any(held()[kind] > before[kind] for kind in before) and time.monotonic() < end:
-            time.sleep(0.01)  # until the kernel has let go of them
+            time.sleep(0.01)  # until the kernel has released them
         after = held()
         assert {kind: after[kind] - before[kind] for kind in before if after[kind] > before[kind]} == {}
         if what == "default":

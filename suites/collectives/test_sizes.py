@@ -14,7 +14,7 @@ from harness.stacks.collectives import assert_right, issue
 from suites.collectives.cases import every_collective, obstacle
 
 POWERS = range(6, 18)
-"""Of two: float32 elements, so 256 bytes to half a megabyte."""
+"""Powers of two of float32 elements: 256 bytes to half a megabyte."""
 
 
 SHAPES_IN_GROUPS = ((), (1,), (2, 0, 3), (1, 4, 1), (2, 1, 3, 2))
@@ -72,7 +72,7 @@ def test_dimensions_in_subgroups(world: World, group: tuple[int, ...]) -> None:
 
 
 def channels_last(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The same values, channel by channel in memory."""
+    """Copy tensors to the channels-last memory format."""
     return [tensor.contiguous(memory_format=torch.channels_last) for tensor in tensors]
 
 
@@ -89,10 +89,10 @@ def test_channels_last(world: World, collective: str) -> None:
     def body(rank: Rank) -> None:
         case = Case(collective, shape=(2, 3, 2, 2), form="async")
         expected = outputs(case, rank.size, rank.index)
-        found = [torch.full_like(right, -1, device=rank.device) for right in expected]
+        results = [torch.full_like(right, -1, device=rank.device) for right in expected]
         given = channels_last(moved(inputs(case, rank.size, rank.index), rank.device))
-        issue(case, given, found, None).wait()
-        for right, out in zip(expected, found, strict=True):
+        issue(case, given, results, None).wait()
+        for right, out in zip(expected, results, strict=True):
             assert_same(right, out, str(case))
 
     world.run(body)

@@ -1,8 +1,8 @@
-"""Streams of an accelerator: collectives come after what was queued before them, and before what is queued after.
+"""Streams of an accelerator: collectives run after work queued before them, and before work queued after them.
 
-In each test some stream has much to do, so that an order which is not kept shows in the values.  What is not promised
-is not asked: whether the host waits, too.  The promises are those of PyTorch's page on synchronous and asynchronous
-collectives, made for CUDA, and asked of every accelerator that has streams.
+In each test some stream is busy, so that a wrong order shows in the values. Whether the host waits, too, is not
+promised and not tested. The promises are those of PyTorch's page on synchronous and asynchronous collectives. They are
+made for CUDA, and the tests expect them of every accelerator that has streams.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGE = (300, 7)
 
 
 def given_and_found(rank: Rank, case: Case) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    """What a rank gives, on its device; zeros instead, to be given; and where the result will be."""
+    """Return the values of a rank's input, an input of zeros for them, and the output, all on the rank's device."""
     values = moved(inputs(case, rank.size, rank.index), rank.device)
     given = [torch.zeros_like(value) for value in values]
     if case.collective in IN_PLACE:
@@ -36,7 +36,7 @@ def given_and_found(rank: Rank, case: Case) -> tuple[list[torch.Tensor], list[to
 
 
 def on(stream: str, rank: Rank) -> contextlib.AbstractContextManager[Any]:
-    """Context: the stream that is current already, or, for ``side`` and ``other``, one that nobody else uses."""
+    """Return a context: a new stream for ``side`` and ``other``, otherwise the current stream."""
     return torch.Stream(device=rank.device) if stream in ("side", "other") else contextlib.nullcontext()
 
 
@@ -47,11 +47,11 @@ def copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> No
 
 
 def assert_right(rank: Rank, case: Case, found: Sequence[torch.Tensor], what: str) -> None:
-    """What a rank has found, read by the host on the current stream, is what the collective gives."""
+    """Assert that a rank's results, copied to the host on the current stream, are those of the collective."""
     right = outputs(case, rank.size, rank.index)
-    for expected, tensor in zip(right, found, strict=False):  # reduce promises nothing but to its root
+    for expected, tensor in zip(right, found, strict=False):  # reduce has a result only on its root
         assert_same(expected, tensor.cpu(), f"{case.collective}, {what}")
-    torch.accelerator.synchronize()  # or memory that a stream still uses would be the next test's
+    torch.accelerator.synchronize()  # otherwise the next test could get memory in use
 
 
 @requirement(
@@ -68,7 +68,7 @@ def test_after_what_was_queued(world: World, collective: str, stream: str) -> No
 
     def body(rank: Rank) -> None:
         case = Case(collective, shape=LARGE)
-        values, given, found = given_and_found(rank, case)
+        values, given, results = given_and_found(rank, case)
         torch.accelerator.synchronize()
         current = torch.accelerator.current_stream()
         making = current if stream == "default" else torch.Stream(device=rank.device)
@@ -79,8 +79,8 @@ def test_after_what_was_queued(world: World, collective: str, stream: str) -> No
         if using is not making:
             using.wait_stream(making)
         with using:
-            issue(case, given, found, None).wait()
-            assert_right(rank, case, found, f"on the {stream} stream")
+            issue(case, given, results, None).wait()
+            assert_right(rank, case, results, f"on the {stream} stream")
 
     world.run(body)
 
@@ -98,20 +98,20 @@ def test_before_what_is_queued(world: World, collective: str, waiting: str) -> N
 
     def body(rank: Rank) -> None:
         case = Case(collective, shape=LARGE)
-        values, given, found = given_and_found(rank, case)
+        values, given, results = given_and_found(rank, case)
         copy(values, given)
         torch.accelerator.synchronize()
         if rank.index == 0:
             keep_busy(rank.device)
-        work = issue(case, given, found, None)
+        work = issue(case, given, results, None)
         with on(waiting, rank):
             work.wait()
-            copies = [tensor.clone() for tensor in found]
+            copies = [tensor.clone() for tensor in results]
             for tensor in given:
                 tensor.fill_(5)
             assert_right(rank, case, copies, f"waited for on the {waiting} stream")
             if collective not in IN_PLACE:
-                assert_right(rank, case, found, "after the inputs were overwritten")
+                assert_right(rank, case, results, "after the inputs were overwritten")
 
     world.run(body)
 
@@ -129,16 +129,16 @@ def test_memory_is_kept(world: World, collective: str) -> None:
 
     def body(rank: Rank) -> None:
         case = Case(collective, shape=LARGE)
-        values, given, found = given_and_found(rank, case)
+        values, given, results = given_and_found(rank, case)
         copy(values, given)
         torch.accelerator.synchronize()
         for late in range(rank.size):
             if rank.index == late:
                 keep_busy(rank.device)
-            work = issue(case, [tensor.clone() for tensor in given], found, None)
+            work = issue(case, [tensor.clone() for tensor in given], results, None)
             others = [torch.full_like(tensor, 77) for tensor in 8 * given]
             work.wait()
-            assert_right(rank, case, found, f"rank {late} was late")
+            assert_right(rank, case, results, f"rank {late} was late")
             assert all(bool((other == 77).all()) for other in others)
 
     world.run(body)
@@ -156,12 +156,12 @@ def test_futures(world: World, collective: str) -> None:
 
     def body(rank: Rank) -> None:
         case = Case(collective, shape=LARGE)
-        values, given, found = given_and_found(rank, case)
+        values, given, results = given_and_found(rank, case)
         copy(values, given)
         torch.accelerator.synchronize()
         if rank.index == 0:
             keep_busy(rank.device)
-        future: Any = issue(case, given, found, None).get_future()
+        future: Any = issue(case, given, results, None).get_future()
         copied = future.then(lambda done: [tensor.clone() for tensor in done.value()])
         with torch.Stream(device=rank.device):
             assert_right(rank, case, [tensor.clone() for tensor in future.wait()], "the future's value")
@@ -188,12 +188,12 @@ def test_two_groups_on_two_streams(world: World, collective: str) -> None:
         torch.accelerator.synchronize()
         works = []
         for number, (group, stream) in enumerate(zip(groups, streams, strict=True)):
-            values, given, found = tensors[number]
+            values, given, results = tensors[number]
             with stream:
                 if rank.index == number:
                     keep_busy(rank.device)
                 copy(values, given)
-                works.append(issue(case, given, found, group))
+                works.append(issue(case, given, results, group))
         for number, stream in enumerate(streams):
             with stream:
                 works[number].wait()
@@ -267,14 +267,14 @@ def test_coalesced(world: World, collective: str, stream: str) -> None:
             for values, given, _ in tensors:
                 copy(values, given)
             with coalescing_manager(async_ops=True) as manager:
-                for _, given, found in tensors:
-                    issue_in(case, given, found, {}, range(rank.size))()
+                for _, given, results in tensors:
+                    issue_in(case, given, results, {}, range(rank.size))()
             manager.wait()
-            copies = [[tensor.clone() for tensor in found] for _, _, found in tensors]
+            copies = [[tensor.clone() for tensor in results] for _, _, results in tensors]
             for _, given, _ in tensors:
                 for tensor in given:
                     tensor.fill_(5)
-            for number, found in enumerate(copies):
-                assert_right(rank, case, found, f"number {number}")
+            for number, results in enumerate(copies):
+                assert_right(rank, case, results, f"number {number}")
 
     world.run(body)

@@ -1,4 +1,4 @@
-"""Values at the ends of their dtype: infinities, not-a-numbers, negative zeros, the largest and smallest numbers."""
+"""Values at the limits of their dtype: infinities, NaNs, negative zeros, the largest and smallest numbers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: 
 
 
 def bits(tensor: torch.Tensor) -> list[int]:
-    """The elements as whole numbers of the same bits."""
+    """Return the bits of the elements as integers."""
     return list(tensor.contiguous().view(BITS[tensor.dtype]).reshape(-1).tolist())
 
 
 def special(dtype: torch.dtype, rank: int, slot: int) -> torch.Tensor:
-    """dtype[8]: what is special about it, and a not-a-number that says whose it is and for whom."""
+    """Return dtype[8]: the special values of the dtype, and a NaN that encodes sender and receiver."""
     smallest = torch.finfo(dtype).smallest_normal
     named = torch.tensor([float("nan")], dtype=dtype).view(BITS[dtype]) | (1 + 5 * rank + slot)
     plain = [float("inf"), -float("inf"), -0.0, smallest / 2, -smallest / 4, torch.finfo(dtype).max, float("nan")]
@@ -54,11 +54,11 @@ def test_moved(world: World, collective: str) -> None:
                 "all_to_all_single": ([torch.cat(mine)], [torch.cat(to_me)]),
             }[collective]
             given = moved(given, rank.device)
-            found = (
+            results = (
                 given if collective in IN_PLACE else [torch.zeros_like(right, device=rank.device) for right in expected]
             )
-            issue(Case(collective, dtype=dtype, form="async"), given, found, None).wait()
-            assert [bits(right) for right in expected] == [bits(out.cpu()) for out in found], str(dtype)
+            issue(Case(collective, dtype=dtype, form="async"), given, results, None).wait()
+            assert [bits(right) for right in expected] == [bits(out.cpu()) for out in results], str(dtype)
 
     world.run(body)
 
@@ -93,10 +93,10 @@ def test_not_finite(world: World, collective: str, op: str) -> None:
                 "reduce_scatter": [tensor.clone() for _ in range(size)],
                 "reduce_scatter_tensor": [tensor.repeat(size)],
             }.get(collective, [tensor])
-            found = given if collective in IN_PLACE else [torch.zeros_like(tensor)]
-            issue(Case(collective, op, dtype, (6,), form="async"), given, found, None).wait()
+            results = given if collective in IN_PLACE else [torch.zeros_like(tensor)]
+            issue(Case(collective, op, dtype, (6,), form="async"), given, results, None).wait()
             if collective != "reduce" or me == 0:
-                right, out = torch.tensor(expected, dtype=dtype), found[0].cpu()
+                right, out = torch.tensor(expected, dtype=dtype), results[0].cpu()
                 assert torch.equal(right.isnan(), out.isnan()), f"{dtype}: {out}"
                 assert torch.equal(right.nan_to_num(7), out.nan_to_num(7)), f"{dtype}: {out}"
 
@@ -127,26 +127,26 @@ def test_range(world: World, collective: str) -> None:
                 given = [(tensor.double() * scale).to(dtype) for tensor in inputs(case, rank.size, rank.index)]
                 given = moved(given, rank.device)
                 expected = [(tensor.double() * scale).to(dtype) for tensor in outputs(case, rank.size, rank.index)]
-                found = [torch.zeros_like(right, device=rank.device) for right in expected]
-                found = given if collective in IN_PLACE else found
-                issue(case, given, found, None).wait()
-                for right, out in zip(expected, found, strict=False):  # reduce promises nothing but to its root
+                results = [torch.zeros_like(right, device=rank.device) for right in expected]
+                results = given if collective in IN_PLACE else results
+                issue(case, given, results, None).wait()
+                for right, out in zip(expected, results, strict=False):  # reduce has a result only on its root
                     assert torch.equal(right, out.cpu()), f"{dtype}, times {scale}: {out}, expected {right}"
 
     world.run(body)
 
 
 def extremes(rank: Rank, collective: str, op: str, who: int, dtype: torch.dtype) -> list[float]:
-    """What MAX or MIN of 1, 2, 3 and so on come to, where the rank ``who`` has NaN; of reduce, only on the root."""
+    """Return MAX or MIN of 1, 2, 3 and so on, with NaN on the rank ``who``; of reduce, only on the root."""
     size = rank.size
     tensor = torch.full((2,), float("nan") if rank.index == who else rank.index + 1.0, dtype=dtype, device=rank.device)
     given = {
         "reduce_scatter": [tensor.clone() for _ in range(size)],
         "reduce_scatter_tensor": [tensor.repeat(size)],
     }.get(collective, [tensor])
-    found = given if collective in IN_PLACE else [torch.zeros_like(tensor)]
-    issue(Case(collective, op, dtype, (2,), form="async"), given, found, None).wait()
-    return list(found[0].tolist()) if collective != "reduce" or rank.index == 0 else []
+    results = given if collective in IN_PLACE else [torch.zeros_like(tensor)]
+    issue(Case(collective, op, dtype, (2,), form="async"), given, results, None).wait()
+    return list(results[0].tolist()) if collective != "reduce" or rank.index == 0 else []
 
 
 @requirement(
@@ -167,9 +167,9 @@ def test_extremes_beside_nan(world: World, collective: str, op: str, who: str) -
         others = [member + 1.0 for member in range(rank.size) if member != bad]
         right = max(others) if op == "MAX" else min(others)
         for dtype in floats:
-            found = extremes(rank, collective, op, bad, dtype)
-            wrong = [x for x in found if x == x and x != right]
-            assert not wrong, f"{dtype}: {op} with NaN on rank {bad} is {found[0]}, where NaN or {right} is right"
+            values = extremes(rank, collective, op, bad, dtype)
+            wrong = [x for x in values if x == x and x != right]
+            assert not wrong, f"{dtype}: {op} with NaN on rank {bad} is {values[0]}, where NaN or {right} is right"
 
     world.run(body)
 
@@ -188,14 +188,14 @@ def test_nan_of_each_rank(world: World, collective: str, op: str) -> None:
 
     def body(rank: Rank) -> None:
         for dtype in floats:
-            found = [[x != x for x in extremes(rank, collective, op, who, dtype)] for who in range(rank.size)]
-            assert found == found[:1] * rank.size, f"{dtype}: {op} is NaN with that of ranks: {[f[:1] for f in found]}"
+            nans = [[x != x for x in extremes(rank, collective, op, holder, dtype)] for holder in range(rank.size)]
+            assert nans == nans[:1] * rank.size, f"{dtype}: {op} is NaN with that of ranks: {[f[:1] for f in nans]}"
 
     world.run(body)
 
 
 def _sums(case: Case, size: int) -> list[torch.Tensor]:
-    """What all ranks hold afterwards, and what they put in."""
+    """Return the inputs and outputs of all ranks."""
     return [tensor for member in range(size) for tensor in (*inputs(case, size, member), *outputs(case, size, member))]
 
 

@@ -1,4 +1,4 @@
-"""Waiting twice, and a coalescing manager that was left by an error."""
+"""Waiting twice, and a coalescing manager whose body raised an error."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def test_second_wait(world: World, collective: str) -> None:
         case = Case(collective, form="async")
         given = moved(inputs(case, rank.size, rank.index), rank.device)
         expected = outputs(case, rank.size, rank.index)
-        found = given if collective in IN_PLACE else [torch.zeros_like(e, device=rank.device) for e in expected]
-        work = issue(case, given, found, group)
+        results = given if collective in IN_PLACE else [torch.zeros_like(e, device=rank.device) for e in expected]
+        work = issue(case, given, results, group)
         work.wait()
         if expected:
-            assert_same(expected[0], found[0], "after the first wait")
-        for tensor in found:
+            assert_same(expected[0], results[0], "after the first wait")
+        for tensor in results:
             tensor.fill_(5)
         work.wait()
-        assert all((tensor == 5).all() for tensor in found)
+        assert all((tensor == 5).all() for tensor in results)
 
     world.run(body)
 

@@ -1,8 +1,8 @@
-"""What compiles graphs, where a device may do without it."""
+"""Compiler backends that a device may not support."""
 
 from __future__ import annotations
 
 import pytest
 
 INDUCTOR = pytest.param("inductor", marks=pytest.mark.needs(features=["inductor"]))
-"""PyTorch's default, which needs a generator of code for the device."""
+"""PyTorch's default backend, which needs a code generator for the device."""

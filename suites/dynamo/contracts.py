@@ -1,4 +1,4 @@
-"""What is promised of each construct of torch.distributed in compiled code: a table."""
+"""A table of what compiled code promises for each construct of torch.distributed."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from harness.stacks.tracing import OPAQUE
 
 @dataclass
 class Setting:
-    """What constructs are about, on one rank of two."""
+    """The objects that constructs use, on one rank of two."""
 
     x: torch.Tensor
-    """Two elements."""
+    """A tensor of two elements."""
     group: Any
-    """Both ranks."""
+    """The group of both ranks."""
     own: Any
-    """This rank alone."""
+    """The group of this rank alone."""
     mesh: Any
-    """Two dimensions of 1 and 2 ranks, ``a`` and ``b``."""
+    """A mesh of 1 x 2 ranks with the dimensions ``a`` and ``b``."""
     line: Any
-    """One dimension."""
+    """A one-dimensional mesh."""
 
 
 @dataclass(frozen=True)
 class Construct:
-    """A function to compile, the arguments of each call, and what is promised."""
+    """A function to compile, the arguments of each call, and its contract."""
 
     code: Callable[[Setting], Any]
-    """Makes the function."""
+    """Creates the function."""
     given: Callable[[Setting], list[tuple[Any, ...]]]
     contract: Contract
 
@@ -45,12 +45,12 @@ class Construct:
 
 
 def once(*more: str) -> Callable[[Setting], list[tuple[Any, ...]]]:
-    """Called twice with the tensor and these of the setting."""
+    """Return the arguments of two equal calls: the tensor and the named attributes of the setting."""
     return lambda s: [(s.x, *(getattr(s, name) for name in more))] * 2
 
 
 def each(*names: str) -> Callable[[Setting], list[tuple[Any, ...]]]:
-    """Called with the tensor and each of these, and once more with the first."""
+    """Return the arguments of a call with the tensor and each named attribute, and of one more call with the first."""
     return lambda s: [(s.x, getattr(s, name)) for name in (*names, names[0])]
 
 
@@ -59,7 +59,7 @@ ADD = ("add",)
 NAME = "group_name$"
 
 NAMED = "gloo"
-"""The name that one of the constructs compares the name of its backend with; any would do."""
+"""The name that one of the constructs compares with the name of its backend. Any name would do."""
 
 GROUPS = [
     Construct(

@@ -1,4 +1,4 @@
-"""What changes in contracts where sizes are symbols: ``dynamic=True``."""
+"""How contracts change with symbolic sizes (``dynamic=True``)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from harness.stacks.tracing import OPAQUE
 from suites.dynamo.contracts import ADD, SUM, Construct
 
 ROWS = (2, 4, 6)
-"""Sizes that one graph is for."""
+"""Sizes that one graph serves."""
 FIXED = (1,)
-"""Sizes of which each has a graph of its own, since 0 and 1 are never symbols."""
+"""Sizes that each need a graph, because 0 and 1 are never symbolic."""
 
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     "sizes and positions in a mesh": {
@@ -39,15 +39,15 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "coalesced collectives that scatter": {"results": r"\[(2\*)?s\d+\]"},
     "a collective that knows the size of its group": {"results": r"\[2\*s\d+\]"},
 }
-"""Of constructs whose first call is all that is asked of them, or whose tensors have another size; of numbers, which an
-attribute of a mesh may be, that they are inputs, and no constants."""
+"""The changes by construct. All calls of a construct have the arguments of its first call, except for the tensor.
+Some results have another size. Numbers, such as an attribute of a mesh, are inputs instead of constants."""
 
 UNSIZED = ("a barrier",)
-"""Constructs of which no guard looks at the tensor."""
+"""Constructs without a guard on the tensor."""
 
 
 def sized(contract: Contract) -> Contract:
-    """What is promised with ``dynamic=True`` of calls with tensors of several sizes, and else the same arguments."""
+    """Return the contract with ``dynamic=True`` for tensors of several sizes and otherwise equal arguments."""
     kept = () if contract.construct in UNSIZED else ((r"L\['x'\]$", "TENSOR_MATCH"),)
     changes = {"recompiles": (), "results": r"\[s\d+\]", **CHANGES.get(contract.construct, {})}
     changes["guards"] = (*changes.get("guards", contract.guards), *kept)
@@ -55,5 +55,5 @@ def sized(contract: Contract) -> Contract:
 
 
 def rows(construct: Construct) -> tuple[int, ...]:
-    """Of each call."""
+    """Return the number of the tensor's rows in each call."""
     return ROWS + FIXED if construct.contract.construct == "another batch" else ROWS

@@ -1,4 +1,4 @@
-"""Ranks that are not alike, in what they are given or may use, and still have to launch the same collectives."""
+"""Ranks with different inputs or budgets, which still have to launch the same collectives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.stacks.tracing import Tracer
 from harness.stacks.training import launched, since
 
 WIDE = 512
-"""Of a layer whose float32 weights are 1 MiB, DDP's first bucket."""
+"""The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
 
 
 @requirement(
@@ -38,8 +38,8 @@ def test_guards(world: World) -> None:
             function, counter = dynamo.compiled(total, dynamic=False)
             counts = []
             for rows in ([4] * 3, [4, 5, 6], [4, 5, 6], [6] * 3, [4] * 3):
-                found = function(torch.ones(rows[rank.index], device=rank.device))
-                assert_same(torch.tensor(1.0 + sum(rows[: rank.size])), found, "sum")
+                result = function(torch.ones(rows[rank.index], device=rank.device))
+                assert_same(torch.tensor(1.0 + sum(rows[: rank.size])), result, "sum")
                 counts.append(counter.graphs)
         return counts
 
@@ -53,7 +53,7 @@ def test_guards(world: World) -> None:
 )
 @pytest.mark.world(3)
 def test_other_sizes(world: World) -> None:
-    """In the second call only the last rank has other rows, in the third every rank has."""
+    """In the second call, only the last rank has another number of rows; in the third, every rank has."""
 
     def body(rank: Rank) -> list[int]:
         def total(x: torch.Tensor) -> torch.Tensor:
@@ -132,8 +132,8 @@ def test_partitions(world: World, least: float) -> None:
             assert x.grad is not None
             assert weight.grad is not None
             results.append((loss.detach(), x.grad, weight.grad))
-        for found, right in zip(*results, strict=True):
-            assert_same(right, found, "compiled and uncompiled")
+        for compiled, right in zip(*results, strict=True):
+            assert_same(right, compiled, "compiled and uncompiled")
         return tracer.launched()
 
     for names in world.run(body):
@@ -144,7 +144,7 @@ def test_partitions(world: World, least: float) -> None:
 
 
 def _collectives(x: torch.Tensor, size: int, group: Any) -> torch.Tensor:
-    """Every collective that compiled code can have, each of what the one before has left."""
+    """Call every collective that can be compiled, each on the result of the one before."""
     dist.all_reduce(x, group=group)
     whole = x.new_empty(size * len(x))
     dist.all_gather_into_tensor(whole, x, group=group)
@@ -191,7 +191,7 @@ def test_made_for_every_rank(world: World, group: str) -> None:
 
 
 class Scaled(nn.Module):
-    """Two layers without bias, of 1 MiB each, and a number of this block's own between and after them."""
+    """Two layers without biases, of 1 MiB each, with the block's own number between and after them."""
 
     def __init__(self, number: float) -> None:
         super().__init__()

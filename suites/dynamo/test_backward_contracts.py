@@ -1,4 +1,4 @@
-"""What of torch.distributed is in the graph of a backward, with compiled autograd and without."""
+"""The collectives in the graph of a backward, with and without compiled autograd."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Backward:
 
 
 def local(x: torch.Tensor, mesh: Any, placement: Any) -> DTensor:
-    """A tensor of each rank as a part of a whole."""
+    """Create a DTensor from each rank's local tensor."""
     return DTensor.from_local(x, mesh, [placement])
 
 

@@ -1,4 +1,4 @@
-"""Collectives in compiled code do what they do outside of it, in one graph, and nothing else is launched."""
+"""Compiled collectives give the same results as uncompiled ones, in one graph, and launch nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def among(world: World, ranks: tuple[int, ...], body: Callable[[Rank, Any, int, 
 
 
 def issue(case: Case, given: Any, into: Any, group: Any) -> Any:
-    """The collective of a case; ``into``: where results go."""
+    """Call the collective of a case; ``into``: the output tensors."""
     name = case.collective
     if name == "all_reduce":
         return dist.all_reduce(into[0], op=reduction(case.op), group=group)
@@ -80,8 +80,8 @@ def test_rewritten(world: World, name: str, members: tuple[int, ...]) -> None:
                 into = [given.clone()] if name == "all_reduce" else into
                 assert function(given, into) is None
                 assert dynamo.unwaited() == 0
-                for right, found in zip(expected, into, strict=True):
-                    assert_same(right, found, f"{case}, call {call}")
+                for right, result in zip(expected, into, strict=True):
+                    assert_same(right, result, f"{case}, call {call}")
             assert counter.graphs == 1
 
     among(world, members, body)
@@ -255,7 +255,7 @@ def _exchanged(x: torch.Tensor) -> torch.Tensor:
 
 
 def gradient(name: str, weights: list[torch.Tensor], index: int) -> torch.Tensor:
-    """The gradient of a rank's input, of two elements for each rank, by the weights of all ranks."""
+    """Compute the gradient of a rank's input, which has two elements per rank, from the weights of all ranks."""
     if name == "_scattered":
         return torch.cat(weights)
     if name == "_exchanged":
@@ -348,8 +348,8 @@ def test_imported_alone(world: World) -> None:
             "from torch.distributed import all_reduce\ndef add(x):\n    all_reduce(x)\n    return x + 1\n", vars(module)
         )
         function, counter = dynamo.compiled(module.add)
-        found: list[float] = function(torch.full((2,), 1.0 + rank.index, device=rank.device)).tolist()
+        result: list[float] = function(torch.full((2,), 1.0 + rank.index, device=rank.device)).tolist()
         assert counter.graphs == 1
-        return found
+        return result
 
     assert_on_ranks([[4.0, 4.0]] * 2, world.run(body))

@@ -1,4 +1,4 @@
-"""When compiled code is used again and when it is compiled anew, and into how many graphs."""
+"""When code is compiled again, and into how many graphs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 
 WIDE = 512
-"""Of a layer whose float32 weights are 1 MiB, DDP's first bucket."""
+"""The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
 
 
 class Layers(nn.Module):
-    """Linear layers without bias, a number that scales, and something that only training does."""
+    """Linear layers without biases. Training mode adds one to their output, which a number then scales."""
 
     def __init__(self, count: int = 2, width: int = 4) -> None:
         super().__init__()
@@ -65,13 +65,13 @@ def test_modes(world: World, wrapped: bool) -> None:
             for layers in (alone, plain):
                 layers.layers[0].weight.requires_grad_(not (frozen and not wrapped))  # type: ignore[union-attr]
             with torch.set_grad_enabled(grad):
-                found = function(everyone[rank.index].to(rank.device), factor)
+                output = function(everyone[rank.index].to(rank.device), factor)
                 right = alone(everyone[rank.index], factor)
-                assert_same(right, found, f"output {number}")
-                assert found.requires_grad == grad
+                assert_same(right, output, f"output {number}")
+                assert output.requires_grad == grad
             if not grad:
                 continue
-            found.sum().backward()
+            output.sum().backward()
             for x in everyone if wrapped else [everyone[rank.index]]:
                 (alone(x, factor).sum() / (rank.size if wrapped else 1)).backward()
             for one, other in zip(alone.parameters(), plain.parameters(), strict=True):
@@ -216,14 +216,14 @@ def test_forward_hooks(world: World) -> None:
         model.layers[1].register_forward_hook(after)
         compiled, counter = dynamo.compiled(model)
         for step in range(2):
-            found = []
+            results = []
             for function in (model, compiled):
                 x = dyadic(2, 4, key=(rank.index, step), dtype=torch.float32).to(rank.device).requires_grad_()
                 output = function(x)
                 output.sum().backward()
                 assert x.grad is not None
-                found.append((output.detach() + 0, x.grad + 0))
-            for right, other in zip(*found, strict=True):
+                results.append((output.detach() + 0, x.grad + 0))
+            for right, other in zip(*results, strict=True):
                 assert_same(right, other, f"step {step}")
         assert counter.graphs == 1
 
@@ -265,8 +265,8 @@ def test_messages(world: World, members: tuple[int, int], named: str) -> None:
             function = torch.compile(exchange, backend=counter, fullgraph=True)
             for call in range(2):
                 mine = torch.arange(4.0, device=rank.device) + 10 * rank.index + call
-                found = function(mine, torch.zeros_like(mine))
-                assert_same(2 * (torch.arange(4.0) + 10 * peer + call), found + 0, f"message {call}")
+                result = function(mine, torch.zeros_like(mine))
+                assert_same(2 * (torch.arange(4.0) + 10 * peer + call), result + 0, f"message {call}")
             assert counter.graphs == 1
 
     world.run(body)
@@ -303,8 +303,8 @@ def test_batches(world: World) -> None:
             function = torch.compile(exchange, backend="aot_eager", fullgraph=True)
             for call in range(2):
                 mine = torch.arange(4.0, device=rank.device) + 10 * rank.index + call
-                found = function(mine, torch.zeros_like(mine), torch.zeros_like(mine))
+                result = function(mine, torch.zeros_like(mine), torch.zeros_like(mine))
                 expected = [torch.arange(4.0) + 10 * before + call, 2 * (torch.arange(4.0) + 10 * following + call)]
-                assert_same(torch.cat(expected), found + 0, f"messages {call}")
+                assert_same(torch.cat(expected), result + 0, f"messages {call}")
 
     world.run(body)

@@ -1,4 +1,4 @@
-"""What of torch.distributed is in a graph, what is a constant there, what guards it, and where graphs end."""
+"""The operators, constants, guards and breaks of graphs with constructs of torch.distributed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from suites.dynamo.sized_contracts import CHANGES, rows, sized
 
 
 def setting(rank: Rank) -> tuple[Setting, dict[str, Any]]:
-    """What constructs are about, and what a rank knows of itself."""
+    """Create the objects that constructs use, and the facts about this rank that contracts refer to."""
     groups = [dist.new_group(members) for members in ([0, 1], [0], [1])]
     mesh = rank.mesh(1, 2, names=("a", "b"))
-    found = Setting(torch.ones(2, device=rank.device), groups[0], groups[1 + rank.index], mesh, rank.mesh(2))
-    return found, {
+    about = Setting(torch.ones(2, device=rank.device), groups[0], groups[1 + rank.index], mesh, rank.mesh(2))
+    return about, {
         "rank": rank.index,
-        "name": found.group.group_name,
-        "own": found.own.group_name,
+        "name": about.group.group_name,
+        "own": about.own.group_name,
         "mesh_name": mesh.get_group(1).group_name,
-        "letters": len(found.group.group_name),
+        "letters": len(about.group.group_name),
         "same_name": rank.backend == NAMED,
     }
 
@@ -59,10 +59,10 @@ def test_contract(world: World, family: str, backend: str) -> None:
         wrong, prints = [], []
         for construct in CONSTRUCTS[family]:
             function, calls = construct.code(about), construct.given(about)
-            found, trace = traced(function, [(x.clone(), *more) for x, *more in calls], backend=backend)
+            results, trace = traced(function, [(x.clone(), *more) for x, *more in calls], backend=backend)
             wrong += broken(construct.contract, trace, facts)
             prints.append([graph.fingerprint() for graph in trace.graphs])
-            for (x, *more), result in zip(calls, found, strict=True):
+            for (x, *more), result in zip(calls, results, strict=True):
                 right = function(x.clone(), *more)
                 if right is not None:
                     assert_same(right + 0, result + 0, str(construct))
@@ -112,11 +112,11 @@ def test_sized(world: World, family: str, backend: str) -> None:
                 with pytest.raises(dynamo.REFUSED):
                     traced(function, [(calls[0], *more)], fullgraph=True)
             given = [(x.clone(), *more) for x in calls]
-            found, trace = traced(function, given, backend=backend, dynamic=True, fullgraph=whole)
+            results, trace = traced(function, given, backend=backend, dynamic=True, fullgraph=whole)
             assert trace.graphs
             wrong += broken(contract, trace, facts)
             prints.append([graph.fingerprint() for graph in trace.graphs])
-            for before, (x, *_), result in zip(calls, given, found, strict=True):
+            for before, (x, *_), result in zip(calls, given, results, strict=True):
                 alone = before.clone()
                 right = function(alone, *more)
                 assert_same(alone, x, f"{construct}: what it was given")

@@ -1,4 +1,4 @@
-"""Behaviours of compiled models that generated programs keep away from, since PyTorch has defects there."""
+"""Behavior of compiled models that generated programs avoid because PyTorch has defects there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.stacks import dynamo, replicate, tp_extension
 
 
 class OneLayer(nn.Module):
-    """Of a class of the user's, whose forward torch.compile looks into."""
+    """A model of a user's class, whose forward torch.compile traces."""
 
     def __init__(self) -> None:
         super().__init__()

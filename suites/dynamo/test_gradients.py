@@ -1,4 +1,4 @@
-"""Compiled training is eager training is training on one device."""
+"""Compiled training on ranks equals eager training on a single device."""
 
 from __future__ import annotations
 

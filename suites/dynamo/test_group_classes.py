@@ -1,4 +1,4 @@
-"""``torch.distributed.group`` and ``GroupMember`` in compiled code, and what a module's backward hook becomes there."""
+"""``torch.distributed.group`` and ``GroupMember`` in compiled code, and backward hooks of modules."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ GROUP, MEMBER = dist.group, dist.GroupMember
 
 
 def compare(rank: Rank, function: Callable[[torch.Tensor], Any], *, fullgraph: bool) -> None:
-    """Compiled, a function gives what it gives uncompiled: a tensor and something else."""
+    """Assert that a function returns the same compiled as uncompiled: a tensor and another value."""
     x = torch.arange(3.0, device=rank.device)
     compiled, counter = dynamo.compiled(function, backend="eager", fullgraph=fullgraph)
     for _ in range(2):
-        (right, expected), (result, found) = function(x), compiled(x)
+        (right, expected), (result, actual) = function(x), compiled(x)
         assert_same(right, result, "tensor")
-        assert found == expected
-        assert type(found) is type(expected)
+        assert actual == expected
+        assert type(actual) is type(expected)
     assert counter.graphs == 1 or not fullgraph
 
 

@@ -1,4 +1,4 @@
-"""Groups that are destroyed and made anew, caches that are emptied, and what is made inside of compiled code."""
+"""Groups that are destroyed and created again, a reset of the compiler, and objects created in compiled code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.stacks.collectives import functional
 
 
 def started(rank: Rank, name: str, me: int) -> None:
-    """The default group, on fresh keys of the world's store."""
+    """Initialize the default group on fresh keys of the world's store."""
     dist.init_process_group(rank.backend, store=dist.PrefixStore(name, rank.store), rank=me, world_size=rank.size)
 
 
@@ -79,8 +79,8 @@ def test_groups_in_turn(world: World) -> None:
         for call, members in enumerate([(0, 1), (1, 2), (0, 1, 2), (0, 2), (0, 1), (0, 1, 2)]):
             group = dist.new_group(list(members))
             if rank.index in members:
-                found = compiled(torch.full((2,), 10.0**rank.index, device=rank.device), group)
-                assert_same(torch.full((2,), 2.0 * sum(10.0**i for i in members)), found + 0, f"call {call}")
+                result = compiled(torch.full((2,), 10.0**rank.index, device=rank.device), group)
+                assert_same(torch.full((2,), 2.0 * sum(10.0**i for i in members)), result + 0, f"call {call}")
             dist.barrier()
             if rank.index in members:
                 dist.destroy_process_group(group)

@@ -1,4 +1,4 @@
-"""Groups, meshes and DTensors in compiled code: what is known of them, and what they do."""
+"""Groups, meshes and DTensors in compiled code: their properties and their operations."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_groups(world: World, members: tuple[int, ...] | None) -> None:
             return x * size + index, index, size, known
 
         function, _ = dynamo.compiled(about)
-        found = function(torch.ones(2, device=rank.device))
+        answers = function(torch.ones(2, device=rank.device))
         ranks = list(members or (0, 1, 2))
         index, size = ranks.index(rank.index), len(ranks)
-        assert found[1:] == (index, size, ranks)
-        assert_same(torch.full((2,), float(size + index)), found[0], "result")
+        assert answers[1:] == (index, size, ranks)
+        assert_same(torch.full((2,), float(size + index)), answers[0], "result")
 
     world.run(body)
 
@@ -98,8 +98,8 @@ def test_meshes(world: World) -> None:
         for mesh in meshes * 2:
             sizes = tuple(mesh.mesh.shape)
             where = tuple(int(i) for i in (mesh.mesh == rank.index).nonzero()[0])
-            *found, sums = function(torch.full((2,), float(rank.index), device=rank.device), mesh)
-            assert found == [where, sizes, where, 4, 2, mesh.mesh_dim_names, sizes]
+            *properties, sums = function(torch.full((2,), float(rank.index), device=rank.device), mesh)
+            assert properties == [where, sizes, where, 4, 2, mesh.mesh_dim_names, sizes]
             rows, columns = mesh.mesh[:, where[1]].sum(), mesh.mesh[where[0]].sum()
             shift = rank.device.type == "cpu"
             for expected, sum_ in zip((rows, columns), sums, strict=True):
@@ -141,8 +141,8 @@ def test_slices(world: World) -> None:
             places, sums = function(x, mesh)
             right_places, right_sums = about(x, mesh)
             assert places == right_places
-            for right, found in zip(right_sums, sums, strict=True):
-                assert_same(right + 0, found + 0, f"sum over {mesh}")
+            for right, result in zip(right_sums, sums, strict=True):
+                assert_same(right + 0, result + 0, f"sum over {mesh}")
         assert counter.graphs == len(meshes)
 
     world.run(body)
@@ -177,8 +177,8 @@ def test_made_inside(world: World, source: Placement, target: Placement) -> None
                 (local.sum() + (whole * numbers(*whole.shape).to(rank.device)).sum()).backward()
                 assert x.grad is not None
                 results.append((local + 0, whole + 0, x.grad + 0))
-            for name, right, found in zip(("local", "whole", "gradient"), *results, strict=True):
-                assert_same(right, found, f"{name} of call {call}")
+            for name, right, actual in zip(("local", "whole", "gradient"), *results, strict=True):
+                assert_same(right, actual, f"{name} of call {call}")
         assert counter.graphs == 1
 
     world.run(body)

@@ -59,7 +59,7 @@ def test_rounded(worlds: Callable[[int], World], program: Program) -> None:
 )
 @pytest.mark.world(4, timeout=120)
 @given(
-    # float32 alone: in other dtypes hardly any layer may be divided (docs/findings/tp_gradient_dtype.py).
+    # Only float32: in other dtypes, hardly any layer may be tensor parallel (docs/findings/tp_gradient_dtype.py).
     program=programs("dynamo", (4,), most_steps=2, dtypes=("float32",), compiled=("tp_extension",)).filter(
         lambda program: program.layout.two_dimensional
     )

@@ -1,4 +1,4 @@
-"""What a stack has put on ranks, compiled by torch.compile or by the module itself, and cut where buckets end."""
+"""Modules distributed by each stack, compiled by torch.compile or module.compile(), and split where buckets end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.stacks import replicate, replicate_fsdp
 from harness.stacks.tracing import Tracer
 
 WIDE = 512
-"""Of a layer whose float32 weights are 1 MiB, DDP's first bucket."""
+"""The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
 
 
 def by_function(module: nn.Module, tracer: Tracer) -> Callable[..., Any]:

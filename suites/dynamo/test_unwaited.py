@@ -1,4 +1,4 @@
-"""Compiled code that is given what nothing has waited for yet: results of collectives, alone and in DTensors."""
+"""Compiled code whose inputs are unwaited results of collectives, as tensors or inside DTensors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from harness.stacks import dynamo
 from suites.dynamo.backends import INDUCTOR
 
 LOCAL = 2
-"""Elements of each rank's part of every result: one shape, so that Inductor has one kernel to make."""
+"""Elements of each rank's part of every result: one shape, so that Inductor generates only one kernel."""
 MOVES: list[tuple[Placement, Placement]] = [
     (Shard(0), Replicate()),
     (Partial(), Replicate()),
     (Partial("max"), Replicate()),
     (Partial(), Shard(0)),
 ]
-"""What a collective of its own does, and nothing after it that would wait."""
+"""Redistributions that consist of a collective, without a later operation that would wait for it."""
 
 
 def numbers(move: tuple[Placement, Placement], rank: Rank, call: int) -> torch.Tensor:
-    """A rank's part of what is redistributed, other numbers in each call."""
+    """Return a rank's part of the tensor to redistribute, with different numbers in each call."""
     of, to = move
     count = LOCAL // rank.size if of.is_shard() else LOCAL * rank.size if to.is_shard() else LOCAL
     counted = torch.arange(count, dtype=torch.float32, device=rank.device)
@@ -34,7 +34,7 @@ def numbers(move: tuple[Placement, Placement], rank: Rank, call: int) -> torch.T
 
 
 def redistributed(move: tuple[Placement, Placement], mesh: Any, local: torch.Tensor, *, late: bool) -> DTensor:
-    """``late``: nothing has waited for it."""
+    """Redistribute a local tensor; ``late``: without waiting for the collective."""
     return DTensor.from_local(local, mesh, [move[0]], run_check=False).redistribute(placements=[move[1]], async_op=late)
 
 
@@ -43,7 +43,7 @@ FORMS: dict[str, Callable[[DTensor, Any], Any]] = {
     "to_local": lambda d, mesh: d.to_local(),
     "from_local": lambda d, mesh: DTensor.from_local(d.to_local(), mesh, [Shard(0)], run_check=False),
 }
-"""In which form compiled code is given a result."""
+"""The forms in which compiled code gets a result."""
 
 
 @requirement(

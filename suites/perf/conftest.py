@@ -1,4 +1,4 @@
-"""Sizes of sweeps: as large as the profile and the machine allow."""
+"""Message sizes of sweeps, as large as the profile and the machine allow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from suites.perf.sweeps import SIZES
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """``size``: bytes of a message, from 8 B to the largest; a few of them where nothing is measured."""
+    """Parametrize ``size``: bytes of a message, from 8 B to the largest; only a few sizes if nothing is measured."""
     if "size" in metafunc.fixturenames:
         config = metafunc.config
         largest = largest_of(config, 4)

@@ -1,4 +1,4 @@
-"""What is measured: which collectives, of which sizes, on how many ranks."""
+"""What is measured: collectives, sizes, and numbers of ranks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from harness.bench.measuring.collectives import Timed
 
 RANKS = (2, 4)
 LATENCY, MIDDLE, BANDWIDTH = 1 << 10, 1 << 16, 1 << 20
-"""Bytes: where only latency counts, where protocols switch, where only bandwidth counts."""
+"""Sizes in bytes: one where only latency counts, one where protocols switch, one where only bandwidth counts."""
 SIZES = (LATENCY, MIDDLE, BANDWIDTH)
 
 DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64)
-"""Besides float32, which is swept."""
+"""Dtypes besides float32, which is measured at all sizes."""
 OPS = ("PRODUCT", "MIN", "MAX", "AVG")
 
 OTHERS = (
@@ -30,7 +30,7 @@ OTHERS = (
 
 
 def described(timed: Timed) -> str:
-    """A timed collective in a test's id."""
+    """Describe a timed collective for a test's id."""
     return "-".join(
         filter(
             None,

@@ -1,4 +1,4 @@
-"""What all_reduce costs: sizes, dtypes, ops, in and out of place, asynchronous, in subgroups."""
+"""The cost of all_reduce: sizes, dtypes, ops, in and out of place, asynchronous, in subgroups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the other collectives cost."""
+"""The cost of the other collectives."""
 
 from __future__ import annotations
 

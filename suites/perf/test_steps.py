@@ -1,4 +1,4 @@
-"""What a step of training costs on each stack, and how much of its communication compute hides."""
+"""The cost of a training step on each stack, and how much of its communication is hidden behind compute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.profiles.obeyed import in_force
 STACKS = ("replicate", "replicate_fsdp", "tp_extension")
 ACCUMULATING = Step("replicate", micro_batches=4)
 BUCKETS = {"whole": 25.0, "quarter": 0.5}
-"""MiB; the model has 2 MiB of parameters."""
+"""Bucket sizes in MiB; the model has 2 MiB of parameters."""
 
 timed = requirement(
     "PERF-STEP-01",

@@ -1,4 +1,4 @@
-"""How composable DDP is put on a module: what it takes, what it refuses, and what the module is afterwards."""
+"""Applying composable DDP to a module: its arguments, its errors, and the replicated module."""
 
 from __future__ import annotations
 
@@ -222,12 +222,12 @@ def test_tensor_parallel_outputs(world: World) -> None:
         model = layers().to(rank.device)
         parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
         replicate(model, device_mesh=mesh["data"])
-        found = []
+        outputs = []
         for number in range(3):
             output = model(row(rank.index // 2 + number).to(rank.device))
             output.sum().backward()
-            found.append(output.flatten().tolist())
-        return found
+            outputs.append(output.flatten().tolist())
+        return outputs
 
     model = layers()
     expected = [[model(row(p + n)).flatten().tolist() for n in range(3)] for p in range(2)]
@@ -258,17 +258,17 @@ def test_names_after_forward(world: World, plan: str) -> None:
 
 
 def steps(model: nn.Module, parts: list[int]) -> list[list[float]]:
-    """Outputs in three steps of SGD on the mean over parts, of which each is on another rank or all on one device."""
+    """Return the outputs of three steps of SGD on the mean over parts: one part per rank, or all on a single device."""
     optimizer = torch.optim.SGD(model.double().parameters(), lr=2.0**-10)
     device = next(model.parameters()).device
-    found = []
+    outputs = []
     for _ in range(3):
         optimizer.zero_grad()
         output = torch.cat([model(row(part).double().to(device)) for part in parts])
         (output.sum() / len(parts)).backward()
         optimizer.step()
-        found.append(output.flatten().tolist())
-    return found
+        outputs.append(output.flatten().tolist())
+    return outputs
 
 
 @requirement(
@@ -283,9 +283,9 @@ def test_lifetime(world: World, trained: bool) -> None:
 
     def body(rank: Rank) -> list[bool]:
         model = replicate(layers().to(rank.device))
-        made = (model, model[0], next(model.parameters()), replicate.state(model))  # type: ignore[index]
-        seen = [weakref.ref(x) for x in made]
-        del made
+        objects = (model, model[0], next(model.parameters()), replicate.state(model))  # type: ignore[index]
+        seen = [weakref.ref(x) for x in objects]
+        del objects
         if trained:
             train(model, rank.index)
             seen += [weakref.ref(x) for x in gc.get_objects() if type(x) is DistributedDataParallel]

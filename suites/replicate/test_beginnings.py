@@ -1,4 +1,4 @@
-"""What ranks have in common once a model is replicated."""
+"""The state that ranks share once a model is replicated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRAPPED: dict[str, Callable[[nn.Module, Rank], nn.Module]] = {
 
 
 class Own(nn.Module):
-    """Parameters of many kinds, the frozen among them, and buffers, whose values are each rank's own."""
+    """A model with parameters of many kinds, some of them frozen, and buffers, whose values differ between ranks."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -58,9 +58,9 @@ def test_parameters_of_rank_0(world: World, how: str) -> None:
         return {name: p.detach().cpu() for name, p in model.named_parameters()}
 
     expected = dict(Own(0).named_parameters())
-    for rank, found in enumerate(world.run(body)):
+    for rank, parameters in enumerate(world.run(body)):
         for name, tensor in expected.items():
-            assert_same(tensor.detach(), found[name], f"rank {rank}: {name}")
+            assert_same(tensor.detach(), parameters[name], f"rank {rank}: {name}")
 
 
 @requirement(
@@ -97,9 +97,9 @@ def test_buffers_of_rank_0(world: World) -> None:
         DistributedDataParallel(model)
         return {name: b.cpu() for name, b in model.named_buffers()}
 
-    for rank, found in enumerate(world.run(body)):
+    for rank, buffers in enumerate(world.run(body)):
         for name, tensor in Own(0).named_buffers():
-            assert_same(tensor, found[name], f"rank {rank}: {name}")
+            assert_same(tensor, buffers[name], f"rank {rank}: {name}")
 
 
 @requirement(
@@ -144,6 +144,6 @@ def test_random_state(world: World) -> None:
         drawn: Any = torch.rand(3).tolist()
         return list(drawn)
 
-    for rank, found in enumerate(world.run(body)):
+    for rank, numbers in enumerate(world.run(body)):
         torch.manual_seed(rank)
-        assert found == torch.rand(3).tolist()
+        assert numbers == torch.rand(3).tolist()

@@ -16,7 +16,10 @@ SOURCE = "torch.nn.parallel.DistributedDataParallel: forward_sync_buffers"
 
 
 class Counting(nn.Module):
-    """Three buffers that each rank moves on in its own way in training; ``rebound`` makes new tensors of them."""
+    """A model with three buffers that every training forward changes, on each rank by a different amount.
+
+    ``rebound``: assign new tensors instead of changing the buffers in place.
+    """
 
     level: torch.Tensor
     count: torch.Tensor
@@ -31,7 +34,7 @@ class Counting(nn.Module):
         self.register_buffer("flags", torch.zeros(2, dtype=torch.bool))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes with the buffers as they are, and moves them on then."""
+        """Compute with the current buffers, then change them in training mode."""
         seen = self.level.sum() + self.count.sum() + self.flags.sum()
         result: torch.Tensor = self.layer(x) * 0 + seen
         if not self.training:
@@ -47,14 +50,14 @@ class Counting(nn.Module):
 
 
 def seen(rank: Rank, model: nn.Module, calls: Sequence[str]) -> list[float]:
-    """What a model computes in forwards of several kinds, one after another."""
-    found = []
+    """Run forwards of several kinds one after another and return their outputs."""
+    outputs = []
     for call in calls:
         model.train(call != "evaluation")
         model.require_backward_grad_sync = call != "unsynced"  # type: ignore[assignment]
         with torch.set_grad_enabled(call != "evaluation"):
-            found.append(float(model(torch.ones(1, 1, device=rank.device))))
-    return found
+            outputs.append(float(model(torch.ones(1, 1, device=rank.device))))
+    return outputs
 
 
 @requirement(
@@ -140,8 +143,8 @@ def test_sent_within_the_group(world: World) -> None:
         groups = [rank.subgroup([0, 1]), rank.subgroup([2, 3])]
         mine = next(group for group in groups if group is not None)
         model = Counting(rank.index, rebound=False).to(rank.device)
-        found = seen(rank, DistributedDataParallel(model, process_group=mine), ["training"] * 3)
+        outputs = seen(rank, DistributedDataParallel(model, process_group=mine), ["training"] * 3)
         dist.destroy_process_group(mine)
-        return found
+        return outputs
 
     assert_on_ranks([[0.0, 4.0, 8.0]] * 2 + [[0.0, 14.0, 26.0]] * 2, world.run(body))

@@ -1,4 +1,4 @@
-"""What goes into and comes out of a replicated module, and when its gradients are averaged."""
+"""Inputs and outputs of a replicated module, and when its gradients are averaged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Structured(nn.Module):
         nn.init.ones_(self.layer.weight)
 
     def forward(self, x: torch.Tensor, factor: float = 1.0, *, others: Any = None) -> Any:
-        """Outputs of the layer, times 1 to 5, in containers of several kinds; what there was of other inputs."""
+        """Return the layer's output times 1 to 5, in containers of several kinds, and the other inputs."""
         first, second, third, fourth, fifth = (i * factor * self.layer(x) for i in range(1, 6))
         named = {"third": third, "none": None}
         return first, [second, named], Pair(fourth, ("text", 5)), fifth, others, x.detach().long()
@@ -78,13 +78,13 @@ def test_any_output(world: World, output: int, find: bool) -> None:
 
     def body(rank: Rank) -> list[float]:
         model = replicate.apply(Structured(), rank, find_unused_parameters=find)
-        found = []
+        gradients = []
         for _ in range(2):
             first, (second, named), pair, fifth, *_ = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
             (first, second, named["third"], pair.first, fifth)[output].sum().backward()
-            found.append(float(replicate.gradients(model)["layer.weight"]))
+            gradients.append(float(replicate.gradients(model)["layer.weight"]))
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[1.5 * (output + 1)] * 2] * 2, world.run(body))
 
@@ -101,13 +101,13 @@ def test_hidden_output(world: World, where: str) -> None:
 
     def body(rank: Rank) -> list[list[float]]:
         model: Any = replicate.apply(Hidden(layer(), where == "object"), rank)
-        found = []
+        gradients = []
         for _ in range(2):
             output = model(torch.full((1, 2), 1.0 + rank.index, device=rank.device))
             (output.y if where == "object" else model.kept).sum().backward()
-            found.append(replicate.gradients(model)["layer.weight"].flatten().tolist())
+            gradients.append(replicate.gradients(model)["layer.weight"].flatten().tolist())
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[[1.5] * 4] * 2] * 2, world.run(body))
 
@@ -123,20 +123,20 @@ def test_sync_of_one_module(world: World) -> None:
 
     def body(rank: Rank) -> list[list[float]]:
         modules = [replicate.apply(nn.Linear(1, 1, bias=False), rank) for _ in range(2)]
-        found = []
+        gradients = []
         for synced in ((False, True), (True, False), (True, True)):
             for module, on in zip(modules, synced, strict=True):
                 module.set_requires_gradient_sync(on)
             for module in modules:
                 module(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
-            found.append([float(replicate.gradients(module)["weight"]) for module in modules])
+            gradients.append([float(replicate.gradients(module)["weight"]) for module in modules])
             for module in modules:
                 module.zero_grad()
-        return found
+        return gradients
 
-    for rank, found in enumerate(world.run(body)):
+    for rank, gradients in enumerate(world.run(body)):
         own = 1.0 + rank
-        assert found == [[own, 1.5], [1.5, own], [1.5, 1.5]]
+        assert gradients == [[own, 1.5], [1.5, own], [1.5, 1.5]]
 
 
 @requirement(
@@ -150,11 +150,11 @@ def test_no_sync(world: World) -> None:
 
     def body(rank: Rank) -> list[float]:
         model = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(rank.device))
-        found = []
+        gradients = []
 
         def backward() -> None:
             model(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
-            found.append(float(model.module.weight.grad))
+            gradients.append(float(model.module.weight.grad))
             model.zero_grad()
 
         with model.no_sync():
@@ -165,7 +165,7 @@ def test_no_sync(world: World) -> None:
         with pytest.raises(ZeroDivisionError), model.no_sync():
             raise ZeroDivisionError
         backward()
-        return found
+        return gradients
 
     assert_on_ranks([[1.0 + rank, 1.5, 1.5] for rank in range(2)], world.run(body))
 
@@ -183,16 +183,16 @@ def test_forward_without_gradients_in_between(world: World, find: bool) -> None:
     def body(rank: Rank) -> list[float]:
         model = replicate.apply(nn.Linear(1, 1, bias=False), rank, find_unused_parameters=find)
         x = torch.full((1, 1), 1.0 + rank.index, device=rank.device)
-        found = []
+        gradients = []
         for step in range(3):
             loss = model(x).sum()
             with torch.no_grad():
                 for _ in range(step):
                     model(x)
             loss.backward()
-            found.append(float(replicate.gradients(model)["weight"]))
+            gradients.append(float(replicate.gradients(model)["weight"]))
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[1.5] * 3] * 2, world.run(body))
 
@@ -240,15 +240,15 @@ def test_inference_mode(world: World, when: str) -> None:
     def body(rank: Rank) -> list[float]:
         model = replicate.apply(nn.Linear(1, 1, bias=False), rank)
         x = torch.full((1, 1), 2.0 * (1 + rank.index), device=rank.device)
-        found = []
+        gradients = []
         for step in range(2):
             if (step == 0) == (when == "first"):
                 with torch.inference_mode():
                     model(x)
             model(x).sum().backward()
-            found.append(float(replicate.gradients(model)["weight"]))
+            gradients.append(float(replicate.gradients(model)["weight"]))
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[world.size + 1.0] * 2] * world.size, world.run(body))
 
@@ -330,10 +330,10 @@ def test_after_a_failure(world: World, failing: str) -> None:
 
     def body(rank: Rank) -> list[list[float]] | str:
         layers = [nn.Linear(1, 1, bias=False) for _ in range(2)]
-        for one in layers:
-            nn.init.ones_(one.weight)
+        for linear in layers:
+            nn.init.ones_(linear.weight)
         model = replicate.apply(Model(*layers), rank)
-        found = []
+        gradients = []
         for step in range(3):
             model.fails = step == 1
             try:
@@ -343,9 +343,9 @@ def test_after_a_failure(world: World, failing: str) -> None:
             except RuntimeError:
                 return "an error"
             else:
-                found.append([float(g) for g in replicate.gradients(model).values()])
+                gradients.append([float(g) for g in replicate.gradients(model).values()])
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[[1.5, 1.5]] * 2] * 2, world.run(body), or_all=["an error"] * 2)
 
@@ -370,15 +370,15 @@ def test_autograd_grad(world: World, of: str, same: bool) -> None:
         layer = nn.Linear(1, 1, bias=False)
         nn.init.ones_(layer.weight)
         model = replicate.apply(layer, rank)
-        found = []
+        gradients = []
         for _ in range(2):
             x = torch.full((1, 1), 1.0 + rank.index, device=rank.device, requires_grad=True)
             output = model(x)
             inputs = x if of == "inputs" else list(model.parameters())
             (own,) = torch.autograd.grad((output**2).sum(), inputs, retain_graph=same)
             (output if same else model(x)).sum().backward()
-            found += [float(own), float(replicate.gradients(model)["weight"])]
+            gradients += [float(own), float(replicate.gradients(model)["weight"])]
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[2.0 * (1 + r) ** (1 if of == "inputs" else 2), 1.5] * 2 for r in range(2)], world.run(body))

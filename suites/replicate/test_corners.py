@@ -1,4 +1,4 @@
-"""Behaviours of composable DDP that generated programs keep away from, since PyTorch has defects there."""
+"""Behavior of composable DDP that generated programs avoid because PyTorch has defects there."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ def test_static_graph_unused(world: World, unused: str) -> None:
 
     def body(rank: Rank) -> list[dict[str, float]]:
         model = replicate.apply(Model(), rank, static_graph=True)
-        found = []
+        gradients = []
         for _ in range(3):
             model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))[0].sum().backward()
-            found.append({name: float(g) for name, g in replicate.gradients(model).items()})
+            gradients.append({name: float(g) for name, g in replicate.gradients(model).items()})
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[{"used.weight": 1.5}] * 3] * 2, world.run(body))
 
@@ -230,14 +230,14 @@ def test_changed(world: World, change: str) -> None:
             model.double()
         else:
             model[1].requires_grad_(True)
-        found = []
+        gradients = []
         for _ in range(2):
             model.zero_grad()
             try:
                 model(x.to(model[1].weight.dtype)).sum().backward()  # type: ignore[arg-type]
             except RuntimeError:
                 return "an error"
-            found.append([float(g) for g in replicate.gradients(model).values()])
-        return found
+            gradients.append([float(g) for g in replicate.gradients(model).values()])
+        return gradients
 
     assert_on_ranks([[[1.5, 1.5]] * 2] * 2, world.run(body), or_all=["an error"] * 2)

@@ -1,4 +1,4 @@
-"""Communication hooks: what they are called with, and what becomes of what they give back."""
+"""Communication hooks: what they are called with, and how their results are used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE = "torch.nn.parallel.DistributedDataParallel.register_comm_hook"
 
 
 def given(values: list[float], dtype: torch.dtype) -> nn.Module:
-    """A layer whose gradient is these values, times what goes in."""
+    """Create a module whose gradient is ``values`` times its input."""
 
     class Values(nn.Module):
         def __init__(self) -> None:
@@ -33,7 +33,7 @@ def given(values: list[float], dtype: torch.dtype) -> nn.Module:
 
 
 def gradient(rank: Rank, model: nn.Module, factor: float, dtype: torch.dtype) -> torch.Tensor:
-    """The gradient after one backward, in which this rank's values are multiplied by a factor."""
+    """Run one backward in which this rank's values are multiplied by a factor, and return the gradient."""
     model(torch.tensor(factor, dtype=dtype, device=rank.device)).backward()
     return next(iter(replicate.gradients(model).values())).cpu()
 
@@ -59,7 +59,7 @@ def test_state_and_result(world: World, how: str) -> None:
         future.set_result(bucket.buffer() * 4)
         return future
 
-    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP minds annotations
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP rejects string annotations
         return fourfold(state, bucket)
 
     def body(rank: Rank) -> tuple[int, list[list[float]]]:
@@ -70,11 +70,11 @@ def test_state_and_result(world: World, how: str) -> None:
             model.register_comm_hook(state=state, hook=hook)
         else:
             model.register_comm_hook(state, hook)
-        found = []
+        gradients = []
         for _ in range(3):
-            found.append(gradient(rank, model, 1.0 + rank.index, torch.float32).tolist())
+            gradients.append(gradient(rank, model, 1.0 + rank.index, torch.float32).tolist())
             model.zero_grad()
-        return state["calls"], found
+        return state["calls"], gradients
 
     assert_on_ranks([(3, [[4.0 + 4 * rank, 8.0 + 8 * rank]] * 3) for rank in range(world.size)], world.run(body))
 
@@ -95,8 +95,8 @@ def test_large_half_precision(world: World, name: str) -> None:
         model.register_comm_hook(None, getattr(default_hooks, name))
         return gradient(rank, model, 1.0, torch.float16)
 
-    for rank, found in enumerate(world.run(body)):
-        assert_same(torch.tensor(values, dtype=torch.float16), found, f"rank {rank}")
+    for rank, averaged in enumerate(world.run(body)):
+        assert_same(torch.tensor(values, dtype=torch.float16), averaged, f"rank {rank}")
 
 
 @requirement(
@@ -115,8 +115,8 @@ def test_compression(world: World) -> None:
         return gradient(rank, model, 1.0, torch.float32)
 
     right = (torch.tensor(values).half() / world.size * world.size).float()
-    for rank, found in enumerate(world.run(body)):
-        assert_same(right, found, f"rank {rank}")
+    for rank, averaged in enumerate(world.run(body)):
+        assert_same(right, averaged, f"rank {rank}")
 
 
 @requirement(
@@ -160,22 +160,22 @@ def test_power_sgd(world: World) -> None:
         model: Any = replicate.apply(nn.Linear(16, 8, bias=False), rank)
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=3)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        found = []
+        gradients = []
         for _ in range(6):
             output = model(columns[None].to(rank.device))
             (output * rows.to(rank.device) * rank.size * (1 + rank.index)).sum().backward()
-            found.append(replicate.gradients(model)["weight"].cpu())
+            gradients.append(replicate.gradients(model)["weight"].cpu())
             model.zero_grad()
-        return found
+        return gradients
 
     average = torch.outer(rows, columns) * world.size * (1 + world.size) / 2
     first, *others = world.run(body)
-    for step, found in enumerate(first):
+    for step, gradients in enumerate(first):
         if step < 3:
-            assert_same(average, found, f"step {step}")
-        assert torch.allclose(found, average, rtol=1e-4)
+            assert_same(average, gradients, f"step {step}")
+        assert torch.allclose(gradients, average, rtol=1e-4)
         for other in others:
-            assert_same(found, other[step], f"step {step}")
+            assert_same(gradients, other[step], f"step {step}")
 
 
 @requirement(
@@ -192,7 +192,7 @@ def test_bucket(world: World, views: bool) -> None:
     def body(rank: Rank) -> list[list[list[float]]]:
         shapes: list[bool] = []
 
-        def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP minds annotations
+        def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP rejects string annotations
             pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
             shapes.append(all(p.shape == gradient.shape for p, gradient in pairs))
             for p, gradient in pairs:
@@ -203,13 +203,13 @@ def test_bucket(world: World, views: bool) -> None:
 
         model: Any = replicate.apply(nn.Linear(2, 3), rank, gradient_as_bucket_view=views)
         model.register_comm_hook(None, hook)
-        found = []
+        gradients = []
         for _ in range(3):
             model(torch.ones(1, 2, device=rank.device)).sum().backward()
-            found.append([p.grad.flatten().tolist() for p in model.parameters()])
+            gradients.append([p.grad.flatten().tolist() for p in model.parameters()])
             model.zero_grad()
         assert shapes == [True] * 3
-        return found
+        return gradients
 
     assert_on_ranks([[[[2.0] * 6, [1.0] * 3]] * 3] * world.size, world.run(body))
 
@@ -231,12 +231,12 @@ def test_between_steps(world: World) -> None:
 
     def body(rank: Rank) -> str | list[list[float]]:
         model: Any = replicate.apply(given([1.0], torch.float32), rank)
-        found = [gradient(rank, model, 1.0 + rank.index, torch.float32).tolist()]
+        gradients = [gradient(rank, model, 1.0 + rank.index, torch.float32).tolist()]
         try:
             model.register_comm_hook(None, lambda state, bucket: hook(state, bucket))
         except RuntimeError:
             return "refused"
         model.zero_grad()
-        return [*found, gradient(rank, model, 1.0 + rank.index, torch.float32).tolist()]
+        return [*gradients, gradient(rank, model, 1.0 + rank.index, torch.float32).tolist()]
 
     assert_on_ranks([[[1.5], [4.0]], [[1.5], [8.0]]], world.run(body), or_all=["refused"] * 2)

@@ -1,4 +1,4 @@
-"""Gradients of several micro-batches under composable DDP, some with synchronisation and some without."""
+"""Gradients of several micro-batches under composable DDP, with and without synchronization."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def test_patterns(world: World, pattern: str, views: bool) -> None:
 
     def body(rank: Rank) -> list[Any]:
         model = replicate.apply(layer(), rank, gradient_as_bucket_view=views)
-        found = []
+        gradients = []
         for _ in range(2):
             for number, sync in enumerate(pattern):
                 model.set_requires_gradient_sync(sync == "+")
                 x = torch.full((1, 2), given(rank.index, rank.size, number), device=rank.device)
                 model(x).sum().backward()
-            found.append(replicate.gradients(model)["weight"].flatten().tolist())
+            gradients.append(replicate.gradients(model)["weight"].flatten().tolist())
             model.zero_grad()
-        return found
+        return gradients
 
     right = average(world.size, len(pattern))
     assert_on_ranks([[[right] * 4] * 2] * world.size, world.run(body))
 
 
 class Tied(nn.Module):
-    """Two layers with one weight."""
+    """A weight that two layers share or, with ``within``, that one layer has under two names."""
 
     def __init__(self, within: bool) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Tied(nn.Module):
         self.within = within
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float[rows, 2] to float[rows, 2]: twice the sum of its columns."""
+        """Map float[rows, 2] to float[rows, 2]: twice the sum of its columns."""
         if self.within:
             return self.first(x) + nn.functional.linear(x, self.first.other)
         return self.first(x) + self.second(x)  # type: ignore[no-any-return]
@@ -74,16 +74,16 @@ def test_two_names(world: World, within: bool, options: dict[str, bool]) -> None
     """Two modules share a parameter, or one module has two names for it; both are used."""
 
     def body(rank: Rank) -> list[Any]:
-        with rank.device:  # moving a module may make parameters anew, and of one with two names two
+        with rank.device:  # moving a module may create new parameters, and two for a shared one
             tied = Tied(within)
         model = replicate.apply(tied, rank, **options)
-        found = []
+        gradients = []
         for number in range(3):
             x = torch.full((1, 2), given(rank.index, rank.size, number), device=rank.device)
             model(x).sum().backward()
-            found.append([g.flatten().tolist() for g in replicate.gradients(model).values()])
+            gradients.append([g.flatten().tolist() for g in replicate.gradients(model).values()])
             model.zero_grad()
-        return found
+        return gradients
 
     right = [[[2 * average(world.size, 1) * 10**number] * 4] for number in range(3)]
     assert_on_ranks([right] * world.size, world.run(body))

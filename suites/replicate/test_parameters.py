@@ -17,7 +17,7 @@ SOURCE = "torch/distributed/_composable/replicate.py: replicate"
 
 
 def factors(p: torch.Tensor, name: str, rank: int, step: int) -> torch.Tensor:
-    """What a parameter is multiplied with on a rank: its gradient there."""
+    """Return the factors of a parameter on a rank, which are its gradient there."""
     values = dyadic(*p.shape, key=(name, rank, step), denominator=2)
     if p.is_complex():
         return torch.complex(values, dyadic(*p.shape, key=(name, "imaginary", rank, step), denominator=2)).to(p.dtype)
@@ -25,7 +25,7 @@ def factors(p: torch.Tensor, name: str, rank: int, step: int) -> torch.Tensor:
 
 
 class Products(nn.Module):
-    """The sum of all parameters' products with each rank's own factors."""
+    """A model whose output is the sum of the products of all parameters with the rank's factors."""
 
     def __init__(self, parameters: dict[str, torch.Tensor]) -> None:
         super().__init__()
@@ -33,11 +33,11 @@ class Products(nn.Module):
             self.register_parameter(name, nn.Parameter(value))
 
     def forward(self, rank: int, step: int) -> torch.Tensor:
-        found = [
+        products = [
             (p * factors(p, name, rank, step).conj().to(p.device)).sum().real.double()
             for name, p in self.named_parameters()
         ]
-        return torch.stack(found).sum()
+        return torch.stack(products).sum()
 
 
 KINDS: dict[str, Callable[[], torch.Tensor]] = {
@@ -66,18 +66,18 @@ def test_kinds(world: World, views: bool) -> None:
     def body(rank: Rank) -> list[dict[str, torch.Tensor]]:
         model = Products({name: make() for name, make in KINDS.items()})
         replicate.apply(model, rank, gradient_as_bucket_view=views)
-        found = []
+        gradients = []
         for step in range(2):
             (rank.size * model(rank.index, step)).backward()
-            found.append({n: g.to("cpu", copy=True) for n, g in replicate.gradients(model).items()})
+            gradients.append({n: g.to("cpu", copy=True) for n, g in replicate.gradients(model).items()})
             model.zero_grad()
-        return found
+        return gradients
 
     for step, *ranks in zip(range(2), *world.run(body), strict=True):
         for name, make in KINDS.items():
             right = sum((factors(make(), name, r, step) for r in range(1, world.size)), factors(make(), name, 0, step))
-            for rank, found in enumerate(ranks):
-                assert_same(right, found[name], f"step {step}, rank {rank}: gradient of {name}")
+            for rank, gradients in enumerate(ranks):
+                assert_same(right, gradients[name], f"step {step}, rank {rank}: gradient of {name}")
 
 
 @requirement(
@@ -105,8 +105,8 @@ def test_sparse(world: World, how: str) -> None:
     right = torch.zeros(8, 2, dtype=torch.float64)
     for rank in range(world.size):
         right[rows(rank)] += rank + 1
-    for rank, found in enumerate(world.run(body)):
-        assert_same(right, found, f"rank {rank}")
+    for rank, averaged in enumerate(world.run(body)):
+        assert_same(right, averaged, f"rank {rank}")
 
 
 @requirement(
@@ -146,10 +146,10 @@ def test_checkpointed(world: World) -> None:
     for turn in range(4):
         for rank in range(world.size):
             (alone(inputs(rank, turn)).sum() / world.size).backward()
-    for rank, found in enumerate(world.run(body)):
+    for rank, gradients in enumerate(world.run(body)):
         for name, p in alone.named_parameters():
             assert p.grad is not None
-            assert_same(p.grad, found[name], f"rank {rank}: gradient of {name}")
+            assert_same(p.grad, gradients[name], f"rank {rank}: gradient of {name}")
 
 
 @requirement(
@@ -166,11 +166,11 @@ def test_post_accumulate_hooks(world: World) -> None:
         calls: list[int] = []
         model.weight.register_post_accumulate_grad_hook(lambda p: calls.append(1))
         replicate.apply(model, rank)
-        found = []
+        gradients = []
         for _ in range(2):
             model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
-            found.append(replicate.gradients(model)["weight"].flatten().tolist())
+            gradients.append(replicate.gradients(model)["weight"].flatten().tolist())
             model.zero_grad()
-        return len(calls), found
+        return len(calls), gradients
 
     assert_on_ranks([(2, [[1.5, 1.5]] * 2)] * 2, world.run(body))

@@ -1,4 +1,4 @@
-"""What replicate() refuses, at once or in the first forward, and what it says."""
+"""Unsupported uses of replicate(), which raise an error at once or in the first forward."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WRONG: dict[str, tuple[Callable[[], nn.Module], Callable[[Rank], dict[str, Any]]
     "nothing-to-train": (frozen, lambda rank: {}, untouched, "(?i)requires? a gradient"),
     "two-hooks": (layer, lambda rank: {}, hooked_twice, "(?i)comm_hook.*once"),
 }
-"""A model, what replicate() is told, what is done before the first forward, and what the error says."""
+"""The model, the options of replicate(), what is done before the first forward, and a pattern of the error."""
 
 
 @requirement(
@@ -64,5 +64,5 @@ def test_refused(world: World, what: str) -> None:
             return str(e)
         return "no error"
 
-    for said in world.run(body):
-        assert re.search(says, said), said
+    for message in world.run(body):
+        assert re.search(says, message), message

@@ -19,7 +19,7 @@ SOURCE = "torch/distributed/_composable/replicate.py: replicate"
 
 
 def backward(rank: Rank, model: nn.Module) -> dict[str, list[float]]:
-    """Gradients of a model without biases that has only ones, after one backward with data of the rank's own."""
+    """Run one backward on the rank's own data and return the gradients by name, flattened."""
     model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
     return {name: gradient.flatten().tolist() for name, gradient in replicate.gradients(model).items()}
 
@@ -50,8 +50,8 @@ def test_ignored(world: World, ignored: str) -> None:
         chosen = [model.get_submodule(ignored)] if ignored else None
         return backward(rank, replicate.apply(model, rank, ignored_modules=chosen))
 
-    for rank, found in enumerate(world.run(body)):
-        for name, gradient in found.items():
+    for rank, gradients in enumerate(world.run(body)):
+        for name, gradient in gradients.items():
             own = bool(ignored) and name.startswith(ignored)
             assert gradient == [1.0 + rank if own else 1.5] * 4, name
 
@@ -76,7 +76,7 @@ def test_ignored_and_shared(world: World) -> None:
             return result
 
     def body(rank: Rank) -> dict[str, list[float]]:
-        with rank.device:  # moving a module may make parameters anew, and of one with two names two
+        with rank.device:  # moving a module may create new parameters, and two for a shared one
             model = Model()
         return backward(rank, replicate.apply(model, rank, ignored_modules=[model.ignored]))
 
@@ -141,7 +141,7 @@ def test_no_parameter_at_last(world: World, how: str) -> None:
             else DistributedDataParallel(module, **options)
         )
         x = torch.full((1, 2), 1.0 + rank.index, device=rank.device, requires_grad=True)
-        found = []
+        gradients = []
         for _ in range(2):
             for with_layer in (True, False):
                 if how == "replicate":
@@ -149,9 +149,9 @@ def test_no_parameter_at_last(world: World, how: str) -> None:
                 else:
                     model.require_backward_grad_sync = not with_layer
                 model(x, with_layer).sum().backward()
-            found.append(module.inner.weight.grad.flatten().tolist())
+            gradients.append(module.inner.weight.grad.flatten().tolist())
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[[1.5] * 4] * 2] * 2, world.run(body))
 
@@ -190,16 +190,16 @@ def test_used_by_some_ranks(world: World, views: bool) -> None:
     def body(rank: Rank) -> list[dict[str, list[float]]]:
         options = {"find_unused_parameters": True, "gradient_as_bucket_view": views}
         model = replicate.apply(Model(rank.size), rank, **options)
-        found = []
+        steps = []
         for step in range(4):
             x = torch.full((1, 2), 1.0 + rank.index, device=rank.device)
             model(x, taken(rank.index, step)).sum().backward()
-            found.append({n: g.flatten().tolist() for n, g in replicate.gradients(model).items()})
+            steps.append({n: g.flatten().tolist() for n, g in replicate.gradients(model).items()})
             model.zero_grad()
-        return found
+        return steps
 
-    for found in world.run(body):
-        for step, gradients in enumerate(found):
+    for steps in world.run(body):
+        for step, gradients in enumerate(steps):
             sums = {"always.weight": sum(1.0 + r for r in range(world.size))}
             for r in range(world.size):
                 branch = f"branches.{taken(r, step)}.weight"
@@ -230,14 +230,14 @@ def test_unused_at_last(world: World, views: bool) -> None:
     def body(rank: Rank) -> list[list[list[float]]]:
         model = replicate.apply(Model(), rank, find_unused_parameters=True, gradient_as_bucket_view=views)
         x = torch.full((1, 2), rank.size * (1.0 + rank.index), device=rank.device)
-        found = []
+        gradients = []
         for _ in range(3):
             for branch in (0, 1):
                 model.set_requires_gradient_sync(branch == 1)
                 model(x, branch).sum().backward()
-            found.append([g.flatten().tolist() for g in replicate.gradients(model).values()])
+            gradients.append([g.flatten().tolist() for g in replicate.gradients(model).values()])
             model.zero_grad()
-        return found
+        return gradients
 
     average = float(sum(range(1, world.size + 1)))
     assert_on_ranks([[[[average] * 4] * 2] * 3] * world.size, world.run(body))
@@ -263,10 +263,10 @@ def test_groups(world: World, given: str) -> None:
             options = {"device_mesh": mesh[given.split()[0]]}
         model = layer()
         nn.init.constant_(model.weight, 1.0 + rank.index)
-        found = backward(rank, replicate.apply(model, rank, **options))
+        averaged = backward(rank, replicate.apply(model, rank, **options))
         if given == "group":
             dist.destroy_process_group(options["process_group"])
-        return model.weight.flatten().tolist(), found
+        return model.weight.flatten().tolist(), averaged
 
     for rank, (weights, gradients) in enumerate(world.run(body)):
         pair = next(pair for pair in pairs if rank in pair)
@@ -296,9 +296,9 @@ def test_used_by_another_group(world: World) -> None:
                 result: torch.Tensor = self.branches[str(rank.index // 2)](x)
                 return result
 
-        found = backward(rank, replicate.apply(Model(), rank, process_group=mine, find_unused_parameters=True))
+        gradients = backward(rank, replicate.apply(Model(), rank, process_group=mine, find_unused_parameters=True))
         dist.destroy_process_group(mine)
-        return found
+        return gradients
 
     assert_on_ranks(
         [{f"branches.{rank // 2}.weight": [1.5 if rank < 2 else 3.5] * 4} for rank in range(world.size)],

@@ -1,4 +1,4 @@
-"""Training on a stream of its own under composable DDP."""
+"""Training on a non-default stream under composable DDP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How replication on FSDP2's machinery is put on a module: what it takes, what it refuses, what it gives back."""
+"""Applying FSDP-replicate to a module: its arguments, its errors, and the replicated module."""
 
 from __future__ import annotations
 
@@ -145,12 +145,12 @@ def test_mesh(world: World, mesh: str) -> None:
         ]
         return [kinds, train(model, rank.index)]
 
-    found = world.run(body)
+    results = world.run(body)
     expected = alone(world.size)
     if mesh != "ignoring":
-        assert_on_ranks([[[True, True], expected]] * world.size, found)
+        assert_on_ranks([[[True, True], expected]] * world.size, results)
         return
-    for part, (kinds, gradients) in enumerate(found):
+    for part, (kinds, gradients) in enumerate(results):
         own = layers()
         own(row(part)).sum().backward()
         assert own[0].weight.grad is not None
@@ -190,7 +190,7 @@ def test_nested(world: World, order: str) -> None:
 
 
 class Cube(nn.Module):
-    """A weight of three dimensions."""
+    """A module with a three-dimensional weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,8 +219,8 @@ def test_two_backwards(world: World, kind: str, over: str) -> None:
     data = world.size if over == "all-ranks" else {4: 2, 5: 1}[world.size]
 
     def gradients(model: nn.Module) -> list[list[float]]:
-        found = [p.grad for p in model.parameters()]
-        whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in found if g is not None]
+        grads = [p.grad for p in model.parameters()]
+        whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in grads if g is not None]
         return [g.flatten().tolist() for g in whole]
 
     def body(rank: Rank) -> tuple[list[list[float]], int]:

@@ -1,5 +1,4 @@
-"""Behaviours of replication on FSDP2's machinery that generated programs keep away from, since PyTorch has defects
-there."""
+"""Behavior of FSDP-replicate that generated programs avoid because PyTorch has defects there."""
 
 from __future__ import annotations
 

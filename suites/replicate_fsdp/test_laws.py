@@ -1,4 +1,4 @@
-"""Laws that hold between two runs on ranks, whatever one device would say."""
+"""Laws: comparisons of two runs with each other."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ LAWS = [
         ),
     ),
 ]
-"""Each changes how a program is run, which must not change its numbers."""
+"""Each law changes how a program is run, which must not change its numbers."""
 
 
 @pytest.mark.parametrize("law", LAWS)

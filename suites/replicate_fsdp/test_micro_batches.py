@@ -1,4 +1,4 @@
-"""Gradients of several micro-batches under FSDP-replicate, some with synchronisation and some without."""
+"""Gradients of several micro-batches under FSDP-replicate, with and without synchronization."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def test_patterns(world: World, pattern: str, groups: bool) -> None:
 
     def body(rank: Rank) -> list[Any]:
         model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
-        found = []
+        gradients = []
         for _ in range(2):
             for number, sync in enumerate(pattern):
                 model.set_requires_gradient_sync(sync == "+")
                 x = torch.full((1, 2), given(rank.index, rank.size, number), device=rank.device)
                 model(x, (0, 1)).sum().backward()
-            found.append([g.flatten().tolist() for g in replicate_fsdp.gradients(model).values()])
+            gradients.append([g.flatten().tolist() for g in replicate_fsdp.gradients(model).values()])
             model.zero_grad()
-        return found
+        return gradients
 
     right = average(world.size, len(pattern))
     assert_on_ranks([[[[right] * 4] * 2] * 2] * world.size, world.run(body))
 
 
 class Branches(nn.Module):
-    """Two layers, of which each forward uses those that it is told to."""
+    """Two layers, of which each forward uses the given ones."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = layer(), layer()
 
     def forward(self, x: torch.Tensor, used: tuple[int, ...]) -> torch.Tensor:
-        """float[rows, 2] to float[rows, 2]: the sum of what the layers make of it; without a layer, twice the input."""
+        """Map float[rows, 2] to float[rows, 2]: the sum of the used layers' outputs, or twice the input."""
         both = (self.first, self.second)
         return torch.stack([both[i](x) for i in used]).sum(0) if used else x * 2
 
@@ -70,14 +70,14 @@ def test_unused_at_last(world: World, groups: bool, last: tuple[int, ...]) -> No
     def body(rank: Rank) -> list[Any]:
         model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
         x = torch.full((1, 2), given(rank.index, rank.size, 0), device=rank.device, requires_grad=True)
-        found = []
+        gradients = []
         for _ in range(3):
             for synced, used in ((False, (0,)), (True, last)):
                 model.set_requires_gradient_sync(synced)
                 model(x, used).sum().backward()
-            found.append([g.flatten().tolist() for g in replicate_fsdp.gradients(model).values()])
+            gradients.append([g.flatten().tolist() for g in replicate_fsdp.gradients(model).values()])
             model.zero_grad()
-        return found
+        return gradients
 
     right = average(world.size, 1)
     assert_on_ranks([[[[right] * 4] * (1 + len(last))] * 3] * world.size, world.run(body))
@@ -149,6 +149,6 @@ def test_random_state(world: World) -> None:
         drawn: Any = torch.rand(3).tolist()
         return list(drawn)
 
-    for rank, found in enumerate(world.run(body)):
+    for rank, numbers in enumerate(world.run(body)):
         torch.manual_seed(rank)
-        assert found == torch.rand(3).tolist()
+        assert numbers == torch.rand(3).tolist()

@@ -1,4 +1,4 @@
-"""Replicated parameters: what they are before, in and after a forward, and in state dicts."""
+"""Replicated parameters before, in and after a forward, and in state dicts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
 
 
 def layer(value: float = 1.0) -> nn.Linear:
-    found = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(found.weight, value)
-    return found
+    linear = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(linear.weight, value)
+    return linear
 
 
 def called(rank: Rank, model: Any) -> float:
-    """What a model makes of 1."""
+    """Return a model's output for the input 1."""
     return float(model(torch.ones(1, 1, device=rank.device)).detach())
 
 
@@ -140,14 +140,14 @@ def test_state_dict_after_forward(world: World, assign: bool) -> None:
 
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(nn.Sequential(layer(), layer()), rank)
-        found = []
+        outputs = []
         for value in (2.0, 4.0):
             with torch.no_grad():
-                found.append(called(rank, model))
+                outputs.append(called(rank, model))
             state = model.state_dict()
             assert {type(p) for p in state.values()} == {DTensor}
             model.load_state_dict({n: torch.full_like(p, value) for n, p in state.items()}, assign=assign)
-        return [*found, called(rank, model)]
+        return [*outputs, called(rank, model)]
 
     assert_on_ranks([[1.0, 4.0, 16.0]] * 2, world.run(body))
 
@@ -157,7 +157,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "mixed": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
     "offloaded": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
 }
-"""All numbers of the next test are the same in each."""
+"""Options under which all numbers of the next test are the same."""
 
 
 @requirement(
@@ -174,17 +174,17 @@ def test_after_a_step(world: World, policy: str, evaluated: bool) -> None:
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(nn.Sequential(layer(2.0)), rank, **POLICIES[policy])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
-        found = []
+        outputs = []
         for _ in range(3):
             output = model(torch.ones(1, 1, device=rank.device))
-            found.append(float(output.detach()))
+            outputs.append(float(output.detach()))
             output.sum().backward()
             if evaluated:
                 with torch.no_grad():
                     called(rank, model)
             optimizer.step()
             optimizer.zero_grad()
-        return found
+        return outputs
 
     assert_on_ranks([[2.0, 1.75, 1.5]] * 2, world.run(body))
 
@@ -208,8 +208,8 @@ def test_large(world: World) -> None:
         (row * numbers(rank.index).to(rank.device)).sum().backward()
         return replicate_fsdp.gradients(model)["weight"][0].cpu()
 
-    for rank, found in enumerate(world.run(body)):
-        assert_same(numbers(0) * 1.5, found, f"rank {rank}")
+    for rank, gradient in enumerate(world.run(body)):
+        assert_same(numbers(0) * 1.5, gradient, f"rank {rank}")
 
 
 @requirement(
@@ -248,18 +248,18 @@ def test_unshard(world: World, asynchronous: bool) -> None:
         model: Any = replicate_fsdp.apply(layer(), rank)
         called(rank, model)
         model.reshard()
-        found = []
+        values = []
         for _ in range(2):
             handle = model.unshard(async_op=asynchronous)
             if asynchronous:
                 handle.wait()
             assert not isinstance(model.weight, DTensor)
-            found.append(float(model.weight.detach()))
+            values.append(float(model.weight.detach()))
             model.reshard()
             assert isinstance(model.weight, DTensor)
             with torch.no_grad():
                 model.weight.mul_(2)
-        return found
+        return values
 
     assert_on_ranks([[1.0, 2.0]] * 2, world.run(body))
 
@@ -313,12 +313,12 @@ def test_other_methods(world: World) -> None:
     def body(rank: Rank) -> list[float]:
         model: Any = replicate_fsdp.apply(Model(), rank)
         register_fsdp_forward_method(model, "other")
-        found = []
+        gradients = []
         for _ in range(2):
             model.other(torch.full((1,), 1.0 + rank.index, device=rank.device), times=2.0).sum().backward()
-            found.append(float(replicate_fsdp.gradients(model)["weight"]))
+            gradients.append(float(replicate_fsdp.gradients(model)["weight"]))
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[3.0, 3.0]] * 2, world.run(body))
 
@@ -404,7 +404,7 @@ def test_memory(world: World) -> None:
             model.zero_grad()
         end = time.monotonic() + 5
         while (found := (held() - before) // 1024) > 2 * 64 and time.monotonic() < end:
-            time.sleep(0.05)  # until the thread has let go of it
+            time.sleep(0.05)  # until the thread has released it
         return found
 
     assert_on_ranks([2 * 64] * 2, world.run(body))
@@ -453,13 +453,13 @@ def test_written(world: World, grad: bool) -> None:
         with torch.no_grad():
             for p in model.parameters():
                 p.fill_(5.0)
-        found = []
+        outputs = []
         for _ in range(2):
-            found.append(called(rank, model))
+            outputs.append(called(rank, model))
             model(torch.ones(1, 1, device=rank.device)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        return [*found, float(replicate_fsdp.parameters(model)["weight"])]
+        return [*outputs, float(replicate_fsdp.parameters(model)["weight"])]
 
     assert_on_ranks([[5.0, 4.75, 4.5]] * 2, world.run(body))
 
@@ -487,12 +487,12 @@ def test_used_by_parent(world: World, checkpointed: bool) -> None:
 
     def body(rank: Rank) -> list[list[float]]:
         model = replicate_fsdp.apply(Model(), rank)
-        found = []
+        gradients = []
         for _ in range(2):
             model(torch.tensor([[1.0 + rank.index, 4.0 * rank.index]], device=rank.device)).sum().backward()
-            found.append(replicate_fsdp.gradients(model)["layer.weight"].flatten().tolist())
+            gradients.append(replicate_fsdp.gradients(model)["layer.weight"].flatten().tolist())
             model.zero_grad()
-        return found
+        return gradients
 
-    # Of a layer the gradient has the inputs in its columns, and of its transposition in its rows: means 1.5 and 2.
+    # The gradient of a layer has the inputs in its columns, and that of its transpose in its rows: means 1.5 and 2.
     assert_on_ranks([[[3.0, 3.5, 3.5, 4.0]] * 2] * 2, world.run(body))

@@ -1,4 +1,4 @@
-"""Mixed precision: what is cast, what is not, and in which dtype gradients are added up."""
+"""Mixed precision: which tensors are cast, and in which dtype gradients accumulate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = "torch.distributed.fsdp.MixedPrecisionPolicy"
 
 
 class Looking(nn.Module):
-    """A layer that notes the dtypes of its parameter, its buffer and its inputs."""
+    """A layer that records the dtypes of its parameter, its buffer and its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def test_what_is_cast(world: World, inputs: bool, output: str) -> None:
         for grad in (True, False, True):
             x, rows = torch.ones(2, device=rank.device), torch.arange(2, device=rank.device)
             with torch.set_grad_enabled(grad):
-                found = model(x, [{"x": x}], named=x, rows=rows)
+                result = model(x, [{"x": x}], named=x, rows=rows)
             given = torch.bfloat16 if inputs else torch.float32
             assert model.seen == {
                 "weight": torch.bfloat16,
@@ -65,10 +65,10 @@ def test_what_is_cast(world: World, inputs: bool, output: str) -> None:
                 "named": given,
                 "rows": torch.int64,
             }
-            assert found["y"].dtype == (getattr(torch, output) if output else given)
-            assert found["rows"].dtype == torch.int64
+            assert result["y"].dtype == (getattr(torch, output) if output else given)
+            assert result["rows"].dtype == torch.int64
             if grad:
-                found["y"].sum().backward()
+                result["y"].sum().backward()
         assert {p.dtype for p in model.parameters()} == {torch.float32}
         assert {g.dtype for g in replicate_fsdp.gradients(model).values()} == {torch.float32}
 
@@ -108,14 +108,14 @@ def test_accumulated_in_reduce_dtype(world: World) -> None:
 
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(nn.Linear(1, 1, bias=False), rank, mp_policy=policy)
-        found = []
+        gradients = []
         for _ in range(2):
             for value, synced in ((256.0, False), (1.0, False), (1.0, True)):
                 model.set_requires_gradient_sync(synced)
                 model(torch.full((1, 1), value, device=rank.device)).sum().backward()
-            found.append(float(replicate_fsdp.gradients(model)["weight"]))
+            gradients.append(float(replicate_fsdp.gradients(model)["weight"]))
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[258.0, 258.0]] * world.size, world.run(body))
 
@@ -145,12 +145,12 @@ def test_checkpointed(world: World, reentrant: bool) -> None:
 
     def body(rank: Rank) -> list[list[float]]:
         model = replicate_fsdp.apply(Model(), rank, mp_policy=policy)
-        found = []
+        gradients = []
         for _ in range(2):
             x = torch.full((1, 1), 1.0 + rank.index, device=rank.device, requires_grad=True)
             model(x).sum().backward()
-            found.append([float(g) for g in replicate_fsdp.gradients(model).values()])
+            gradients.append([float(g) for g in replicate_fsdp.gradients(model).values()])
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[[1.5, 1.5]] * 2] * 2, world.run(body))

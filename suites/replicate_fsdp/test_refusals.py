@@ -1,4 +1,4 @@
-"""What FSDP-replicate refuses while it runs, and what it says."""
+"""Unsupported uses of FSDP-replicate, which raise an error while it runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WRONG: dict[str, tuple[Callable[[Rank], None], str]] = {
     "reset-of-an-inner-module": (reset_of_inner, "(?i)root"),
     "two-dtypes-in-a-group": (two_dtypes, "(?i)dtype"),
 }
-"""What is done, and what the error says."""
+"""The unsupported use, and a pattern of the error."""
 
 
 @requirement(
@@ -67,5 +67,5 @@ def test_refused(world: World, what: str) -> None:
             return f"{type(e).__name__}: {e}"
         return "no error"
 
-    for said in world.run(body):
-        assert re.search(says, said), said
+    for message in world.run(body):
+        assert re.search(says, message), message

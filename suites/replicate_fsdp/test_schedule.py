@@ -1,4 +1,4 @@
-"""When FSDP-replicate gathers, gives back and fills parameters, and what an error in between leaves behind."""
+"""When FSDP-replicate unshards, reshards and fills parameters, and how training continues after an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS, ROWS_PER_RANK = 3, 2
 
 
 def everywhere(set_it: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A setting of every replicated module."""
+    """Return a function that applies a setting to every replicated module of a model."""
     return lambda model: [set_it(m) for m in model.modules() if isinstance(m, FSDPModule)] and None
 
 
@@ -54,9 +54,11 @@ def test_settings(world: World, setting: str) -> None:
 
 
 def assert_same_with(world: World, setting: Callable[[Any], None], *, waited: bool = True) -> None:
-    """Require that training with a setting is that of one device; what it keeps is given back after each backward.
+    """Assert that training with a setting equals training on a single device.
 
-    ``waited``: whether a backward waits for gradients, as those do that are the last; else who reads them has to.
+    Parameters that the setting keeps unsharded are resharded after each backward.
+
+    ``waited``: whether a backward waits for its gradients, as a last backward does. If not, their reader has to wait.
     """
 
     def gradients(model: nn.Module) -> Any:
@@ -207,7 +209,7 @@ def test_aborted(world: World, where: str) -> None:
         model.zero_grad()
         return train(model, rank.index)
 
-    found = world.run(body)
-    if "unsupported" in found:
+    results = world.run(body)
+    if "unsupported" in results:
         pytest.skip("unsupported: this torch has no reset_iter_state")
-    assert_on_ranks([alone(2)] * 2, found)
+    assert_on_ranks([alone(2)] * 2, results)

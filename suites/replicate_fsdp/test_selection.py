@@ -20,13 +20,13 @@ SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
 
 
 def backward(rank: Rank, model: nn.Module) -> dict[str, list[float]]:
-    """Gradients after one backward with data of the rank's own."""
+    """Run one backward on the rank's own data and return the gradients by name, flattened."""
     model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
     return {name: gradient.flatten().tolist() for name, gradient in replicate_fsdp.gradients(model).items()}
 
 
 class Sum(nn.Module):
-    """Three layers side by side."""
+    """A module that adds the outputs of three layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,10 +84,10 @@ def test_ignored_in_part(world: World, ignored: str) -> None:
         }
         return {name: gradient.flatten().tolist() for name, gradient in replicate_fsdp.gradients(model).items()}
 
-    for rank, found in enumerate(world.run(body)):
+    for rank, gradients in enumerate(world.run(body)):
         own = {"weight": [(1.0 + rank) ** 2] * 2, "bias": [1.0 + rank]}
         average = {"weight": [2.5] * 2, "bias": [1.5]}
-        assert found == {name: (own if name == ignored else average)[name] for name in own}
+        assert gradients == {name: (own if name == ignored else average)[name] for name in own}
 
 
 @requirement(
@@ -106,12 +106,12 @@ def test_list_of_modules(world: World, tied: bool) -> None:
             model.third.weight = model.first.weight
         replicate_with_list([model.first, model.third], rank)
         replicate_fsdp.apply(model, rank, groups=False)
-        found = []
+        gradients = []
         for _ in range(2):
-            found.append(backward(rank, model))
+            gradients.append(backward(rank, model))
             model.zero_grad()
         assert not tied or model.third.weight is model.first.weight
-        return found
+        return gradients
 
     right = {"first.weight": [3.0 if tied else 1.5] * 4, "second.weight": [1.5] * 4}
     right |= {} if tied else {"third.weight": [1.5] * 4}
@@ -139,10 +139,10 @@ def test_meshes(world: World, shape: str, dimension: int) -> None:
         return backward(rank, replicate_fsdp.apply(layer(), rank, mesh=mesh[("first", "second")[dimension]]))
 
     lines = torch.arange(4).view(*sizes)
-    for rank, found in enumerate(world.run(body)):
+    for rank, gradients in enumerate(world.run(body)):
         row, column = divmod(rank, sizes[1])
         line = lines[:, column] if dimension == 0 else lines[row]
-        assert found == {"weight": [1.0 + float(line.double().mean())] * 4}
+        assert gradients == {"weight": [1.0 + float(line.double().mean())] * 4}
 
 
 @requirement(
@@ -174,7 +174,10 @@ def test_refused(world: World, what: str) -> None:
 
 
 def tensor_parallel(rank: Rank, *, groups: bool) -> tuple[nn.Module, int]:
-    """Two layers, column-wise and row-wise over pairs of ranks, replicated over the pairs; which part is this one's."""
+    """Create two layers, column-wise and row-wise over pairs of ranks, and replicate them over the pairs.
+
+    Returns the model, and the index of this rank's part of the batch.
+    """
     mesh = rank.mesh(rank.size // 2, 2, names=("data", "tensor"))
     model = layers(rank.device).double()
     parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
@@ -222,29 +225,29 @@ def test_clipping(world: World) -> None:
 
     norm, gradients = clipped(layers().double(), list(range(data)))
     assert norm > 8
-    for found_norm, found in world.run(body):
-        assert found_norm == pytest.approx(norm, rel=1e-12)
-        for own, right in zip(found, gradients, strict=True):
+    for own_norm, clipped_gradients in world.run(body):
+        assert own_norm == pytest.approx(norm, rel=1e-12)
+        for own, right in zip(clipped_gradients, gradients, strict=True):
             assert own == pytest.approx(right, rel=1e-12)
 
 
 def backward_of(model: nn.Module, parts: list[int]) -> None:
-    """A backward of the mean over parts, where the model is."""
+    """Run a backward of the mean over parts on the model's device."""
     device = next(model.parameters()).device
     output = torch.cat([model(row(part).double().to(device)) for part in parts])
     (output.sum() / len(parts)).backward()
 
 
 def steps(model: nn.Module, parts: list[int]) -> list[list[list[float]]]:
-    """Parameters after each of three steps of SGD on the mean over parts: one on each rank, or all on one device."""
+    """Return the parameters after each of three SGD steps on the mean over parts, one per rank or all on one device."""
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-10)
-    found = []
+    parameters = []
     for _ in range(3):
         optimizer.zero_grad()
         backward_of(model, parts)
         optimizer.step()
-        found.append([p.flatten().tolist() for p in replicate_fsdp.parameters(model).values()])
-    return found
+        parameters.append([p.flatten().tolist() for p in replicate_fsdp.parameters(model).values()])
+    return parameters
 
 
 @requirement(

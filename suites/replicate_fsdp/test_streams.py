@@ -1,4 +1,4 @@
-"""Training on a stream of its own under FSDP-replicate."""
+"""Training on a non-default stream under FSDP-replicate."""
 
 from __future__ import annotations
 

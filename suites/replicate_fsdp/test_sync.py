@@ -1,4 +1,4 @@
-"""When gradients are averaged: switches, outputs that a backward comes from, and hooks."""
+"""When gradients are averaged: switches, outputs that a loss is computed from, and hooks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOURCE = "torch.distributed.fsdp.FSDPModule"
 
 
 class Layers(nn.Module):
-    """Two layers side by side; weights are ones."""
+    """A module that adds the outputs of two layers, whose weights are ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Layers(nn.Module):
 
 
 def backward(rank: Rank, model: Any) -> int:
-    """One backward, in which every weight of the rank has its number plus one for a gradient; counts collectives."""
+    """Run one backward, in which every gradient of rank r is r + 1, and return the number of its collectives."""
     output = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
     before = launched()
     output.sum().backward()
@@ -88,13 +88,13 @@ def test_requires_all_reduce(world: World) -> None:
 
     def body(rank: Rank) -> list[tuple[int, dict[str, float]]]:
         model: Any = replicate_fsdp.apply(Layers(), rank)
-        found = []
+        steps = []
         for on in (False, False, True) * 2:
             model.set_requires_all_reduce(on)
-            found.append((backward(rank, model), read(model)))
+            steps.append((backward(rank, model), read(model)))
             if on:
                 model.zero_grad()
-        return found
+        return steps
 
     without: tuple[int, dict[str, float]] = (0, {})
     with_it = (2, {"inner.weight": 4.5, "outer.weight": 4.5})
@@ -128,15 +128,15 @@ def test_any_output(world: World, output: int) -> None:
 
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(Model(), rank, groups=False)
-        found = []
+        gradients = []
         for _ in range(2):
             first, second, listed, named, data = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
             assert isinstance(data, Outputs)
             assert (named["none"], data.others["text"]) == (None, "text")
             (first, second, listed[0], named["a"], data.others["b"])[output].sum().backward()
-            found.append(read(model)["layer.weight"])
+            gradients.append(read(model)["layer.weight"])
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[1.5 * (output + 1)] * 2] * 2, world.run(body))
 
@@ -162,14 +162,14 @@ def test_containers(world: World, container: str) -> None:
 
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(Model(), rank, groups=False)
-        found = []
+        gradients = []
         for _ in range(2):
             output = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
             y = output.first if isinstance(output, Outputs) else output["y" if container == "dict" else 0]
             y.sum().backward()
-            found.append(read(model)["layer.weight"])
+            gradients.append(read(model)["layer.weight"])
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[1.5, 1.5]] * 2, world.run(body))
 
@@ -186,16 +186,16 @@ def test_hidden_output(world: World, where: str) -> None:
 
     def body(rank: Rank) -> list[float] | str:
         model: Any = replicate_fsdp.apply(Hidden(nn.Linear(1, 1, bias=False), where == "object"), rank, groups=False)
-        found = []
+        gradients = []
         for _ in range(2):
             try:
                 output = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
             except RuntimeError:
                 return "an error"
             (output.y if where == "object" else model.kept).sum().backward()
-            found.append(read(model)["layer.weight"])
+            gradients.append(read(model)["layer.weight"])
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[1.5, 1.5]] * 2, world.run(body), or_all=["an error"] * 2)
 
@@ -205,7 +205,7 @@ POLICIES: dict[str, dict[str, torch.dtype]] = {
     "narrow-compute": {"param_dtype": torch.bfloat16},
     "wide-reduce": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
 }
-"""All numbers of the next test are the same in each."""
+"""Options under which all numbers of the next test are the same."""
 
 
 @requirement(
@@ -231,16 +231,16 @@ def test_used_by_some_ranks(world: World, precision: str) -> None:
         policy = MixedPrecisionPolicy(**POLICIES[precision])
         model: Any = replicate_fsdp.apply(Model(rank.size), rank, groups=False, mp_policy=policy)
         model.set_reduce_scatter_unused_params(True)
-        found = []
+        steps = []
         for step in range(3):
             x = torch.full((1, 1), 1.0 + rank.index, device=rank.device)
             model(x, (rank.index + step) % rank.size).sum().backward()
-            found.append([g.flatten().tolist() for g in replicate_fsdp.gradients(model).values()])
+            steps.append([g.flatten().tolist() for g in replicate_fsdp.gradients(model).values()])
             model.zero_grad()
-        return found
+        return steps
 
-    for found in world.run(body):
-        for step, gradients in enumerate(found):
+    for steps in world.run(body):
+        for step, gradients in enumerate(steps):
             users = {(r + step) % world.size: 1.0 + r for r in range(world.size)}
             assert gradients == [[users[i] / world.size] * (i + 1) for i in range(world.size)]
 
@@ -256,11 +256,11 @@ def test_post_accumulate_hooks(world: World) -> None:
 
     def body(rank: Rank) -> tuple[list[float], list[float]]:
         model = replicate_fsdp.apply(Layers(), rank)
-        found: list[float] = []
+        averages: list[float] = []
 
         def step(p: torch.Tensor) -> None:
             gradient = replicate_fsdp.whole(p.grad)  # type: ignore[arg-type]
-            found.append(float(gradient))
+            averages.append(float(gradient))
             with torch.no_grad():
                 p.sub_(p.grad / 2)  # type: ignore[operator]
             p.grad = None
@@ -269,7 +269,7 @@ def test_post_accumulate_hooks(world: World) -> None:
             p.register_post_accumulate_grad_hook(step)
         for _ in range(3):
             backward(rank, model)
-        return found, [float(p) for p in replicate_fsdp.parameters(model).values()]
+        return averages, [float(p) for p in replicate_fsdp.parameters(model).values()]
 
     assert_on_ranks([([1.5] * 6, [-1.25, -1.25])] * 2, world.run(body))
 
@@ -344,15 +344,15 @@ def test_inference_mode(world: World, when: str) -> None:
     def body(rank: Rank) -> list[dict[str, float]]:
         model = replicate_fsdp.apply(Layers(), rank)
         x = torch.full((1, 1), 2.0 * (1 + rank.index), device=rank.device)
-        found = []
+        gradients = []
         for step in range(2):
             if (step == 0) == (when == "first"):
                 with torch.inference_mode():
                     model(x)
             model(x).sum().backward()
-            found.append(read(model))
+            gradients.append(read(model))
             model.zero_grad()
-        return found
+        return gradients
 
     right = {"inner.weight": world.size + 1.0, "outer.weight": world.size + 1.0}
     assert_on_ranks([[right] * 2] * world.size, world.run(body))
@@ -405,7 +405,7 @@ def test_after_a_failure(world: World, failing: str) -> None:
 
     def body(rank: Rank) -> list[dict[str, float]]:
         model: Any = replicate_fsdp.apply(Model(), rank)
-        found = []
+        gradients = []
         for step in range(3):
             model.fails = step == 1
             with pytest.raises(ZeroDivisionError) if step == 1 else contextlib.nullcontext():
@@ -413,8 +413,8 @@ def test_after_a_failure(world: World, failing: str) -> None:
             if step == 1:
                 model.reset_iter_state()
             else:
-                found.append(read(model))
+                gradients.append(read(model))
             model.zero_grad()
-        return found
+        return gradients
 
     assert_on_ranks([[{"inner.weight": 1.5, "outer.weight": 1.5}] * 2] * 2, world.run(body))

@@ -1,4 +1,4 @@
-"""Where chunks of a tensor are, as their metadata says: put together again from that alone, on meshes of any size."""
+"""Positions of a tensor's chunks according to their metadata, on meshes of any size."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 NAMES = ("replicas", "dp", "tp")
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Offsets and sizes."""
+"""The offsets and sizes of a chunk."""
 
 
 def covered(size: Sequence[int], boxes: Sequence[Box]) -> set[int]:
-    """How often boxes cover an element of a tensor; more than one number if not each equally often."""
-    found = torch.zeros(*size, dtype=torch.int64)
+    """Count how often boxes cover each element of a tensor, and return the set of these counts."""
+    counts = torch.zeros(*size, dtype=torch.int64)
     for offsets, sizes in boxes:
         place = tuple(slice(a, a + n) for a, n in zip(offsets, sizes, strict=True))
-        assert found[place].shape == sizes, f"{offsets}, {sizes} in {size}"
-        found[place] += 1
-    return set(found.flatten().tolist())
+        assert counts[place].shape == sizes, f"{offsets}, {sizes} in {size}"
+        counts[place] += 1
+    return set(counts.flatten().tolist())
 
 
 def in_worlds(shape: Sequence[int], ranks: Sequence[int] | None = None) -> Iterator[tuple[Any, Any, Any]]:
-    """On every rank of a mesh, or on some: the mesh, its part for FSDP, and that for tensor parallelism."""
+    """Pretend to be each rank of a mesh, or each of ``ranks``; yield the mesh and its FSDP and tensor-parallel part."""
     names = NAMES[-len(shape) :]
     for i in ranks if ranks is not None else range(math.prod(shape)):
         with pretended(i, math.prod(shape)):
@@ -48,7 +48,7 @@ def in_worlds(shape: Sequence[int], ranks: Sequence[int] | None = None) -> Itera
 
 
 def part(size: Sequence[int], mesh: Any, placement: Placement | None, dtype: torch.dtype = torch.float32) -> Any:
-    """A tensor without memory; with a placement, tensor parallel."""
+    """Create a tensor without memory, which is tensor parallel if a placement is given."""
     whole = torch.empty(*size, device="meta", dtype=dtype)
     if placement is None:
         return whole
@@ -63,7 +63,7 @@ def box(shard: Any) -> Box:
 
 @st.composite
 def layouts(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...], Placement | None]:
-    """A mesh, a size that tensor-parallel ranks divide evenly, and a placement."""
+    """Draw a mesh shape, a size that tensor-parallel ranks divide evenly, and a placement."""
     meshes = st.lists(st.integers(1, 4), min_size=2, max_size=3)
     mesh = draw(meshes.filter(lambda shape: 1 < math.prod(shape) <= 12))
     placement = draw(st.sampled_from([None, ROWS, COLUMNS, WHOLE]))
@@ -74,21 +74,21 @@ def layouts(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...], Placement | No
 
 
 def assert_tiled(shape: tuple[int, ...], size: tuple[int, ...], placement: Placement | None) -> None:
-    """The chunks that a tensor is saved as, as DTensors."""
+    """Assert that the chunks of a tensor that is saved as DTensors cover each of its elements equally often."""
     boxes: list[Box] = []
     for mesh, fsdp, tensor_parallel in in_worlds(shape):
-        found: Any = extensions().chunk_dtensor(part(size, tensor_parallel, placement), 0, fsdp)
-        assert (found.device_mesh, tuple(found.shape), found.placements[-1]) == (mesh, size, placement or WHOLE)
-        (own,) = found.__create_chunk_list__() or [None]
+        chunked: Any = extensions().chunk_dtensor(part(size, tensor_parallel, placement), 0, fsdp)
+        assert (chunked.device_mesh, tuple(chunked.shape), chunked.placements[-1]) == (mesh, size, placement or WHOLE)
+        (own,) = chunked.__create_chunk_list__() or [None]
         assert own is not None
-        assert tuple(own.sizes) == tuple(found.to_local().shape)
+        assert tuple(own.sizes) == tuple(chunked.to_local().shape)
         boxes.append((tuple(own.offsets), tuple(own.sizes)))
     times = covered(size, [of for of in boxes if math.prod(of[1])])
     assert len(times) == 1, f"covered {times} times by {boxes}"
 
 
 def assert_metadata(saved: Any, size: tuple[int, ...], ranks: Sequence[int]) -> list[Box]:
-    """Shards tile the tensor once, and each is with its rank of a group; returns them."""
+    """Assert that shards cover a tensor once, each on its rank of a group, and return their boxes."""
     meta = saved.metadata()
     boxes = [box(shard) for shard in meta.shards_metadata]
     assert (tuple(meta.size), tuple(saved.size())) == (size, size)
@@ -228,12 +228,12 @@ def test_ranks_of_parameters(world: World, tensor_parallel_ranks: int) -> None:
     """Check the first tensor-parallel group."""
 
     def body(rank: Rank) -> None:
-        said = []
+        ranks = []
         for _, fsdp, tensor_parallel in in_worlds((2, tensor_parallel_ranks), range(tensor_parallel_ranks)):
             parameter = part((12, 2), tensor_parallel, ROWS)
             saved: Any = extensions().chunk_tensor(parameter, 0, 2, 1, fsdp.get_group())
-            said.append([shard.placement.rank() for shard in saved.metadata().shards_metadata])
-        assert said == [list(range(tensor_parallel_ranks))] * tensor_parallel_ranks
+            ranks.append([shard.placement.rank() for shard in saved.metadata().shards_metadata])
+        assert ranks == [list(range(tensor_parallel_ranks))] * tensor_parallel_ranks
 
     world.run(body)
 
@@ -275,7 +275,10 @@ def test_sharded_once_more(world: World) -> None:
 
 
 def assert_sharded_twice(rank: Rank, size: int) -> None:
-    """Rows over tensor-parallel ranks, then over FSDP's, of which there are two; of one that requires a gradient."""
+    """Shard rows over tensor-parallel ranks, then over two FSDP ranks, and check the metadata.
+
+    The first ShardedTensor requires a gradient, and the second must not.
+    """
     count, devices = rank.size // 2, device_count(rank)
     extension, mesh, whole = extensions(rank), rank.mesh(2, count, names=("dp", "tp")), numbers(size, 3).to(rank.device)
     group, data = mesh["tp"].get_group(), mesh["dp"].get_group()
@@ -298,7 +301,7 @@ def assert_sharded_twice(rank: Rank, size: int) -> None:
 
 
 def expected(size: Sequence[int], placements: Sequence[Placement], mesh: Any) -> Box:
-    """The part of this rank: sharded by one dimension of the mesh after the other."""
+    """Return this rank's box of a tensor that is sharded by one mesh dimension after the other."""
     offsets, sizes = [0] * len(size), [*size]
     for placement, count, index in zip(placements, mesh.shape, mesh.get_coordinate(), strict=True):
         if isinstance(placement, Shard):
@@ -335,10 +338,10 @@ def test_big_jobs(world: World, job: str) -> None:
         for mesh, fsdp, tensor_parallel in in_worlds(shape, (0, shape[-1] - 1, ranks // 2 + 1, ranks - 1)):
             for placement in (None, ROWS, COLUMNS):
                 given = part(size, tensor_parallel, placement)
-                found: Any = extensions().chunk_dtensor(given, 0, fsdp)
-                offsets, sizes = expected(size, found.placements, mesh)
-                assert (tuple(found.shape), tuple(found.to_local().shape)) == (size, sizes)
-                (own,) = found.__create_chunk_list__()
+                chunked: Any = extensions().chunk_dtensor(given, 0, fsdp)
+                offsets, sizes = expected(size, chunked.placements, mesh)
+                assert (tuple(chunked.shape), tuple(chunked.to_local().shape)) == (size, sizes)
+                (own,) = chunked.__create_chunk_list__()
                 assert tuple(own.sizes) == sizes
                 assert tuple(own.offsets) == offsets or not math.prod(sizes)
             group = mesh.get_group(mesh.ndim - 2)
@@ -376,11 +379,11 @@ def test_rewritten_spec(world: World) -> None:
             (["rank:1/cpu", "rank:1/cuda:1", "rank:1/cuda:0"], ["rank:1/cpu"] * 3),
         ):
             given = chunk_spec(0, before)
-            found: Any = rewrite_spec(given, here, 1)
-            assert [str(p) for p in found.placements] == after
+            rewritten: Any = rewrite_spec(given, here, 1)
+            assert [str(p) for p in rewritten.placements] == after
             assert [str(p) for p in given.placements] == before
-            assert (type(found), found.dim) == (type(given), 0)
-            assert (found is given) <= (before == after)
+            assert (type(rewritten), rewritten.dim) == (type(given), 0)
+            assert (rewritten is given) <= (before == after)
         other = listed_spec([((0, 0), (2, 2), "rank:1/cuda:0")])
         assert rewrite_spec(other, here, 1) is other
 

@@ -1,4 +1,4 @@
-"""Training at the corners of FSDP over tensor parallelism: what is frozen, idle, empty, accumulated, clipped, saved."""
+"""Corner cases of FSDP over tensor parallelism: frozen, unused or empty layers, accumulation, clipping, and state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = {"0": "replicated_columns"}
 
 
 def linears(*sizes: int, bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """Linear layers of ones, from size to size."""
+    """Create linear layers between consecutive sizes, whose parameters are ones."""
     module = nn.Sequential(*(nn.Linear(a, b, bias=bias, dtype=dtype) for a, b in pairwise(sizes)))
     for parameter in module.parameters():
         nn.init.ones_(parameter)
@@ -167,7 +167,7 @@ def test_clipping(world: World, dtype: torch.dtype) -> None:
 
 
 class Asked(nn.Module):
-    """One layer is used always, the other on request."""
+    """A module that always uses one layer, and the other on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class Asked(nn.Module):
 
 
 def asked(rank: Rank, **options: Any) -> Any:
-    """Both layers sharded, each on its own."""
+    """Create a module whose two layers are sharded in separate FSDP units."""
     module = Asked()
     module.always = sharded(module.always, rank, plan={}, **options)
     return sharded(module, rank, plan={}, **options)
@@ -283,13 +283,13 @@ def test_hybrid(world: World, shards: int) -> None:
             sharding_strategy=ShardingStrategy.HYBRID_SHARD,
             use_orig_params=True,
         )
-        found: list[float] = []
+        gradients: list[float] = []
         for step in range(2):
             model.zero_grad()
             model(torch.full((1, 2), 1.0 + rank.index + step, device=rank.device)).sum().backward()
             with FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
-                found += [float(x) for p in model.parameters() if p.grad is not None for x in p.grad.flatten()]
-        return found
+                gradients += [float(x) for p in model.parameters() if p.grad is not None for x in p.grad.flatten()]
+        return gradients
 
     assert_on_ranks([[2.5, 2.5, 3.5, 3.5]] * 4, world.run(body))
 

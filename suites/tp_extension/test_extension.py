@@ -1,4 +1,4 @@
-"""What FSDP1 asks DTensorExtensions: flattening, chunks for state dicts, and how they are put together again."""
+"""DTensorExtensions as FSDP1 uses it: flattening, and sharding and gathering for state dicts."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from harness.stacks.tp_extension import (
 SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 MESHES = {2: ((2, 1), (1, 2)), 3: ((3, 1), (1, 3)), 4: ((2, 2), (2, 2, 1), (1, 2, 2), (2, 1, 2)), 6: ((3, 2), (2, 3))}
-"""Shapes of meshes by the number of ranks; the last dimension is tensor parallel, FSDP has the one before."""
+"""Mesh shapes by the number of ranks. The last dimension is tensor parallel, and the one before it is FSDP's."""
 
 
 def meshes(rank: Rank) -> Any:
-    """Each mesh for this number of ranks, with its dimensions for FSDP and for tensor parallelism."""
+    """Yield each mesh for this number of ranks, with its FSDP dimensions and its tensor-parallel dimension."""
     for shape in MESHES[rank.size]:
         names = ("replicas", "dp", "tp")[-len(shape) :]
         mesh = rank.mesh(*shape, names=names)
@@ -68,11 +68,11 @@ def test_flattening(world: World, placement: Placement) -> None:
                 local, spec = extension.pre_flatten_transform(parameter)
                 assert_same(parameter.to_local(), local, "flattened")
                 flat = local.detach().reshape(-1).clone()
-                found: Any = extension.post_unflatten_transform(flat.view(local.shape), spec)
-                assert type(found) is DTensor
-                assert (found.shape, found.stride()) == (tensor.shape, parameter.stride())
-                assert (found.device_mesh, found.placements) == (mesh, (placement,))
-                assert_same(tensor, found.full_tensor(), "whole")
+                unflattened: Any = extension.post_unflatten_transform(flat.view(local.shape), spec)
+                assert type(unflattened) is DTensor
+                assert (unflattened.shape, unflattened.stride()) == (tensor.shape, parameter.stride())
+                assert (unflattened.device_mesh, unflattened.placements) == (mesh, (placement,))
+                assert_same(tensor, unflattened.full_tensor(), "whole")
 
     world.run(body)
 
@@ -84,8 +84,8 @@ def test_flattening(world: World, placement: Placement) -> None:
 )
 def test_import() -> None:
     """Import it in a fresh interpreter, before anything else of FSDP."""
-    said = subprocess.run([sys.executable, "-c", f"import {MODULE}"], capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stderr
+    result = subprocess.run([sys.executable, "-c", f"import {MODULE}"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 @requirement(
@@ -115,7 +115,7 @@ def test_gradient_is_waited_for(world: World) -> None:
 
 
 class Handle:
-    """Of a device with streams: which one is the current one."""
+    """A fake device handle that keeps track of the current stream."""
 
     def __init__(self) -> None:
         self.streams = ["current"]
@@ -160,8 +160,8 @@ def test_streams(world: World, compute: str | None) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(DTensor, "from_local", staticmethod(laid))
             patch.setattr(AsyncCollectiveTensor, "wait", watched)
-            found = extension.post_unflatten_transform(flat, parameter)
-            used = found.redistribute(placements=[ROWS], async_op=True).to_local()
+            unflattened = extension.post_unflatten_transform(flat, parameter)
+            used = unflattened.redistribute(placements=[ROWS], async_op=True).to_local()
             used.mul(chunk(numbers(4, 2), rank.size, rank.index).to(rank.device)).sum().backward()
         assert seen[:1] == [compute or "current"]
         assert seen[-1] == (compute or "current")
@@ -226,18 +226,20 @@ def test_chunks(world: World, placement: Placement | None) -> None:
                 whole = numbers(*shape, dtype=dtype).to(rank.device)
                 given = whole.clone() if placement is None else sharded(shape, tensor_parallel, placement, dtype)
                 given.requires_grad_()
-                found: Any = extension.chunk_dtensor(given, fsdp.get_local_rank("dp" if fsdp.ndim > 1 else None), fsdp)
-                assert (found.device_mesh, found.shape, found.requires_grad) == (mesh, whole.shape, False)
-                assert found.placements[-1] == (placement or WHOLE)
-                assert [p for p in found.placements[:-1] if p != WHOLE] == [ROWS]
-                at = found.placements.index(ROWS)
+                chunked: Any = extension.chunk_dtensor(
+                    given, fsdp.get_local_rank("dp" if fsdp.ndim > 1 else None), fsdp
+                )
+                assert (chunked.device_mesh, chunked.shape, chunked.requires_grad) == (mesh, whole.shape, False)
+                assert chunked.placements[-1] == (placement or WHOLE)
+                assert [p for p in chunked.placements[:-1] if p != WHOLE] == [ROWS]
+                at = chunked.placements.index(ROWS)
                 local = chunk(whole, mesh.size(at), mesh.get_local_rank(at))
                 if isinstance(placement, Shard):
                     local = chunk(local, count, tensor_parallel.get_local_rank(), placement.dim)
-                assert_same(local, found.to_local(), "local part")
+                assert_same(local, chunked.to_local(), "local part")
                 with torch.no_grad():
                     (given.to_local() if isinstance(given, DTensor) else given).zero_()
-                assert_same(local, found.to_local(), "local part, once the parameter is another")
+                assert_same(local, chunked.to_local(), "local part, once the parameter is another")
 
     world.run(body)
 
@@ -261,9 +263,9 @@ def test_gathering(world: World, placement: Placement | None) -> None:
                     numbers(*shape).to(rank.device) if placement is None else sharded(shape, tensor_parallel, placement)
                 )
                 expected = given.to_local() if isinstance(given, DTensor) else given
-                found = extension.all_gather_dtensor(extension.chunk_dtensor(given, 0, fsdp), mesh)  # type: ignore[arg-type]
-                assert type(found) is torch.Tensor
-                assert_same(expected, found, f"{shape} on {mesh}")
+                gathered = extension.all_gather_dtensor(extension.chunk_dtensor(given, 0, fsdp), mesh)  # type: ignore[arg-type]
+                assert type(gathered) is torch.Tensor
+                assert_same(expected, gathered, f"{shape} on {mesh}")
 
     world.run(body)
 
@@ -289,9 +291,9 @@ def test_meshes_refused(world: World) -> None:
             extension.chunk_dtensor(given, rank.index, None)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="at least 2D"):
             extension.chunk_dtensor(given, rank.index, rank.mesh(2))
-        found: Any = extension.chunk_dtensor(given, rank.index, mesh["dp"])
+        chunked: Any = extension.chunk_dtensor(given, rank.index, mesh["dp"])
         with pytest.raises(AssertionError):
-            extension.all_gather_dtensor(found, rank.mesh(1, 2, names=("dp", "tp")))
+            extension.all_gather_dtensor(chunked, rank.mesh(1, 2, names=("dp", "tp")))
         of_both = distribute_tensor(given, mesh, [ROWS, COLUMNS])
         with pytest.raises(AssertionError):
             extension.chunk_tensor(of_both, rank.index, 2, 1, mesh["dp"].get_group())

@@ -1,4 +1,4 @@
-"""Tensor-parallel layers by themselves, and the average of FSDP1 over ranks, in every floating dtype."""
+"""Tensor-parallel layers without FSDP, and the averages of FSDP1 over ranks, in every floating-point dtype."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from harness.stacks import tp_extension
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 HIDDEN = 12
-"""Divided by two, three and four ranks."""
+"""A number of features that two, three and four ranks divide."""
 
 
 def two_layers(dtype: torch.dtype) -> nn.Sequential:
-    """Two layers with biases; every number is small and whole."""
+    """Create two layers with biases, whose parameters are small whole numbers."""
     model = nn.Sequential(nn.Linear(2, HIDDEN), nn.Linear(HIDDEN, 2)).to(dtype)
     with torch.no_grad():
         for i, parameter in enumerate(model.parameters()):
@@ -29,12 +29,12 @@ def two_layers(dtype: torch.dtype) -> nn.Sequential:
 
 
 def trained(model: nn.Module, dtype: torch.dtype, device: torch.device) -> list[Any]:
-    """The output, and the gradients of the input and of every parameter, whole."""
+    """Run one backward and return the output and the gradients of the input and of every parameter, unsharded."""
     x = torch.tensor([[1.0, 2.0], [-1.0, 3.0]], dtype=dtype, device=device, requires_grad=True)
     output = model(x)
     (output * torch.tensor([1.0, 2.0], dtype=dtype, device=device)).sum().backward()
-    found = [output, x.grad, *(p.grad for p in model.parameters())]
-    return [(t.full_tensor() if isinstance(t, DTensor) else t).tolist() for t in found if t is not None]
+    tensors = [output, x.grad, *(p.grad for p in model.parameters())]
+    return [(t.full_tensor() if isinstance(t, DTensor) else t).tolist() for t in tensors if t is not None]
 
 
 @requirement(

@@ -1,4 +1,4 @@
-"""Models on meshes beside others: of another shape after a checkpoint, without the first ranks, two in one process."""
+"""Several meshes: another shape after a checkpoint, a mesh without the first rank, two models in one process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from harness.stacks import tp_extension
 
 SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
 PARTS = 12
-"""Of features and sequences: divided by two, three and four ranks."""
+"""The number of features and the length of sequences, which two, three and four ranks divide."""
 
 
 class Scale(nn.Module):
-    """A layer that takes any part of a sequence."""
+    """A layer that accepts any part of a sequence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,10 +41,10 @@ class Scale(nn.Module):
 
 
 def layers() -> nn.Sequential:
-    """Of whole numbers, whose products and sums are exact for a step.
+    """Create layers of whole numbers, whose products and sums are exact for one step.
 
-    DTensor gives each rank of a row-wise layer its share of the bias, which is added up with the products: biases are
-    multiples of three, so that a third of one is exact as well.
+    DTensor gives each rank of a row-wise layer its share of the bias, and sums the shares together with the products.
+    Biases are multiples of three, so that a third of a bias is exact, too.
     """
     sizes = ((PARTS, 3), None, (3, PARTS), (PARTS, 3), None, (3, PARTS), (PARTS, 2))
     modules = [Scale() if size is None else nn.Linear(*size, dtype=torch.float64) for size in sizes]
@@ -58,7 +58,7 @@ def layers() -> nn.Sequential:
 
 
 def styles() -> Mapping[str, ParallelStyle]:
-    """Rows, columns and sequences, and a layer that is left out."""
+    """Return row-wise, column-wise and sequence-parallel styles for all layers except the last."""
     return {
         "0": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "1": SequenceParallel(),
@@ -70,13 +70,13 @@ def styles() -> Mapping[str, ParallelStyle]:
 
 
 def backward(model: nn.Module, parts: Sequence[int]) -> None:
-    """The mean of parts of a batch, where the model is."""
+    """Run a backward of the mean over parts of a batch on the model's device."""
     x = torch.cat([dyadic(1, PARTS, PARTS, key=("input", part), span=2, denominator=1) for part in parts])
     (model(x.to(next(model.parameters()).device)).sum() / len(parts)).backward()
 
 
 def trained() -> dict[str, torch.Tensor]:
-    """One step of one device on two parts."""
+    """Train one step on two parts on a single device and return the parameters."""
     model = layers()
     backward(model, (0, 1))
     torch.optim.SGD(model.parameters(), lr=0.5).step()
@@ -84,7 +84,7 @@ def trained() -> dict[str, torch.Tensor]:
 
 
 def sharded(module: nn.Module, mesh: Any, rank: Rank, **options: Any) -> Any:
-    """Over a mesh of two dimensions."""
+    """Make a module tensor parallel over the mesh dimension ``tp``, and shard it with FSDP1 over ``dp``."""
     parallelize_module(module.to(rank.device), mesh["tp"], dict(styles()))
     options.setdefault("use_orig_params", True)
     return FullyShardedDataParallel(module, device_mesh=mesh["dp"], device_id=rank.device, **options)

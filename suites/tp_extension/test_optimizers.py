@@ -1,4 +1,4 @@
-"""States of optimizers under FSDP over tensor-parallel layers: whole when saved, of shards when loaded."""
+"""Optimizer states under FSDP over tensor-parallel layers, which are unsharded when saved and sharded when loaded."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from harness.stacks import tp_extension
 
 SOURCE = "torch/distributed/fsdp: FullyShardedDataParallel.optim_state_dict"
 HIDDEN = 12
-"""Divided by one, two, three and four tensor-parallel ranks."""
+"""A number of features that one to four tensor-parallel ranks divide."""
 
 
 def layers() -> nn.Sequential:
-    """A column-wise layer, a row-wise one, and a plain one of which FSDP's ranks have uneven parts."""
+    """Create a column-wise layer, a row-wise one, and a plain one that FSDP shards unevenly."""
     model = nn.Sequential(nn.Linear(2, HIDDEN), nn.Linear(HIDDEN, 2), nn.Linear(2, 3))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -36,7 +36,7 @@ def layers() -> nn.Sequential:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, *steps: int) -> None:
-    """The same data on every rank; the average of two or four equal gradients is exact."""
+    """Train on the same data on every rank; the average of two or four equal gradients is exact."""
     device = next(model.parameters()).device
     for step in steps:
         optimizer.zero_grad()
@@ -45,16 +45,16 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, *steps: int) -> No
 
 
 def momenta(state: Any) -> dict[str, torch.Tensor]:
-    """Whole, by the names of the parameters."""
-    found = {name: of["momentum_buffer"] for name, of in state.items()}
-    return {name: whole(t) if isinstance(t, DTensor) else t for name, t in sorted(found.items())}
+    """Return the unsharded momentum buffers by parameter name."""
+    buffers = {name: of["momentum_buffer"] for name, of in state.items()}
+    return {name: whole(t) if isinstance(t, DTensor) else t for name, t in sorted(buffers.items())}
 
 
 def whole(tensor: DTensor) -> torch.Tensor:
-    """Put together where its mesh is, since what was offloaded to the host may have no collectives there."""
+    """Gather a tensor on its mesh's device, because the host may have no collectives for an offloaded tensor."""
     size = {"shape": tensor.shape, "stride": tensor.stride()}
-    there = DTensor.from_local(tensor.to_local(), tensor.device_mesh, tensor.placements, **size)  # goes to the mesh
-    return there.full_tensor()
+    on_mesh = DTensor.from_local(tensor.to_local(), tensor.device_mesh, tensor.placements, **size)  # moves to the mesh
+    return on_mesh.full_tensor()
 
 
 @requirement(
@@ -116,8 +116,8 @@ def test_made_before(world: World, trained: int, original: bool) -> None:
         model = tp_extension.apply(module, rank, plan={}, shape=(rank.size, 1), use_orig_params=original)
         optimizer = adagrad(model)
         optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, state))
-        there = [p for p in model.parameters() if p.numel()]
-        assert [optimizer.state[p]["sum"].shape for p in there] == [p.shape for p in there]
+        nonempty = [p for p in model.parameters() if p.numel()]
+        assert [optimizer.state[p]["sum"].shape for p in nonempty] == [p.shape for p in nonempty]
         train(model, optimizer, trained, trained + 1)
         assert_same_all(expected, tp_extension.parameters(model), "parameter")
 
@@ -171,15 +171,15 @@ def test_offloaded(world: World, original: bool) -> None:
         model = tp_extension.apply(layers(), rank, plan={}, shape=(rank.size // 2, 2), use_orig_params=original)
         optimizer, fresh = (torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5) for _ in range(2))
         train(model, optimizer, 0, 1)
-        found = []
+        saved_momenta = []
         for offload in (True, False):
             configs = ShardedStateDictConfig(), ShardedOptimStateDictConfig(offload_to_cpu=offload)
             with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT, *configs):
                 saved = FullyShardedDataParallel.optim_state_dict(model, optimizer)
-                found.append(momenta(saved["state"]))
+                saved_momenta.append(momenta(saved["state"]))
                 assert all(of["momentum_buffer"].device.type == "cpu" or not offload for of in saved["state"].values())
                 fresh.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, fresh, saved))
-        assert_same_all(*found, "momentum")
+        assert_same_all(*saved_momenta, "momentum")
         for parameter, state in optimizer.state.items():
             assert_same_all(state, fresh.state[parameter], "state")
 

@@ -1,4 +1,4 @@
-"""How DTensor lays tensors out on a mesh, and how it gets from one layout to another, forwards and backwards."""
+"""How DTensor places tensors on a mesh and redistributes them, in forward and backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REDUCED = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.
 
 
 def laid_out(tensor: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:
-    """The part of this rank, sharded by one dimension of the mesh after the other."""
+    """Return this rank's part of a tensor that is sharded by one mesh dimension after the other."""
     for i, placement in enumerate(placements):
         count, index = mesh.size(i), mesh.get_local_rank(i)
         if isinstance(placement, StridedShard):
@@ -32,7 +32,7 @@ def laid_out(tensor: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:
 
 
 def distributed(tensor: torch.Tensor, rank: Rank, mesh: Any, placements: Any) -> DTensor:
-    """Distribute the first rank's data, the others' being different; strided shards of everyone's, being the same."""
+    """Distribute the first rank's data, while other ranks' data differ; for strided shards, all ranks have the same."""
     if any(isinstance(p, StridedShard) for p in placements):
         return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
     return distribute_tensor(tensor + 100 * rank.index, mesh, placements)
@@ -57,14 +57,14 @@ def test_distribution(world: World, placement: Placement) -> None:
         mesh = rank.mesh(rank.size)
         for size in SIZES:
             whole = numbers(size, 5) if placement != COLUMNS else numbers(5, size)
-            found = distributed(whole, rank, mesh, [placement])
-            local = found.to_local()
+            dtensor = distributed(whole, rank, mesh, [placement])
+            local = dtensor.to_local()
             assert_same(laid_out(whole, mesh, [placement]), local, f"part of {size}")
             assert local.is_contiguous()
             most = -(-whole.numel() // rank.size) if placement != WHOLE else whole.numel()
             assert local.untyped_storage().nbytes() <= (most + whole.numel() // size * 2) * local.itemsize
-            assert (found.shape, found.stride()) == (whole.shape, whole.stride())
-            assert_same(whole, found.full_tensor(), f"whole of {size}")
+            assert (dtensor.shape, dtensor.stride()) == (whole.shape, whole.stride())
+            assert_same(whole, dtensor.full_tensor(), f"whole of {size}")
             alone = distribute_tensor(whole, mesh, [placement], src_data_rank=None)
             assert_same(local, alone.to_local(), f"part of {size}, without communication")
             assert alone.to_local().is_contiguous()
@@ -106,16 +106,16 @@ def test_two_dimensions(world: World, placements: tuple[Placement, Placement]) -
         mesh = rank.mesh(rank.size // 2, 2, names=("dp", "tp"))
         for shape in ((4 * mesh.size(0), 8 * mesh.size(0)), (5, 7), (9, 2)):
             whole = numbers(*shape)
-            found: Any = distributed(whole, rank, mesh, placements)
+            dtensor: Any = distributed(whole, rank, mesh, placements)
             expected = laid_out(whole, mesh, placements)
-            assert_same(expected, found.to_local(), f"part of {shape}")
-            assert_same(whole, found.full_tensor(), f"whole of {shape}")
+            assert_same(expected, dtensor.to_local(), f"part of {shape}")
+            assert_same(whole, dtensor.full_tensor(), f"whole of {shape}")
             size, offset = compute_local_shape_and_global_offset(whole.shape, mesh, placements)
             assert tuple(size) == expected.shape
             if expected.numel():
                 first = int(expected.flatten()[0]) - 1
                 assert tuple(offset) == (first // shape[1], first % shape[1])
-                chunks = found.__create_chunk_list__() if not isinstance(placements[0], StridedShard) else []
+                chunks = dtensor.__create_chunk_list__() if not isinstance(placements[0], StridedShard) else []
                 assert [(tuple(c.offsets), tuple(c.sizes)) for c in chunks] in ([], [(tuple(offset), tuple(size))])
 
     world.run(body)
@@ -140,9 +140,9 @@ def test_local_parts(world: World) -> None:
         for dim, size in itertools.product((0, 1), SIZES):
             whole = numbers(size, 3) if dim == 0 else numbers(3, size)
             local = chunk(whole, rank.size, rank.index, dim).clone()
-            found = DTensor.from_local(local, mesh, [Shard(dim)], shape=whole.shape, stride=whole.stride())
-            assert (found.shape, found.stride()) == (whole.shape, whole.stride())
-            assert_same(whole, found.full_tensor(), f"{size} in dimension {dim}")
+            dtensor = DTensor.from_local(local, mesh, [Shard(dim)], shape=whole.shape, stride=whole.stride())
+            assert (dtensor.shape, dtensor.stride()) == (whole.shape, whole.stride())
+            assert_same(whole, dtensor.full_tensor(), f"{size} in dimension {dim}")
             if size % rank.size == 0:
                 assert DTensor.from_local(local, mesh, [Shard(dim)]).shape == whole.shape
         checked = DTensor.from_local(numbers(3) + rank.index, mesh, [WHOLE], run_check=True)
@@ -172,9 +172,9 @@ def test_redistribution(world: World, source: Placement, target: Placement) -> N
                 parts = torch.stack([numbers(*shape).flip(0) * 6 + 6 * i for i in range(rank.size)]) % 64
                 given = DTensor.from_local(parts[rank.index].clone(), mesh, [source])
                 whole = REDUCED[source.reduce_op](parts, dim=0)
-            found = given.redistribute(placements=[target], async_op=late)
-            assert (found.shape, found.placements) == (whole.shape, (target,))
-            assert_same(laid_out(whole, mesh, [target]), found.to_local() + 0, f"{shape}")
+            moved = given.redistribute(placements=[target], async_op=late)
+            assert (moved.shape, moved.placements) == (whole.shape, (target,))
+            assert_same(laid_out(whole, mesh, [target]), moved.to_local() + 0, f"{shape}")
 
     world.run(body)
 
@@ -191,8 +191,8 @@ def test_parts(world: World, operation: str) -> None:
 
     def body(rank: Rank) -> None:
         whole = numbers(2, 3) * 6
-        found = distribute_tensor(whole + rank.index, rank.mesh(rank.size), [Partial(operation)])
-        assert_same(whole, found.full_tensor(), operation)
+        dtensor = distribute_tensor(whole + rank.index, rank.mesh(rank.size), [Partial(operation)])
+        assert_same(whole, dtensor.full_tensor(), operation)
 
     world.run(body)
 
@@ -213,8 +213,8 @@ def test_gradients(world: World, source: Placement, target: Placement) -> None:
         mesh, weights = rank.mesh(rank.size), numbers(6, 5).to(rank.device)
         leaf = distribute_tensor(numbers(6, 5), mesh, [source]).to_local().clone().requires_grad_()
         given = DTensor.from_local(leaf, mesh, [source], shape=weights.shape, stride=weights.stride())
-        found = given.redistribute(placements=[target])
-        (found.to_local() * laid_out(weights, mesh, [target])).sum().backward()
+        moved = given.redistribute(placements=[target])
+        (moved.to_local() * laid_out(weights, mesh, [target])).sum().backward()
         assert leaf.grad is not None
         assert_same(laid_out(weights, mesh, [source]), leaf.grad + 0, "gradient")
 
@@ -250,11 +250,11 @@ def test_product(world: World, placement: Placement) -> None:
         x, y, weights = (numbers(*shape).to(rank.device) for shape in ((2, 5), (5, 7), (2, 7)))
         leaf = x.clone().requires_grad_()
         factor = distribute_tensor(y, mesh, [placement]).requires_grad_()
-        found: Any = DTensor.from_local(leaf, mesh, [WHOLE]) @ factor
-        (found.full_tensor() * weights).sum().backward()
+        product: Any = DTensor.from_local(leaf, mesh, [WHOLE]) @ factor
+        (product.full_tensor() * weights).sum().backward()
         gradient: Any = factor.grad
         assert leaf.grad is not None
-        assert_same(x @ y, found.full_tensor() + 0, "product")
+        assert_same(x @ y, product.full_tensor() + 0, "product")
         assert_same(weights @ y.t(), leaf.grad + 0, "gradient of the replicated factor")
         assert_same((x.t() @ weights).contiguous(), gradient.full_tensor() + 0, "gradient of the other")
 
@@ -275,8 +275,8 @@ def test_rows_of_embedding(world: World, rows: int) -> None:
         mesh = rank.mesh(rank.size)
         indices = torch.tensor([*range(rows), 0, rows // 2, rows - 1])
         weight = distribute_tensor(numbers(rows, 3), mesh, [ROWS]).requires_grad_()
-        found: Any = torch.nn.functional.embedding(distribute_tensor(indices, mesh, [WHOLE]), weight)
-        whole = found.full_tensor()
+        looked_up: Any = torch.nn.functional.embedding(distribute_tensor(indices, mesh, [WHOLE]), weight)
+        whole = looked_up.full_tensor()
         assert_same(numbers(rows, 3)[indices], whole, f"{rows} rows")
         whole.sum().backward()
         counts = torch.bincount(indices, minlength=rows).float()[:, None].expand(rows, 3)

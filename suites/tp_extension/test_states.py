@@ -1,4 +1,4 @@
-"""State dicts of FSDP over tensor-parallel layers: what they hold, and what comes back of them."""
+"""State dicts of FSDP over tensor-parallel layers: what they hold, and loading them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAN = {"first": "columns", "second": "rows"}
 
 
 class Layers(nn.Module):
-    """Two tensor-parallel layers of which FSDP's ranks have uneven parts, a plain layer, and buffers."""
+    """Two tensor-parallel layers that FSDP shards unevenly, a plain layer, and a buffer."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -42,8 +42,8 @@ class Layers(nn.Module):
                 parameter.copy_(dyadic(*parameter.shape, key=name, dtype=dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.plain(self.second(self.first(x).relu()) * self.scale)
-        return found
+        output: torch.Tensor = self.plain(self.second(self.first(x).relu()) * self.scale)
+        return output
 
 
 def sharded(rank: Rank, model: nn.Module | None = None, **options: Any) -> Any:
@@ -52,7 +52,7 @@ def sharded(rank: Rank, model: nn.Module | None = None, **options: Any) -> Any:
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer, rank: Rank, steps: int = 2) -> None:
-    """Each data-parallel rank has data of its own."""
+    """Train with different data on each data-parallel rank."""
     part = tp_extension.parts(rank.size)[rank.index]
     for step in range(steps):
         x = dyadic(2, 3, key=("input", step, part), dtype=next(model.parameters()).dtype)
@@ -62,7 +62,7 @@ def train(model: Any, optimizer: torch.optim.Optimizer, rank: Rank, steps: int =
 
 
 def kept(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Whole tensors of a state dict, with memory of their own."""
+    """Copy the tensors of a state dict, unsharded."""
     whole = {name: v.full_tensor() if isinstance(v, DTensor) else v for name, v in state.items()}
     return {name: value.detach().clone() for name, value in whole.items()}
 
@@ -101,9 +101,9 @@ def test_saved(world: World, kind: str, dtype: torch.dtype) -> None:
             state = model.state_dict()
         assert all(isinstance(value, DTensor) == (kind == "sharded") for n, value in state.items() if n != "scale")
         train(model, optimizer, rank)
-        found = kept(state)
-        assert_same(torch.tensor([1.0, 2.0, 4.0, 0.5, 1.0], dtype=dtype), found.pop("scale"), "buffer")
-        assert_same_all(expected, found, "parameter")
+        saved = kept(state)
+        assert_same(torch.tensor([1.0, 2.0, 4.0, 0.5, 1.0], dtype=dtype), saved.pop("scale"), "buffer")
+        assert_same_all(expected, saved, "parameter")
 
     world.run(body)
 
@@ -120,7 +120,7 @@ def test_loaded(world: World, kind: str, offload: bool) -> None:
     """Save, train two more steps, then load."""
 
     def body(rank: Rank) -> None:
-        if kind == "local":  # takes no mesh
+        if kind == "local":  # accepts no mesh
             model: Any = FullyShardedDataParallel(Layers().to(rank.device), device_id=rank.device)
         else:
             model = sharded(rank, plan=PLAN if kind == "sharded" else {})
@@ -270,8 +270,8 @@ def test_three_dimensions(world: World, shape: tuple[int, int, int]) -> None:
                     parameter.zero_()
             model.load_state_dict(state)
         assert_same_all(expected, tp_extension.parameters(model), "parameter")
-        found = kept(state)
-        found.pop("scale")
-        assert_same_all(expected, found, "saved")
+        saved = kept(state)
+        saved.pop("scale")
+        assert_same_all(expected, saved, "saved")
 
     world.run(body)

@@ -1,4 +1,4 @@
-"""What the gate says, and what it says of a night as a whole: where it ran, what it lacks, what it counted."""
+"""Alarms and decisions of the gate, and the alarms that need no statistics."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from harness.bench.records import COUNTS, Series, day_of
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
-    """One line for a person, and what it is about."""
+    """A line of text for a person, and the change that it reports."""
 
     kind: str
     """``step``, ``count``, ``missing``, ``refused``, ``incomplete``, ``environment``."""
     text: str
     series: list[Series] = []
     everything: bool = False
-    """Whether it is of all series together."""
+    """Whether it is about all series together."""
     since: str = ""
-    """Id of the first night that has it."""
+    """Id of the first night with the change."""
     ratio: float = 1.0
-    """New level to old, in the middle of the series."""
+    """New level over old, median of the series."""
     low: float = 1.0
     high: float = 1.0
     confidence: float = 1.0
-    """One less the chance that noise alone raises this or any other alarm in such a night."""
+    """One minus the probability that noise alone raises this or any other alarm in such a night."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the gate on one night."""
+    """The gate's decision on one night."""
 
     night: str
     alarms: list[Alarm] = []
@@ -38,12 +38,12 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def code(self) -> int:
-        """The exit code: 0: fine, 1: something is wrong."""
+        """The exit code: 1 if there is an alarm, 0 otherwise."""
         return 1 if self.alarms else 0
 
 
 def since_night(line: Line, index: int) -> str:
-    """Since when, for the end of a sentence: the night's start and its commit."""
+    """Return the end of a sentence that says since when: the night's start and its commit."""
     night = line.nights[index]
     before = line.nights[index - 1].commit if index else ""
     commit = ""
@@ -54,7 +54,7 @@ def since_night(line: Line, index: int) -> str:
 
 
 def environment(line: Line) -> list[Alarm]:
-    """The first night of a fingerprint, where there is another's to compare with."""
+    """Return an alarm if this is the first night of its fingerprint and there is one of another fingerprint."""
     if len(line.nights) > 1 or line.before is None:
         return []
     changed = []
@@ -68,6 +68,7 @@ def environment(line: Line) -> list[Alarm]:
 
 
 def incomplete(line: Line) -> list[Alarm]:
+    """Return an alarm if the newest night is incomplete, unless that was accepted."""
     newest = line.nights[-1]
     if newest.complete or _is_accepted(line, "incomplete", newest.id):
         return []
@@ -80,7 +81,7 @@ def _is_accepted(line: Line, kind: str, night: str) -> bool:
 
 
 def missing(line: Line) -> list[Alarm]:
-    """Series that some earlier night measured and the newest did not, until that is accepted."""
+    """Return alarms for series that an earlier night measured and the newest did not, unless that was accepted."""
     newest = line.figures[line.nights[-1].id]
     order = {night.id: i for i, night in enumerate(line.nights)}
     gone = {one.series: order.get(one.night, -1) for one in line.accepted if one.kind == "missing"}
@@ -97,6 +98,7 @@ def missing(line: Line) -> list[Alarm]:
 
 
 def refused(line: Line) -> list[Alarm]:
+    """Return alarms for the figures of the newest night that the benchmarks rejected."""
     newest = line.figures[line.nights[-1].id]
     reasons: dict[str, list[Series]] = {}
     for one, figure in newest.items():
@@ -115,8 +117,8 @@ def refused(line: Line) -> list[Alarm]:
 
 
 def counts(line: Line) -> list[Alarm]:
-    """Counts that are not what they were first, or when they were last accepted."""
-    newest, found = line.figures[line.nights[-1].id], []
+    """Return alarms for counts that differ from the first night's, or from those of the night last accepted."""
+    newest, changes = line.figures[line.nights[-1].id], []
     order = {night.id: i for i, night in enumerate(line.nights)}
     for one, figure in newest.items():
         if one.metric not in COUNTS or figure.value is None:
@@ -126,10 +128,10 @@ def counts(line: Line) -> list[Alarm]:
         known = [(i, f.value) for i, f in past if f and f.value is not None]
         if known[0][1] != figure.value:
             since = next(i for i, _ in known if all(v == figure.value for k, v in known if k >= i))
-            found.append((one, known[0][1], figure.value, since))
+            changes.append((one, known[0][1], figure.value, since))
     out = []
-    for change in dict.fromkeys((old, new, since) for _, old, new, since in found):
-        some = [one for one, *rest in found if tuple(rest) == change]
+    for change in dict.fromkeys((old, new, since) for _, old, new, since in changes):
+        some = [one for one, *rest in changes if tuple(rest) == change]
         for band in bands(some, list(newest)):
             old, new, since = change
             text = f"{describe(band, list(newest))}: {old:g} to {new:g}{since_night(line, since)}, a count"

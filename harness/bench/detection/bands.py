@@ -1,4 +1,4 @@
-"""Series that changed alike, as few names as say which: bands of sizes, sets of dtypes."""
+"""Bands of series that changed alike, described in few words: ranges of sizes, sets of dtypes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from harness.bench.records import Series, size_of
 
 _ORDER = ("bytes", "dtype", "op", "variant", "world", "operation", "metric", "backend", "device")
-"""What differs within a band, the likeliest first."""
+"""Fields that can differ within a band, the likeliest first."""
 
 
 def bands(changed: Iterable[Series], measured: Sequence[Series]) -> list[list[Series]]:
-    """Partition what changed into bands, of all that was ``measured``.
+    """Partition the changed series into bands.  Returns the largest band first.
 
-    A band is all measured combinations of some values of each field; its sizes have no other measured size between
-    them.  The largest first.
+    A band is all ``measured`` combinations of some values of each field.  No other measured size is between
+    its sizes.
     """
     fields = sorted({("variant", name) for one in measured for name, _ in one.variant})
     names: list[tuple[str, str]] = [(name, "") for name in _ORDER if name != "variant"]
@@ -53,7 +53,7 @@ _Sizes = dict[tuple[Any, ...], set[int]]
 
 
 def _merged(groups: list[_Group], name: tuple[str, str], names: list[tuple[str, str]], sizes: _Sizes) -> list[_Group]:
-    """Groups that differ in one field alone become one; sizes only where none lies between."""
+    """Merge groups that differ only in field ``name``.  Sizes are merged only if no measured size lies between them."""
     alike: dict[tuple[frozenset[Any], ...], list[_Group]] = defaultdict(list)
     for group in groups:
         alike[tuple(group[other] for other in names if other != name)].append(group)
@@ -76,24 +76,24 @@ def _merged(groups: list[_Group], name: tuple[str, str], names: list[tuple[str, 
 
 
 def _sizes_of(group: _Group, names: list[tuple[str, str]], sizes: _Sizes) -> set[int]:
-    found: set[int] = set()
+    union: set[int] = set()
     for key in product(*(group[name] for name in names if name[0] != "bytes")):
-        found |= sizes.get(key, set())
-    return found
+        union |= sizes.get(key, set())
+    return union
 
 
 def describe(band: Sequence[Series], measured: Sequence[Series]) -> str:
-    """Of a band, for people: ``all_reduce float32 64 KiB to 512 KiB on 4 ranks``.
+    """Describe a band for people: ``all_reduce float32 64 KiB to 512 KiB on 4 ranks``.
 
-    A field of which everything that was measured of these operations is in the band goes without saying, or by "every".
+    If a band has all values of a field that were measured for its operations, the field is left out or called "every".
     """
     operations = sorted({one.operation for one in band})
     peers = [one for one in measured if one.operation in set(operations)]
     words = [_listed(operations, 6)]
     for field, plural in (("op", "every op"), ("dtype", "every dtype")):
-        mine, all_of_them = ({getattr(one, field) for one in some} - {""} for some in (band, peers))
+        mine, theirs = ({getattr(one, field) for one in some} - {""} for some in (band, peers))
         if mine:
-            words.append(plural if len(mine) > 1 and mine == all_of_them else _listed(sorted(mine), 6))
+            words.append(plural if len(mine) > 1 and mine == theirs else _listed(sorted(mine), 6))
     sizes, every = sorted({one.bytes for one in band} - {0}), {one.bytes for one in peers} - {0}
     if sizes:
         whole = len(sizes) > 1 and set(sizes) == every
@@ -107,17 +107,17 @@ def describe(band: Sequence[Series], measured: Sequence[Series]) -> str:
 
 
 def _rest(band: Sequence[Series], peers: Sequence[Series]) -> list[str]:
-    """Backend, device and variants, where others of the same operation have another."""
-    said = []
+    """Describe backend, device and variants if other series of the same operations differ in them."""
+    words = []
     for field in ("backend", "device"):
-        mine, all_of_them = ({getattr(one, field) for one in some} for some in (band, peers))
-        if mine != all_of_them:
-            said.append(_listed(sorted(mine), 3))
+        mine, theirs = ({getattr(one, field) for one in some} for some in (band, peers))
+        if mine != theirs:
+            words.append(_listed(sorted(mine), 3))
     for name in sorted({name for one in peers for name, _ in one.variant}):
-        mine, all_of_them = ({dict(one.variant).get(name, "") for one in some} for some in (band, peers))
-        if mine != all_of_them:
-            said.append(f"{name} {_listed(sorted(mine - {''}), 4)}" if mine - {""} else f"without {name}")
-    return [f"({', '.join(said)})"] if said else []
+        mine, theirs = ({dict(one.variant).get(name, "") for one in some} for some in (band, peers))
+        if mine != theirs:
+            words.append(f"{name} {_listed(sorted(mine - {''}), 4)}" if mine - {""} else f"without {name}")
+    return [f"({', '.join(words)})"] if words else []
 
 
 def _listed(names: Sequence[str], most: int) -> str:

@@ -1,4 +1,4 @@
-"""How often the gate is wrong, and what it finds: measured on nights that were, and on nights made from them."""
+"""Calibration of the gate: its false alarms and the steps it detects, on real nights and on nights made from them."""
 
 from __future__ import annotations
 
@@ -16,67 +16,69 @@ from harness.bench.history.lines import Line
 from harness.bench.records import Series
 
 STEPS = (0.02, 0.05, 0.10, 0.20, 0.50, 1.00)
-"""Sizes of steps that are tried, as shares of what it was."""
+"""Sizes of the steps that are tried, relative to the level before."""
 GATE = "concord perf gate"
 
 _SPARSE = 4
-"""E-divisive, with its permutations, is asked of every fourth night, and not of steps of all series."""
+"""E-divisive is slow because of its permutations.  It judges every fourth night only, and no steps of all series."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Of so many, and the 95 % confidence interval (Clopper and Pearson, 1934)."""
+    """A share, with its 95 % confidence interval (Clopper and Pearson, 1934)."""
 
     hits: int
     of: int
 
     @property
     def value(self) -> float:
+        """The share as a number; NaN if ``of`` is 0."""
         return self.hits / self.of if self.of else float("nan")
 
     @property
     def interval(self) -> tuple[float, float]:
+        """The lower and the upper bound of the confidence interval."""
         low = special.betaincinv(self.hits, self.of - self.hits + 1, 0.025) if self.hits else 0.0
         high = special.betaincinv(self.hits + 1, self.of - self.hits, 0.975) if self.hits < self.of else 1.0
         return float(low), float(high)
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True):
-    """How a step of one size and reach is found."""
+    """How often steps of one size and reach are found."""
 
     method: str
     reach: str
-    """``one``: a series; ``band``; ``all``."""
+    """``one`` series, a ``band``, or ``all`` series."""
     step: float
     found: list[Share]
-    """Within one night, two, three."""
+    """Within one, two and three nights."""
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a history."""
+    """The result of a calibration on a history."""
 
     nights: int
-    """Real ones."""
+    """Number of real nights."""
     series: int
     noise: float
-    """Of one night, in the middle of series: a standard deviation of logarithms, the common factor taken out."""
+    """Noise of one night, median of the series: a standard deviation of logarithms, without the common factor."""
     common: float
-    """That of the common factor."""
+    """The noise of the common factor."""
     alarms: dict[str, Share]
-    """By method: resampled A/A nights with an alarm."""
+    """Resampled A/A nights with an alarm, by method."""
     real: Share
-    """Real nights, as they were, with an alarm of the gate."""
+    """Unchanged real nights with an alarm of the gate."""
     power: list[Power]
     smallest: dict[str, float]
-    """By reach: the smallest step found within three nights, 95 of 100 times; infinity: none that was tried."""
+    """By reach, the smallest step found within three nights in 95 of 100 trials; infinity: none of those tried."""
     expected: float
-    """The same for one series, as the thresholds foretell."""
+    """The same for one series, as the thresholds predict it."""
 
 
 def quiet(values: Array, followed: Followed) -> Array:
-    """Nights without their steps: those before a step brought to the level after it, so that what is left is A/A."""
+    """Return A/A nights: nights without their steps, because those before a step are moved to the level after it."""
     out = followed.values.copy()
     for step in sorted(followed.standing, key=lambda one: one.series == EVERY):
-        if step.series == EVERY:  # each as it took it, which need not be as it takes the common noise
+        if step.series == EVERY:  # each series by its own change, which may differ from its loading
             before = out[max(0, step.since - followed.memory) : step.since]
             out[: step.since] += np.nan_to_num(middle(out[step.since :], 0) - middle(before, 0))
         else:
@@ -85,12 +87,12 @@ def quiet(values: Array, followed: Followed) -> Array:
 
 
 def resample(values: Array, rounds: Array, count: int, generator: np.random.Generator) -> tuple[Array, Array]:
-    """A/A nights from real ones: ``[count, series]`` logarithms, and rounds ``[count, series, round]`` in seconds.
+    """Make A/A nights from real ones: ``[count, series]`` logarithms, and rounds ``[count, series, round]`` in seconds.
 
-    Blocks of nights in a row are drawn, all series together, so that nights keep what they share and what the night
-    before leaves; then, in each drawn night, blocks of rounds, so that two draws of one night differ.  What this adds
-    to the variance is taken from what is between nights, so that the whole stays as it is (a smoothed bootstrap:
-    Silverman and Young, 1987; blocks: Künsch, 1989).
+    Blocks of consecutive nights are drawn, all series together, which keeps what series share and what carries over
+    from night to night.  In each drawn night, blocks of rounds are drawn, so that two draws of one night differ.  The
+    variance that this adds is removed from the variance between nights, so that the total stays the same (smoothed
+    bootstrap: Silverman and Young, 1987; blocks: Künsch, 1989).
     ``rounds[night, series, round]``: logarithms of the rounds' figures relative to the night's.
     """
     nights, _, per_night = rounds.shape
@@ -121,10 +123,10 @@ def calibrate(
     rivals: Sequence[str] = tuple(RIVALS),
     progress: Callable[[int, int], object] = lambda done, of: None,
 ) -> Calibration:
-    """Rates over ``nights`` resampled A/A nights, and detection over ``trials`` steps of each size and reach.
+    """Measure false alarms on resampled A/A nights, and detection of ``trials`` steps of each size and reach.
 
     ``values[night, series]``: logarithms, without steps; ``rounds[night, series, round]``: logarithms relative to the
-    night's.  ``bands``: indices of series that a step may reach together.
+    night's.  ``bands``: indices of series that one step may reach.  ``nights``: number of resampled nights.
     """
     generator = np.random.default_rng(seed)
     count = values.shape[1]
@@ -151,16 +153,16 @@ def calibrate(
         wheres = [_where(reach, count, bands, generator) for _ in starts]
         for step in STEPS:
             asked = [name for name in rivals if name != E_DIVISIVE or reach != "all"]
-            found = {name: np.zeros(CONFIRM, int) for name in [GATE, *asked]}
+            found_within = {name: np.zeros(CONFIRM, int) for name in [GATE, *asked]}
             for start, where in zip(starts, wheres, strict=True):
-                when = _first_found(step, start, where, learned, made, seconds, asked)
-                for name, k in when.items():
-                    found[name][k:] += 1
+                delays = _first_found(step, start, where, learned, made, seconds, asked)
+                for name, k in delays.items():
+                    found_within[name][k:] += 1
                 done += 1
                 progress(done, work)
             power += [
                 Power(method=name, reach=reach, step=step, found=[Share(int(x), trials) for x in hits])
-                for name, hits in found.items()
+                for name, hits in found_within.items()
             ]
     last = learned[judged[-1]]
     return Calibration(
@@ -211,7 +213,7 @@ def _first_found(
     seconds: Array,
     rivals: Sequence[str],
 ) -> dict[str, int]:
-    """By method, how many nights after its first a step was found; left out where it was not."""
+    """Return by method how many nights after its first night a step was found; without methods that did not find it."""
     out: dict[str, int] = {}
     size = np.log1p(step)
     for k in range(CONFIRM):
@@ -233,9 +235,10 @@ def _first_found(
 
 
 def relative_rounds(line: Line, series: Sequence[Series]) -> Array:
-    """``[night, series, round]``: logarithms of rounds relative to their night; as many as every night has, at least 2.
+    """Return ``[night, series, round]``: logarithms of rounds relative to their night.
 
-    A night with a single round, as those that were imported, says nothing of its rounds: they are all the same.
+    The number of rounds is the smallest of all nights, at least 2.  For a night with a single round, such as an
+    imported one, all rounds are the same.
     """
     logs = [[np.log(line.figures[night.id][one].rounds) for one in series] for night in line.nights]
     least = max(2, min(len(rounds) for row in logs for rounds in row))
@@ -244,7 +247,7 @@ def relative_rounds(line: Line, series: Sequence[Series]) -> Array:
 
 
 def bands_of(series: Sequence[Series]) -> list[list[int]]:
-    """Three sizes in a row, or as many as there are, of series that differ in nothing else."""
+    """Return bands as indices: three adjacent sizes, or as many as there are, of series that differ in nothing else."""
     alike: dict[Series, list[int]] = {}
     for j, one in enumerate(series):
         alike.setdefault(msgspec.structs.replace(one, bytes=0), []).append(j)

@@ -1,17 +1,16 @@
-"""Steps told from noise: what the nights before say of noise, and what the newest say against it.
+"""Detection of steps: learn the noise of earlier nights, and judge the newest nights against it.
 
-Everything is in logarithms of a night's values, ``[night, series]``, NaN where there is none.  The steps of thought are
-derived in ``docs/performance.md``:
+Values are logarithms, ``[night, series]``, NaN where there is none.  ``docs/performance.md`` derives the method:
 
-1. *Level*: a series is compared with the median of earlier nights, the three newest left out, so that a step does not
-   hide in its own reference.  How many earlier nights, the history says: as many as forecast it best.
-2. *Common factor*: what moves all series in one night is estimated robustly across them, with a loading for each; it is
-   a series of its own.  A slow night is that series' noise, a change for all of them is its step.
-3. *Noise*: of each series, from its residuals; the wider of the inner and the outer scale, so that a second mode
-   counts, drawn towards the other series' where there are few nights.
-4. *Threshold*: residuals of one to three nights, each clipped, are summed; the chance of a sum is the convolution of
-   what history shows, with a Pareto tail for the single night.  A step is a sum whose chance is below the wanted rate
-   of false alarms divided by the number of looks: series, and windows of nights.
+1. *Level*: a series is compared with the median of earlier nights.  The three newest nights are left out, so that a
+   step is not part of its own reference.  The number of earlier nights is the one that forecasts the history best.
+2. *Common factor*: the factor that moves all series in one night is estimated robustly across them, with a loading for
+   each.  It is a series of its own: a slow night is its noise, and a change of all series is its step.
+3. *Noise*: the noise of each series comes from its residuals.  It is the wider of an inner and an outer scale, so that
+   a second mode counts as noise.  With few nights, it is drawn up towards the noise of the other series.
+4. *Threshold*: the residuals of one to three nights are clipped and summed.  The probability of a sum is the
+   convolution of the history's distribution, with a Pareto tail for a single night.  A sum is a step if its probability
+   is below the target rate of false alarms, divided by the number of looks: series times windows of nights.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from harness.bench.detection.tails import RATE, Tail, tail_of
 Array = npt.NDArray[np.float64]
 
 CONFIRM = 3
-"""Most nights that a step may take to be found: windows of one night up to so many are looked at."""
+"""Maximum number of nights in which a step can be found: windows from one night to this many are judged."""
 
 MEMORIES = (5, 8, 13, 21, 34)
-"""Numbers of nights that a level may be the median of."""
+"""Candidate numbers of nights for the median that is the level."""
 
 WINDOW = 90
-"""Nights that noise is learned from, at most."""
+"""Maximum number of nights from which noise is learned."""
 
 
 @lru_cache
 def isf(chance: float) -> float:
-    """The value that a normal deviate exceeds with this chance."""
+    """Return the value that a standard normal deviate exceeds with this probability."""
     return -float(special.ndtri(chance))
 
 
@@ -49,33 +48,33 @@ _MAD = 1 / isf(0.25)
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """What the past says, for the judgement of one night."""
+    """The noise of past nights, for the judgment of one night."""
 
     night: int
     """Index of the night to judge."""
     scale: Array
-    """``[series]``: of one night, as a standard deviation would be; NaN: nothing is known."""
+    """``[series]``: noise of one night, as a standard deviation; NaN: unknown."""
     unsure: Array
-    """``[series]``: how much wider it is by what is not known of the newest level."""
+    """``[series]``: the factor by which the uncertainty of the newest level widens the scale."""
     nights: npt.NDArray[np.intp]
-    """``[series]``: how many nights it was learned from."""
+    """``[series]``: number of nights from which the noise was learned."""
     loading: Array
-    """``[series]``: how much of the common factor it takes."""
+    """``[series]``: loading on the common factor."""
     loading_error: Array
     spread: Array
-    """``[series]``: its weight in the common factor goes by the inverse square of this."""
+    """``[series]``: the weight of a series in the common factor follows the inverse square of this."""
     residual: Array
-    """``[window, series]``: of the newest nights, the oldest first, against their level, common factor included."""
+    """``[window, series]``: residuals of the newest nights, oldest first, including the common factor."""
     centre: Array
-    """``[series]``: where residuals have their middle: not zero where there is a trend."""
+    """``[series]``: median of the residuals; not zero if there is a trend."""
     shared_centre: float
     shared_scale: float
     slower: Tail
     faster: Tail
     needed: int
-    """Nights that a series needs for a judgement."""
+    """Number of nights that a series needs before it is judged."""
     looks: int
-    """Number of series, and the common factor."""
+    """Number of series, plus one for the common factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,38 +82,39 @@ class Step:
     """A change of level."""
 
     series: int
-    """Index; -1: of all series together."""
+    """Index; -1: all series together."""
     found: int
-    """Index of the night in which it was found."""
+    """Index of the night in which the step was found."""
     since: int
-    """Index of the first night that has it."""
+    """Index of the first night with the step."""
     size: float
     """Logarithm of the ratio of the new level to the old; above 0: slower."""
     low: float
     high: float
-    """The size's 95 % confidence interval."""
+    """The 95 % confidence interval of the size is from ``low`` to ``high``."""
     chance: float
-    """That noise alone raises this or any other alarm in such a night."""
+    """Probability that noise alone raises this or any other alarm in such a night."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """Of one night."""
+    """The judgment of one night."""
 
     noise: Noise
     steps: tuple[Step, ...]
     single: Array = field(repr=False)
-    """``[series]``: the chance of what it shows, of that series alone; NaN: not judged.  Slower only."""
+    """``[series]``: probability of the change to slower of that series alone; 1: not judged."""
     size: Array = field(repr=False)
-    """``[series]``: how far its newest night is off its level, the common factor taken out; logarithm of a ratio."""
+    """``[series]``: distance of the newest night from its level without the common factor; logarithm of a ratio."""
     deviation: Array = field(repr=False)
-    """``[series]``: the same with the common factor in it."""
+    """``[series]``: the same, including the common factor."""
 
 
 def residuals(values: Array, memory: int) -> Array:
-    """``[night, series]``: off the median of ``memory`` nights, the newest of them ``CONFIRM`` nights before.
+    """Return ``[night, series]``: each night minus the median of ``memory`` earlier nights.
 
-    NaN where fewer than three such nights are known: a median of fewer does not survive an outlier.
+    The newest of those is ``CONFIRM`` nights earlier.  The residual is NaN if fewer than three of them are known: a
+    median of fewer does not survive an outlier.
     """
     out = np.full_like(values, np.nan)
     for night in range(CONFIRM + 2, len(values)):
@@ -126,17 +126,17 @@ def residuals(values: Array, memory: int) -> Array:
 
 
 def memory_of(values: Array) -> tuple[int, Array]:
-    """The number of nights whose median forecasts the history best, and the residuals that it gives."""
+    """Return the number of nights whose median forecasts the history best, and the residuals that it gives."""
     tried = {memory: residuals(values, memory) for memory in MEMORIES if memory <= max(MEMORIES[0], len(values))}
     if len(values) <= CONFIRM + MEMORIES[0]:
         return MEMORIES[0], tried[MEMORIES[0]]
-    errors = {memory: _own_error(found) for memory, found in tried.items()}
+    errors = {memory: _own_error(residual) for memory, residual in tried.items()}
     best = min(errors, key=errors.__getitem__)
     return best, tried[best]
 
 
 def _own_error(residual: Array) -> float:
-    """How large residuals are beside what all series share, in the middle of series."""
+    """Return the median absolute residual after the part that all series share is removed."""
     kept = residual[np.isfinite(residual).any(1)][:, np.isfinite(residual).any(0)]
     if not kept.size:
         return np.inf
@@ -152,16 +152,17 @@ def learn(
     within: Array | None = None,
     extra: Array | None = None,
 ) -> Noise:
-    """What residuals up to a night say for the judgement of this night; the newest ``CONFIRM`` of them teach nothing.
+    """Learn the noise from residuals for the judgment of a night.
 
-    ``within[series]``: standard error of a night's value from the spread of its rounds: noise cannot be less.
-    ``extra[series]``: share of a night's variance by which a level is uncertain, as after a step.
+    The newest ``CONFIRM`` nights up to this night are judged, and nothing is learned from them.
+    ``within[series]``: standard error of a night's value from the spread of its rounds; noise is at least this.
+    ``extra[series]``: variance of the level as a share of a night's variance; above 0 after a step, for example.
     """
     newest = slice(night - CONFIRM + 1, night + 1)
     past = residual[max(0, night - CONFIRM + 1 - WINDOW) : max(0, night - CONFIRM + 1)]
     recent = np.full((CONFIRM, residual.shape[1]), np.nan)
-    found = residual[max(0, newest.start) : newest.stop]
-    recent[CONFIRM - len(found) :] = found
+    newest_known = residual[max(0, newest.start) : newest.stop]
+    recent[CONFIRM - len(newest_known) :] = newest_known
     looks = residual.shape[1] + 1
     chance = rate / looks / CONFIRM
     loading, loading_error, spread = _loadings(past)
@@ -199,21 +200,24 @@ def learn(
 
 @lru_cache
 def nights_needed(chance: float) -> int:
-    """Nights with which a threshold on Student's t is at most twice what endless history gives."""
+    """Return how many nights make the threshold from Student's t at most twice that of an infinite history."""
     limit = 2 * isf(chance)
     return next(n for n in range(3, 1000) if -special.stdtrit(n - 1, chance) <= limit)
 
 
 def nights_to_judge(needed: int) -> int:
-    """Nights of history with which so many teach noise: the first have no level yet, the newest teach nothing."""
+    """Return the length of a history in which ``needed`` nights teach noise.
+
+    The first nights have no level yet, and nothing is learned from the newest.
+    """
     return needed + (CONFIRM + 2) + CONFIRM
 
 
 def _loadings(past: Array) -> tuple[Array, Array, Array]:
-    """Loadings, their errors, and the spread of series about the common factor; ``[series]`` each.
+    """Return loadings, their errors, and the spread of series about the common factor; ``[series]`` each.
 
-    A loading is the regression of a series on the common factor of the others, drawn towards the mean of all loadings
-    by how well it is known.  With fewer than three series there is no telling: no common factor.
+    A loading is the regression of a series on the common factor of the others.  The less precisely it is known, the
+    more it is drawn towards the mean of all loadings.  Fewer than three series have no common factor.
     """
     count = past.shape[1]
     loading, error = np.ones(count), np.zeros(count)
@@ -240,13 +244,16 @@ def _loadings(past: Array) -> tuple[Array, Array, Array]:
 
 
 def _positive(spread: Array) -> Array:
-    """Spreads, the largest where there is none."""
+    """Return spreads; those that are unknown or zero are replaced by the largest."""
     known = np.isfinite(spread) & (spread > 0)
     return np.where(known, spread, spread[known].max() if known.any() else 1.0)
 
 
 def across(residual: Array, loading: Array, spread: Array) -> tuple[Array, Array]:
-    """The common factor night by night: Tukey's biweight across series, all of them, and each left out in turn."""
+    """Estimate the common factor with Tukey's biweight across series.
+
+    Returns ``[night]``, from all series, and ``[night, series]``, without each series in turn.
+    """
     usable = loading > 0.05
     ratio = np.where(usable, residual / np.where(usable, loading, 1), np.nan)
     unit = np.where(usable, spread / np.where(usable, loading, 1), np.nan)
@@ -264,8 +271,11 @@ def across(residual: Array, loading: Array, spread: Array) -> tuple[Array, Array
 
 
 def _scales(off: Array, chance: float) -> Array:
-    """``[series]``: the wider of two scales: half of the residuals are within the inner one's quartiles; the outer one
-    is that beyond which three nights in a row are as rare as an alarm may be."""
+    """Return ``[series]``: the wider of two scales of residuals.
+
+    The inner scale is from their median absolute value.  The outer scale is from the quantile beyond which three nights
+    in a row are as rare as an alarm may be.
+    """
     inner = _MAD * middle(np.abs(off), 0)
     share = chance ** (1 / CONFIRM)
     outer = _quantile(np.abs(off), 1 - 2 * share) / isf(share)
@@ -273,15 +283,15 @@ def _scales(off: Array, chance: float) -> Array:
 
 
 def _drawn_together(scale: Array, counts: npt.NDArray[np.intp]) -> Array:
-    """Scales drawn up towards their common middle, by how much of their spread a short history explains.
+    """Draw scales up towards their median, by the share of their spread that a short history explains.
 
-    Never down: a series that is noisier than the others may be so for a reason that they do not have.
+    Scales are never drawn down: a series that is noisier than the others may have a reason that they do not have.
     """
     known = np.isfinite(scale)
     if known.sum() < 3:
         return scale
     logs = np.log(scale[known])
-    sampling = 1.36 / np.maximum(counts[known], 2)  # of the logarithm of a median absolute deviation
+    sampling = 1.36 / np.maximum(counts[known], 2)  # variance of the logarithm of a median absolute deviation
     between = max(0.0, float(np.var(logs) - sampling.mean()))
     mean = float(np.median(logs))
     out = scale.copy()
@@ -290,7 +300,7 @@ def _drawn_together(scale: Array, counts: npt.NDArray[np.intp]) -> Array:
 
 
 def _crossed(columns: Array, chance: float) -> Array:
-    """Residuals in units of a scale that was learned from other nights: odd nights' from even ones', and so on."""
+    """Return residuals in units of a scale from other nights: that of even nights for odd ones, and the reverse."""
     out = np.full_like(columns, np.nan)
     for turn in (0, 1):
         other, mine = columns[1 - turn :: 2], columns[turn::2]
@@ -305,8 +315,8 @@ def _crossed(columns: Array, chance: float) -> Array:
 
 
 def middle(values: Array, axis: int) -> Array:
-    """The median of what is known; NaN where nothing is."""
-    ordered = np.sort(values, axis)  # NaN last; several times as fast as nanmedian
+    """Return the median of the known values along an axis; NaN where none is known."""
+    ordered = np.sort(values, axis)  # NaN is last; several times as fast as nanmedian
     counts = np.isfinite(values).sum(axis, keepdims=True)
     low = np.take_along_axis(ordered, np.maximum(counts - 1, 0) // 2, axis)
     high = np.take_along_axis(ordered, np.minimum(counts // 2, values.shape[axis] - 1), axis)
@@ -314,7 +324,7 @@ def middle(values: Array, axis: int) -> Array:
 
 
 def _quantile(values: Array, share: float) -> Array:
-    """By column, a quantile of what is known, interpolated; every column has something."""
+    """Return a quantile of the known values of each column, interpolated.  Every column must have a known value."""
     ordered = np.sort(values, 0)
     place = (np.isfinite(values).sum(0) - 1) * share
     low = np.floor(place).astype(int)
@@ -324,12 +334,12 @@ def _quantile(values: Array, share: float) -> Array:
 
 
 def judge(noise: Noise, added: Array | None = None) -> Judgement:
-    """The steps that the newest nights show.  ``added[window, series]``: what is put on top of them, to try it."""
+    """Judge the newest nights.  ``added[window, series]``: a step to add to them, to see whether it is found."""
     residual = noise.residual if added is None else noise.residual + added
     shared, others = across(residual, noise.loading, noise.spread)
     shared = shared - noise.shared_centre
     own = residual - noise.loading * others - noise.centre
-    # A common event beyond what history knows need not load on series as those of history did.
+    # A common event that is larger than any in the history may have other loadings than those.
     beyond = np.maximum(0.0, np.abs(others) - isf(noise.slower.chance ** (1 / CONFIRM)) * noise.shared_scale)
     beyond = np.nan_to_num(beyond) * float(np.std(noise.loading))
     scale = np.sqrt((noise.unsure * noise.scale) ** 2 + (others * noise.loading_error) ** 2 + beyond**2)
@@ -353,7 +363,7 @@ def judge(noise: Noise, added: Array | None = None) -> Judgement:
 
 
 def _step(index: int, off: Array, scale: Array, chances: Array, noise: Noise, sign: int) -> Step:
-    """A step, since the night that explains the newest nights best."""
+    """Return a step that begins in the night that explains the newest nights best."""
     known = np.isfinite(off)
     fits = []
     for k in range(1, CONFIRM + 1):
@@ -378,11 +388,11 @@ def _step(index: int, off: Array, scale: Array, chances: Array, noise: Noise, si
 
 
 def within_nights(rounds: Sequence[Sequence[float]]) -> float:
-    """The standard error of a night's value, from the spread of its rounds, in the middle of nights; 0: not known."""
-    found = []
+    """Return the standard error of a night's value from the spread of its rounds, median of nights; 0: unknown."""
+    errors = []
     for night in rounds:
         if len(night) >= 3 and min(night) > 0:
             logs = np.log(night)
             spread = _MAD * float(np.median(np.abs(logs - np.median(logs))))
-            found.append(spread * np.sqrt(np.pi / 2 / len(night)))
-    return float(np.median(found)) if found else 0.0
+            errors.append(spread * np.sqrt(np.pi / 2 / len(night)))
+    return float(np.median(errors)) if errors else 0.0

@@ -1,4 +1,4 @@
-"""Night after night over a history: which steps there were, which of them still stand, what the newest night adds."""
+"""Judge a history night after night: which steps it has, which still stand, and what the newest night adds."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from harness.bench.detection.changes import (
 from harness.bench.detection.tails import RATE
 
 EVERY = -1
-"""Index of the common factor, in place of a series'."""
+"""Index of the common factor, in place of that of a series."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """What nights show, one after the other."""
+    """The result of judging nights one after the other."""
 
     found: tuple[Step, ...]
-    """Every step in the order in which it was found, those that were undone as well; none that was accepted."""
+    """Every step in the order of detection, including those that were undone, without those that were accepted."""
     standing: tuple[Step, ...]
-    """Of each series what stands against the level that was last accepted: size and interval from all nights since."""
+    """For each series, the step that stands since the last accepted level; size and interval use all nights since."""
     newest: Judgement
     memory: int
-    """Nights that a level is the median of."""
+    """Number of nights in the median that is the level."""
     values: Array
-    """``[night, series]``: logarithms, the nights before an accepted step brought to the level after it."""
+    """``[night, series]``: logarithms; nights before an accepted step are moved to the level after it."""
 
 
 @dataclass
 class _Regime:
-    """A level that began in some night; by how much the nights before were moved to it."""
+    """A level that began in some night, and how far the nights before were moved to it."""
 
     series: int
     since: int
     moved: Array
-    """``[series]``: how far each was moved so far."""
+    """``[series]``: how far each series has been moved."""
     accepted: bool
     chance: float
     found: int
 
     def columns(self, count: int) -> npt.NDArray[np.intp]:
-        """Indices of the series that it is about, of so many."""
+        """Return the indices of the series that it is about.  ``count``: number of all series."""
         return np.arange(count) if self.series == EVERY else np.array([self.series])
 
 
@@ -68,10 +68,11 @@ def follow(
     within: Array | None = None,
     progress: Callable[[int, int], object] = lambda done, of: None,
 ) -> Followed:
-    """Judge night after night.
+    """Judge a history night after night.
 
     ``values[night, series]``: logarithms of the nights' values, NaN where there is none.  ``accepted``: series (or
-    ``EVERY``) and night of steps that are known.  ``progress`` is told how many nights of how many are done.
+    ``EVERY``) and first night of each accepted step.  ``within``: as in :func:`~harness.bench.detection.changes.learn`.
+    ``progress`` is called with the number of judged nights and of all nights.  Errors: ValueError if there is no night.
     """
     nights, count = values.shape
     memory, _ = memory_of(values)
@@ -97,10 +98,10 @@ def follow(
         progress(night + 1, nights)
     if newest is None:
         raise ValueError("no nights")
-    found = [_as_step(one, clean, newest.noise, memory) for one in regimes if not one.accepted]
+    detected = [_as_step(one, clean, newest.noise, memory) for one in regimes if not one.accepted]
     return Followed(
-        found=tuple(found),
-        standing=tuple(_standing(found, newest.noise, clean, memory)),
+        found=tuple(detected),
+        standing=tuple(_standing(detected, newest.noise, clean, memory)),
         newest=newest,
         memory=memory,
         values=clean,
@@ -108,19 +109,19 @@ def follow(
 
 
 def _extra(regimes: list[_Regime], night: int, count: int) -> Array:
-    """By series, the share of a night's variance by which its newest level is uncertain."""
+    """Return the variance of each series' newest level, as a share of a night's variance."""
     extra = np.zeros(count)
     for one in regimes:
         which = slice(None) if one.series == EVERY else one.series
         known = night - one.since
-        # a level of fewer nights than survive an outlier says nothing yet, but where all series say it
+        # too few nights to survive an outlier say nothing about a level yet, unless all series agree
         sure = known >= CONFIRM or one.series == EVERY
         extra[which] = np.maximum(extra[which], np.pi / 2 / max(1, known) if sure else np.inf)
     return extra
 
 
 def _move(one: _Regime, aligned: Array, clean: Array, size: float, noise: Noise) -> None:
-    """Bring the nights before a step to the level after it."""
+    """Move the nights before a step to the level after it."""
     by = size * noise.loading if one.series == EVERY else size * (np.arange(aligned.shape[1]) == one.series)
     aligned[: one.since] += by
     if one.accepted:
@@ -131,19 +132,19 @@ def _move(one: _Regime, aligned: Array, clean: Array, size: float, noise: Noise)
 def _realign(
     one: _Regime, aligned: Array, clean: Array, last: int, newest: Judgement | None, memory: int
 ) -> npt.NDArray[np.intp]:
-    """Do so again with what nights up to ``last`` have said since; the series that it was about.
+    """Repeat the move with the nights up to ``last``.  Returns the indices of the series that it is about.
 
-    A step of all is taken out of each series as that took it.  One that was changed by more than it would have been
-    without any change of its own keeps the rest, so that this is found.
+    A step of all series is removed from each series by that series' own change.  A series that changed by more than the
+    common step explains keeps the rest, so that this is found as a step of its own.
     """
     which = one.columns(aligned.shape[1])
     off = aligned[one.since : last + 1] - _level(aligned, one.since, memory)
     by = middle(off, 0)
     if newest is not None and one.series == EVERY:
         noise = newest.noise
-        found, error = estimate(aligned[: last + 1], noise, np.append(which, EVERY), one.since, memory)
-        alone = np.abs(found[:-1]) > np.maximum(isf(noise.slower.chance) * error[:-1], abs(_common(one, noise)))
-        by = np.where(alone, noise.loading * found[-1], by)
+        sizes, error = estimate(aligned[: last + 1], noise, np.append(which, EVERY), one.since, memory)
+        alone = np.abs(sizes[:-1]) > np.maximum(isf(noise.slower.chance) * error[:-1], abs(_common(one, noise)))
+        by = np.where(alone, noise.loading * sizes[-1], by)
     elif newest is not None:
         _, others = across(off, newest.noise.loading, newest.noise.spread)
         by = middle(off - newest.noise.loading * others, 0)
@@ -156,20 +157,21 @@ def _realign(
 
 
 def _common(one: _Regime, noise: Noise) -> float:
-    """By how much a step of all moved those that take part in what is common."""
+    """Return how far a step of all series moved those that load on the common factor, as a median."""
     return float(np.median(one.moved[noise.loading > 0])) if (noise.loading > 0).any() else 0.0
 
 
 def _level(values: Array, before: int, memory: int) -> Array:
-    """``[series]``: the median of the nights before one; NaN where there are none."""
+    """Return ``[series]``: the median of the ``memory`` nights before a night; NaN if there are none."""
     past = values[max(0, before - memory) : before]
     return middle(past, 0) if len(past) else np.full(values.shape[1], np.nan)
 
 
 def estimate(values: Array, noise: Noise, series: npt.NDArray[np.intp], since: int, memory: int) -> tuple[Array, Array]:
-    """By how much series are off the level before a night since then, the common factor taken out; standard errors.
+    """Estimate how far series are off, since a night, from the level before it, without the common factor.
 
-    ``values`` as ``Followed`` has them.  Logarithms of ratios; of ``EVERY`` it is the common factor's own.
+    ``values``: as in ``Followed``.  ``series``: indices.  Returns logarithms of ratios and their standard errors.  For
+    ``EVERY``, the change is that of the common factor itself.
     """
     off = values[since:] - _level(values, since, memory)
     shared, others = across(off, noise.loading, noise.spread)
@@ -182,9 +184,9 @@ def estimate(values: Array, noise: Noise, series: npt.NDArray[np.intp], since: i
 
 
 def jump(values: Array, noise: Noise, series: int, since: int, memory: int) -> tuple[float, float]:
-    """By how much a series is off since a night when what drifts is taken out, and the standard error of that.
+    """Estimate how far a series is off since a night, without drift.  Returns the jump and its standard error.
 
-    The drift is the median of slopes between two nights on the same side (Theil and Sen).
+    The drift is the median of slopes between two nights on the same side of the jump (Theil and Sen).
     """
     part = values[max(0, since - memory) :]
     shared, others = across(part - middle(part, 0), noise.loading, noise.spread)
@@ -209,7 +211,7 @@ def jump(values: Array, noise: Noise, series: int, since: int, memory: int) -> t
 
 
 def _as_step(one: _Regime, clean: Array, noise: Noise, memory: int) -> Step:
-    """A regime's step: its size is how far it was moved in all."""
+    """Return a regime's step, whose size is how far the regime was moved in total."""
     index = np.array([one.series])
     _, error = estimate(clean, noise, index, one.since, memory)
     size = _common(one, noise) if one.series == EVERY else float(one.moved[one.series])
@@ -226,9 +228,10 @@ def _as_step(one: _Regime, clean: Array, noise: Noise, memory: int) -> Step:
 
 
 def _standing(found: list[Step], noise: Noise, values: Array, memory: int) -> list[Step]:
-    """What is left of each series' steps, where one undoes another; dated by the largest.
+    """Return what is left of each series' steps when one undoes another, with the date of the largest.
 
-    What was found in an earlier night stands only as long as all nights since show it as surely as an alarm must be.
+    A step that was found in an earlier night stands only as long as all nights since show it with the certainty that an
+    alarm needs.
     """
     left, wanted = [], isf(noise.slower.chance)
 
@@ -246,7 +249,7 @@ def _standing(found: list[Step], noise: Noise, values: Array, memory: int) -> li
             size, error = total.size + step.size, max(step.high - step.size, total.high - total.size)
             largest = total if abs(total.size) >= abs(step.size) else step
             total = replace(largest, size=size, low=size - error, high=size + error) if abs(size) > error else None
-        # With more nights a step grows surer; a false alarm does not, nor does a drift.
+        # With more nights, a step becomes more certain; a false alarm does not, and neither does a drift.
         if total and (total.found == noise.night or surely(total)):
             left.append(total)
     return left

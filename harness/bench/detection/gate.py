@@ -1,4 +1,4 @@
-"""The nightly gate: what the newest night shows against the nights before on the same fingerprint."""
+"""The nightly gate: judge the newest night against earlier nights on the same fingerprint."""
 
 from __future__ import annotations
 
@@ -27,30 +27,34 @@ from harness.bench.history.lines import Line
 from harness.bench.records import COUNTS, Series
 
 NIGHTS = 120
-"""Of a line, the newest are looked at."""
+"""Maximum number of a line's newest nights that are used."""
 
 _RESOLUTION = 1e-6
-"""Seconds; what takes less, as communication that is all hidden, counts as this."""
+"""Seconds.  Less time, such as that of fully hidden communication, counts as this."""
 
 
 def timed(line: Line) -> tuple[list[Series], Array, Array]:
-    """The series that take time, logarithms of their values ``[night, series]``, and standard errors within nights."""
+    """Return the series of times, logarithms of their values ``[night, series]``, and standard errors within nights."""
     names = dict.fromkeys(s for n in line.nights for s in line.figures[n.id] if s.metric not in COUNTS)
     values = np.full((len(line.nights), len(names)), np.nan)
     within = np.zeros(len(names))
     for j, series in enumerate(names):
-        found = [line.figures[night.id].get(series) for night in line.nights]
-        for i, figure in enumerate(found):
+        figures = [line.figures[night.id].get(series) for night in line.nights]
+        for i, figure in enumerate(figures):
             if figure and figure.value is not None and not figure.refused:
                 values[i, j] = np.log(max(figure.value, _RESOLUTION if series.metric != "time" else 1e-12))
-        within[j] = within_nights([figure.rounds for figure in found if figure and not figure.refused])
+        within[j] = within_nights([figure.rounds for figure in figures if figure and not figure.refused])
     return list(names), values, within
 
 
 def decide(
     line: Line, *, rate: float = RATE, progress: Callable[[int, int], object] = lambda done, of: None
 ) -> Decision:
-    """Judge the newest night of a line.  Errors: ValueError if there is no night."""
+    """Judge the newest night of a line.
+
+    ``rate``: target rate of false alarms.  ``progress`` is called with the number of judged nights and of all nights.
+    Errors: ValueError if there is no night.
+    """
     if not line.nights:
         raise ValueError("no nights")
     line = msgspec.structs.replace(line, nights=line.nights[-NIGHTS:])
@@ -67,7 +71,7 @@ def decide(
 
 
 def followed_of(line: Line, rate: float, progress: Callable[[int, int], object]) -> Followed:
-    """What the nights of a line show, with the steps that were accepted; series as ``timed`` has them."""
+    """Judge all nights of a line, with its accepted steps.  Indices of series are those of :func:`timed`."""
     series, values, within = timed(line)
     places = {one.key: j for j, one in enumerate(series)} | {"": EVERY}
     index = {night.id: i for i, night in enumerate(line.nights)}
@@ -92,7 +96,7 @@ def _learning(series: Sequence[Series], values: Array, followed: Followed) -> li
 
 
 def _steps(line: Line, series: list[Series], followed: Followed, rate: float) -> list[Alarm]:
-    """Alarms of the steps that stand, those of the same night and direction together."""
+    """Return alarms for the steps that stand; steps of the same night and direction are joined."""
     out: list[Alarm] = []
     standing = list(followed.standing)
     every = next((step for step in standing if step.series == EVERY), None)
@@ -108,7 +112,7 @@ def _steps(line: Line, series: list[Series], followed: Followed, rate: float) ->
 
 
 def _of_a_night(steps: list[Step]) -> list[list[Step]]:
-    """Steps grouped by since when: the night of one may be off by as many as confirm it."""
+    """Group steps by their first night, which may be off by as many nights as confirm a step."""
     groups: list[list[Step]] = []
     for step in sorted(steps, key=lambda s: s.since):
         if groups and step.since - groups[-1][0].since < CONFIRM:
@@ -119,10 +123,10 @@ def _of_a_night(steps: list[Step]) -> list[list[Step]]:
 
 
 def _joined(group: list[Step], series: list[Series], followed: Followed, rate: float) -> dict[int, Step]:
-    """A group's steps by series, and those series beside them that moved likewise: each by what it shows alone.
+    """Return a group's steps by series, with steps of neighboring series that moved likewise, each by its own change.
 
-    Once something is wrong, the question is no longer whether but how far it reaches; so a series that differs from
-    one of these in a single field joins where the chance of what it shows is below the rate, not a share of it.
+    Once something is wrong, the question is only how far it reaches.  A series that differs from one of the group in a
+    single field therefore joins if the probability of its change is below the whole rate and not a share of it.
     """
     chosen = {step.series: step for step in group}
     since = statistics.mode(step.since for step in group)
@@ -148,10 +152,10 @@ def _differ_in_one(one: Series, other: Series) -> bool:
 def _everything(
     line: Line, series: list[Series], followed: Followed, every: Step, standing: list[Step]
 ) -> tuple[Alarm, list[Step]]:
-    """The alarm of all series together, and the steps that it does not speak for.
+    """Return the alarm of all series together, and the steps that it does not cover.
 
-    A series' own step of about the same night is a part of how it took the common one, or the exception to it.  If it
-    more than doubles what was common, it is told besides, with the common one in it.
+    A series' own step of about the same night is part of its share in the common step, or an exception to it.  If it
+    more than doubles the common step, it is reported too, with the common step included.
     """
     loading, values = followed.newest.noise.loading, followed.values
     own = {s.series: s for s in standing if s.series != EVERY and abs(s.since - every.since) < CONFIRM}
@@ -164,8 +168,8 @@ def _everything(
     size = statistics.median(total[j] for j in taken) if taken else every.size
     share = f"{len(taken)} of {len(series)} series" if left else f"all {len(series)} series"
     but = f", not {_names(left, series)}" if left and len(left) <= len(taken) else ""
-    what = _ratio(size, size - half, size + half)
-    text = f"{share} together{but} {what}{since_night(line, every.since)}, {_confidence(every.chance)}"
+    ratio = _ratio(size, size - half, size + half)
+    text = f"{share} together{but} {ratio}{since_night(line, every.since)}, {_confidence(every.chance)}"
     alarm = Alarm(
         kind="step",
         text=text,
@@ -182,19 +186,19 @@ def _everything(
 
 
 def _in_all(step: Step, size: float, half: float) -> Step:
-    """A step as large as it is with what all had in common, which is known within ``half``."""
+    """Return a step with its size including the common step, which is known within ``half``."""
     half = float(np.hypot(step.high - step.size, half))
     return replace(step, size=size, low=size - half, high=size + half)
 
 
 def _names(some: list[Series], series: list[Series]) -> str:
-    found = [describe(band, series) for band in bands(some, series)]
-    return "; ".join(found[:2]) + (f" and {len(found) - 2} more" if len(found) > 2 else "")
+    names = [describe(band, series) for band in bands(some, series)]
+    return "; ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _alarm(line: Line, series: list[Series], band: list[Series], steps: list[Step]) -> Alarm:
     size = statistics.median(step.size for step in steps)
-    # one interval if one size is in all of them; else how far the sizes reach
+    # the intersection of the intervals; if it is empty, the range of all of them
     low, high = max(step.low for step in steps), min(step.high for step in steps)
     if low > high:
         low, high = min(step.low for step in steps), max(step.high for step in steps)

@@ -1,7 +1,7 @@
-"""What others do to tell a step from noise, so that the gate can be compared with them on the same nights.
+"""Other methods of telling steps from noise, to compare the gate with them on the same nights.
 
-Each takes the nights up to the newest and says of each series whether it raises an alarm: ``values[night, series]`` in
-logarithms, ``rounds[night, series, round]`` in seconds; ``of``: how many series there are in all.
+Each takes the nights up to the newest and returns whether each series raises an alarm.  ``values[night, series]`` are
+logarithms, ``rounds[night, series, round]`` are seconds, and ``of`` is the number of all series.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ Flags = npt.NDArray[np.bool_]
 Rival = Callable[[Array, Array, int], Flags]
 
 _REFERENCE = 30
-"""Nights that a mean is taken of."""
+"""Number of nights in a mean."""
 
 _PERMUTATIONS = 99
-"""Enough to tell at 0.05."""
+"""Enough for a test at the level 0.05."""
 
 
 def fixed(values: Array, rounds: Array, of: int) -> Flags:
-    """The newest night's mean is more than 5 % above the mean of the nights before."""
+    """Flag series whose newest mean is more than 5 % above the mean of the nights before."""
     means = rounds.mean(2)
     return np.asarray(means[-1] > 1.05 * means[-1 - _REFERENCE : -1].mean(0), np.bool_)
 
 
 def compare_fail(values: Array, rounds: Array, of: int) -> Flags:
-    """pytest-benchmark's ``--benchmark-compare-fail=mean:5%`` against the run before."""
+    """Compare with the night before, as pytest-benchmark's ``--benchmark-compare-fail=mean:5%`` does."""
     means = rounds.mean(2)
     return np.asarray(100 * (means[-1] - means[-2]) / means[-2] > 5, np.bool_)
 
 
 def welch(values: Array, rounds: Array, of: int, level: float = 0.05) -> Flags:
-    """Welch's t-test of the newest night's rounds against those of the night before, and slower."""
+    """Flag series that are slower by Welch's t-test of the newest night's rounds against those of the night before."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # rounds that are all the same have no t
+        warnings.simplefilter("ignore", RuntimeWarning)  # rounds that are all the same have no t statistic
         found = stats.ttest_ind(rounds[-1], rounds[-2], axis=1, equal_var=False, alternative="greater")
     return np.asarray(found.pvalue < level, np.bool_)
 
 
 def welch_bonferroni(values: Array, rounds: Array, of: int) -> Flags:
-    """The same, at the gate's rate divided by the number of series."""
+    """Apply :func:`welch` at the gate's rate divided by the number of series."""
     return welch(values, rounds, of, RATE / of)
 
 
 def e_divisive(values: Array, rounds: Array, of: int, level: float = 0.05) -> Flags:
-    """E-divisive on nightly values: a change to slower that begins in one of the newest three nights.
+    """Apply E-divisive to nightly values: flag a change to slower that begins in one of the newest three nights.
 
     Matteson and James, "A nonparametric approach for multiple change point analysis of multivariate data" (2014):
-    segments are split at the largest energy statistic as long as a permutation test says that it is no chance.  Drawn
-    with a seed, so that it says the same of the same nights.
+    segments are split at the largest energy statistic as long as a permutation test finds it significant.  The
+    permutations are seeded, so that the same nights give the same result.
     """
     generator = np.random.default_rng(len(values))
     window = np.exp(values[-_REFERENCE:] - values[-_REFERENCE:].mean(0))
@@ -65,7 +65,7 @@ def e_divisive(values: Array, rounds: Array, of: int, level: float = 0.05) -> Fl
 
 def _splits_late(one: Array, level: float, generator: np.random.Generator) -> bool:
     start, late = 0, len(one) - CONFIRM
-    while len(one) - start >= 4:  # what lies before the last change point no longer matters
+    while len(one) - start >= 4:  # nights before the last change point no longer matter
         part = one[start:]
         split, best = _best_split(np.abs(part[:, None] - part[None, :])[None])
         at, largest = int(split[0]), float(best[0])
@@ -81,7 +81,7 @@ def _splits_late(one: Array, level: float, generator: np.random.Generator) -> bo
 
 
 def _best_split(distances: Array) -> tuple[npt.NDArray[np.intp], Array]:
-    """``[case]``: where the energy statistic of two parts is largest, and how large.
+    """Return ``[case]``: where the energy statistic of two parts is largest, and its value.
 
     ``distances[case, night, night]``.  The first part has at least two nights, the last at least one.
     """

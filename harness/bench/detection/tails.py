@@ -1,4 +1,4 @@
-"""How likely sums of clipped residuals are, as history shows them."""
+"""Probabilities of sums of clipped residuals, from their distribution in the history."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 RATE = 0.01
-"""Wanted chance of a false alarm in one nightly run, over all series together."""
+"""Target probability of a false alarm in one nightly run, over all series together."""
 
 POWER = 0.95
-"""Wanted chance that a step is found in the longest window."""
+"""Target probability that a step is found in the longest window."""
 
 _WIDTH = 0.05
 _FAR = 15.0
@@ -23,23 +23,27 @@ _POWER_OF_TAIL = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Tail:
-    """The upper tail of sums of ``k`` standardised residuals, for ``k`` from one night to the longest window."""
+    """The upper tail of sums of ``k`` standardized residuals, for ``k`` from one night to the longest window."""
 
     chance: float
-    """At most so large is the chance of a sum that counts."""
+    """The probability of a sum that counts is at most this."""
     clip: float
-    """A night counts for no more than this, where there are several: the clip that makes the smallest step visible."""
+    """In windows of several nights, a night counts for at most this: the clip that makes the smallest step visible."""
     detectable: float
-    """Size of the smallest step, in scales of one night, that the longest window shows in 95 of 100 cases."""
+    """The smallest step, in scales of one night, that the longest window detects in 95 of 100 cases."""
     inflation: tuple[float, ...]
-    """By window: how much wider sums are than those of independent nights."""
+    """By window, how much wider sums are than sums of independent nights."""
     _tails: tuple[Array, ...] = field(repr=False)
     _sorted: Array = field(repr=False)
     _pareto: tuple[float, float, float, float] = field(repr=False)
-    """Threshold, chance above it, scale and shape."""
+    """Threshold, probability above it, scale and shape."""
 
     def chances(self, standard: Array) -> Array:
-        """``[window, series]``: the chance of the last one, two, ... nights' sum; NaN where a night is missing."""
+        """Return ``[window, series]``: the probabilities of the sums of the last one, two, ... nights.
+
+        ``standard[window, series]``: residuals in units of their scales.  The probability is 1 if a night is missing.
+        All are NaN if no series has the newest night.
+        """
         out = np.full(standard.shape, np.nan)
         out[0] = self.single(standard[-1])
         clipped = np.clip(standard, -self.clip, self.clip)
@@ -47,13 +51,13 @@ class Tail:
             total = clipped[-k:].sum(0) / self.inflation[k - 1]
             known = np.isfinite(total)
             tail = self._tails[k - 1]
-            # the lower edge of the cell, so that a chance is never made smaller than it is
+            # the lower edge of the cell, so that a probability is never underestimated
             place = np.floor((total[known] + k * self.clip) / _WIDTH).astype(int) - 1
             out[k - 1, known] = tail[np.clip(place, 0, len(tail) - 1)]
         return np.where(np.isnan(out), 1.0, out) if np.isfinite(standard[-1]).any() else out
 
     def single(self, standard: Array) -> Array:
-        """The chance of a single night's residual: what history shows, and a Pareto tail beyond."""
+        """Return the probability of a single night's residual, from the history and, beyond it, a Pareto tail."""
         edge, above, scale, shape = self._pareto
         far = np.maximum(0.0, standard - edge)
         tail = above * (np.exp(-far / scale) if shape < 1e-6 else (1 + shape * far / scale) ** (-1 / shape))
@@ -62,24 +66,25 @@ class Tail:
 
 
 def tail_of(standard: Array, chance: float, longest: int, clip: float | None = None) -> Tail:
-    """The tail that residuals ``[night, series]`` show, in units of their scales; ``chance``: that of an alarm.
+    """Return the tail of residuals ``[night, series]`` in units of their scales.
 
-    ``clip``: that of another tail; without it, the best is looked for.
+    ``chance``: probability of an alarm.  ``longest``: nights in the longest window.  ``clip``: the clip of another
+    tail; None: find the best clip.
     """
     pooled = np.sort(standard[np.isfinite(standard)])
     if len(pooled) < 2:
         pooled = np.array([-1.0, 1.0])
     inflation = tuple(_inflation(standard, k) for k in range(1, longest + 1))
-    found, histogram = None, _histogram(pooled)
+    chosen, histogram = None, _histogram(pooled)
     for tried in _CLIPS if clip is None else (clip,):
         seen = _tail(_clipped(histogram, float(tried)), longest)
         threshold = int(np.argmax(seen <= chance)) if (seen <= chance).any() else None
         if threshold is None:
             continue
         step = _detectable(histogram, float(tried), longest, threshold, inflation[-1])
-        if found is None or step < found[0]:
-            found = (step, float(tried))
-    step, best = found or (np.inf, float(_CLIPS[-1]))
+        if chosen is None or step < chosen[0]:
+            chosen = (step, float(tried))
+    step, best = chosen or (np.inf, float(_CLIPS[-1]))
     return Tail(
         chance=chance,
         clip=best,
@@ -92,15 +97,15 @@ def tail_of(standard: Array, chance: float, longest: int, clip: float | None = N
 
 
 def _histogram(values: Array) -> Array:
-    """Shares of values in cells of ``_WIDTH`` from ``-_FAR`` to ``_FAR``, those beyond in the outermost."""
+    """Return the shares of values in cells of ``_WIDTH`` from ``-_FAR`` to ``_FAR``; the outermost cells are open."""
     places = np.rint((np.clip(values, -_FAR, _FAR) + _FAR) / _WIDTH).astype(int)
     counts = np.bincount(places, minlength=round(2 * _FAR / _WIDTH) + 1)
-    counts[-1] += 1  # the next one is beyond all that were seen with a chance of one in so many and one
+    counts[-1] += 1  # the next of n values is beyond all of them with probability 1 / (n + 1)
     return np.asarray(counts / counts.sum(), np.float64)
 
 
 def _clipped(histogram: Array, clip: float, shift: int = 0) -> Array:
-    """The same of values that were moved up by some cells and then clipped: cells from ``-clip`` to ``clip``."""
+    """Return the histogram of values moved up by ``shift`` cells and then clipped: cells from ``-clip`` to ``clip``."""
     size, middle = round(clip / _WIDTH), len(histogram) // 2
     low, high = max(0, middle - size - shift), max(0, middle + size - shift)
     cells = np.zeros(2 * size + 1)
@@ -112,16 +117,16 @@ def _clipped(histogram: Array, clip: float, shift: int = 0) -> Array:
 
 
 def _tail(cells: Array, times: int) -> Array:
-    """The chance that a sum of so many is in a cell or above it."""
+    """Return, for each cell, the probability that a sum of ``times`` values is in it or above it."""
     size = times * (len(cells) - 1) + 1
     length = 1 << (size - 1).bit_length()
     density = np.fft.irfft(np.fft.rfft(cells, length) ** times, length)[:size]
-    # what transforms round off is far below any chance of an alarm
+    # rounding errors of the transforms are far below the probability of any alarm
     return np.asarray(np.maximum(np.cumsum(np.maximum(density, 0)[::-1])[::-1], 1e-15), np.float64)
 
 
 def _detectable(histogram: Array, clip: float, times: int, threshold: int, inflation: float) -> float:
-    """The smallest step whose sum reaches the threshold with the wanted power."""
+    """Return the smallest step whose sum reaches the threshold with probability ``POWER``; infinity if none does."""
     reach = int(np.ceil((threshold * _WIDTH - times * clip) * inflation / _WIDTH + times * clip / _WIDTH))
     low, high = 0, len(histogram) // 2
 
@@ -138,7 +143,7 @@ def _detectable(histogram: Array, clip: float, times: int, threshold: int, infla
 
 
 def _inflation(standard: Array, times: int) -> float:
-    """How much wider sums of nights in a row are than if nights were independent; at least 1."""
+    """Return how much wider sums of consecutive nights are than sums of independent nights; at least 1."""
     if times == 1 or len(standard) < 2 * times:
         return 1.0
     clipped = np.clip(standard, -3, 3)
@@ -151,9 +156,9 @@ def _inflation(standard: Array, times: int) -> float:
 
 
 def _pareto(pooled: Array) -> tuple[float, float, float, float]:
-    """A generalised Pareto tail by probability-weighted moments (Hosking and Wallis, 1987).
+    """Fit a generalized Pareto tail by probability-weighted moments (Hosking and Wallis, 1987).
 
-    Its shape is at least 0 (exponential), and taken one standard error heavier than estimated.
+    The estimated shape is at least 0 (exponential); the returned shape is one standard error heavier.
     """
     edge = float(np.quantile(pooled, 1 - _POWER_OF_TAIL))
     beyond = np.sort(pooled[pooled > edge]) - edge

@@ -1,4 +1,4 @@
-"""Nights as the history gives them back: listed, with their figures, in a line of those that can be compared."""
+"""Results of queries to the history: nights, their figures, and lines of nights that can be compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.bench.records import Fingerprint, Series
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """A night as it is listed: all but its measurements."""
+    """A stored night without its measurements."""
 
     id: str
     started: float
@@ -23,7 +23,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """What a night said of a series, without the samples."""
+    """The figures of a series in one night, without the samples."""
 
     value: float | None
     rounds: list[float]
@@ -34,13 +34,13 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """A step, a series that is gone, or another alarm that someone accepted."""
+    """A step, a missing series, or another alarm that someone accepted."""
 
     kind: str
     series: str
-    """Key of the series; empty: of all of them together."""
+    """Key of the series; empty: all series together."""
     night: str
-    """Id of the first night that has it."""
+    """Id of the first night with the change."""
     reason: str
     who: str
     at: float
@@ -48,13 +48,13 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """Nights that can be compared: of one fingerprint, subject and profile, the oldest first; what they measured."""
+    """Nights that can be compared (same fingerprint, subject and profile), oldest first, with their figures."""
 
     nights: list[Past]
     figures: dict[str, dict[Series, Figure]]
     accepted: list[Accepted] = []
     fingerprint: Fingerprint = Fingerprint()
     before: Past | None = None
-    """Where the first of ``nights`` is the newest: the last night of the same subject and profile on another one."""
+    """The last earlier night of the same subject and profile on another fingerprint; None: there is none."""
     other: Fingerprint = Fingerprint()
-    """That night's fingerprint."""
+    """The fingerprint of ``before``."""

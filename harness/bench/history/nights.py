@@ -1,4 +1,4 @@
-"""Files that hold a night: Concord's own, and what pytest-benchmark saves."""
+"""Files that hold a night: Concord's own, and those that pytest-benchmark saves."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from harness.safe_io.files import FileError, contents
 from harness.safe_io.untrusted import LATEST, Allowance, Refused, json_checked, said
 
 LARGEST = 256 << 20
-"""Bytes of a file; a night of all benchmarks comes to some megabytes."""
+"""Maximum size of a file in bytes; a night of all benchmarks takes a few megabytes."""
 MOST_VALUES = 20_000_000
 _LARGEST_FIGURE = 1e18
 _MOST_RANKS = 1_000_000
 
 
 class BadNight(ValueError):
-    """A file that is no night; says which, what is wrong, and what to do."""
+    """A file that is not a valid night.  The message names the file, what is wrong, and what to do."""
 
 
 class _Header(msgspec.Struct):
@@ -40,7 +40,7 @@ class _Benchmark(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """What is used of pytest-benchmark's JSON."""
+    """The parts of pytest-benchmark's JSON that are used."""
 
     benchmarks: list[_Benchmark]
     datetime: str
@@ -49,7 +49,7 @@ class _Report(msgspec.Struct):
 
 
 class End(msgspec.Struct, tag="end", tag_field="record"):
-    """The last line of the file of a night that came to its end."""
+    """The last line of the file of a night whose run finished."""
 
     finished: float
 
@@ -66,28 +66,28 @@ _LINE = msgspec.json.Decoder(_Head | _Taken | End)
 
 
 def first_line(night: Night) -> bytes:
-    """How the file of a night begins: with the night, and none of its measurements."""
+    """Encode the first line of a night's file: the night without its measurements."""
     return msgspec.json.encode(_Head(msgspec.structs.replace(night, measurements=[]))) + b"\n"
 
 
 def line(measurement: Measurement) -> bytes:
-    """One more measurement in the file of a night."""
+    """Encode a measurement as a line of a night's file."""
     return msgspec.json.encode(_Taken(measurement)) + b"\n"
 
 
 def last_line(finished: float) -> bytes:
-    """How the file of a night ends."""
+    """Encode the last line of a night's file.  ``finished``: seconds since the epoch."""
     return msgspec.json.encode(End(finished)) + b"\n"
 
 
 def dumps(night: Night) -> bytes:
-    """The text of a file that :func:`load` reads: JSON lines."""
+    """Encode a night as JSON lines, which :func:`load` reads."""
     end = last_line(night.started) if night.complete else b""
     return first_line(night) + b"".join(map(line, night.measurements)) + end
 
 
 def load(file: Path) -> Night:
-    """The night in a file of Concord's or of pytest-benchmark's.  Errors: BadNight."""
+    """Read a night from a file of Concord's or of pytest-benchmark's.  Errors: BadNight."""
     try:
         data = contents(file, LARGEST)
     except FileError as e:
@@ -96,9 +96,9 @@ def load(file: Path) -> Night:
 
 
 def loads(data: bytes, where: str) -> Night:
-    """The night in the text of a file; ``where`` names it in errors.
+    """Read a night from the text of a file.  ``where`` names the file in errors.
 
-    A file of Concord's that was cut off is a night that is not complete.  Errors: BadNight.
+    A file of Concord's that was cut off gives an incomplete night.  Errors: BadNight.
     """
     try:
         night = _own(data, where) if data.startswith(b'{"record"') else _of_others(data, where)
@@ -120,7 +120,7 @@ def _own(data: bytes, where: str) -> Night:
             allowance.take_json(text)
             record = _LINE.decode(text)
         except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-            if number == lines[-1][0] and night is not None and not data.endswith(b"\n"):  # the writer was cut off here
+            if number == lines[-1][0] and night is not None and not data.endswith(b"\n"):  # the writer was interrupted
                 break
             raise BadNight(f"{where}, line {number}: damaged: {said(e)}") from e
         if night is None:
@@ -151,44 +151,47 @@ def _of_others(data: bytes, where: str) -> Night:
 
 
 def check(night: Night) -> None:
-    """Errors: BadNight if a night contradicts itself: no name, no time, a series twice, figures that cannot be."""
+    """Check that a night is consistent.
+
+    Errors: BadNight if it has no id, an invalid time, a series twice, or an impossible figure.
+    """
     if not night.id:
         raise BadNight("the night has no id")
     if not 0 < night.started <= LATEST:
         raise BadNight(f"the night started at {night.started}, which is no time")
     seen = set()
-    for one in night.measurements:
-        name = one.series.name
-        if one.series in seen:
+    for measurement in night.measurements:
+        name = measurement.series.name
+        if measurement.series in seen:
             raise BadNight(f"{name}: measured twice in one night")
-        seen.add(one.series)
-        if not all(ranks for iterations in one.samples for ranks in iterations):
+        seen.add(measurement.series)
+        if not all(ranks for iterations in measurement.samples for ranks in iterations):
             raise BadNight(f"{name}: an iteration without a figure")
-        if not one.refused and not one.iterations():
+        if not measurement.refused and not measurement.iterations():
             raise BadNight(f"{name}: no samples, and not refused")
-        least = 0.0 if one.series.metric not in ("collectives", "bytes") else -math.inf
-        if not all(least <= figure <= _LARGEST_FIGURE for figure in one.iterations()):
+        least = 0.0 if measurement.series.metric not in ("collectives", "bytes") else -math.inf
+        if not all(least <= figure <= _LARGEST_FIGURE for figure in measurement.iterations()):
             raise BadNight(f"{name}: a figure that is negative, or not finite")
-        if not (0 <= one.series.bytes <= _LARGEST_FIGURE and 0 <= one.series.world <= _MOST_RANKS):
+        if not (0 <= measurement.series.bytes <= _LARGEST_FIGURE and 0 <= measurement.series.world <= _MOST_RANKS):
             raise BadNight(f"{name}: a size of message or world that there is not")
-        if not (0 <= one.started <= LATEST and 0 <= one.first <= _LARGEST_FIGURE):
+        if not (0 <= measurement.started <= LATEST and 0 <= measurement.first <= _LARGEST_FIGURE):
             raise BadNight(f"{name}: a time that is none")
 
 
 def of_pytest_benchmark(report: _Report) -> Night:
-    """A night of pytest-benchmark's: a series a benchmark, all its rounds as one round of iterations on one rank.
+    """Convert a report of pytest-benchmark: each benchmark is a series, its rounds are the iterations of one rank.
 
-    The fingerprint leaves out what its ``machine_info`` says of the moment, as the clock rate of the processor.
-    Errors: BadNight if timings were not saved.
+    The fingerprint leaves out the parts of ``machine_info`` that vary, such as the processor's clock rate.
+    Errors: BadNight if timings were not saved, or if the date is invalid.
     """
     measurements = []
-    for one in report.benchmarks:
-        if not one.stats.data:
+    for benchmark in report.benchmarks:
+        if not benchmark.stats.data:
             raise BadNight(
-                f"{one.fullname}: no stats.data: save timings with --benchmark-save-data, or --benchmark-json"
+                f"{benchmark.fullname}: no stats.data: save timings with --benchmark-save-data, or --benchmark-json"
             )
-        series = Series(operation=one.fullname, variant=(("group", one.group),) if one.group else ())
-        measurements.append(Measurement(series=series, samples=[[[figure] for figure in one.stats.data]]))
+        series = Series(operation=benchmark.fullname, variant=(("group", benchmark.group),) if benchmark.group else ())
+        measurements.append(Measurement(series=series, samples=[[[figure] for figure in benchmark.stats.data]]))
     try:
         started = datetime.fromisoformat(report.datetime).timestamp()
     except (ValueError, OverflowError) as e:
@@ -203,8 +206,8 @@ def of_pytest_benchmark(report: _Report) -> Night:
         "kernel": machine.get("release"),
         "system": machine.get("system"),
     }
-    what = [report.datetime, machine.get("node"), report.commit_info.get("id"), measurements]
-    digest = hashlib.sha256(msgspec.json.encode(what, order="deterministic")).hexdigest()
+    identity = [report.datetime, machine.get("node"), report.commit_info.get("id"), measurements]
+    digest = hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()
     return Night(
         id=f"pytest-benchmark-{digest[:24]}",
         started=started,

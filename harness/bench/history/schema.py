@@ -1,4 +1,4 @@
-"""Tables of the history, as its newest schema has them.  What made them so is in ``migrations``."""
+"""The tables of the history in its newest schema.  ``migrations`` has the steps that create them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 
 PREFIX = "perf_"
-"""Of every table: a team's database may hold more than ours."""
+"""Prefix of every table, because a team's database may also hold other data."""
 
 metadata = MetaData()
 

@@ -1,7 +1,8 @@
-"""The history of benchmarks: nights in a database, SQLite by default, with the steps that were accepted.
+"""The history of benchmarks: nights in a database, SQLite by default, and the alarms that were accepted.
 
-One transaction a night, so that a writer that is killed leaves the night out and everything else as it was.  Several
-may write at once: SQLite takes its write lock when a transaction begins and waits for it, PostgreSQL sorts it out.
+A night is stored in one transaction, so a writer that is killed leaves nothing of that night and changes nothing else.
+Several processes may write at once: SQLite takes its write lock when a transaction begins and waits for it, and
+PostgreSQL handles concurrent writers itself.
 """
 
 from __future__ import annotations
@@ -33,29 +34,32 @@ PATIENCE = 60.0
 """Seconds to wait for other writers."""
 
 _IN_FILES_NAMES = ("/", "./", "../", "~")
-"""With which a name begins that is certainly one of a file."""
+"""Prefixes that mark a place as the name of a file."""
 _MIGRATING = 0x636F6E63
-"""PostgreSQL's advisory lock of those who change the schema."""
+"""Key of the PostgreSQL advisory lock that a process holds while it changes the schema."""
 
 
 class HistoryError(ValueError):
-    """A history that cannot be used; says which, what is wrong, and what to do, and shows no credentials.
+    """A history that cannot be used.  The message says which, what is wrong and what to do, and shows no credentials.
 
-    It has no cause: drivers' errors quote the URL, and are shown with whatever they caused.
+    Drivers' errors are never its cause: they quote the URL, and a traceback shows causes.
     """
 
 
 def default_place() -> str:
-    """Where the history is if nobody says: ``$CONCORD_HISTORY``, or a file in the user's state."""
+    """Return the default place of the history: ``$CONCORD_HISTORY``, or a file in the user's state folder."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return os.environ.get(VARIABLE) or str(Path(state).expanduser() / "concord" / "perf.sqlite")
 
 
 class History:
-    """An open history; a context manager.  Errors of every method: HistoryError."""
+    """An open history; a context manager.  Every method raises HistoryError if the history cannot be used."""
 
     def __init__(self, place: str | Path | None = None) -> None:
-        """``place``: a file, or a URL that SQLAlchemy knows.  Makes what is missing; migrates what is older."""
+        """Open a history; create it if it is missing, and migrate it if its schema is older.
+
+        ``place``: a file, or a URL that SQLAlchemy knows; by default :func:`default_place`.
+        """
         given = str(place or default_place())
         self._redacted = Redactor({}, [given])
         if not isinstance(place, Path):
@@ -83,7 +87,7 @@ class History:
         self.close()
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections to the database."""
         self._engine.dispose()
 
     @property
@@ -101,7 +105,7 @@ class History:
         return engine
 
     def _migrate(self) -> None:
-        """Bring the schema up to date, one process at a time."""
+        """Migrate the schema to the newest, one process at a time."""
         if self._file:
             with FileLock(f"{self._file}.lock", timeout=PATIENCE), self._engine.connect() as connection:
                 journal = connection.connection.driver_connection
@@ -137,7 +141,7 @@ class History:
             raise HistoryError(f"{self.place}: written by a newer Concord: {e}") from e
         except (NoSuchModuleError, ModuleNotFoundError) as e:
             raise HistoryError(f"{self.place}: no driver for such a database: {e}: install it") from e
-        except (DBAPIError, sqlite3.Error) as e:  # the second of what goes past SQLAlchemy
+        except (DBAPIError, sqlite3.Error) as e:  # sqlite3.Error comes from calls that bypass SQLAlchemy
             raise HistoryError(f"{self.place}: {self._redacted(_reason(e))}") from None
         except (msgspec.MsgspecError, KeyError) as e:
             raise HistoryError(f"{self.place}: {_damaged(self._redacted(str(e)))}") from None
@@ -147,27 +151,27 @@ class History:
             raise HistoryError(f"{self.place}: {self._redacted(str(e))}") from None
 
     def add(self, night: Night) -> bool:
-        """Store a night; False if it was there already.
+        """Store a night.  Returns False if it was already stored.
 
-        An incomplete night gives way to a later state of the same night.  Errors: HistoryError if a night with this id
-        and other contents is there; BadNight if the night contradicts itself.
+        A later state of the same night replaces an incomplete night.  Errors: HistoryError if a complete night with
+        this id and different contents is stored; BadNight if the night is inconsistent.
         """
         check(night)
         rows = [_row(one) for one in night.measurements]
         contents = msgspec.json.encode(night, order="deterministic")
         digest = hashlib.sha256(contents).hexdigest()
         with self._writing() as connection:
-            if connection.dialect.name == "postgresql":  # two that store the same night: the second finds it there
+            if connection.dialect.name == "postgresql":  # of two writers of one night, the second finds it stored
                 key = int.from_bytes(hashlib.sha256(night.id.encode()).digest()[:8], signed=True)
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
-            there = connection.execute(sa.select(schema.nights).where(schema.nights.c.id == night.id)).first()
-            if there and there.digest == digest:
+            stored = connection.execute(sa.select(schema.nights).where(schema.nights.c.id == night.id)).first()
+            if stored and stored.digest == digest:
                 return False
-            if there and there.complete:
+            if stored and stored.complete:
                 raise HistoryError(f"{self.place}: night {night.id} is there already, with other contents")
-            if there:
-                connection.execute(sa.delete(schema.measurements).where(schema.measurements.c.night == there.number))
-                connection.execute(sa.delete(schema.nights).where(schema.nights.c.number == there.number))
+            if stored:
+                connection.execute(sa.delete(schema.measurements).where(schema.measurements.c.night == stored.number))
+                connection.execute(sa.delete(schema.nights).where(schema.nights.c.number == stored.number))
             one = night.fingerprint
             texts = {"machine": msgspec.json.encode(one.machine).decode()}
             texts["software"] = msgspec.json.encode(one.software).decode()
@@ -193,7 +197,7 @@ class History:
         return True
 
     def _insert_missing(self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
-        """Insert those rows whose key is not there; another writer may be at the same."""
+        """Insert the rows whose key is missing.  Another writer may insert the same rows at the same time."""
         if not rows:
             return
         if connection.dialect.name in ("sqlite", "postgresql"):
@@ -208,7 +212,7 @@ class History:
             connection.execute(sa.insert(table), missing)
 
     def nights(self) -> list[Past]:
-        """All nights, the oldest first."""
+        """Return all nights, oldest first."""
         n, m = schema.nights.c, schema.measurements.c
         counted = sa.select(m.night, sa.func.count().label("measured")).group_by(m.night).subquery()
         query = (
@@ -233,16 +237,16 @@ class History:
             ]
 
     def figures(self, nights: list[str]) -> dict[str, dict[Series, Figure]]:
-        """By night and series, what these nights said."""
+        """Return the figures of nights, by the night's id and by series."""
         n, m, s = schema.nights.c, schema.measurements.c, schema.series.c
         columns = (n.id, m.series, m.value, m.rounds, m.p50, m.p95, m.p99, m.refused)
-        found: dict[str, dict[Series, Figure]] = {night: {} for night in nights}
+        by_night: dict[str, dict[Series, Figure]] = {night: {} for night in nights}
         with self._reading() as connection:
             known = {row.key: _series(row) for row in connection.execute(sa.select(*s))}
-            for i in range(0, len(nights), 500):  # databases bound the number of parameters
+            for i in range(0, len(nights), 500):  # databases limit the number of parameters
                 joined = sa.select(*columns).join_from(schema.measurements, schema.nights, m.night == n.number)
                 for row in connection.execute(joined.where(n.id.in_(nights[i : i + 500]))):
-                    found[row.id][known[row.series]] = Figure(
+                    by_night[row.id][known[row.series]] = Figure(
                         value=row.value,
                         rounds=msgspec.json.decode(row.rounds, type=list[float]),
                         p50=row.p50,
@@ -250,10 +254,10 @@ class History:
                         p99=row.p99,
                         refused=row.refused,
                     )
-        return found
+        return by_night
 
     def samples(self, night: str, series: Series) -> list[list[list[float]]]:
-        """``[round][iteration][rank]`` as they were measured.  Errors: HistoryError if there are none."""
+        """Return the raw samples ``[round][iteration][rank]``.  Errors: HistoryError if there are none."""
         n, m = schema.nights.c, schema.measurements.c
         joined = sa.select(m.samples).join_from(schema.measurements, schema.nights, m.night == n.number)
         with self._reading() as connection:
@@ -266,9 +270,9 @@ class History:
             raise HistoryError(f"{self.place}: samples of {series.name} in night {night} are damaged: {e}") from e
 
     def line(self, night: str = "") -> Line:
-        """A night, by default the newest, and those before it that it can be compared with.
+        """Return a night, by default the newest, and the earlier nights that it can be compared with.
 
-        Errors: HistoryError if there is none, or none of this id.
+        Errors: HistoryError if there is no night, or none with this id.
         """
         nights = self.nights()
         chosen = [one for one in nights if one.id == night or not night][-1:]
@@ -290,7 +294,7 @@ class History:
         )
 
     def fingerprint(self, key: str) -> Fingerprint:
-        """What nights with this fingerprint ran on."""
+        """Return the fingerprint with this key."""
         with self._reading() as connection:
             row = connection.execute(sa.select(schema.fingerprints).where(schema.fingerprints.c.key == key)).one()
             machine, software = (
@@ -299,14 +303,14 @@ class History:
         return Fingerprint(machine=machine, software=software)
 
     def accept(self, night: Past, accepted: list[Accepted]) -> None:
-        """Keep that these alarms of a night were accepted: all of them, or none."""
+        """Record that alarms of a night were accepted: all of them, or none."""
         line = {"fingerprint": night.fingerprint, "subject": night.subject, "profile": night.profile}
         with self._writing() as connection:
             for one in accepted:
                 connection.execute(sa.insert(schema.accepted).values(**line, **msgspec.structs.asdict(one)))
 
     def accepted(self, night: Past) -> list[Accepted]:
-        """What was accepted in this night's line: the same fingerprint, subject and profile; in order."""
+        """Return the accepted alarms of this night's line (same fingerprint, subject and profile), in order."""
         a = schema.accepted.c
         mine = (a.fingerprint == night.fingerprint, a.subject == night.subject, a.profile == night.profile)
         query = sa.select(*[a[name] for name in Accepted.__struct_fields__]).where(*mine).order_by(a.number)
@@ -319,10 +323,10 @@ def _same(one: Past, other: Past, *fields: str) -> bool:
 
 
 def _check_address(place: str, *, by_variable: bool) -> None:
-    """Errors: HistoryError for what is neither a URL nor plainly the name of a file, and would be a file's name.
+    """Reject a place that is neither a URL nor clearly the name of a file.  Errors: HistoryError.
 
-    ``postgresql:/user:password@host/perf`` is a URL that lacks a slash; as a file it would have a folder made for it,
-    with the password for a name.
+    ``postgresql:/user:password@host/perf`` is a URL that lacks a slash.  Taken as a file, it would create a folder with
+    the password in its name.
     """
     is_file = place.startswith(_IN_FILES_NAMES) or not re.match(r"[A-Za-z][\w+.-]*:|[^@]*@", place)
     if "://" in place or (is_file and ("?" not in place or Path(place).expanduser().exists())):
@@ -355,7 +359,7 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 
 
 def _refuse_foreign(connection: sa.Connection) -> None:
-    """Errors: DBAPIError if the file is none of SQLite's; HistoryError if it is another program's."""
+    """Reject another program's database.  Errors: HistoryError; DBAPIError if the file is not an SQLite file."""
     others = sorted(sa.inspect(connection).get_table_names())
     if others and not any(name.startswith(schema.PREFIX) for name in others):
         where = connection.engine.url.database
@@ -384,7 +388,7 @@ def _reason(error: DBAPIError | sqlite3.Error) -> str:
 
 
 def _row(one: Measurement) -> dict[str, Any]:
-    """A row of measurements; figures are None where there are no samples."""
+    """Return the row of a measurement; its figures are None if there are no samples."""
     iterations, rounds = one.iterations(), one.rounds()
     percentiles = {f"p{p}": percentile(iterations, p) if iterations else None for p in (50, 95, 99)}
     return {

@@ -1,1 +1,1 @@
-"""What one rank times: collectives and training steps, and how ranks agree on rounds."""
+"""Benchmarks on the ranks: collectives, training steps, and the timing of both."""

@@ -1,6 +1,6 @@
-"""Collectives as benchmarks time them: one case on every rank, its values checked before and after.
+"""Benchmarks of collectives: one case on every rank, whose values are checked before and after the timing.
 
-Values come from the exact model (:mod:`harness.oracles.collectives`): a tile of it, repeated to the size.
+Values come from the exact model (:mod:`harness.oracles.collectives`): a tile of it, repeated to the message size.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from harness.worlds.rank import Rank
 from harness.worlds.world import World
 
 _TILE = 4096
-"""Elements of the exact model, at most; a larger message repeats them."""
+"""Maximum number of elements of the exact model; a larger message repeats them."""
 
 MODES = ("sync", "async")
 PLACES = ("in", "out")
 HAVE_OUT_OF_PLACE = ("all_reduce",)
-"""In-place collectives that have another form, which gives a new tensor: the functional one."""
+"""In-place collectives that also have an out-of-place form: the functional one, which returns a new tensor."""
 HAVE_IN_PLACE = ("all_gather_into_tensor", "reduce_scatter_tensor")
-"""Collectives with two tensors, of which one may be a part of the other."""
+"""Collectives with two tensors, one of which may be a part of the other."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Timed:
 
     collective: str
     bytes: int
-    """Of the message, as nccl-tests counts it; rounded down to whole elements for every rank."""
+    """Message size as nccl-tests counts it; rounded down to whole elements for every rank."""
     dtype: torch.dtype = torch.float32
     op: str = "SUM"
     mode: str = "sync"
     place: str = ""
-    """``in`` or ``out``; empty: as the collective is by itself, in place or not."""
+    """``in`` or ``out``; empty: the collective's own form, in place or not."""
     in_flight: int = 1
-    """How many are launched before the first is waited for; the time is of one."""
+    """Number of calls that are launched before the first is waited for; the time is that of one call."""
     group: tuple[int, ...] | None = None
     """Global ranks; None for all."""
 
@@ -64,11 +64,11 @@ class Timed:
 
     @property
     def functional(self) -> bool:
-        """Whether it is the functional form that is called."""
+        """Whether the functional form is called."""
         return self.place == "out" and self.collective in IN_PLACE
 
     def case(self, size: int) -> Case:
-        """The case of the exact model, for a group of ``size`` ranks.  Errors: ValueError if nothing is left of it."""
+        """Return the exact model's case for a group of ``size`` ranks.  Errors: ValueError if a rank has no element."""
         count = self.bytes // self.dtype.itemsize // figures.pieces(self.collective, size)
         if count < 1:
             raise ValueError(f"{self.bytes} bytes of {self.dtype} have no element for each of {size} ranks")
@@ -76,11 +76,11 @@ class Timed:
         return Case(self.collective, op, self.dtype, (count,), group=self.group, form="async")
 
     def message(self, size: int) -> int:
-        """Bytes that are really in the message of a group of ``size`` ranks."""
+        """Return the actual message size in bytes for a group of ``size`` ranks."""
         return math.prod(self.case(size).shape) * self.dtype.itemsize * figures.pieces(self.collective, size)
 
     def series(self, world: World) -> Series:
-        """What it is called from night to night."""
+        """Return the series of this collective in a world."""
         size = len(self.group) if self.group is not None else world.size
         variant = {
             "group": f"ranks {', '.join(map(str, self.group))} of {world.size}" if self.group is not None else "",
@@ -102,17 +102,17 @@ class Timed:
 
 @dataclass
 class Found:
-    """What one rank says of a timed collective."""
+    """The result of a timed collective on one rank."""
 
     timing: Timing
     copy: float
-    """Seconds in which its device copies what must at least have come from other ranks."""
+    """Seconds in which the device copies as many bytes as must have come from other ranks."""
     problem: str
     """What is wrong with the values; empty: nothing."""
 
 
 def on_rank(rank: Rank, timed: Timed, effort: Effort) -> Found | None:
-    """Time a collective on this rank; None if it is no member of the group."""
+    """Time a collective on this rank.  Returns None if the rank is not in the group."""
     group = dist.new_group(list(timed.group)) if timed.group is not None else None
     members = list(timed.group) if timed.group is not None else list(range(rank.size))
     if rank.index not in members:
@@ -136,31 +136,34 @@ def on_rank(rank: Rank, timed: Timed, effort: Effort) -> Found | None:
 def timed_on(world: World, timed: Timed, effort: Effort) -> Measurement:
     """Time a collective on the ranks of a world.
 
-    Errors: AssertionError if a rank has wrong values; :class:`~harness.RanksFailed` if ranks fail.
+    Errors: AssertionError if values are wrong on a rank; :class:`~harness.RanksFailed` if ranks fail.
     """
     __tracebackhide__ = True
     measurement = Measurement(series=timed.series(world), samples=[], started=time.time())
     copies = []
     for answers in visits(world, effort, lambda: world.run(on_rank, timed, effort)):
-        found: list[Found] = [answer for answer in answers if answer is not None]
+        results: list[Found] = [answer for answer in answers if answer is not None]
         wrong = [f"rank {i}: {answer.problem}" for i, answer in enumerate(answers) if answer and answer.problem]
         if wrong:
             raise AssertionError(f"{timed.collective} of {timed.bytes} bytes gives wrong values\n" + "\n".join(wrong))
-        measurement.samples += merged([answer.timing.rounds for answer in found])
-        measurement.first = measurement.first or max(answer.timing.first for answer in found)
-        measurement.clock = found[0].timing.clock
-        copies += [answer.copy for answer in found]
+        measurement.samples += merged([answer.timing.rounds for answer in results])
+        measurement.first = measurement.first or max(answer.timing.first for answer in results)
+        measurement.clock = results[0].timing.clock
+        copies += [answer.copy for answer in results]
     measurement.refused = impossible(measurement, min(copies))
     return measurement
 
 
 def merged(ranks: list[list[list[float]]]) -> list[list[list[float]]]:
-    """``[rank][round][iteration]`` as ``[round][iteration][rank]``."""
+    """Transpose ``[rank][round][iteration]`` to ``[round][iteration][rank]``."""
     return [[list(times) for times in zip(*rounds, strict=True)] for rounds in zip(*ranks, strict=True)]
 
 
 def impossible(measurement: Measurement, copy: float) -> str:
-    """Why the figure can't be one: it is less than a copy of what must have come from others takes; or nothing."""
+    """Return why the figure is impossible; empty if it is possible.
+
+    It is impossible if it is below ``copy``, the seconds for a copy of the bytes that must have come from other ranks.
+    """
     if measurement.value >= copy:
         return ""
     size = measurement.series.bytes
@@ -171,7 +174,7 @@ def impossible(measurement: Measurement, copy: float) -> str:
 
 
 class _Set:
-    """Tensors of one call, and what they have to hold afterwards."""
+    """The tensors of one call, and the values that they must hold afterwards."""
 
     def __init__(self, rank: Rank, case: Case, members: list[int], timed: Timed, group: Any) -> None:
         size, member = len(members), members.index(rank.index)
@@ -206,7 +209,7 @@ class _Set:
         self.outs = [functional.wait_tensor(functional.all_reduce(self.ins[0], op.lower(), group))]  # type: ignore[no-untyped-call]
 
     def _overlay(self, collective: str, member: int, count: int) -> None:
-        """Let what goes in be a part of what comes out, or the other way round."""
+        """Make the input a part of the output, or the output a part of the input."""
         mine = slice(member * count, (member + 1) * count)
         if collective == "all_gather_into_tensor":
             self.ins = [self.outs[0].view(-1)[mine].view(self.ins[0].shape)]
@@ -214,26 +217,29 @@ class _Set:
             self.outs = [self.ins[0].view(-1)[mine].view(self.outs[0].shape)]
 
     def fill(self) -> None:
-        """Put in what the exact model has."""
+        """Fill the inputs with the exact model's values, and separate outputs with zeros."""
         for out in self.outs:
             out.zero_()
         for tensor, given in zip(self.ins, self._given, strict=True):
             tensor.copy_(given)
 
     def quiet(self) -> None:
-        """Where the result is the next call's input, let it be one that stays what it is."""
+        """Zero the inputs of an in-place reduction, so that repeated calls do not change them."""
         if self._reducing and not self._own:
             for tensor in self.ins:
                 tensor.zero_()
 
     def problem(self) -> str:
-        """How the outputs differ from what is right; empty if they do not."""
+        """Return how the outputs differ from the expected values; empty if they do not."""
         pairs = zip(self._right, self.outs, strict=True)
         return "; ".join(filter(None, (difference(right, out.cpu(), "output") for right, out in pairs)))
 
 
 def _spread(times: int, tile: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Repeats every tile of a tensor; collectives work element by element, so their results repeat as well."""
+    """Return a function that repeats every tile of a tensor.
+
+    Collectives work element by element, so their results repeat as well.
+    """
     return lambda tensor: tensor.reshape(-1, tile).repeat(1, times).reshape(-1)
 
 

@@ -1,9 +1,9 @@
-"""Training steps as benchmarks time them: the whole, its compute alone, its communication alone, and what is exposed.
+"""Benchmarks of training steps: the whole step, its compute alone, its communication alone, and the exposed part.
 
-The model is a stack of equal pairs of linear layers.  *Compute* is the same step on every rank at the same time with
-nothing between them (for tensor parallel: of a rank's own shards).  *Communication* is the collectives that the step
-launched, by the Flight Recorder, once more and back to back.  *Exposed* is what the step takes longer than its compute:
-communication that no compute hides, and the stack's own work.
+The model is a stack of equal pairs of linear layers.  *Compute* is the same step on every rank at the same time without
+communication (for tensor parallel: with the rank's own shards).  *Communication* is the collectives that the step
+launched, as the Flight Recorder lists them, run again back to back.  *Exposed* is the time of the step minus its
+compute: communication that no compute hides, and the stack's own work.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Step:
     pairs: int = 4
     width: int = 256
     rows: int = 16
-    """Of one micro-batch on one rank."""
+    """Rows of one micro-batch on one rank."""
     micro_batches: int = 1
     synced: bool = True
-    """Whether every micro-batch is averaged, or the last alone."""
+    """Whether gradients are averaged after every micro-batch, or only after the last."""
     compiler: str = ""
     """Backend of ``torch.compile``; empty: not compiled."""
     options: tuple[tuple[str, Any], ...] = ()
-    """For the stack, as ``("bucket_cap_mb", 1)``."""
+    """Names and values of the stack's options: ``(("bucket_cap_mb", 1),)``."""
 
     def __post_init__(self) -> None:
         if self.stack not in ADAPTERS:
@@ -52,7 +52,7 @@ class Step:
             raise ValueError(f"{self}: sizes are whole numbers from 1")
 
     def series(self, world: World, metric: str) -> Series:
-        """What a figure of it is called from night to night."""
+        """Return the series of one metric of this step in a world."""
         variant = {
             "compiled": self.compiler,
             "micro-batches": str(self.micro_batches) if self.micro_batches > 1 else "",
@@ -72,7 +72,7 @@ class Step:
 
 
 class Pair(nn.Module):
-    """Linear, ReLU, linear, back to the width."""
+    """A linear layer, ReLU, and a linear layer back to the width."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -80,19 +80,19 @@ class Pair(nn.Module):
         self.second = nn.Linear(hidden, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32[rows, width] to the same."""
+        """Map float32[rows, width] to float32[rows, width]."""
         out: torch.Tensor = self.second(torch.relu(self.first(x)))
         return out
 
 
 def model(step: Step, hidden: int) -> nn.Sequential:
-    """The plain model, equal on every rank."""
+    """Create the plain model, equal on every rank."""
     torch.manual_seed(0)
     return nn.Sequential(*(Pair(step.width, hidden) for _ in range(step.pairs)))
 
 
 def on_stack(rank: Rank, step: Step) -> nn.Module:
-    """The model on the ranks of the stack."""
+    """Create the model and apply the stack to it."""
     whole = model(step, step.width)
     options = dict(step.options)
     if step.stack == "tp_extension":
@@ -102,18 +102,18 @@ def on_stack(rank: Rank, step: Step) -> nn.Module:
 
 
 def alone(rank: Rank, step: Step) -> nn.Module:
-    """What a rank computes of the model, with nothing between ranks."""
+    """Create a rank's part of the model, which runs without communication."""
     hidden = step.width // tp_extension.mesh_shape(rank.size)[1] if step.stack == "tp_extension" else step.width
     return model(step, hidden).to(rank.device)
 
 
 def rows(rank: Rank, step: Step) -> torch.Tensor:
-    """float32[rows, width], the same on every rank."""
+    """Create the input of a micro-batch: float32[rows, width], the same on every rank."""
     return torch.linspace(-1, 1, step.rows * step.width, device=rank.device).view(step.rows, step.width)
 
 
 def stepping(rank: Rank, step: Step, module: nn.Module, *, distributed: bool) -> Callable[[], None]:
-    """One step of training, as a call."""
+    """Return a function that runs one training step.  ``distributed``: whether ``module`` has the stack applied."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     called: Any = torch.compile(module, backend=step.compiler) if step.compiler else module
     inputs, handle = rows(rank, step), stack(step.stack).handle()
@@ -132,12 +132,12 @@ def stepping(rank: Rank, step: Step, module: nn.Module, *, distributed: bool) ->
 
 @dataclass
 class Found:
-    """What one rank says of a step."""
+    """The result of a timed step on one rank."""
 
     timings: dict[str, Timing]
     messages: list[Message]
     launched: int
-    """Collectives of one step, by the sequence numbers of the groups."""
+    """Number of collectives in one step, from the sequence numbers of the process groups."""
     problem: str
 
 
@@ -146,7 +146,7 @@ def on_rank(rank: Rank, step: Step, effort: Effort) -> Found:
     module = on_stack(rank, step)
     full = stepping(rank, step, module, distributed=True)
     problem = _checked(rank, step, module)
-    for _ in range(3):  # buckets are made anew after the first step, graphs are compiled in the second
+    for _ in range(3):  # buckets are rebuilt after the first step, graphs are compiled in the second
         full()
     before, mark = messages.launched(), messages.mark()
     full()
@@ -162,22 +162,25 @@ def on_rank(rank: Rank, step: Step, effort: Effort) -> Found:
 
 
 def _checked(rank: Rank, step: Step, module: nn.Module) -> str:
-    """What is wrong with the gradients of one step.  Every rank has the same rows: they are those of one rank alone."""
+    """Return what is wrong with the gradients of one step; empty if nothing is.
+
+    Every rank has the same rows, so the gradients must equal those of a single device.
+    """
     inputs = rows(rank, step)
     plain = model(step, step.width).to(rank.device)
     plain(inputs).square().mean().backward()
     module(inputs).square().mean().backward()
     expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
-    found = ADAPTERS[step.stack].gradients(module)
+    gradients = ADAPTERS[step.stack].gradients(module)
     for parameter in module.parameters():
         parameter.grad = None
-    if found is None:
+    if gradients is None:
         return ""
     for name, gradient in expected.items():
-        other = found.get(name)
+        other = gradients.get(name)
         if other is None:
             return f"{name} has no gradient"
-        # The same sums in another order: held against the largest element, in roundings of float32.
+        # The sums may be in another order, so the bound is relative to the largest element, in roundings of float32.
         error = (gradient - other.to(gradient.device)).abs().max() / gradient.abs().max()
         if not error <= 64 * torch.finfo(torch.float32).eps * step.width**0.5:
             return f"the gradient of {name} is off by {error:.2g} of its largest element"
@@ -185,25 +188,25 @@ def _checked(rank: Rank, step: Step, module: nn.Module) -> str:
 
 
 def timed_on(world: World, step: Step, effort: Effort) -> list[Measurement]:
-    """Time a step on the ranks of a world: ``time`` first, then what it is made of.
+    """Time a step on the ranks of a world.  Returns ``time`` first, then its parts.
 
     Errors: AssertionError if gradients are wrong or ranks launch different numbers of collectives;
     :class:`~harness.RanksFailed` if ranks fail.
     """
     __tracebackhide__ = True
-    if step.compiler:  # what is compiled anew in every process is measured in one
+    if step.compiler:  # fresh ranks would compile again, so all rounds run in one set of ranks
         effort = replace(effort, rounds=effort.rounds * effort.visits, visits=1)
-    found: dict[Series, Measurement] = {}
+    by_series: dict[Series, Measurement] = {}
     for answers in visits(world, effort, lambda: world.run(on_rank, step, effort)):
         for one in _measured(world, step, answers):
-            known = found.setdefault(one.series, one)
+            known = by_series.setdefault(one.series, one)
             if known is not one and one.series.metric not in COUNTS:
                 known.samples += one.samples
-    return list(found.values())
+    return list(by_series.values())
 
 
 def _measured(world: World, step: Step, found: list[Found]) -> list[Measurement]:
-    """What one set of ranks said."""
+    """Convert the results of one set of ranks to measurements."""
     started = time.time()
     wrong = [f"rank {i}: {answer.problem}" for i, answer in enumerate(found) if answer.problem]
     if wrong:
@@ -236,8 +239,8 @@ def _measured(world: World, step: Step, found: list[Found]) -> list[Measurement]
 
 
 def _exposed(whole: Measurement, compute: Measurement, ranks: int) -> list[list[float]]:
-    """``[round][rank]``: what the slowest rank's step took longer than its compute, round by round.
+    """Return ``[round][rank]``: the time of the slowest rank's step minus its compute, for each round.
 
-    A step that happens to take less than its compute exposes nothing.
+    The result is 0 for a step that happens to take less time than its compute.
     """
     return [[max(0.0, a - b)] * ranks for a, b in zip(whole.rounds(), compute.rounds(), strict=True)]

@@ -1,7 +1,7 @@
-"""Timing on ranks: what one rank does to measure a call that all ranks make together.
+"""Timing on ranks: how one rank measures a call that all ranks make together.
 
-A *round* is a stretch of iterations back to back, as a bare loop would have them: nothing of ours happens between two
-of them but a look at the clock.  Rounds are separated by an agreement of the ranks.
+A *round* is a run of iterations back to back, as in a bare loop: between two of them, the harness only reads the clock.
+Between rounds, the ranks wait for each other through the store.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured.  Times are in seconds."""
+    """The amount of measuring.  Times are in seconds."""
 
     rounds: int = 3
-    """On each set of ranks."""
+    """Rounds on each set of ranks."""
     visits: int = 4
-    """Sets of fresh ranks, where ranks are cheap: figures differ more between processes than between rounds of one."""
+    """Sets of fresh ranks on the host, where starting ranks is cheap: figures differ more between processes than
+    between rounds of one process."""
     seconds: float = 0.02
-    """Of a round, about."""
+    """Approximate duration of a round."""
     least: int = 5
-    """Iterations of a round, whatever they take."""
+    """Minimum number of iterations of a round, however long they take."""
     most: int = 200
     warm: float = 0.3
-    """Until then the warm-up has to be stable; it mostly ends long before."""
+    """Time limit of the warm-up, which usually becomes stable and ends much earlier."""
 
     def __post_init__(self) -> None:
         if min(self.rounds, self.visits, self.least) < 1 or self.most < self.least or min(self.seconds, self.warm) < 0:
@@ -45,18 +46,21 @@ class Effort:
 
 
 ONCE = Effort(rounds=1, visits=1, seconds=0, least=2, most=2, warm=0)
-"""For runs that want to know whether values are right, and nothing of time."""
+"""For runs that only check values."""
 
 _STABLE = 0.05
-"""A block of the warm-up that is not this much faster than the one before ends it."""
+"""The warm-up ends with a block that is not faster than the one before by this share."""
 _BLOCK = 0.002
-"""Seconds of a block."""
+"""Approximate duration of a warm-up block, in seconds."""
 _LEAD = 5
-"""Iterations that open a round and are not counted, at most: the first ones after a pause are not like the others."""
+"""Maximum number of uncounted iterations at the start of a round: the first ones after a pause differ from the rest."""
 
 
 def visits(world: World, effort: Effort, run: Callable[[], list[Any]]) -> Iterator[list[Any]]:
-    """What each set of ranks answers to ``run``: fresh ones for a visit on the host, one set where ranks are dear."""
+    """Yield the results of ``run`` on each set of ranks.
+
+    On the host, each visit has fresh ranks.  On devices, where starting ranks is expensive, there is only one set.
+    """
     count = effort.visits if world.spec.device == "cpu" else 1
     for number in range(count):
         if number:
@@ -66,7 +70,7 @@ def visits(world: World, effort: Effort, run: Callable[[], list[Any]]) -> Iterat
 
 @dataclass
 class Timing:
-    """What one rank measured of one call.  Times are in seconds."""
+    """The measurements of one call on one rank.  Times are in seconds."""
 
     first: float
     rounds: list[list[float]]
@@ -75,10 +79,10 @@ class Timing:
 
 
 class Agreement:
-    """Ranks telling each other numbers through the store, whatever their backend can."""
+    """An exchange of numbers between ranks through the store, so that it works with any backend."""
 
     _made: ClassVar[dict[tuple[int, ...], int]] = {}
-    """How many, by their members: all of them make the same ones in the same order."""
+    """Number of agreements by their members, who all create the same ones in the same order."""
 
     def __init__(self, rank: Rank, members: list[int]) -> None:
         self._rank, self._members, self._turn = rank, members, 0
@@ -86,7 +90,7 @@ class Agreement:
         self._name = f"concord/bench/{members}/{number}"
 
     def most(self, value: float) -> float:
-        """The largest of the members' values; nobody leaves before the last has come."""
+        """Return the largest of the members' values.  Waits until every member has given its value."""
         self._turn += 1
         key = f"{self._name}/{self._turn}"
         self._rank.store.set(f"{key}/{self._rank.index}", repr(value))
@@ -94,12 +98,12 @@ class Agreement:
 
 
 class HostClock:
-    """The monotonic clock, for calls that have ended when they return."""
+    """The monotonic clock, for calls that are complete when they return."""
 
     name = "monotonic"
 
     def iterate(self, call: Call, count: int) -> list[float]:
-        """Seconds of each of ``count`` calls."""
+        """Return the seconds of each of ``count`` calls."""
         clock = time.perf_counter_ns
         marks = [0] * (count + 1)
         marks[0] = clock()
@@ -110,7 +114,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """Events of the device's current stream, for calls that only launch."""
+    """Events of the device's current stream, for calls that only launch work."""
 
     name = "events"
 
@@ -119,7 +123,7 @@ class DeviceClock:
         self._module: Any = torch.get_device_module(device)
 
     def iterate(self, call: Call, count: int) -> list[float]:
-        """Seconds of each of ``count`` calls, between events before and after it."""
+        """Return the seconds of each of ``count`` calls, measured by events before and after it."""
         marks = [self._module.Event(enable_timing=True) for _ in range(count + 1)]
         marks[0].record()
         for i in range(1, count + 1):
@@ -130,7 +134,7 @@ class DeviceClock:
 
 
 class SynchronizedClock(HostClock):
-    """The monotonic clock, for devices whose events have no time: each call ends with a synchronisation."""
+    """The monotonic clock, for devices whose events have no time: each call ends with a synchronization."""
 
     name = "synchronized"
 
@@ -138,7 +142,7 @@ class SynchronizedClock(HostClock):
         self._device = device
 
     def iterate(self, call: Call, count: int) -> list[float]:
-        """Seconds of each of ``count`` calls, the synchronisation in them."""
+        """Return the seconds of each of ``count`` calls, including the synchronization."""
 
         def both() -> None:
             call()
@@ -151,7 +155,7 @@ Clock = HostClock | DeviceClock | SynchronizedClock
 
 
 def clock_of(device: torch.device) -> Clock:
-    """What tells time on a device."""
+    """Return the clock for a device."""
     if device.type == "cpu":
         return HostClock()
     clock = DeviceClock(device)
@@ -164,7 +168,7 @@ def clock_of(device: torch.device) -> Clock:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """No garbage collection meanwhile."""
+    """Disable garbage collection inside the context."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -176,32 +180,32 @@ def undisturbed() -> Iterator[None]:
 
 
 def measure(rank: Rank, calls: dict[str, Call], members: list[int], effort: Effort) -> dict[str, Timing]:
-    """Time calls that all ``members`` make, each in rounds, in turns: a, b, a, b.
+    """Time calls that all ``members`` make, in rounds that alternate between the calls: a, b, a, b.
 
-    Every member must pass the same names in the same order.  Returns a :class:`Timing` by name.
+    Every member must pass the same names in the same order.  Returns a :class:`Timing` for each name.
     """
     agreement, clock = Agreement(rank, members), clock_of(rank.device)
-    found: dict[str, Timing] = {}
+    timings: dict[str, Timing] = {}
     counts: dict[str, int] = {}
     leads: dict[str, int] = {}
     with undisturbed():
         for name, call in calls.items():
             first = clock.iterate(call, 1)[0]
             typical = _warm_up(call, clock, agreement, effort)
-            found[name] = Timing(first, [], clock.name)
+            timings[name] = Timing(first, [], clock.name)
             within = int(effort.seconds / typical)
             counts[name] = min(effort.most, max(effort.least, within))
             leads[name] = min(_LEAD, max(1, within))
         for _ in range(effort.rounds):
             for name, call in calls.items():
                 agreement.most(0.0)
-                clock.iterate(call, leads[name])  # ranks leave the store at different times; this brings them together
-                found[name].rounds.append(clock.iterate(call, counts[name]))
-    return found
+                clock.iterate(call, leads[name])  # ranks leave the store at different times; these calls align them
+                timings[name].rounds.append(clock.iterate(call, counts[name]))
+    return timings
 
 
 def _warm_up(call: Call, clock: Clock, agreement: Agreement, effort: Effort) -> float:
-    """Iterate until that makes it no faster; the last block's seconds of one iteration."""
+    """Iterate until the call gets no faster.  Returns the seconds of one iteration in the last block."""
     typical = agreement.most(clock.iterate(call, 1)[0])
     spent, iterations = typical, 1
     while spent < effort.warm:
@@ -218,7 +222,10 @@ def _warm_up(call: Call, clock: Clock, agreement: Agreement, effort: Effort) -> 
 
 
 def copying(like: torch.Tensor, bytes_: int, times: int = 5) -> float:
-    """The least seconds in which this device copies so many bytes: nothing that delivers them can be faster."""
+    """Return the shortest time in seconds of ``times`` copies of ``bytes_`` bytes on the device of ``like``.
+
+    Nothing that delivers so many bytes can be faster.
+    """
     if bytes_ <= 0:
         return 0.0
     source = torch.zeros(bytes_, dtype=torch.uint8, device=like.device)

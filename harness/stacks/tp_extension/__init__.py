@@ -74,7 +74,10 @@ PLAN: Mapping[str, str] = {"first": "columns", "second": "rows"}
 
 
 def mesh_shape(size: int) -> tuple[int, int]:
-    """(data parallel, tensor parallel) for a world of a size: tensor parallel in pairs from four ranks on."""
+    """Return (data parallel, tensor parallel) sizes of a world.
+
+    The second is two in even worlds of four or more ranks, and one in others.
+    """
     return (size // 2, 2) if size >= 4 and size % 2 == 0 else (size, 1)
 
 
@@ -86,15 +89,17 @@ def apply(
     shape: tuple[int, int] | None = None,
     **options: Any,
 ) -> nn.Module:
-    """Shard a module in two dimensions: tensor parallel by ``plan`` (child name to a name in ``STYLES``), FSDP over the
-    rest.  ``shape``: ranks in each, (data parallel, tensor parallel), of all in the world unless given.  ``options`` go
-    to FullyShardedDataParallel.
+    """Shard a module in two dimensions: tensor parallel by ``plan``, and FSDP over the rest.
+
+    ``plan``: a name in ``STYLES`` for each child's name; ``shape``: the number of ranks in each dimension, (data
+    parallel, tensor parallel), by default of the whole world. ``options`` go to FullyShardedDataParallel.
     """
     data, tensor = shape or mesh_shape(rank.size)
     mesh = rank.mesh(data, tensor, names=("dp", "tp"))
     styles: dict[str, ParallelStyle] = {name: STYLES[how]() for name, how in plan.items()}
     module = parallelize_module(module.to(rank.device), mesh["tp"], styles)
-    # With one data-parallel rank FSDP1 does not shard at all, and can't keep original DTensor parameters then.
+    # With one data-parallel rank, FSDP1 does not shard at all, and then can't keep original parameters that are
+    # DTensors.
     options.setdefault("use_orig_params", data > 1)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
@@ -103,41 +108,44 @@ def apply(
 
 
 def extensions(rank: Rank | None = None) -> DTensorExtensions:
-    """What FSDP1 asks how parameters that are tensor parallel are flattened, saved and loaded (on the host)."""
+    """Return the object that FSDP1 asks how to flatten, save and load tensor-parallel parameters.
+
+    Its device is the rank's, or the host without a rank.
+    """
     return DTensorExtensions(_FSDPDeviceHandle.from_device(rank.device if rank else torch.device("cpu")))
 
 
 def device_count(rank: Rank) -> int:
-    """The devices of a machine as FSDP1 counts them for sharded tensors: rank r is taken to be on device r modulo them.
+    """Return the number of devices of a machine, as FSDP1 counts them for sharded tensors.
 
-    Ranks of ``exclusive`` worlds are.
+    FSDP1 assumes that rank r is on device r modulo this number, which is true of the ranks of ``exclusive`` worlds.
     """
     return int(_FSDPDeviceHandle.from_device(rank.device).device_count())
 
 
 def group_of(tensor: ShardedTensor) -> ProcessGroup:
-    """The group that a sharded tensor is sharded over."""
+    """Return the group over which a sharded tensor is sharded."""
     return tensor._process_group
 
 
 def chunk_spec(dim: int, placements: Sequence[str]) -> ChunkShardingSpec:
-    """Sharded in a dimension, by placements as in ``rank:0/cpu``."""
+    """Return the spec of a tensor that is sharded in one dimension. Placements are strings such as ``rank:0/cpu``."""
     return ChunkShardingSpec(dim, [_remote_device(p) for p in placements])
 
 
 def listed_spec(shards: Sequence[tuple[Sequence[int], Sequence[int], str]]) -> EnumerableShardingSpec:
-    """In shards, each of offsets, sizes and a placement."""
+    """Return the spec of a tensor with these shards, each given as offsets, sizes and a placement."""
     return EnumerableShardingSpec([ShardMetadata([*offsets], [*sizes], at) for offsets, sizes, at in shards])
 
 
 def parts(size: int) -> list[int]:
-    """Ranks of one tensor-parallel group share a part of the batch."""
+    """Return each rank's part of the batch: the ranks of a tensor-parallel group share one."""
     _, tensor = mesh_shape(size)
     return [i // tensor for i in range(size)]
 
 
 def gradients(module: nn.Module) -> Tensors | None:
-    """Whole gradients by parameter name; None where FSDP1 keeps them in flat parameters."""
+    """Return whole gradients by parameter name; None if FSDP1 keeps them in flat parameters."""
     assert isinstance(module, FullyShardedDataParallel)
     if not module._use_orig_params:
         return None
@@ -146,7 +154,7 @@ def gradients(module: nn.Module) -> Tensors | None:
 
 
 def parameters(module: nn.Module) -> Tensors:
-    """Whole parameters by name."""
+    """Return whole parameters by name."""
     assert isinstance(module, FullyShardedDataParallel)
     with FullyShardedDataParallel.summon_full_params(module, writeback=False):
         return {n: whole(p) for n, p in module.module.named_parameters()}
@@ -155,11 +163,11 @@ def parameters(module: nn.Module) -> Tensors:
 # for programs
 
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *HYBRID)
-"""Of ``torch.distributed.fsdp.ShardingStrategy``."""
+"""Names of ``torch.distributed.fsdp.ShardingStrategy``."""
 
 
 class TpExtensionOptions(Data, frozen=True):
-    """Of :func:`~harness.stacks.tp_extension.training.on_tp_extension`."""
+    """Options of :func:`~harness.stacks.tp_extension.training.on_tp_extension`."""
 
     use_orig_params: bool = True
     strategy: Annotated[str, one_of(*STRATEGIES)] = "FULL_SHARD"
@@ -195,9 +203,9 @@ def _promises(layout: Layout) -> Promises:
     resharded = options.get("strategy") in ("FULL_SHARD", "HYBRID_SHARD")
     return Promises(
         gradients=options.get("use_orig_params") is not False,
-        states=False,  # those of flat parameters
+        states=False,  # states are those of flat parameters
         zeros_for_unused=True,
-        unsynced_collectives=len(layout.wrapped) if resharded else 0,  # what was resharded is gathered
+        unsynced_collectives=len(layout.wrapped) if resharded else 0,  # gathers again what was resharded
         frees_groups=False,  # docs/findings/tp_memory.py
     )
 
@@ -205,7 +213,7 @@ def _promises(layout: Layout) -> Promises:
 def _spanning(options: Options, changes: Options) -> dict[str, Option]:
     merged = {**options, **changes}
     if merged.get("strategy") in HYBRID and "strategy" not in changes:
-        merged["strategy"] = "FULL_SHARD"  # so many replicas may not fit
+        merged["strategy"] = "FULL_SHARD"  # the number of replicas may not fit
     if merged.get("strategy") not in HYBRID:
         merged.pop("replicas", None)
     return merged
@@ -213,9 +221,9 @@ def _spanning(options: Options, changes: Options) -> dict[str, Option]:
 
 def _alone(case: Case) -> Options | None:
     if case.clips or averages_apart(case) is None:
-        return None  # squares are added up in the order of flat parameters
-    # Without original parameters they are flattened without a gap, and the bits of a product depend on whether its
-    # factors lie at multiples of 16 bytes.
+        return None  # the norm adds up squares in the order of flat parameters
+    # Without original parameters, parameters are flattened without gaps, and the bits of a product depend on whether
+    # its factors lie at multiples of 16 bytes.
     return {"use_orig_params": True}
 
 

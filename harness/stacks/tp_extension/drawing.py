@@ -1,4 +1,4 @@
-"""How layouts of FSDP1 over tensor parallelism are drawn."""
+"""Draw layouts of FSDP1 over tensor parallelism."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from harness.stacks.limit import Case
 from harness.stacks.tp_extension.limits import HYBRID, hybrid
 
 NEUTRAL = (("use_orig_params", False), ("strategy", "NO_SHARD"))
-"""Options that no plan is forbidden with."""
+"""Options that don't forbid any plan."""
 
 
 def tensor_sizes(world: int) -> Sequence[int]:
-    """How many ranks share a layer; often fewer than there are, so that others share the batch."""
+    """Return how many ranks may share a layer. Some numbers come twice, so that other ranks often share the batch."""
     divided = [t for t in (2, 3) if world % t == 0 and t < world]
     return sorted([1, *2 * divided, world])
 
 
 def draw(d: Drawing) -> None:
-    """Draw a plan, wrapped layers and options; then go to the nearest layout that no limit forbids."""
+    """Draw a plan, wrapped layers and options, and then move to the nearest layout that no limit forbids."""
     strategy = d.among(("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *HYBRID))
-    # A compiled model's first layer stays in the root, which would have nothing to compile.
+    # The first layer of a compiled model stays in the root, which otherwise would have nothing to compile.
     able = [n.name for n in d.case.named[d.case.compiled :] if wrappable(n) and "." not in n.name]
     chosen = d.some(able)
     wrapped = tuple(n.name for n in reversed(d.case.named) if n.name in chosen)
@@ -44,7 +44,7 @@ def draw(d: Drawing) -> None:
         data = d.case.data
         d.set(replicas=1)
         d.option("replicas", [r for r in (1, 2) if data % r == 0])
-    # FSDP1's CPUOffload pins memory, which takes an accelerator.
+    # FSDP1's CPUOffload is not drawn: it pins memory, which needs an accelerator.
     for option, dtypes in (
         ("param_dtype", ("bfloat16", "float16")),
         ("reduce_dtype", ("bfloat16", "float16", "float32")),
@@ -55,7 +55,7 @@ def draw(d: Drawing) -> None:
 
 
 def _nearest(case: Case) -> Iterator[Case]:
-    """A layout, then those that differ from it in one thing, in two, and so on."""
+    """Yield a case, then the cases that differ from it in one thing, in two, and so on."""
     flat = not case.options["use_orig_params"]
     changes = ("use_orig_params", "strategy", "wrapped", "plan")
     for count in range(len(changes) + 1):

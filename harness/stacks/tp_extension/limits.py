@@ -1,4 +1,4 @@
-"""Limits of FSDP1 over tensor parallelism."""
+"""The limits of FSDP1 over tensor parallelism."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from harness.specs.shapes import Named
 from harness.stacks.limit import STAYS_FROZEN, Case, Limit, defect
 
 HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-"""Strategies that shard among some ranks, and replicate among others."""
+"""Strategies that shard among some ranks and replicate among others."""
 
 
 def hybrid(case: Case) -> bool:
-    """Whether shards are replicated."""
+    """Return whether shards are replicated."""
     return case.options.get("strategy") in HYBRID
 
 
 def sharded(case: Case) -> bool:
-    """Whether several ranks share a flat parameter."""
+    """Return whether several ranks share a flat parameter."""
     return case.data > 1 and case.options.get("strategy") != "NO_SHARD"
 
 
 def original(case: Case) -> bool:
-    """Whether the wrapped model shows its original parameters."""
+    """Return whether the wrapped model shows its original parameters."""
     return case.options.get("use_orig_params", True) is not False
 
 
 def _planned(forbids: Callable[[Case, Named, str], bool]) -> Callable[[Case], bool]:
-    """Whether something holds of a layer and its style."""
+    """Return a condition on cases: ``forbids`` holds for some layer of the plan and its style."""
 
     def any_layer(case: Case) -> bool:
         if not case.layout.plan:
@@ -42,7 +42,7 @@ def _planned(forbids: Callable[[Case, Named, str], bool]) -> Callable[[Case], bo
 
 
 def _divided(n: Named, style: str) -> int:
-    """The extent that is divided among tensor-parallel ranks."""
+    """Return the extent that is divided among tensor-parallel ranks."""
     if not isinstance(n.layer, Linear):
         return 0
     return n.layer.out if style == "columns" else n.before[-1]
@@ -77,34 +77,34 @@ def _inside_backward_hook(case: Case, n: Named, style: str) -> bool:
 
 
 def _made_anew(steps: Sequence[Step]) -> bool:
-    """Whether gradients are made anew by every backward, and never added to."""
+    """Return whether every backward makes new gradients and never adds to existing ones."""
     return all(len(step.rows) == 1 and step.zero == "none" for step in steps)
 
 
 def _unit(n: Named, wrapped: Sequence[str]) -> str:
-    """The wrapped layer that a layer's parameters are flattened with; "" for the whole model's."""
+    """Return the wrapped layer with which a layer's parameters are flattened; "" for the whole model."""
     return next((name for name in wrapped if n.name == name or n.name.startswith(f"{name}.")), "")
 
 
 def _idle_unit(case: Case) -> bool:
-    """Whether some backward may leave out all that was flattened together."""
+    """Return whether some backward may leave out everything that was flattened together."""
     wrapped = case.layout.wrapped
     reached = {_unit(n, wrapped) for n in case.named if not n.optional and n.trains}
     return any(_unit(n, wrapped) not in reached for n in case.named if n.trains or isinstance(n.layer, Linear))
 
 
 def _gradients_everywhere(case: Case) -> bool:
-    """Whether every rank is sure to have gradients in its shard of each flat parameter."""
+    """Return whether every rank is sure to have gradients in its shard of each flat parameter."""
     for n in case.named:
         if isinstance(n.layer, Branch) or (isinstance(n.layer, Linear) and (n.layer.frozen or n.optional)):
             return False
-    # Between parameters there is padding to 16 bytes, at the end to as many elements as there are ranks.
+    # Parameters are padded to 16 bytes between each other, and at the end to as many elements as there are ranks.
     enough = case.data * (16 // getattr(torch, case.dtype).itemsize + case.data)
     return all(size >= enough for unit, size in _least_sizes(case).items() if unit or size)
 
 
 def _least_sizes(case: Case) -> Mapping[str, int]:
-    """How many elements a rank has at least of what is flattened together, by the wrapped layer's name."""
+    """Return the least number of elements that a rank has of each flat parameter, by the wrapped layer's name."""
     sizes, styles = dict.fromkeys((*case.layout.wrapped, ""), 0), dict(case.layout.plan)
     for n in case.named:
         sizes[_unit(n, case.layout.wrapped)] += _least_elements(n, case.layout.tensor, styles.get(n.name, ""))
@@ -112,7 +112,10 @@ def _least_sizes(case: Case) -> Mapping[str, int]:
 
 
 def _least_elements(n: Named, tensor: int, style: str) -> int:
-    """How many elements a rank has at least of a layer's own weight; ``style``: how tensor-parallel ranks share it."""
+    """Return the least number of elements that a rank has of a layer's own weight.
+
+    ``style``: how tensor-parallel ranks share the weight.
+    """
     if children(n.layer):
         return 0
     if isinstance(n.layer, Linear):
@@ -157,7 +160,7 @@ SUPPORTED: tuple[Limit, ...] = (
         lambda case: case.compiled and (_reduces(case) or bool(case.options.get("param_dtype"))),
     ),
 )
-"""What lies outside of what the stack supports, or of what the oracles can judge."""
+"""Limits of what the stack supports, or of what the oracles can judge."""
 
 
 def _reduces(case: Case) -> bool:
@@ -250,7 +253,7 @@ DEFECTS: tuple[Limit, ...] = (
         lambda case: case.compiled and not _made_anew(case.steps),
     ),
 )
-"""Defects of PyTorch."""
+"""Limits that are due to defects of PyTorch."""
 
 LIMITS = SUPPORTED + DEFECTS
 

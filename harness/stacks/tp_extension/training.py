@@ -1,4 +1,4 @@
-"""FSDP1 over tensor parallelism in programs: how a model gets onto ranks, and what comes back; with torch alone."""
+"""FSDP1 over tensor parallelism in programs, with torch alone: put a model on ranks, and read what is in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.stacks.training import Handle, Party, Tensors, dtype_of, plain, who
 
 
 class Fsdp1(Handle):
-    """A handle on FSDP1's flat parameters."""
+    """Access to what is in FSDP1's flat parameters."""
 
     def set_sync(self, model: nn.Module, synced: bool) -> None:
         modules: Iterable[Any] = model.modules()
@@ -41,7 +41,7 @@ class Fsdp1(Handle):
             return {plain(n): whole(p).clone() for n, p in model.named_parameters()}
 
     def states(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensors]:
-        return {}  # those of flat parameters
+        return {}  # states are those of flat parameters
 
     @contextlib.contextmanager
     def saving(self, model: nn.Module) -> Any:
@@ -72,9 +72,10 @@ def on_tp_extension(
     param_dtype: str = "",
     reduce_dtype: str = "",
 ) -> nn.Module:
-    """FSDP1 over tensor parallelism: ``plan`` gives ``columns`` or ``rows`` to layers; the rest stays whole.
+    """Put a model on ranks with FSDP1 over tensor parallelism.
 
-    ``replicas``: how often the shards are replicated, for hybrid strategies: a mesh of three dimensions; 0 for two.
+    ``plan``: ``columns`` or ``rows`` for each tensor-parallel layer, while the others stay whole; ``replicas``: the
+    number of replicas of the shards for hybrid strategies, on a mesh of three dimensions; 0 for a mesh of two.
     """
     data = party.world // tensor
     sizes: tuple[int, ...] = (replicas, data // replicas, tensor) if replicas else (data, tensor)

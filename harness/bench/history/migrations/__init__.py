@@ -1,4 +1,4 @@
-"""Schemas of the history, one after the other; run when a history is opened."""
+"""Migrations of the history's schema, which run in order when a history is opened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSION_TABLE = "perf_version"
 
 
 class TooNew(ValueError):
-    """The schema is none that this Concord knows."""
+    """A database whose schema this Concord does not know."""
 
 
 def _config() -> Config:
@@ -24,24 +24,24 @@ def _config() -> Config:
 
 
 def known() -> list[str]:
-    """The schemas that this Concord knows, the newest first."""
+    """Return the schemas that this Concord knows, newest first."""
     return [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()]
 
 
 def current(connection: Connection) -> str:
-    """The schema that a database has; empty: none of ours."""
+    """Return the schema of a database; empty if it has none of ours."""
     context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
     return context.get_current_revision() or ""
 
 
 def upgrade(connection: Connection, to: str = "head") -> None:
-    """Bring a database to a schema, in the transaction that the connection is in.
+    """Migrate a database to a schema, in the connection's current transaction.
 
     Errors: TooNew if the database has a schema that this Concord does not know.
     """
-    found, names = current(connection), known()
-    if found and found not in names:
-        raise TooNew(f"its schema is {found}, and this Concord knows up to {names[0]}: update Concord")
+    schema, names = current(connection), known()
+    if schema and schema not in names:
+        raise TooNew(f"its schema is {schema}, and this Concord knows up to {names[0]}: update Concord")
     config = _config()
     config.attributes.update(connection=connection, version_table=VERSION_TABLE)
     command.upgrade(config, to)

@@ -1,4 +1,4 @@
-"""What Alembic runs: migrations on the connection that it was given, in the transaction that this one is in."""
+"""The script that Alembic runs: migrate on the given connection, in its current transaction."""
 
 from __future__ import annotations
 

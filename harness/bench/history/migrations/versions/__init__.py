@@ -1,1 +1,1 @@
-"""A file a schema, in order."""
+"""The migrations, one file for each schema, in order."""

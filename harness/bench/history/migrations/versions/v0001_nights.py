@@ -1,4 +1,4 @@
-"""Nights, series and what was measured."""
+"""Create the tables of fingerprints, nights, series and measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that someone accepted, with a reason."""
+"""Create the table of accepted alarms, with their reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A night's figure is what a quarter of iterations do not exceed, and no median: made anew from the samples."""
+"""Recompute the nights' figures from their samples, as the 25th percentile of iterations instead of the median."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _NONE = Series(operation="")
 def upgrade() -> None:
     c, connection = _measurements.c, op.get_bind()
     keys = connection.execute(sa.select(c.night, c.series).where(c.value.is_not(None))).all()
-    for night, series in keys:  # one at a time: samples of a long history are more than fits into memory
+    for night, series in keys:  # one at a time: the samples of a long history do not fit into memory
         mine = (c.night == night, c.series == series)
         blob = connection.execute(sa.select(c.samples).where(*mine)).scalar_one()
         try:
             samples = msgspec.msgpack.decode(zlib.decompress(blob), type=list[list[list[float]]])
         except (zlib.error, msgspec.MsgspecError):
-            continue  # the figure stays what it was; asking for the samples says that they are damaged
+            continue  # keep the old figure; reading the samples reports the damage
         made = Measurement(series=_NONE, samples=samples)
         rounds = msgspec.json.encode(made.rounds()).decode()
         connection.execute(sa.update(_measurements).where(*mine).values(value=made.value, rounds=rounds))

@@ -1,0 +1,146 @@
+"""Keeps accelerator runtimes out of the process that ranks are forked from.
+
+CUDA, ROCm and Level Zero do not survive a fork: a child of a process that has used one cannot use the device
+("Cannot re-initialize CUDA in forked subprocess").  Importing torch uses none of them, but some of torch's modules ask
+at import how many devices there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_DEVICE_FILES = {
+    "cuda": ("/dev/nvidia*", "/dev/nvhost*", "/dev/nvgpu*", "/dev/nvmap", "/dev/dxg", "/dev/kfd"),
+    "xpu": ("/dev/dri/render*", "/dev/dxg"),
+    "mtia": ("/dev/mtia*",),
+}
+"""Where the kernel shows the devices of each runtime, as globs; ``cuda`` is ROCm's, too."""
+
+_OTHER_DEVICE_FILES = (
+    "/dev/davinci*",
+    "/dev/hisi_hdc",
+    "/dev/accel/*",
+    "/dev/hl*",
+    "/dev/cambricon*",
+    "/dev/tenstorrent/*",
+)
+"""The same for runtimes that packages other than torch bring."""
+
+_DRIVER = re.compile(r"lib(cuda|nvcuda|ze_intel_gpu|hccl_drv|ascend_hal|cndrv)\.so")
+"""Driver libraries.  Runtimes load them at their first use, so a process that has mapped one has used its runtime."""
+
+_FIRST_USES = ("getDeviceCount", "init")
+"""What torch calls of a runtime before anything else, in ``torch._C._<device>_<name>``."""
+
+
+class RuntimeTouched(RuntimeError):
+    """An import has asked for an accelerator in the process that ranks are forked from."""
+
+
+@contextlib.contextmanager
+def out_of_reach() -> Iterator[None]:
+    """Make torch's first calls of a runtime fail with :class:`RuntimeTouched`; :mod:`torch` is imported for that.
+
+    Where the kernel shows no such device, the answer to "how many?" is 0, without asking the runtime.  NVIDIA's
+    management library answers without starting the runtime, so torch is told to use it.
+    """
+    nvml = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch.cuda.is_available: "will NOT poison fork"
+    before = os.environ.get(nvml)
+    os.environ[nvml] = "1"
+    import torch
+
+    replaced: dict[str, Any] = {}
+    for device, files in _DEVICE_FILES.items():
+        for use in _FIRST_USES:
+            name = f"_{device}_{use}"
+            if hasattr(torch._C, name):
+                replaced[name] = getattr(torch._C, name)
+                absent = use == "getDeviceCount" and not any(map(glob.glob, files))
+                setattr(torch._C, name, _none if absent else _refusal(f"torch._C.{name}"))
+    try:
+        yield
+    finally:
+        for name, function in replaced.items():
+            setattr(torch._C, name, function)
+        if before is None:
+            del os.environ[nvml]
+        else:
+            os.environ[nvml] = before
+
+
+def _none() -> int:
+    return 0
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    def refuse(*_args: Any) -> Any:
+        raise RuntimeTouched(f"it calls {name}, and ranks forked after that could not use the device")
+
+    return refuse
+
+
+def touched() -> list[str]:
+    """Say how this process has used the runtime of an accelerator: a sentence each, none if it has not.
+
+    Looks for device files that are open, for driver libraries, and asks torch in a forked child.
+    """
+    globs = [*(file for files in _DEVICE_FILES.values() for file in files), *_OTHER_DEVICE_FILES]
+    files = {path for pattern in globs for path in glob.glob(pattern)}
+    opened = {target for fd in os.listdir("/proc/self/fd") if (target := _target(fd)) in files}
+    sentences = [f"{file} is open" for file in sorted(opened)]
+    with open("/proc/self/maps") as maps:
+        mapped = {os.path.basename(line.split()[-1]) for line in maps if "/" in line}
+    sentences += [f"{library} is loaded" for library in sorted(mapped) if _DRIVER.match(library)]
+    return sentences + [f"torch.{name} says that it can't be used in a forked process" for name in _in_bad_fork()]
+
+
+def _target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # the descriptor of the listing itself
+        return ""
+
+
+def _in_bad_fork() -> list[str]:
+    """The device modules of torch that are of no use in a fork of this process, by name."""
+    import torch
+
+    checks = {
+        name: module._is_in_bad_fork
+        for name, module in vars(torch).items()
+        if isinstance(module, types.ModuleType) and hasattr(module, "_is_in_bad_fork")
+    }
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        for name, check in checks.items():
+            with contextlib.suppress(Exception):  # a device that this build of torch does not have
+                if check():
+                    os.write(writing, f"{name} ".encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        names = answer.read().split()
+    os.waitpid(pid, 0)
+    return names
+
+
+def other_threads() -> list[str]:
+    """Name the threads of this process but the main one: a fork copies none of them, with the locks that they hold."""
+    by_id = {thread.native_id: thread.name for thread in threading.enumerate()}
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        if int(task) != os.getpid():
+            try:
+                with open(f"/proc/self/task/{task}/comm") as comm:
+                    names.append(by_id.get(int(task)) or comm.read().strip())
+            except OSError:  # it has just ended
+                continue
+    return sorted(names)
