@@ -19,7 +19,7 @@ from suites.collectives.cases import DTYPES, repeated, shaped, swept
 )
 @pytest.mark.world(1, 2, 3, 4, 5)
 def test_into_a_list(world: World, thorough: bool) -> None:
-    """Every dtype at many counts."""
+    """Test every dtype at many counts."""
     assert_right(world, swept(Case("all_gather"), DTYPES, thorough))
 
 
@@ -30,7 +30,7 @@ def test_into_a_list(world: World, thorough: bool) -> None:
 )
 @pytest.mark.world(1, 2, 3, 4, 5)
 def test_into_a_tensor(world: World, thorough: bool) -> None:
-    """Every dtype at many counts."""
+    """Test every dtype at many counts."""
     assert_right(world, swept(Case("all_gather_into_tensor"), DTYPES, thorough))
 
 
@@ -41,7 +41,7 @@ def test_into_a_tensor(world: World, thorough: bool) -> None:
 )
 @pytest.mark.world(1, 2, 3)
 def test_stacked(world: World) -> None:
-    """An output of shape [world size, *shape]."""
+    """The output has the shape [world size, *shape]."""
     assert_right(world, [Case("all_gather_into_tensor", stacked=True)])
 
 
@@ -52,7 +52,7 @@ def test_stacked(world: World) -> None:
 )
 @pytest.mark.world(2, 3)
 def test_shapes_and_sizes(world: World, thorough: bool) -> None:
-    """Shapes from none to three dimensions; large tensors, repeated."""
+    """Test shapes from none to three dimensions; large tensors, repeated."""
     joined = Case("all_gather_into_tensor")
     cases = [*shaped(Case("all_gather", repeats=2)), *repeated(Case("all_gather"), thorough)]
     assert_right(world, [*cases, *shaped(joined, [(1,), (3, 5), (2, 0, 3)]), *repeated(joined, thorough)])

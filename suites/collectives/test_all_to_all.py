@@ -18,7 +18,7 @@ from suites.collectives.cases import DTYPES, repeated, shaped, swept
 )
 @pytest.mark.world(1, 2, 3, 4, 5)
 def test_of_lists(world: World, thorough: bool) -> None:
-    """Every dtype at many counts."""
+    """Test every dtype at many counts."""
     assert_right(world, [*swept(Case("all_to_all"), DTYPES, thorough), *shaped(Case("all_to_all", repeats=2))])
 
 
@@ -30,7 +30,7 @@ def test_of_lists(world: World, thorough: bool) -> None:
 )
 @pytest.mark.world(1, 2, 3, 4, 5)
 def test_of_tensors(world: World, thorough: bool) -> None:
-    """Every dtype at many counts; shapes with dimensions after the split one."""
+    """Test every dtype at many counts; shapes with dimensions after the split one."""
     base = Case("all_to_all_single")
     assert_right(world, [*swept(base, DTYPES, thorough), *shaped(base, [(1,), (3, 5), (2, 0, 3), (1, 4, 2, 3)])])
 
@@ -54,7 +54,7 @@ def test_uneven(world: World, collective: str) -> None:
 )
 @pytest.mark.world(2)
 def test_uneven_complex(world: World) -> None:
-    """complex64 in uneven chunks."""
+    """Exchange complex64 numbers in uneven chunks."""
     assert_right(world, [Case("all_to_all_single", uneven=True, dtype=torch.complex64, shape=(1, 2))])
 
 

@@ -17,7 +17,7 @@ from suites.collectives.cases import DTYPES, for_every_root, repeated, shaped, s
 )
 @pytest.mark.world(1, 2, 3, 4, 5)
 def test_every_rank_has_the_source_tensor(world: World, thorough: bool) -> None:
-    """Every dtype at many counts, any bits; the last rank is the source."""
+    """Test every dtype at many counts, any bits; the last rank is the source."""
     assert_right(world, swept(Case("broadcast", root=world.size - 1), DTYPES, thorough))
 
 

@@ -159,7 +159,7 @@ def test_tensors_are_freed(world: World, collective: str) -> None:
 @pytest.mark.parametrize("waited", [True, False], ids=["waited-for", "used"])
 @spmd(2)
 def test_functional_results_are_freed(rank: Rank, waited: bool) -> None:
-    """all_reduce and all_gather results, waited for explicitly or by their first use."""
+    """Results of all_reduce and all_gather are waited for explicitly or by their first use."""
 
     def call(given: torch.Tensor) -> list[Any]:
         results = [functional.all_reduce(given, "sum", rank.group), functional.all_gather_tensor(given, 0, rank.group)]

@@ -94,7 +94,7 @@ def test_functional(world: World, collective: str, thorough: bool) -> None:
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.world(4)
 def test_large_in_subgroups(world: World, collective: str) -> None:
-    """Tensors of about 1 MiB in groups without rank 0 or with gaps; synchronous, asynchronous or functional."""
+    """Call synchronously, asynchronously or functionally with about 1 MiB, in groups without rank 0 or with gaps."""
     drawn: list[tuple[tuple[int, ...], str, torch.dtype, str]] = [
         ((1, 2, 3), "MAX", torch.int64, "async"),
         ((1, 3), "SUM", torch.float32, "sync"),

@@ -231,7 +231,7 @@ def test_from_another_thread(rank: Rank) -> None:
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.world(2)
 def test_again_and_again(world: World, collective: str) -> None:
-    """Of five hundred calls, each has one element per rank that encodes sender, receiver and call."""
+    """Call five hundred times with one element per rank that encodes sender, receiver and call."""
 
     def body(rank: Rank) -> None:
         me, wrong = rank.index, []

@@ -20,7 +20,7 @@ from suites.collectives.cases import DTYPES, FUNCTIONAL, every_collective, shape
 )
 @pytest.mark.world(1, 2, 3, 4)
 def test_asynchronous(world: World) -> None:
-    """Every collective, small or large; the poisoned outputs are read right after wait()."""
+    """Call every collective with small and large tensors, and read the poisoned outputs right after wait()."""
     assert_right(world, every_collective(form="async", repeats=3))
     assert_right(world, every_collective(form="async", shape=((1 << 18) + 1,)))
 
@@ -76,7 +76,7 @@ def test_many_in_flight(rank: Rank) -> None:
 )
 @pytest.mark.world(2, 3)
 def test_pairs(world: World) -> None:
-    """Every ordered pair of collectives, back to back on one group."""
+    """Call every ordered pair of collectives back to back on one group."""
     every = every_collective(shape=(3,), root=1)
     assert_right(world, [case for first in every for second in every for case in (first, second)])
 
@@ -89,7 +89,7 @@ def test_pairs(world: World) -> None:
 )
 @spmd(1, 2, 3)
 def test_coalesced(rank: Rank) -> None:
-    """Several tensors of different sizes, for each collective that can be coalesced."""
+    """Coalesce three calls with different sizes of each collective that can be coalesced."""
     for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
         cases = [Case(name, shape=(count,)) for count in (1, 4, 33)]
         given = [inputs(case, rank.size, rank.index)[0].to(rank.device) for case in cases]
@@ -110,7 +110,7 @@ def test_coalesced(rank: Rank) -> None:
 )
 @spmd(1, 2, 3)
 def test_all_reduce_coalesced(rank: Rank) -> None:
-    """Three tensors of one dtype and different sizes."""
+    """Reduce three tensors of one dtype and different sizes."""
     cases = [Case("all_reduce", shape=(count,)) for count in (1, 4, 33)]
     tensors = moved((inputs(case, rank.size, rank.index)[0] for case in cases), rank.device)
     dist.all_reduce_coalesced(tensors)
@@ -125,7 +125,7 @@ def test_all_reduce_coalesced(rank: Rank) -> None:
 )
 @spmd(1, 2, 3)
 def test_all_gather_coalesced(rank: Rank) -> None:
-    """Three tensors of different sizes."""
+    """Gather three tensors of different sizes."""
     cases = [Case("all_gather", shape=(count,)) for count in (1, 4, 33)]
     tensors = moved((inputs(case, rank.size, rank.index)[0] for case in cases), rank.device)
     gathered = [[torch.full_like(tensor, -1) for tensor in tensors] for _ in range(rank.size)]
@@ -148,7 +148,7 @@ def test_all_gather_coalesced(rank: Rank) -> None:
 @pytest.mark.parametrize("collective", FUNCTIONAL)
 @pytest.mark.world(1, 2, 3, 4)
 def test_functional(world: World, collective: str, thorough: bool) -> None:
-    """Every dtype at many counts, on the default group."""
+    """Test every dtype at many counts, on the default group."""
     base = Case(collective, form="functional")
     dtypes = [dtype for dtype in DTYPES if not (dtype.is_complex and collective == "all_to_all_single")]
     assert_right(world, [*swept(base, dtypes, thorough), *shaped(base, [(1,), (3, 5), (2, 3, 4)])])
@@ -161,7 +161,7 @@ def test_functional(world: World, collective: str, thorough: bool) -> None:
 )
 @pytest.mark.world(2)
 def test_functional_complex_exchange(world: World) -> None:
-    """complex64 in equal chunks."""
+    """Exchange complex64 numbers in equal chunks."""
     assert_right(world, [Case("all_to_all_single", form="functional", dtype=torch.complex64)])
 
 
@@ -224,7 +224,7 @@ def test_functional_dimensions(rank: Rank) -> None:
 )
 @spmd(1, 2, 3)
 def test_functional_waits_when_used(rank: Rank) -> None:
-    """A large all_reduce whose result is used at once."""
+    """Use the result of a large all_reduce at once."""
     ones = torch.ones(1 << 18, device=rank.device)
     total = functional.all_reduce(ones * (rank.index + 1), "sum", rank.group) + 1
     assert_same(ones * (rank.size * (rank.size + 1) / 2 + 1), total, "sum")

@@ -64,7 +64,7 @@ def among(world: World, ranks: tuple[int, ...], body: Callable[[Any, int, int, t
 @pytest.mark.parametrize("name", here(OF_LISTS))
 @pytest.mark.world(3)
 def test_of_lists(world: World, name: str, ranks: tuple[int, ...]) -> None:
-    """Three sizes, SUM of float32 and MAX of int64; inputs stay unchanged."""
+    """Use three sizes, SUM of float32 and MAX of int64; inputs stay unchanged."""
 
     def body(group: Any, member: int, size: int, device: torch.device) -> None:
         for op, dtype, call in (("SUM", torch.float32, 0), ("MAX", torch.int64, 1)):
@@ -91,7 +91,7 @@ def test_of_lists(world: World, name: str, ranks: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", here(OTHER_NAMES))
 @pytest.mark.world(3)
 def test_other_names(world: World, name: str, ranks: tuple[int, ...]) -> None:
-    """SUM of a vector and MIN of a matrix."""
+    """Use SUM of a vector and MIN of a matrix."""
 
     def body(group: Any, member: int, size: int, device: torch.device) -> None:
         for call, (op, shape) in enumerate((("SUM", (7,)), ("MIN", (3, 5)))):
@@ -114,7 +114,7 @@ def test_other_names(world: World, name: str, ranks: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", here(IN_PLACE))
 @pytest.mark.world(3)
 def test_in_place(world: World, name: str, ranks: tuple[int, ...]) -> None:
-    """Two calls with different data."""
+    """Call twice with different data."""
 
     def body(group: Any, member: int, size: int, device: torch.device) -> None:
         for call in range(2):

@@ -18,7 +18,7 @@ from suites.collectives.cases import DTYPES, for_every_root, repeated, shaped, s
 )
 @pytest.mark.world(1, 2, 3, 4, 5)
 def test_gather(world: World, thorough: bool) -> None:
-    """Every real dtype at many counts; the last rank is the destination."""
+    """Test every real dtype at many counts; the last rank is the destination."""
     real = [dtype for dtype in DTYPES if not dtype.is_complex]
     assert_right(world, swept(Case("gather", root=world.size - 1), real, thorough))
 
@@ -54,7 +54,7 @@ def test_gather_roots_and_shapes(world: World, thorough: bool) -> None:
 )
 @pytest.mark.world(1, 2, 3, 4, 5)
 def test_scatter(world: World, thorough: bool) -> None:
-    """Every dtype at many counts; the last rank is the source."""
+    """Test every dtype at many counts; the last rank is the source."""
     assert_right(world, swept(Case("scatter", root=world.size - 1), DTYPES, thorough))
 
 

@@ -86,7 +86,7 @@ def test_local_synchronization(rank: Rank) -> None:
 )
 @spmd(4)
 def test_new_subgroups(rank: Rank) -> None:
-    """Two groups of two ranks; then groups with gaps, by enumeration."""
+    """Create two groups of two ranks, then groups with gaps by enumeration."""
     mine, groups = dist.new_subgroups(2)
     assert len(groups) == 2
     assert dist.get_process_group_ranks(mine) == [rank.index // 2 * 2, rank.index // 2 * 2 + 1]
@@ -148,7 +148,7 @@ def test_broadcast_gradient(world: World, ranks: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4), (1, 2, 2)], ids=str)
 @pytest.mark.world(4)
 def test_mesh_groups(world: World, shape: tuple[int, ...]) -> None:
-    """An all_reduce over each dimension, compared with the ranks of the mesh."""
+    """Compare an all_reduce over each dimension with the ranks of the mesh."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(*shape)
@@ -171,7 +171,7 @@ def test_mesh_groups(world: World, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)], ids=["ascending", "permuted"])
 @pytest.mark.world(3)
 def test_mesh_order(world: World, order: tuple[int, ...]) -> None:
-    """A one-dimensional mesh of the whole world."""
+    """Create a one-dimensional mesh of the whole world."""
 
     def body(rank: Rank) -> None:
         mesh = DeviceMesh(rank.device.type, list(order))

@@ -90,7 +90,7 @@ def test_negative_bit(world: World, collective: str) -> None:
 @pytest.mark.parametrize("collective", [name for name in ALL if name not in ("gather", "scatter")])
 @pytest.mark.world(2)
 def test_conjugate_bit(world: World, collective: str) -> None:
-    """Complex numbers with distinct imaginary parts."""
+    """Use complex numbers with distinct imaginary parts."""
     ends = [end for (end,) in world.run(refusals, [Case(collective, layout="conjugate", dtype=torch.complex64)])]
     assert {kind for kind, _ in ends} in ({"right"}, {"refused"}), str(ends)
 

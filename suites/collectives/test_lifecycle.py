@@ -163,7 +163,7 @@ def test_destroyed_group(rank: Rank) -> None:
 )
 @pytest.mark.world(1, 2, 3)
 def test_destroy_and_start_again(world: World) -> None:
-    """Five cycles, each with fresh keys in the store."""
+    """Run five cycles, each with fresh keys in the store."""
 
     def body(rank: Rank) -> None:
         dist.barrier()

@@ -81,7 +81,7 @@ def test_wrong_arguments(rank: Rank) -> None:
 )
 @spmd(2)
 def test_indivisible_exchange(rank: Rank) -> None:
-    """Three rows on two ranks."""
+    """Exchange three rows between two ranks."""
     with pytest.raises((ValueError, RuntimeError)):
         dist.all_to_all_single(torch.ones(3, device=rank.device), torch.ones(3, device=rank.device))
 

@@ -101,7 +101,7 @@ def test_send_recv_object_list(rank: Rank) -> None:
 )
 @spmd(3)
 def test_in_a_subgroup(rank: Rank) -> None:
-    """The group of ranks 1 and 2; rank 2 is the root."""
+    """Use the group of ranks 1 and 2, with rank 2 as the root."""
     group = dist.new_group([1, 2])
     if rank.index == 0:
         return
@@ -177,7 +177,7 @@ def test_roots_in_subgroups(world: World, ranks: tuple[int, ...], named: str) ->
 @pytest.mark.parametrize("large", [0, 1])
 @pytest.mark.world(2)
 def test_large_objects(world: World, large: int, collective: str) -> None:
-    """Strings of a few bytes, 100 kB and 3 MB; one rank has the largest."""
+    """Send strings of a few bytes, 100 kB and 3 MB; one rank has the largest."""
 
     def text(count: int, of: int) -> str:
         return f"{of}:" + "".join(chr(97 + (i * 7 + of) % 26) for i in range(26)) * (count // 26)
@@ -211,7 +211,7 @@ def test_large_objects(world: World, large: int, collective: str) -> None:
 )
 @spmd(2, 3)
 def test_tensors_among_objects(rank: Rank) -> None:
-    """Tensors alone or in a dictionary, including a view, an empty and a zero-dimensional tensor."""
+    """Gather tensors alone or in a dictionary, including a view, an empty and a zero-dimensional tensor."""
 
     def things(of: int) -> list[Any]:
         some = torch.arange(6, dtype=torch.float64).reshape(2, 3) + of

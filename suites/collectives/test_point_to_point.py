@@ -144,7 +144,7 @@ def test_ring(rank: Rank, count: int) -> None:
 )
 @spmd(3)
 def test_in_a_subgroup(rank: Rank) -> None:
-    """The group of ranks 1 and 2, with the peer given in both ways."""
+    """Use the group of ranks 1 and 2, with the peer given in both ways."""
     group = dist.new_group([1, 2])
     if rank.index == 1:
         dist.send(outgoing(rank), 2, group=group)
@@ -284,7 +284,7 @@ def test_larger_batches(world: World, ranks: tuple[int, ...], named: str) -> Non
 )
 @spmd(2)
 def test_every_size(rank: Rank) -> None:
-    """256 bytes to half a megabyte, there and back, blocking or not."""
+    """Send 256 bytes to half a megabyte there and back, blocking or not."""
     for power in range(6, 18):
         for more in (0, 1):
             count = (1 << power) + more

@@ -18,7 +18,7 @@ from suites.collectives.cases import OPS, dtypes_of, for_every_root, repeated, s
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.world(1, 2, 3, 5)
 def test_destination_has_the_reduction(world: World, op: str, thorough: bool) -> None:
-    """Every dtype at many counts; the last rank is the destination."""
+    """Test every dtype at many counts; the last rank is the destination."""
     assert_right(world, swept(Case("reduce", op, root=world.size - 1), dtypes_of(op), thorough))
 
 
@@ -40,5 +40,5 @@ def test_every_destination(world: World) -> None:
 )
 @pytest.mark.world(2, 3)
 def test_shapes_and_sizes(world: World, thorough: bool) -> None:
-    """Shapes from none to three dimensions; large tensors, repeated."""
+    """Test shapes from none to three dimensions; large tensors, repeated."""
     assert_right(world, [*shaped(Case("reduce", root=1)), *repeated(Case("reduce", root=1), thorough)])

@@ -20,7 +20,7 @@ from suites.collectives.cases import OPS, dtypes_of, repeated, shaped, swept
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.world(1, 2, 3, 5)
 def test_of_lists(world: World, op: str, thorough: bool) -> None:
-    """Every dtype at many counts."""
+    """Test every dtype at many counts."""
     assert_right(world, swept(Case("reduce_scatter", op), dtypes_of(op), thorough))
 
 
@@ -32,7 +32,7 @@ def test_of_lists(world: World, op: str, thorough: bool) -> None:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.world(1, 2, 3, 4, 5)
 def test_of_tensors(world: World, op: str, thorough: bool) -> None:
-    """Every dtype at many counts, joined along dimension 0."""
+    """Test every dtype at many counts, joined along dimension 0."""
     assert_right(world, swept(Case("reduce_scatter_tensor", op), dtypes_of(op), thorough))
 
 
@@ -43,7 +43,7 @@ def test_of_tensors(world: World, op: str, thorough: bool) -> None:
 )
 @pytest.mark.world(2, 3)
 def test_shapes_and_sizes(world: World, thorough: bool) -> None:
-    """Shapes from none to three dimensions, joined along dimension 0; large tensors, repeated."""
+    """Test shapes from none to three dimensions, joined along dimension 0; large tensors, repeated."""
     joined = Case("reduce_scatter_tensor", repeats=2)
     cases = [*shaped(Case("reduce_scatter", repeats=2)), *shaped(joined, [(1,), (3, 5), (2, 0, 3)])]
     assert_right(world, [*cases, *repeated(Case("reduce_scatter"), thorough), *repeated(joined, thorough)])
@@ -57,7 +57,7 @@ def test_shapes_and_sizes(world: World, thorough: bool) -> None:
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5)], ids=["scalar", "one", "matrix"])
 @pytest.mark.world(1, 2, 3)
 def test_stacked(world: World, shape: tuple[int, ...]) -> None:
-    """An input of shape [world size, *shape]."""
+    """The input has the shape [world size, *shape]."""
     assert_right(world, [Case("reduce_scatter_tensor", stacked=True, shape=shape)])
 
 

@@ -35,7 +35,7 @@ def assert_usable(group: dist.ProcessGroup | None, ranks: list[int], me: int, de
 )
 @spmd(3)
 def test_start_again_out_of_step(rank: Rank) -> None:
-    """Twenty cycles of 3, 2, 1 and 3 ranks; each rank joins up to 4 ms late and leaves when it is done."""
+    """Run twenty cycles of 3, 2, 1 and 3 ranks; each rank joins up to 4 ms late and leaves when it is done."""
     dist.barrier()
     dist.destroy_process_group()
     delay = random.Random(rank.index)
@@ -61,7 +61,7 @@ def test_start_again_out_of_step(rank: Rank) -> None:
 @pytest.mark.parametrize("place", ["fresh-keys", "same-store", "same-address"])
 @pytest.mark.world(2)
 def test_start_again_in_the_same_place(world: World, place: str) -> None:
-    """Six cycles; rank 0, which hosts the store, leaves late, and the ranks take turns to join late."""
+    """Run six cycles; rank 0, which hosts the store, leaves late, and the ranks take turns to join late."""
 
     def where(rank: Rank, cycle: int) -> dict[str, Any]:
         if place == "same-address":

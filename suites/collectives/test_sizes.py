@@ -28,7 +28,7 @@ SHAPES_IN_GROUPS = ((), (1,), (2, 0, 3), (1, 4, 1), (2, 1, 3, 2))
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.world(2)
 def test_every_band(world: World, collective: str) -> None:
-    """256 bytes to half a megabyte, with each power of two at both ends."""
+    """Use 256 bytes to half a megabyte: each power of two of elements, and one element more."""
     cases = [Case(collective, shape=((1 << power) + more,)) for power in POWERS for more in (0, 1)]
     assert_right(world, cases)
 
@@ -40,7 +40,7 @@ def test_every_band(world: World, collective: str) -> None:
 )
 @pytest.mark.world(6, 7, 8)
 def test_more_ranks(world: World) -> None:
-    """Every collective, with the last rank as root and 4 * size + 1 elements."""
+    """Call every collective with the last rank as root and 4 * size + 1 elements."""
     cases = every_collective(root=world.size - 1, shape=(4 * world.size + 1,), repeats=2)
     assert_right(world, [*cases, Case("all_reduce", "MAX", torch.int64), Case("all_to_all_single", uneven=True)])
 
@@ -52,7 +52,7 @@ def test_more_ranks(world: World) -> None:
 )
 @pytest.mark.world(2, 3)
 def test_many_dimensions(world: World) -> None:
-    """Every collective, with shapes as attention layers exchange them."""
+    """Call every collective with shapes as attention layers exchange them."""
     assert_right(world, [case for shape in ((2, 1, 3, 2), (2, 3, 1, 2, 2)) for case in every_collective(shape=shape)])
 
 
@@ -84,7 +84,7 @@ def channels_last(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name not in IN_PLACE])
 @pytest.mark.world(2)
 def test_channels_last(world: World, collective: str) -> None:
-    """Inputs of shape [2, 3, 2, 2], channels last; outputs are contiguous."""
+    """Inputs have the shape [2, 3, 2, 2], channels last, and outputs are contiguous."""
 
     def body(rank: Rank) -> None:
         case = Case(collective, shape=(2, 3, 2, 2), form="async")

@@ -256,7 +256,7 @@ def test_messages(world: World, form: str, stream: str) -> None:
 @pytest.mark.parametrize("collective", COALESCED)
 @pytest.mark.world(2)
 def test_coalesced(world: World, collective: str, stream: str) -> None:
-    """Three collectives whose inputs are produced late."""
+    """Coalesce three collectives whose inputs are produced late."""
 
     def body(rank: Rank) -> None:
         case = Case(collective, shape=LARGE)

@@ -35,7 +35,7 @@ def special(dtype: torch.dtype, rank: int, slot: int) -> torch.Tensor:
 @pytest.mark.parametrize("collective", MOVING)
 @pytest.mark.world(2, 3)
 def test_moved(world: World, collective: str) -> None:
-    """Every floating dtype, with NaNs that encode sender and receiver."""
+    """Move every floating-point dtype, with NaNs that encode sender and receiver."""
     floats = claimed(FLOATS, collective)
 
     def body(rank: Rank) -> None:
@@ -77,7 +77,7 @@ def test_moved(world: World, collective: str) -> None:
 @pytest.mark.parametrize("collective", sorted(REDUCING))
 @pytest.mark.world(2, 3)
 def test_not_finite(world: World, collective: str, op: str) -> None:
-    """One rank holds the infinity or NaN, or two ranks hold opposite infinities, in every floating dtype."""
+    """One rank holds the infinity or NaN, or two ranks hold opposite infinities, in every floating-point dtype."""
     floats = claimed(FLOATS, collective, op)
 
     def body(rank: Rank) -> None:
@@ -159,7 +159,7 @@ def extremes(rank: Rank, collective: str, op: str, who: int, dtype: torch.dtype)
 @pytest.mark.parametrize("collective", sorted(REDUCING))
 @pytest.mark.world(3, 4)
 def test_extremes_beside_nan(world: World, collective: str, op: str, who: str) -> None:
-    """Ranks hold 1, 2, 3 and so on, except one that holds NaN, in every floating dtype."""
+    """Ranks hold 1, 2, 3 and so on, except one that holds NaN, in every floating-point dtype."""
     floats = claimed(FLOATS, collective, op)
 
     def body(rank: Rank) -> None:

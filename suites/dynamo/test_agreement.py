@@ -28,7 +28,7 @@ WIDE = 512
 )
 @pytest.mark.world(3)
 def test_guards(world: World) -> None:
-    """Of five calls, the second and third have a different number of rows on each rank."""
+    """Call five times; the second and third call have a different number of rows on each rank."""
 
     def body(rank: Rank) -> list[int]:
         def total(x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_other_sizes(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_sizes(world: World) -> None:
-    """Two calls with 4 + r and 6 + r rows on rank r."""
+    """Call twice, with 4 + r and 6 + r rows on rank r."""
 
     def body(rank: Rank) -> list[list[tuple[str, str]]]:
         tracer = Tracer("eager")

@@ -76,7 +76,7 @@ BACKWARDS = {
 @pytest.mark.parametrize("name", BACKWARDS)
 @pytest.mark.world(2, timeout=180)
 def test_backward(world: World, name: str, captured: bool) -> None:
-    """Two steps whose values differ by step, rank and element."""
+    """Run two steps, whose values differ by step, rank and element."""
 
     def body(rank: Rank) -> list[str]:
         backward, mesh = BACKWARDS[name], rank.mesh(2)

@@ -67,7 +67,7 @@ def issue(case: Case, given: Any, into: Any, group: Any) -> Any:
 )
 @pytest.mark.world(3)
 def test_rewritten(world: World, name: str, members: tuple[int, ...]) -> None:
-    """Every operation, in two calls with different data; the function closes over the group."""
+    """Use every operation in two calls with different data; the function closes over the group."""
 
     def body(rank: Rank, group: Any, member: int, size: int) -> None:
         for op, dtype in KINDS.get(name, FLOATS[:1]):
@@ -151,7 +151,7 @@ def test_uneven_exchange(world: World) -> None:
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "functional"])
 @pytest.mark.world(3)
 def test_other_groups(world: World, name: str) -> None:
-    """The world, two ranks, and one rank alone, in turn and again."""
+    """Pass the world, two ranks, and one rank alone, in turn and again."""
 
     def body(rank: Rank) -> None:
         case = Case("all_reduce" if name == "functional" else name, shape=(6,))
@@ -214,7 +214,7 @@ def test_asynchronous(world: World) -> None:
 )
 @pytest.mark.world(2, 3)
 def test_launched(world: World) -> None:
-    """Three collectives, one of them unused and two independent, in three calls with two shapes."""
+    """Call three collectives, one of them unused and two independent, three times with two shapes."""
 
     def body(rank: Rank) -> None:
         def collectives(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

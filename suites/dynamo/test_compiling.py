@@ -97,7 +97,7 @@ def test_modes(world: World, wrapped: bool) -> None:
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "replicated"])
 @pytest.mark.world(1, 3)
 def test_compiled_once(world: World, wrapped: bool) -> None:
-    """Three steps, three with another number of rows, and one with a third number, which is dynamic."""
+    """Run three steps, three with another number of rows, and one with a third number, which is dynamic."""
 
     def body(rank: Rank) -> list[int]:
         plain = Layers().to(rank.device)
@@ -129,7 +129,7 @@ def test_compiled_once(world: World, wrapped: bool) -> None:
 @pytest.mark.parametrize(("layers", "width", "graphs"), [(4, WIDE, 4), (4, 8, 1)], ids=["four-buckets", "one-bucket"])
 @pytest.mark.world(2)
 def test_buckets(world: World, layers: int, width: int, graphs: int, dynamic: bool | None) -> None:
-    """Buckets of 1 MiB with layers of that size or less; steps of two, three and two rows."""
+    """Buckets have 1 MiB, and layers that size or less; run steps of two, three and two rows."""
 
     def body(rank: Rank) -> None:
         alone = Layers(layers, width)
@@ -201,7 +201,7 @@ def test_backward_hooks(world: World, kind: str) -> None:
 )
 @pytest.mark.world(2)
 def test_forward_hooks(world: World) -> None:
-    """On the middle layer one hook halves the input and one sums the output over ranks; two steps."""
+    """On the middle layer, one hook halves the input and one sums the output over ranks; run two steps."""
 
     def body(rank: Rank) -> None:
         model = Layers(3).to(rank.device)

@@ -90,7 +90,7 @@ def test_bucket_sizes(world: World, megabytes: float) -> None:
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
 @pytest.mark.world(2)
 def test_compiled_again(world: World, strategy: str) -> None:
-    """Two backwards, of four rows and of one, accumulate gradients."""
+    """Accumulate the gradients of two backwards, one of four rows and one of one row."""
 
     def body(rank: Rank) -> bool:
         model = FullyShardedDataParallel(
@@ -142,7 +142,7 @@ def test_backward_hooks(world: World, hooked: bool) -> None:
     reason="Inductor needs a C++ compiler on this machine",
 )
 def test_inductor(worlds: Callable[[int], World], dynamic: bool) -> None:
-    """Two layers of small integers, so that any order of additions gives the same bits."""
+    """Two layers have small integers, so that any order of additions gives the same bits."""
     program = Program(
         Model(inputs=(3,), layers=(Linear(4), Activation("relu"), Linear(2))),
         Layout("dynamo", world=2, compiled=Compile("inductor", dynamic=dynamic)),

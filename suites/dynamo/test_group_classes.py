@@ -38,7 +38,7 @@ def compare(rank: Rank, function: Callable[[torch.Tensor], Any], *, fullgraph: b
 )
 @pytest.mark.world(1)
 def test_known(world: World) -> None:
-    """Each property in its own function, called twice."""
+    """Test each property in its own function, called twice."""
 
     def body(rank: Rank) -> None:
         known: list[Callable[[torch.Tensor], Any]] = [

@@ -69,7 +69,7 @@ def test_made_anew(world: World, function: Callable[[torch.Tensor], torch.Tensor
 )
 @pytest.mark.world(3)
 def test_groups_in_turn(world: World) -> None:
-    """Six groups of two or three ranks exist one at a time."""
+    """Create six groups of two or three ranks, one at a time."""
 
     def body(rank: Rank) -> None:
         def total(x: torch.Tensor, group: Any) -> torch.Tensor:

@@ -57,7 +57,7 @@ def test_groups(world: World, members: tuple[int, ...] | None) -> None:
 @pytest.mark.parametrize("how", ["functions", "methods"])
 @pytest.mark.world(3)
 def test_other_groups(world: World, how: str) -> None:
-    """The world, two ranks, and one rank alone, in turn."""
+    """Pass the world, two ranks, and one rank alone, in turn."""
 
     def body(rank: Rank) -> None:
         def about(x: torch.Tensor, group: Any) -> torch.Tensor:
@@ -82,7 +82,7 @@ def test_other_groups(world: World, how: str) -> None:
 )
 @pytest.mark.world(4)
 def test_meshes(world: World) -> None:
-    """Meshes of different shapes, in turn and again, with an all_reduce over each dimension."""
+    """Pass meshes of different shapes, in turn and again, with an all_reduce over each dimension."""
 
     def body(rank: Rank) -> None:
         def about(x: torch.Tensor, mesh: Any) -> Any:
@@ -191,7 +191,7 @@ def test_made_inside(world: World, source: Placement, target: Placement) -> None
 )
 @pytest.mark.world(4)
 def test_given(world: World) -> None:
-    """Every placement on one- and two-dimensional meshes, in turn and again."""
+    """Pass every placement on one- and two-dimensional meshes, in turn and again."""
 
     def body(rank: Rank) -> None:
         def about(tensor: Any) -> tuple[torch.Tensor, torch.Tensor, int]:

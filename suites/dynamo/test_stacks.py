@@ -82,7 +82,7 @@ def _tensor_parallel(module: nn.Module, rank: Rank) -> nn.Module:
 def test_as_uncompiled(
     world: World, stack: Callable[..., nn.Module], how: Callable[[nn.Module, Tracer], Callable[..., Any]]
 ) -> None:
-    """Three steps of four rows and two of three; ranks have different data where the stack is data-parallel."""
+    """Run three steps of four rows and two of three; ranks have different data if the stack is data-parallel."""
 
     def body(rank: Rank) -> list[Any]:
         tracer, counts = Tracer("eager"), []
@@ -141,7 +141,7 @@ class Stacked(nn.Module):
 def test_cuts(
     world: World, stack: Callable[..., nn.Module], how: Callable[[nn.Module, Tracer], Callable[..., Any]]
 ) -> None:
-    """A first bucket of 1 MiB, then others of 1 or 2 MiB; last, the model without DDP."""
+    """Use a first bucket of 1 MiB and others of 1 or 2 MiB; last, compile the model without DDP."""
 
     def body(rank: Rank) -> None:
         for megabytes, layers in ((1, [1, 1, 1, 1, 1]), (2, [2, 2, 1]), (0, [5])):

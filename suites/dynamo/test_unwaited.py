@@ -56,7 +56,7 @@ FORMS: dict[str, Callable[[DTensor, Any], Any]] = {
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 @pytest.mark.world(2, timeout=180)
 def test_given(world: World, backend: str, form: str) -> None:
-    """Every placement in two calls; in the second, other ranks join after rank 0 has launched the collective."""
+    """Test every redistribution in two calls; in the second, other ranks join after rank 0 launched the collective."""
     tag = uuid.uuid4().hex
 
     def body(rank: Rank) -> None:
@@ -92,7 +92,7 @@ def test_given(world: World, backend: str, form: str) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 @pytest.mark.world(2, timeout=180)
 def test_by_turns(world: World, backend: str, first: str) -> None:
-    """Four calls with an empty cache on disk."""
+    """Call four times with an initially empty cache on disk."""
     tag = uuid.uuid4().hex
 
     def body(rank: Rank) -> None:

@@ -38,7 +38,7 @@ possible = requirement(
 @pytest.mark.needs(collective="all_reduce", dtype="float32", op="SUM")
 @pytest.mark.world(*RANKS, record=False, warm=True, exclusive="measured")
 def test_sizes(world: World, size: int, perf: Perf) -> None:
-    """float32 from 8 B to the largest size, dense around 1 MiB."""
+    """Time float32 from 8 B to the largest size, with more sizes around 1 MiB."""
     perf.keep(timed_on(world, Timed("all_reduce", size), perf.effort))
 
 
@@ -47,7 +47,7 @@ def test_sizes(world: World, size: int, perf: Perf) -> None:
 @pytest.mark.parametrize("timed", VALUES, ids=described)
 @pytest.mark.world(2, record=False, warm=True, exclusive="measured")
 def test_dtypes_and_ops(world: World, timed: Timed, perf: Perf) -> None:
-    """Other dtypes and reductions, small or large."""
+    """Time other dtypes and reductions, small or large."""
     perf.keep(timed_on(world, timed, perf.effort))
 
 
@@ -56,7 +56,7 @@ def test_dtypes_and_ops(world: World, timed: Timed, perf: Perf) -> None:
 @pytest.mark.parametrize("timed", FORMS, ids=described)
 @pytest.mark.world(2, record=False, warm=True, exclusive="measured")
 def test_forms(world: World, timed: Timed, perf: Perf) -> None:
-    """Asynchronous, several in flight, or out of place."""
+    """Time asynchronous calls, several calls in flight, and calls out of place."""
     perf.keep(timed_on(world, timed, perf.effort))
 
 
@@ -65,5 +65,5 @@ def test_forms(world: World, timed: Timed, perf: Perf) -> None:
 @pytest.mark.parametrize("timed", [Timed("all_reduce", size, group=(1, 3)) for size in SIZES], ids=described)
 @pytest.mark.world(4, record=False, warm=True, exclusive="measured")
 def test_subgroups(world: World, timed: Timed, perf: Perf) -> None:
-    """A group of two of four ranks."""
+    """Time a group of two of four ranks."""
     perf.keep(timed_on(world, timed, perf.effort))

@@ -29,5 +29,5 @@ CASES = [
 @pytest.mark.parametrize("timed", CASES, ids=described)
 @pytest.mark.world(*RANKS, record=False, warm=True, exclusive="measured")
 def test_collectives(world: World, timed: Timed, perf: Perf) -> None:
-    """float32 at three sizes."""
+    """Time float32 at three sizes."""
     perf.keep(timed_on(world, timed, perf.effort))

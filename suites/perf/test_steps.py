@@ -42,7 +42,7 @@ def test_steps(world: World, stack: str, perf: Perf) -> None:
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.world(2, record=False, exclusive="measured", timeout=180)
 def test_compiled_steps(world: World, stack: str, perf: Perf) -> None:
-    """Compile with Inductor where time is measured and the profile claims it, else only trace."""
+    """Compile with Inductor if time is measured and the profile claims it; otherwise only trace."""
     generates = not in_force().claims.lacks_features("dynamo", ["inductor"])
     compiler = "inductor" if perf.enabled and generates else "aot_eager"
     perf.keep(*timed_on(world, Step(stack, compiler=compiler), perf.effort))

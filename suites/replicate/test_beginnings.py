@@ -90,7 +90,7 @@ def test_equal_once(world: World, how: str) -> None:
 )
 @pytest.mark.world(2, 3)
 def test_buffers_of_rank_0(world: World) -> None:
-    """Buffers of floats, integers and bool, without a forward."""
+    """Compare buffers of floats, integers and bools without a forward."""
 
     def body(rank: Rank) -> dict[str, torch.Tensor]:
         model = Own(rank.index).to(rank.device)

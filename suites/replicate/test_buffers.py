@@ -85,7 +85,7 @@ def test_sent_before_every_forward(world: World, rebound: bool) -> None:
 )
 @pytest.mark.world(2)
 def test_sent_again_after_accumulation(world: World) -> None:
-    """Two forwards without synchronization lie between others."""
+    """Run two forwards without synchronization between others."""
     calls = ["training", "unsynced", "unsynced", "training", "training", "training"]
 
     def body(rank: Rank) -> list[float]:
@@ -120,7 +120,7 @@ def test_not_sent_where_not_asked(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_sent_without_init_sync(world: World) -> None:
-    """Buffers start with different values on each rank; one forward."""
+    """Buffers start with different values on each rank; run one forward."""
 
     def body(rank: Rank) -> list[float]:
         model = Counting(rank.index, rebound=False).to(rank.device)
@@ -137,7 +137,7 @@ def test_sent_without_init_sync(world: World) -> None:
 )
 @pytest.mark.world(4)
 def test_sent_within_the_group(world: World) -> None:
-    """Two groups of two ranks, one without rank 0."""
+    """Use two groups of two ranks, one of them without rank 0."""
 
     def body(rank: Rank) -> list[float]:
         groups = [rank.subgroup([0, 1]), rank.subgroup([2, 3])]

@@ -44,7 +44,7 @@ class Structured(nn.Module):
 @pytest.mark.parametrize("find", [False, True], ids=["plain", "find-unused"])
 @pytest.mark.world(1, 2)
 def test_structure(world: World, find: bool) -> None:
-    """Positional, keyword and default arguments; tuples, lists, dicts, named tuples, None, text and integers."""
+    """Use positional, keyword and default arguments; tuples, lists, dicts, named tuples, None, text and integers."""
 
     def body(rank: Rank) -> None:
         model = replicate.apply(Structured(), rank, find_unused_parameters=find)
@@ -97,7 +97,7 @@ def test_any_output(world: World, output: int, find: bool) -> None:
 @pytest.mark.parametrize("where", ["object", "kept"])
 @pytest.mark.world(2)
 def test_hidden_output(world: World, where: str) -> None:
-    """The forward returns a namespace, or nothing; two steps."""
+    """The forward returns a namespace, or nothing; run two steps."""
 
     def body(rank: Rank) -> list[list[float]]:
         model: Any = replicate.apply(Hidden(layer(), where == "object"), rank)
@@ -178,7 +178,7 @@ def test_no_sync(world: World) -> None:
 @pytest.mark.parametrize("find", [False, True], ids=["plain", "find-unused"])
 @pytest.mark.world(2)
 def test_forward_without_gradients_in_between(world: World, find: bool) -> None:
-    """Three steps, each with one more such forward."""
+    """Run three steps, each with one more such forward."""
 
     def body(rank: Rank) -> list[float]:
         model = replicate.apply(nn.Linear(1, 1, bias=False), rank, find_unused_parameters=find)
@@ -205,7 +205,7 @@ def test_forward_without_gradients_in_between(world: World, find: bool) -> None:
 @pytest.mark.parametrize("backwards", ["one", "in-order", "reversed", "retained"])
 @pytest.mark.world(2)
 def test_several_forwards(world: World, backwards: str) -> None:
-    """Two forwards, or one that is used twice; each rank r has gradient 3 (r + 1) in total."""
+    """Run two forwards, or one that is used twice; each rank r has gradient 3 (r + 1) in total."""
 
     def body(rank: Rank) -> str | float:
         model = replicate.apply(nn.Linear(1, 1, bias=False), rank)

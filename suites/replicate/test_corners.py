@@ -51,7 +51,7 @@ def test_buffers(world: World, options: dict[str, bool]) -> None:
 @pytest.mark.parametrize("find", [True, False], ids=["found", "not-looked-for"])
 @pytest.mark.world(2)
 def test_unused_module(world: World, find: bool) -> None:
-    """One backward with a layer that no output uses."""
+    """Run one backward with a layer that no output uses."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -82,7 +82,7 @@ def test_unused_module(world: World, find: bool) -> None:
 @pytest.mark.parametrize("synced_first", [True, False], ids=["synced-first", "unsynced-first"])
 @pytest.mark.world(2)
 def test_static_graph(world: World, synced_first: bool) -> None:
-    """A step of two micro-batches, the first unsynchronized, optionally after a synchronized step."""
+    """Run a step of two micro-batches, the first unsynchronized, optionally after a synchronized step."""
 
     def body(rank: Rank) -> list[float]:
         model = replicate.apply(nn.Linear(2, 1, bias=False), rank, static_graph=True)
@@ -102,7 +102,7 @@ def test_static_graph(world: World, synced_first: bool) -> None:
 @pytest.mark.parametrize("unused", ["output", "module"])
 @pytest.mark.world(2)
 def test_static_graph_unused(world: World, unused: str) -> None:
-    """The loss skips an output, or no output uses a module; three steps."""
+    """The loss skips an output, or no output uses a module; run three steps."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -186,7 +186,7 @@ def test_hook_buckets(world: World, static: bool) -> None:
 @pytest.mark.parametrize("find", [True, False], ids=["found", "not-looked-for"])
 @pytest.mark.world(2)
 def test_frozen_later(world: World, find: bool) -> None:
-    """One step with two layers, then one with the second frozen."""
+    """Run one step with two layers, then one with the second frozen."""
 
     def body(rank: Rank) -> str | list[float]:
         model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(2)))

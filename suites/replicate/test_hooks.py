@@ -87,7 +87,7 @@ def test_state_and_result(world: World, how: str) -> None:
 @pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook"])
 @pytest.mark.world(2, 4)
 def test_large_half_precision(world: World, name: str) -> None:
-    """float16 gradients near the largest finite number."""
+    """Use float16 gradients near the largest finite number."""
     values = [49152.0, -65472.0, 1.0]
 
     def body(rank: Rank) -> torch.Tensor:
@@ -106,7 +106,7 @@ def test_large_half_precision(world: World, name: str) -> None:
 )
 @pytest.mark.world(1, 2, 4)
 def test_compression(world: World) -> None:
-    """Gradients that float16 can represent but bfloat16 cannot, or neither can; equal on all ranks."""
+    """Use gradients that float16 can represent but bfloat16 cannot, or neither can; equal on all ranks."""
     values = [1.0, 257.0, 2049.0, 1.0 + 2.0**-9, 1.0 + 2.0**-12, 2.0**-20 * 1.5]
 
     def body(rank: Rank) -> torch.Tensor:
@@ -126,7 +126,7 @@ def test_compression(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_bfloat16(world: World) -> None:
-    """Gradients that bfloat16 can represent, and one that it rounds; equal on all ranks."""
+    """Use gradients that bfloat16 can represent, and one that it rounds; equal on all ranks."""
     values = [1.0, 257.0, -0.375]
 
     def body(rank: Rank) -> list[float] | str:
@@ -153,7 +153,7 @@ def test_bfloat16(world: World) -> None:
 )
 @pytest.mark.world(2, 3)
 def test_power_sgd(world: World) -> None:
-    """Of six steps the last three are compressed; ranks' gradients are multiples of one outer product."""
+    """Run six steps, the last three compressed; ranks' gradients are multiples of one outer product."""
     rows, columns = torch.arange(1.0, 9), torch.arange(1.0, 17)
 
     def body(rank: Rank) -> list[torch.Tensor]:
@@ -187,7 +187,7 @@ def test_power_sgd(world: World) -> None:
 @pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
 @pytest.mark.world(1, 2)
 def test_bucket(world: World, views: bool) -> None:
-    """A layer with a bias, in three steps; writing to a view changes the buffer."""
+    """Train a layer with a bias for three steps; writing to a view changes the buffer."""
 
     def body(rank: Rank) -> list[list[list[float]]]:
         shapes: list[bool] = []

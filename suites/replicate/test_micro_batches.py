@@ -24,7 +24,7 @@ from harness.stacks import replicate
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.world(2, 3)
 def test_patterns(world: World, pattern: str, views: bool) -> None:
-    """Two steps of every pattern."""
+    """Run two steps of every pattern."""
 
     def body(rank: Rank) -> list[Any]:
         model = replicate.apply(layer(), rank, gradient_as_bucket_view=views)

@@ -61,7 +61,7 @@ KINDS: dict[str, Callable[[], torch.Tensor]] = {
 @pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
 @pytest.mark.world(2, 3)
 def test_kinds(world: World, views: bool) -> None:
-    """A model with one parameter of each kind, in two steps: the second has other buckets."""
+    """Train a model with one parameter of each kind for two steps, of which the second has other buckets."""
 
     def body(rank: Rank) -> list[dict[str, torch.Tensor]]:
         model = Products({name: make() for name, make in KINDS.items()})
@@ -116,7 +116,7 @@ def test_sparse(world: World, how: str) -> None:
 )
 @pytest.mark.world(2)
 def test_checkpointed(world: World) -> None:
-    """A checkpointed layer between two others, in two micro-batches and two steps."""
+    """Train a checkpointed layer between two others for two steps of two micro-batches."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -159,7 +159,7 @@ def test_checkpointed(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_post_accumulate_hooks(world: World) -> None:
-    """A hook on one of two parameters, in two steps."""
+    """Register a hook on one of two parameters and run two steps."""
 
     def body(rank: Rank) -> tuple[int, list[list[float]]]:
         model = nn.Linear(2, 1, device=rank.device)

@@ -33,7 +33,7 @@ def backward(rank: Rank, model: nn.Module) -> dict[str, list[float]]:
 @pytest.mark.parametrize("ignored", ["", "outer", "outer.inner", "last"])
 @pytest.mark.world(2)
 def test_ignored(world: World, ignored: str) -> None:
-    """Layers of one class, side by side, one of them nested two modules deep."""
+    """The layers have one class and lie side by side, one of them nested two modules deep."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -121,7 +121,7 @@ def test_ignored_are_not_sent(world: World) -> None:
 @pytest.mark.parametrize("how", ["replicate", "DDP"])
 @pytest.mark.world(2)
 def test_no_parameter_at_last(world: World, how: str) -> None:
-    """An unsynchronized backward, then a synchronized one of an output that only depends on the input."""
+    """Run an unsynchronized backward, then a synchronized one of an output that only depends on the input."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -216,7 +216,7 @@ def test_used_by_some_ranks(world: World, views: bool) -> None:
 @pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
 @pytest.mark.world(2, 3)
 def test_unused_at_last(world: World, views: bool) -> None:
-    """One branch without synchronization, the other with it, in three steps."""
+    """Run one branch without synchronization and the other with it, in three steps."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -338,7 +338,7 @@ def test_refused(world: World, before: str) -> None:
 )
 @pytest.mark.world(1)
 def test_names(world: World) -> None:
-    """Parameters of the module itself, of a layer, of nested containers, and none of an ignored module."""
+    """The names are of the module itself, a layer and nested containers, but not of an ignored module."""
 
     class Model(nn.Module):
         def __init__(self) -> None:

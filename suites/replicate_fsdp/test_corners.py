@@ -70,7 +70,7 @@ def test_no_elements(world: World, groups: bool) -> None:
 @pytest.mark.parametrize("reduced", [None, "bfloat16"], ids=["plain", "mixed"])
 @pytest.mark.world(2)
 def test_thawed(world: World, reduced: str | None) -> None:
-    """The second of two groups is frozen, used, and unfrozen; with or without mixed precision."""
+    """Freeze, use and unfreeze the second of two groups, with or without mixed precision."""
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, reduced)) if reduced else MixedPrecisionPolicy()
 
     def body(rank: Rank) -> str:

@@ -24,7 +24,7 @@ from harness.stacks import replicate_fsdp
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.world(2, 3)
 def test_patterns(world: World, pattern: str, groups: bool) -> None:
-    """Two steps of every pattern; the layers' outputs are added."""
+    """Run two steps of every pattern; the layers' outputs are added."""
 
     def body(rank: Rank) -> list[Any]:
         model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
@@ -115,7 +115,7 @@ def test_never_used(world: World, groups: bool) -> None:
 @pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
 @pytest.mark.world(1, 2)
 def test_frozen(world: World, groups: bool) -> None:
-    """Of two used layers the first is frozen, in two backwards."""
+    """Freeze the first of two used layers for two backwards."""
 
     def body(rank: Rank) -> list[Any]:
         module = Branches()

@@ -37,7 +37,7 @@ def called(rank: Rank, model: Any) -> float:
 )
 @pytest.mark.world(2, 3)
 def test_placements(world: World) -> None:
-    """Parameters of several shapes, one frozen, before and after a step."""
+    """Check parameters of several shapes, one of them frozen, before and after a step."""
     shapes: dict[str, tuple[int, ...]] = {"one": (1,), "vector": (5,), "block": (2, 1, 3, 2), "frozen": (4,)}
 
     class Model(nn.Module):
@@ -78,7 +78,7 @@ def test_placements(world: World) -> None:
 @pytest.mark.parametrize("offload", [False, True], ids=["resident", "offloaded"])
 @pytest.mark.world(2, 3)
 def test_shapes(world: World, offload: bool) -> None:
-    """One element, many dimensions, and equal shapes; two groups; of three steps two accumulate."""
+    """Use parameters of one element, many dimensions and equal shapes in two groups; two of three steps accumulate."""
     shapes: dict[str, tuple[int, ...]] = {"one": (1, 1), "block": (2, 1, 3, 2), "vector": (5,), "last": (5,)}
     policy = CPUOffloadPolicy(pin_memory=False) if offload else OffloadPolicy()
 
@@ -169,7 +169,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.world(2)
 def test_after_a_step(world: World, policy: str, evaluated: bool) -> None:
-    """Steps of SGD, with or without an evaluation between backward and step."""
+    """Run steps of SGD, with or without an evaluation between backward and step."""
 
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(nn.Sequential(layer(2.0)), rank, **POLICIES[policy])
@@ -196,7 +196,7 @@ def test_after_a_step(world: World, policy: str, evaluated: bool) -> None:
 )
 @pytest.mark.world(2)
 def test_large(world: World) -> None:
-    """One backward, in which neighbouring elements differ."""
+    """Run one backward, in which neighboring elements differ."""
 
     def numbers(rank: int) -> torch.Tensor:
         return torch.arange(300_001.0) * (rank + 1)
@@ -297,7 +297,7 @@ def test_state_dict_after_unshard(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_other_methods(world: World) -> None:
-    """A method with its own inputs, in two steps."""
+    """Run two steps of a method with its own inputs."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -330,7 +330,7 @@ def test_other_methods(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_users_hooks(world: World) -> None:
-    """Hooks before and after the forward, in two steps and an evaluation."""
+    """Register hooks before and after the forward; run two steps and an evaluation."""
 
     def body(rank: Rank) -> list[str]:
         model, seen = layer(), []
@@ -360,7 +360,7 @@ def test_users_hooks(world: World) -> None:
 )
 @pytest.mark.world(1, 2)
 def test_layer_by_layer(world: World) -> None:
-    """Sixty layers; each one's plain parameters are freed before the next layer is created."""
+    """Create sixty layers; each one's plain parameters are freed before the next layer is created."""
 
     def body(rank: Rank) -> float:
         model = nn.Sequential()
@@ -380,7 +380,7 @@ def test_layer_by_layer(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_memory(world: World) -> None:
-    """Two groups of 64 KiB in six steps, measured by the bytes of all live tensors.
+    """Train two groups of 64 KiB for six steps, and count the bytes of all live tensors.
 
     A backend's thread may hold a gradient a moment longer: it gets five seconds, once.
     """
@@ -418,7 +418,7 @@ def test_memory(world: World) -> None:
 @pytest.mark.parametrize("made", ["first", "after-evaluation", "after-forward"])
 @pytest.mark.world(2)
 def test_optimizer(world: World, made: str) -> None:
-    """Two steps of SGD; before the optimizer is created, an evaluation or a forward without a backward."""
+    """Run two steps of SGD; before the optimizer is created, run an evaluation or a forward without a backward."""
 
     def body(rank: Rank) -> float:
         model = replicate_fsdp.apply(layer(2.0), rank)
@@ -443,7 +443,7 @@ def test_optimizer(world: World, made: str) -> None:
 @pytest.mark.parametrize("grad", [True, False], ids=["forward", "evaluation"])
 @pytest.mark.world(2)
 def test_written(world: World, grad: bool) -> None:
-    """After a forward or an evaluation, parameters are set to 5; then two steps of SGD."""
+    """After a forward or an evaluation, set the parameters to 5; then run two steps of SGD."""
 
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(layer(2.0), rank)

@@ -43,7 +43,7 @@ class Looking(nn.Module):
 @pytest.mark.parametrize("output", ["", "float64"])
 @pytest.mark.world(2)
 def test_what_is_cast(world: World, inputs: bool, output: str) -> None:
-    """Inputs by position, by keyword and in containers; two steps and an evaluation."""
+    """Pass inputs by position, by keyword and in containers; run two steps and an evaluation."""
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16,
         output_dtype=getattr(torch, output) if output else None,
@@ -103,7 +103,7 @@ def test_reduce_dtype(world: World, param: str, reduce: str, right: float) -> No
 )
 @pytest.mark.world(1, 2)
 def test_accumulated_in_reduce_dtype(world: World) -> None:
-    """Micro-batches of 256, 1 and 1 in bfloat16, reduced in float32; two steps."""
+    """Run two steps with micro-batches of 256, 1 and 1 in bfloat16, reduced in float32."""
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
 
     def body(rank: Rank) -> list[float]:

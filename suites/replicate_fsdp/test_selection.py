@@ -192,7 +192,7 @@ def tensor_parallel(rank: Rank, *, groups: bool) -> tuple[nn.Module, int]:
 @pytest.mark.parametrize("groups", [True, False], ids=["own-groups", "one-group"])
 @pytest.mark.world(2, 4)
 def test_tensor_parallel(world: World, groups: bool) -> None:
-    """Two layers, column-wise and row-wise, on two tensor-parallel ranks; compare parameters after three steps."""
+    """Compare parameters after three steps; two layers, column-wise and row-wise, on two tensor-parallel ranks."""
     data = world.size // 2
 
     def body(rank: Rank) -> list[list[list[float]]]:
@@ -210,7 +210,7 @@ def test_tensor_parallel(world: World, groups: bool) -> None:
 )
 @pytest.mark.world(2, 4)
 def test_clipping(world: World) -> None:
-    """Two layers, column-wise and row-wise: compare the returned norm, and the clipped gradients."""
+    """Compare the returned norm and the clipped gradients of two layers, column-wise and row-wise."""
     data = world.size // 2
 
     def clipped(model: nn.Module, parts: list[int]) -> tuple[float, list[list[float]]]:

@@ -84,7 +84,7 @@ def test_recursion(world: World, recurse: bool) -> None:
 )
 @pytest.mark.world(2)
 def test_requires_all_reduce(world: World) -> None:
-    """Two backwards without, one with; repeated."""
+    """Run two backwards without all-reduce and one with it; repeat."""
 
     def body(rank: Rank) -> list[tuple[int, dict[str, float]]]:
         model: Any = replicate_fsdp.apply(Layers(), rank)
@@ -149,7 +149,7 @@ def test_any_output(world: World, output: int) -> None:
 @pytest.mark.parametrize("container", ["list", "dict", "dataclass"])
 @pytest.mark.world(2)
 def test_containers(world: World, container: str) -> None:
-    """A module with one output, in two steps."""
+    """Run two steps of a module with one output."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -182,7 +182,7 @@ def test_containers(world: World, container: str) -> None:
 @pytest.mark.parametrize("where", ["object", "kept"])
 @pytest.mark.world(2)
 def test_hidden_output(world: World, where: str) -> None:
-    """The output is in an object that is not a container, or the module keeps it and returns nothing; two steps."""
+    """The output is in an object that is not a container, or kept by a module that returns nothing; run two steps."""
 
     def body(rank: Rank) -> list[float] | str:
         model: Any = replicate_fsdp.apply(Hidden(nn.Linear(1, 1, bias=False), where == "object"), rank, groups=False)
@@ -252,7 +252,7 @@ def test_used_by_some_ranks(world: World, precision: str) -> None:
 )
 @pytest.mark.world(2)
 def test_post_accumulate_hooks(world: World) -> None:
-    """Hooks take three steps of SGD."""
+    """Run three steps of SGD in hooks."""
 
     def body(rank: Rank) -> tuple[list[float], list[float]]:
         model = replicate_fsdp.apply(Layers(), rank)
@@ -312,7 +312,7 @@ def test_all_reduce_hook(world: World) -> None:
 @pytest.mark.parametrize("backwards", ["one", "in-order", "reversed", "retained"])
 @pytest.mark.world(2)
 def test_several_forwards(world: World, backwards: str) -> None:
-    """Two forwards, or one that is used twice; each rank r has gradient 3 (r + 1) in total."""
+    """Run two forwards, or one that is used twice; each rank r has gradient 3 (r + 1) in total."""
 
     def body(rank: Rank) -> dict[str, float]:
         model = replicate_fsdp.apply(Layers(), rank)

@@ -108,7 +108,7 @@ def assert_metadata(saved: Any, size: tuple[int, ...], ranks: Sequence[int]) -> 
 @given(layout=layouts())
 @examples(30)
 def test_tiled(world: World, layout: Any) -> None:
-    """Plain and tensor-parallel tensors of one to three dimensions, on meshes of up to twelve ranks."""
+    """Draw plain and tensor-parallel tensors of one to three dimensions, on meshes of up to twelve ranks."""
     world.run(lambda rank: assert_tiled(*layout))
 
 
@@ -144,7 +144,7 @@ def test_tiled_unevenly(world: World) -> None:
 @given(layout=layouts())
 @examples(20)
 def test_rows(world: World, layout: Any) -> None:
-    """A plain tensor over groups that start at any rank."""
+    """Shard a plain tensor over groups that start at any rank."""
 
     def body(rank: Rank) -> None:
         shape, size, _ = layout
@@ -170,7 +170,7 @@ def test_rows(world: World, layout: Any) -> None:
 @pytest.mark.parametrize("ranks", ["first", "others"])
 @pytest.mark.world(1)
 def test_local_ranks(world: World, ranks: str) -> None:
-    """Two groups of two: the first ranks and the others."""
+    """Test two groups of two: the first ranks and the others."""
 
     def body(rank: Rank) -> None:
         for i in (0, 1) if ranks == "first" else (2, 3):
@@ -196,7 +196,7 @@ def test_local_ranks(world: World, ranks: str) -> None:
 @pytest.mark.parametrize("size", [(4, 6), (5, 7)], ids=["even", "uneven"])
 @pytest.mark.world(1)
 def test_parameters(world: World, ranks: str, size: tuple[int, int]) -> None:
-    """Two tensor-parallel groups of two ranks, with dtypes other than the default."""
+    """Test two tensor-parallel groups of two ranks, with dtypes other than the default."""
 
     def body(rank: Rank) -> None:
         for placement, dtype in itertools.product((ROWS, COLUMNS, WHOLE), (torch.float64, torch.bfloat16)):

@@ -62,7 +62,7 @@ def test_frozen(world: World) -> None:
 )
 @pytest.mark.world(2, 4)
 def test_no_sync(world: World) -> None:
-    """A backward in ``no_sync()``, then one outside."""
+    """Run a backward in ``no_sync()``, then one outside."""
 
     def body(rank: Rank) -> float:
         module = sharded(linears(4, 4), rank, use_orig_params=True)
@@ -121,7 +121,7 @@ def test_gradient_dtype(world: World, dtype: torch.dtype) -> None:
 )
 @pytest.mark.world(2)
 def test_one_feature(world: World) -> None:
-    """Tensor parallelism over one rank."""
+    """Use tensor parallelism over one rank."""
     world.run(lambda rank: backward(sharded(linears(4, 1), rank), 1, 4))
 
 
@@ -132,7 +132,7 @@ def test_one_feature(world: World) -> None:
 )
 @pytest.mark.world(4)
 def test_empty_shard(world: World) -> None:
-    """One feature over two ranks."""
+    """Split one feature over two ranks."""
     world.run(lambda rank: backward(sharded(linears(4, 1), rank), 1, 4))
 
 
@@ -341,7 +341,7 @@ def test_memory(world: World) -> None:
 @pytest.mark.parametrize("features", [1, 2])
 @pytest.mark.world(2, 3)
 def test_one_element(world: World, features: int) -> None:
-    """Two backwards of a flat parameter with one element or more, then a step with their sum."""
+    """Run two backwards of a flat parameter with one element or more, then a step with their sum."""
 
     def body(rank: Rank) -> list[float]:
         module = linears(features, 1, bias=False).to(rank.device)

@@ -56,7 +56,7 @@ def sharded(shape: tuple[int, ...], mesh: Any, placement: Placement, dtype: torc
 @pytest.mark.parametrize("placement", [ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(1, 2, 3)
 def test_flattening(world: World, placement: Placement) -> None:
-    """Sizes that ranks divide or not, one that leaves a rank without elements, and a transposed tensor."""
+    """Use sizes that ranks divide or not, one that leaves a rank without elements, and a transposed tensor."""
 
     def body(rank: Rank) -> None:
         extension, mesh = extensions(rank), rank.mesh(rank.size)
@@ -139,7 +139,7 @@ class Handle:
 @pytest.mark.parametrize("compute", ["compute", None])
 @pytest.mark.world(2)
 def test_streams(world: World, compute: str | None) -> None:
-    """Fake streams with names, on any device, record which one is current, also while a gradient is waited for."""
+    """Fake streams with names, on any device, record the current one, also while a gradient is waited for."""
 
     def body(rank: Rank) -> None:
         handle, mesh, seen = Handle(), rank.mesh(rank.size), []
@@ -213,7 +213,7 @@ def test_marked_and_not_compiled(world: World) -> None:
 @pytest.mark.parametrize("placement", [None, ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(2, 3, 4, 6)
 def test_chunks(world: World, placement: Placement | None) -> None:
-    """Matrices and vectors of which FSDP's ranks have even, uneven or empty parts; one in bfloat16."""
+    """Shard matrices and vectors into even, uneven or empty parts; one of them is in bfloat16."""
 
     def body(rank: Rank) -> None:
         extension = extensions(rank)
@@ -313,7 +313,7 @@ def test_meshes_refused(world: World) -> None:
 )
 @pytest.mark.world(1, 2, 3, exclusive=True)
 def test_sharded_tensor(world: World) -> None:
-    """More rows than ranks, even or not, or fewer."""
+    """Use more rows than ranks, divided evenly or not, or fewer."""
 
     def body(rank: Rank) -> None:
         extension = extensions(rank)
@@ -357,7 +357,7 @@ def test_sharded_tensor(world: World) -> None:
 @pytest.mark.parametrize("placement", [ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(2, 4, exclusive=True)
 def test_nested_sharded_tensor(world: World, placement: Placement) -> None:
-    """Two tensor-parallel ranks, with every size that they divide."""
+    """Use two tensor-parallel ranks and sizes that they divide."""
 
     def body(rank: Rank) -> None:
         extension, mesh = extensions(rank), rank.mesh(rank.size // 2, 2, names=("dp", "tp"))

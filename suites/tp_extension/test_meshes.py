@@ -114,7 +114,7 @@ def load(model: Any, state: dict[str, Any]) -> None:
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
 @pytest.mark.world(4, 6, 8)
 def test_sequences(world: World, original: bool) -> None:
-    """Two data-parallel ranks over two, three or four tensor-parallel ones; one step with each sharding strategy."""
+    """Train one step with each sharding strategy, on two data-parallel by two to four tensor-parallel ranks."""
     expected = trained()
 
     def body(rank: Rank) -> None:

@@ -64,7 +64,7 @@ def whole(tensor: DTensor) -> torch.Tensor:
 )
 @pytest.mark.world(2, 4, 6, 8)
 def test_tensor_parallel_sizes(world: World) -> None:
-    """Two data-parallel ranks over one to four tensor-parallel ones, with original parameters."""
+    """Use two data-parallel by one to four tensor-parallel ranks, with original parameters."""
     alone = layers()
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.5, momentum=0.5)
     train(alone, optimizer, 0, 1)
@@ -165,7 +165,7 @@ def test_first_rank_only(world: World, offload: bool) -> None:
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
 @pytest.mark.world(2, 4)
 def test_offloaded(world: World, original: bool) -> None:
-    """Momentum after two steps, of layers that are not tensor parallel."""
+    """Compare the momentum after two steps, of layers that are not tensor parallel."""
 
     def body(rank: Rank) -> None:
         model = tp_extension.apply(layers(), rank, plan={}, shape=(rank.size // 2, 2), use_orig_params=original)

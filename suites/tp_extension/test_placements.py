@@ -51,7 +51,7 @@ def distributed(tensor: torch.Tensor, rank: Rank, mesh: Any, placements: Any) ->
 @pytest.mark.parametrize("placement", [ROWS, COLUMNS, StridedShard(0, split_factor=2), WHOLE], ids=str)
 @pytest.mark.world(1, 2, 3, 4)
 def test_distribution(world: World, placement: Placement) -> None:
-    """Sizes from one, which leaves some ranks without elements; ranks have different data."""
+    """Use sizes from one, which leaves some ranks without elements; ranks have different data."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(rank.size)
@@ -100,7 +100,7 @@ def test_distribution(world: World, placement: Placement) -> None:
 )
 @pytest.mark.world(4, 6)
 def test_two_dimensions(world: World, placements: tuple[Placement, Placement]) -> None:
-    """Even and uneven sizes; ranks have different data."""
+    """Use even and uneven sizes; ranks have different data."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(rank.size // 2, 2, names=("dp", "tp"))
@@ -133,7 +133,7 @@ def test_two_dimensions(world: World, placements: tuple[Placement, Placement]) -
 )
 @pytest.mark.world(2, 3, 4)
 def test_local_parts(world: World) -> None:
-    """Equal and unequal parts, in either dimension."""
+    """Use equal and unequal parts, in either dimension."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(rank.size)
@@ -161,7 +161,7 @@ def test_local_parts(world: World) -> None:
 @pytest.mark.parametrize("source", [ROWS, COLUMNS, WHOLE, *map(Partial, REDUCED)], ids=str)
 @pytest.mark.world(2, 3)
 def test_redistribution(world: World, source: Placement, target: Placement) -> None:
-    """Sizes that ranks divide or not, some too small; synchronous and asynchronous."""
+    """Use sizes that ranks divide or not, some of them too small; redistribute synchronously and asynchronously."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(rank.size)
@@ -187,7 +187,7 @@ def test_redistribution(world: World, source: Placement, target: Placement) -> N
 @pytest.mark.parametrize("operation", ["sum", "avg", "max", "min"])
 @pytest.mark.world(1, 2, 3)
 def test_parts(world: World, operation: str) -> None:
-    """Numbers that every world size divides."""
+    """Use numbers that every world size divides."""
 
     def body(rank: Rank) -> None:
         whole = numbers(2, 3) * 6

@@ -53,5 +53,5 @@ def test_rounded(worlds: Callable[[int], World], program: Program) -> None:
 @given(program=programs("tp_extension", (4,)).filter(lambda program: program.layout.two_dimensional))
 @examples(20)
 def test_two_dimensional(worlds: Callable[[int], World], program: Program) -> None:
-    """A plan on a two-dimensional mesh, which one in thirty programs for all sizes has."""
+    """Draw plans on a two-dimensional mesh, which only one in thirty programs for all sizes has."""
     assert_same_as_alone(worlds, program)

@@ -187,7 +187,7 @@ def test_mixed_precision(world: World, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["sharded", "full"])
 @pytest.mark.world(2, 3)
 def test_optimizer(world: World, kind: str, original: bool) -> None:
-    """Adam with two groups, after two steps and after two more; the new optimizer takes over."""
+    """Use Adam with two groups, after two steps and after two more; the new optimizer takes over."""
 
     def made(model: Any) -> torch.optim.Optimizer:
         parameters = list(model.parameters())
@@ -250,7 +250,7 @@ def test_written(world: World, original: bool) -> None:
 @pytest.mark.parametrize("shape", [(2, 2, 1), (1, 2, 2)], ids=str)
 @pytest.mark.world(4)
 def test_three_dimensions(world: World, shape: tuple[int, int, int]) -> None:
-    """Tensor parallelism over one rank or two."""
+    """Use tensor parallelism over one rank or two."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(*shape, names=("replicas", "shards", "tp"))
