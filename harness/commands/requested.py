@@ -13,6 +13,7 @@ from harness import entry_points
 from harness.commands.refusing import bad
 from harness.profiles import Mistake, Profile, ProfileError
 from harness.profiles.shelf import OURS, Shelf
+from harness.profiles.vocabulary import FORK
 
 if TYPE_CHECKING:
     from harness.devices import Inventory
@@ -70,7 +71,9 @@ def world_asked_for(
         raise bad(str(e)) from e
     modules = (*imports, *brought, *entry_points.modules_for(entry_points.BACKENDS, backend))
     env = profile.env if profile is not None else ()
-    spec = WorldSpec(size, backend, there.kind, timeout=timeout, imports=tuple(dict.fromkeys(modules)), env=env)
+    start = profile.start if profile is not None and profile.start else FORK
+    imported = tuple(dict.fromkeys(modules))
+    spec = WorldSpec(size, backend, there.kind, timeout=timeout, imports=imported, env=env, start=start)
     return spec, there
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.plugin import perf
+from harness.profiles.vocabulary import STARTS
 from harness.results import DEFAULT_SEED
 from harness.subjects import Subject, SubjectError, find
 from harness.worlds.network import AUTO, NETWORKS
@@ -43,6 +44,13 @@ def add(parser: pytest.Parser) -> None:
         help="Network of ranks. private: one of their own, which no other process can reach; host: the machine's; "
         "auto: private if the kernel allows it, unless ranks are on accelerators or a variable such as "
         "GLOO_SOCKET_IFNAME selects an interface of the machine. Default: auto.",
+    )
+    group.addoption(
+        "--rank-start",
+        choices=STARTS,
+        help="How the processes of ranks begin. fork: they are forked from a process that has imported torch; spawn: "
+        "each is a new Python, which takes seconds, for runtimes that do not survive a fork. Default: the profile's, "
+        "or fork.",
     )
     group.addoption(
         "--profile",

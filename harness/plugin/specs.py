@@ -14,6 +14,7 @@ from harness.plugin.marks import MEASURED, WorldRequest
 from harness.plugin.profiles import Profiles
 from harness.profiles.obeyed import Obeyed
 from harness.profiles.obeyed import of as obeyed_of
+from harness.profiles.vocabulary import FORK, SPAWN
 from harness.redaction import remember
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Specs:
         backend = mark.backend or option("world_backend") or by_profile or backend_for(kind)
         claims = self.claims(backend, kind)
         warm = mark.warm if mark.warm is not None else claims.warm if claims is not None else None
+        start = option("rank_start") or (claims and claims.start) or FORK
         style = option("tbstyle", "auto")
         if mark.env:
             remember(dict(mark.env))
@@ -56,7 +58,8 @@ class Specs:
             size=asked.size,
             backend=backend,
             device=kind,
-            warm=warm if warm is not None else not inventory.on_host,
+            warm=warm if warm is not None else not inventory.on_host or start == SPAWN,
+            start=start,
             timeout=mark.timeout or option("world_timeout") or (claims and claims.timeout) or 60.0,
             env=tuple(sorted({**dict(claims.env if claims else ()), **dict(mark.env)}.items())),
             imports=tuple(

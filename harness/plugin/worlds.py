@@ -17,6 +17,7 @@ from harness.plugin.several import SeveralWorlds
 from harness.plugin.slots import Slots
 from harness.plugin.specs import Specs
 from harness.profiles.obeyed import obeying
+from harness.profiles.vocabulary import FORK
 from harness.requirements import stack_of
 from harness.subjects import TORCH
 from harness.thorough import rounds
@@ -230,7 +231,7 @@ class Worlds:
             items[:] = [items[i] for i in largest_first(sizes)]
         running_here = not self.config.getoption("numprocesses", None) and not self.config.option.collectonly
         if running_here:
-            self.pool.prepare(self.config.getoption("rank_network"))
+            self.pool.prepare(self.config.getoption("rank_network"), self.config.getoption("rank_start") or FORK)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Reject ``--rank-pdb`` for a rank that no world has."""

@@ -13,7 +13,7 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from harness.profiles.model import UNREPORTED
-from harness.profiles.vocabulary import BOUNDED, COLLECTIVES, DTYPES, FEATURES, OPS, STACKS
+from harness.profiles.vocabulary import BOUNDED, COLLECTIVES, DTYPES, FEATURES, OPS, STACKS, STARTS
 from harness.redaction import has_credentials
 from harness.results import ENDED_BADLY
 
@@ -249,6 +249,12 @@ HEAD: Mapping[str, Key] = {
     "world_sizes": Key(_list_of(_whole), "[1, 2, 4]", "Numbers of ranks that are claimed.", _items(_WHOLE)),
     "ranks_per_device": Key(_whole, "1", "How many ranks may share an accelerator.", _WHOLE),
     "warm": Key(_boolean, "true", "Whether worlds are used again by other tests.", {"type": "boolean"}),
+    "start": Key(
+        _one_of(STARTS, "a way to start ranks"),
+        '"spawn"',
+        "How processes of ranks begin: forked from one that has imported torch, or each as a new Python.",
+        {"enum": list(STARTS)},
+    ),
     "timeout": Key(
         _seconds,
         "60",

@@ -228,7 +228,9 @@ class Profile:
     visible_devices: str = ""
     """The environment variable that masks devices; empty: found by its name (:func:`harness.devices.accelerators`)."""
     warm: bool | None = None
-    """Whether later tests reuse worlds; None: only on accelerators."""
+    """Whether later tests reuse worlds; None: only on accelerators, and where ranks are spawned."""
+    start: str = ""
+    """How ranks begin (:data:`~harness.profiles.vocabulary.STARTS`); empty: they are forked."""
     timeout: float | None = None
     """Timeout of one run on ranks, in seconds."""
     env: tuple[tuple[str, str], ...] = ()

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+FORK, SPAWN = STARTS = ("fork", "spawn")
+"""How a rank's process begins: as a fork of a process that has imported torch, or as a new Python."""
+
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 """Collectives that have a reduction."""
 

@@ -32,11 +32,11 @@ _CLEARING = 1.0
 """Seconds for the remaining processes to end before the end of the server is reported."""
 
 
-def main(fd: int, parent: int, modules: list[str], private: bool) -> NoReturn:
+def main(fd: int, parent: int, modules: list[str], private: bool, start: str) -> NoReturn:
     """Fork the server and guard it.
 
     ``fd``: the socket to the controller, whose process is ``parent``; ``modules``: what the server imports;
-    ``private``: whether ranks get a network of their own.
+    ``private``: whether ranks get a network of their own; ``start``: how their processes begin.
     """
     signal.signal(ORPHANED, lambda *_: None)
     processes.die_with_parent(parent, ORPHANED)
@@ -49,7 +49,7 @@ def main(fd: int, parent: int, modules: list[str], private: bool) -> NoReturn:
         os.setsid()  # a signal to the guardian's group is not meant for the server, and the other way round
         from harness.worlds.server import main as serve
 
-        serve(fd, guardian, modules, private)
+        serve(fd, guardian, modules, private, start)
     _Guardian(socket.socket(fileno=fd), parent, server).watch()
 
 

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""The variable that keeps torch from importing the packages with an entry point ``torch.backends``, if it is 0."""
+
 
 class LaunchError(RuntimeError):
     """The machinery that starts ranks does not work; the message includes what it printed."""

@@ -18,11 +18,12 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from harness.profiles.vocabulary import FORK, SPAWN
 from harness.safe_io.shown import printable
 from harness.worlds import processes, wire
 from harness.worlds.blackbox import CRASH_SIZE, BlackBox, fixed_file
 from harness.worlds.handle import Clock, Heard, RankHandle
-from harness.worlds.launch import Exit, LaunchError, ServerLost, import_path
+from harness.worlds.launch import AUTOLOAD, Exit, LaunchError, ServerLost, import_path
 from harness.worlds.listening import LocalListener
 from harness.worlds.local_rank import LocalRank
 from harness.worlds.network import Refusal
@@ -68,19 +69,23 @@ RANK_ENVIRONMENT = {
 
 
 _SERVER = "the server that ranks are forked from"
+_UNFORKABLE = (
+    "Something that Python imports at its start (a .pth file, sitecustomize) or with torch did that: remove it, or "
+    "start each rank as a new Python with --rank-start spawn"
+)
 _ENDING = 3.0  # seconds for the guardian to end everything below it
 _MOST_PACKET = 65536
 
 
 class LocalLauncher:
-    """Forks ranks on this machine from a server that has torch imported.
+    """Starts ranks on this machine: forks them from a server that has torch imported, or spawns them.
 
     The constructor starts the server below a guardian.  When the server ends, the guardian ends everything that the
     server started.  The first :meth:`spawn` waits for the server's imports.
 
     ``preload``: modules that the server imports; ``start_timeout``: seconds that this may take; ``private``: whether
     ranks get a network of their own, if the kernel allows it; ``patience``: how many seconds the server may leave
-    questions unanswered.
+    questions unanswered; ``start``: ``fork``, or ``spawn``: the server imports nothing, and each rank is a new Python.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class LocalLauncher:
         *,
         private: bool = True,
         patience: int = 10,
+        start: str = FORK,
     ) -> None:
         self.clock: Clock = time
         self._processes: dict[int, LocalRank] = {}
@@ -106,7 +112,9 @@ class LocalLauncher:
         self._network_fd = -1
         self.lost = ""
         """What became of the server, once it can't be used any more; empty until then."""
-        self.environment = {**RANK_ENVIRONMENT, **os.environ}
+        # Packages that extend torch start threads and touch devices, so ranks import them, and the server does not.
+        before_torch = {} if start == SPAWN else {AUTOLOAD: "0"}
+        self.environment = {**RANK_ENVIRONMENT, **os.environ, **before_torch}
         self._mark = uuid.uuid4().hex
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A write that nobody reads must not block forever.
@@ -119,15 +127,12 @@ class LocalLauncher:
             "from harness.worlds.guardian import main\n"
             "main(*arguments)\n"
         )
-        argument = json.dumps([import_path(), theirs.fileno(), os.getpid(), list(preload), private])
+        modules = [] if start == SPAWN else list(preload)
+        argument = json.dumps([import_path(), theirs.fileno(), os.getpid(), modules, private, start])
         # Imports of numpy and torch start helper threads in BLAS unless told not to, and a process with threads
         # must not be forked.
-        environment = {
-            **self.environment,
-            "OPENBLAS_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            processes.MARK: self._mark,
-        }
+        single = {} if start == SPAWN else {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = {**self.environment, **single, processes.MARK: self._mark}
         self._guardian = subprocess.Popen(
             [sys.executable, "-c", code, argument],
             pass_fds=[theirs.fileno()],
@@ -171,7 +176,7 @@ class LocalLauncher:
     def wait_ready(self) -> dict[str, Any]:
         """Wait until the server has imported what it preloads; returns its ``ready`` message.
 
-        Errors: :class:`LaunchError` if it ends before, or is not ready in time.
+        Errors: :class:`LaunchError` if it ends before, is not ready in time, or can't be forked.
         """
         deadline = time.monotonic() + self._start_timeout
         while self._ready is None:
@@ -182,6 +187,8 @@ class LocalLauncher:
                 self.poll()
             if self._ready is None and self.lost:
                 raise LaunchError(f"{self.lost}, before it was ready\n{self._log()}")
+        if why := self._ready["unforkable"]:
+            raise LaunchError(f"{_SERVER} can't be forked: {'; '.join(why)}. {_UNFORKABLE}\n{self._log()}")
         return self._ready
 
     def _log(self) -> str:
@@ -205,7 +212,7 @@ class LocalLauncher:
                 env = {
                     **changed,
                     "RANK": str(setup.index),
-                    "LOCAL_RANK": str(setup.index),
+                    "LOCAL_RANK": _local_rank(setup),
                     "WORLD_SIZE": str(setup.size),
                     "LOCAL_WORLD_SIZE": str(setup.size),
                     "MASTER_ADDR": address[0],
@@ -416,6 +423,11 @@ class LocalLauncher:
             if fd >= 0:
                 os.close(fd)
         os.close(self._log_fd)
+
+
+def _local_rank(setup: RankSetup) -> str:
+    """Return ``LOCAL_RANK``, which scripts take for the index of the rank's device; on the host, the rank."""
+    return setup.device.partition(":")[2] or str(setup.index)
 
 
 def _own(rank: RankHandle) -> LocalRank:

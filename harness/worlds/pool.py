@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from harness.profiles.vocabulary import FORK
 from harness.worlds import network
 from harness.worlds.handle import Launcher
 from harness.worlds.launch import LaunchError, working_directory
@@ -32,7 +33,7 @@ class Pool:
         self._make_launcher = launcher
         self._terminal = terminal
         self._most_warm = most_warm
-        self._launchers: dict[bool, Launcher] = {}
+        self._launchers: dict[tuple[bool, str], Launcher] = {}
         self._warm: dict[tuple[WorldSpec, tuple[str, ...]], World] = {}
         self._begun: dict[tuple[WorldSpec, tuple[str, ...]], tuple[World, object]] = {}
         self.retired: list[tuple[WorldSpec, tuple[str, ...]]] = []
@@ -40,23 +41,25 @@ class Pool:
         self.replaced: list[str] = []
         """What became of each server that was lost and replaced."""
 
-    def prepare(self, asked: str = network.AUTO) -> None:
-        """Start the server that ranks on the host are forked from, without waiting for it.
+    def prepare(self, asked: str = network.AUTO, start: str = FORK) -> None:
+        """Start the server of ranks on the host, without waiting for it.
 
-        ``asked``: the network that they ask for, one of :data:`~harness.worlds.network.NETWORKS`.
+        ``asked``: the network that they ask for, one of :data:`~harness.worlds.network.NETWORKS`; ``start``: one of
+        :data:`~harness.worlds.launch.STARTS`.
         """
-        self.launcher(private=not network.needs_host(asked, "cpu", os.environ))
+        self.launcher(private=not network.needs_host(asked, "cpu", os.environ), start=start)
 
-    def launcher(self, *, private: bool = True) -> Launcher:
+    def launcher(self, *, private: bool = True, start: str = FORK) -> Launcher:
         """Return the launcher of ranks on a private network, or on the host's.  Replaces a launcher that was lost."""
-        launcher = self._launchers.get(private)
+        kind = private, start
+        launcher = self._launchers.get(kind)
         if launcher is not None and not launcher.alive:
             self.replaced.append(launcher.lost)
-            del self._launchers[private]
+            del self._launchers[kind]
             launcher.close()
             launcher = None
         if launcher is None:
-            launcher = self._launchers[private] = self._make_launcher(private=private)
+            launcher = self._launchers[kind] = self._make_launcher(private=private, start=start)
         return launcher
 
     def _launcher_of(self, spec: WorldSpec) -> Launcher:
@@ -65,7 +68,8 @@ class Pool:
         Errors: LaunchError if a private network was asked for and is not available.
         """
         variables = {**os.environ, **dict(spec.env)}
-        launcher = self.launcher(private=not network.needs_host(spec.network, spec.device, variables))
+        private = not network.needs_host(spec.network, spec.device, variables)
+        launcher = self.launcher(private=private, start=spec.start)
         if spec.network == network.PRIVATE and (refusal := launcher.refusal):
             raise LaunchError(f"ranks can't have a network of their own: {refusal.why}; {refusal.remedy}")
         return launcher

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.worlds import answers, evidence, monitor, residue, unpickling, wire
 from harness.worlds.blackbox import BlackBox
+from harness.worlds.launch import AUTOLOAD
 
 if TYPE_CHECKING:
     import torch
@@ -216,10 +217,13 @@ class _RankProcess:
         """Join the world's default process group."""
         import importlib
 
+        forked = "torch" in sys.modules
         import torch
         import torch.distributed as dist
 
         setup = self.setup
+        if forked and setup.device != "cpu":
+            _import_device_packages()
         for name in setup.imports:
             importlib.import_module(name)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -380,6 +384,25 @@ class _RankProcess:
             self.answer(answers.Debugged(self.job))
 
         _debugger(self.rank.index, stdin, stdout, leave).set_trace(sys._getframe(1))
+
+
+def _import_device_packages() -> None:
+    """Import the packages that extend torch, as ``import torch`` does; the server imported torch without them.
+
+    Errors: RuntimeError that names the package.
+    """
+    from importlib.metadata import entry_points
+
+    if os.environ.get(AUTOLOAD, "1") != "1":
+        return
+    for point in entry_points(group="torch.backends"):
+        try:
+            point.load()()
+        except Exception as e:
+            raise RuntimeError(
+                f"the package of torch.backends {point.name!r} ({point.value}) can't be loaded: "
+                f"{type(e).__name__}: {e}; {AUTOLOAD}=0 leaves it out"
+            ) from e
 
 
 @contextlib.contextmanager

@@ -11,19 +11,21 @@ import contextlib
 import glob
 import os
 import re
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_DEVICE_FILES = {
-    "cuda": ("/dev/nvidia*", "/dev/nvhost*", "/dev/nvgpu*", "/dev/nvmap", "/dev/dxg", "/dev/kfd"),
-    "xpu": ("/dev/dri/render*", "/dev/dxg"),
-    "mtia": ("/dev/mtia*",),
-}
-"""Where the kernel shows the devices of each runtime, as globs; ``cuda`` is ROCm's, too."""
-
-_OTHER_DEVICE_FILES = (
+_DEVICE_FILES = (
+    "/dev/nvidia*",
+    "/dev/nvhost*",
+    "/dev/nvgpu*",
+    "/dev/nvmap",
+    "/dev/dxg",
+    "/dev/kfd",
+    "/dev/dri/render*",
+    "/dev/mtia*",
     "/dev/davinci*",
     "/dev/hisi_hdc",
     "/dev/accel/*",
@@ -31,13 +33,13 @@ _OTHER_DEVICE_FILES = (
     "/dev/cambricon*",
     "/dev/tenstorrent/*",
 )
-"""The same for runtimes that packages other than torch bring."""
+"""Where kernels show accelerators, as globs."""
 
 _DRIVER = re.compile(r"lib(cuda|nvcuda|ze_intel_gpu|hccl_drv|ascend_hal|cndrv)\.so")
 """Driver libraries.  Runtimes load them at their first use, so a process that has mapped one has used its runtime."""
 
-_FIRST_USES = ("getDeviceCount", "init")
-"""What torch calls of a runtime before anything else, in ``torch._C._<device>_<name>``."""
+_COUNT = re.compile(r"_([a-z]+)_getDeviceCount")
+"""What torch calls before anything else of the runtime of a device that it was built for, in ``torch._C``."""
 
 
 class RuntimeTouched(RuntimeError):
@@ -48,7 +50,7 @@ class RuntimeTouched(RuntimeError):
 def out_of_reach() -> Iterator[None]:
     """Make torch's first calls of a runtime fail with :class:`RuntimeTouched`; :mod:`torch` is imported for that.
 
-    Where the kernel shows no such device, the answer to "how many?" is 0, without asking the runtime.  NVIDIA's
+    Where the kernel shows no accelerator, the answer to "how many?" is 0, without asking the runtime.  NVIDIA's
     management library answers without starting the runtime, so torch is told to use it.
     """
     nvml = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch.cuda.is_available: "will NOT poison fork"
@@ -57,13 +59,12 @@ def out_of_reach() -> Iterator[None]:
     import torch
 
     replaced: dict[str, Any] = {}
-    for device, files in _DEVICE_FILES.items():
-        for use in _FIRST_USES:
-            name = f"_{device}_{use}"
+    absent = not any(map(glob.glob, _DEVICE_FILES))
+    for device in [match[1] for name in dir(torch._C) if (match := _COUNT.fullmatch(name))]:
+        for name in (f"_{device}_getDeviceCount", f"_{device}_init"):
             if hasattr(torch._C, name):
                 replaced[name] = getattr(torch._C, name)
-                absent = use == "getDeviceCount" and not any(map(glob.glob, files))
-                setattr(torch._C, name, _none if absent else _refusal(f"torch._C.{name}"))
+                setattr(torch._C, name, _none if absent and _COUNT.fullmatch(name) else _refusal(f"torch._C.{name}"))
     try:
         yield
     finally:
@@ -91,14 +92,14 @@ def touched() -> list[str]:
 
     Looks for device files that are open, for driver libraries, and asks torch in a forked child.
     """
-    globs = [*(file for files in _DEVICE_FILES.values() for file in files), *_OTHER_DEVICE_FILES]
-    files = {path for pattern in globs for path in glob.glob(pattern)}
+    files = {path for pattern in _DEVICE_FILES for path in glob.glob(pattern)}
     opened = {target for fd in os.listdir("/proc/self/fd") if (target := _target(fd)) in files}
     sentences = [f"{file} is open" for file in sorted(opened)]
     with open("/proc/self/maps") as maps:
         mapped = {os.path.basename(line.split()[-1]) for line in maps if "/" in line}
     sentences += [f"{library} is loaded" for library in sorted(mapped) if _DRIVER.match(library)]
-    return sentences + [f"torch.{name} says that it can't be used in a forked process" for name in _in_bad_fork()]
+    devices = _in_bad_fork() if "torch" in sys.modules else []
+    return sentences + [f"torch.{name} says that it can't be used in a forked process" for name in devices]
 
 
 def _target(fd: str) -> str:

@@ -1,4 +1,4 @@
-"""The server: the warm process that ranks are forked from.
+"""The server: the warm process that ranks are forked from, or the bare one that spawns them.
 
 It is started fresh, and never forked from the controller.  It imports torch and its lazy parts once, touches no
 accelerator, and stays single-threaded, so that a fork of it is a clean and fast start for a rank.  It forks on request,
@@ -12,7 +12,7 @@ The protocol on the control socket (a SOCK_SEQPACKET pair, so one message is one
 
 - controller to server: ``{"listen": backlog}``; ``{"spawn": token}`` with the rank's five file descriptors;
   ``{"kill": token}``; ``{"ping": n}``
-- server to controller: ``{"ready": pid, "threads": n, "missing": [...], "network": [why it is the host's, remedy]}``,
+- server to controller: ``{"ready": pid, "unforkable": [why], "missing": [...], "network": [why the host's, remedy]}``,
   ``{"listening": port}`` with the listening socket, which is made here because a socket belongs to its maker's network,
   ``{"spawned": token, "pid": pid}``, ``{"pong": n}``,
   ``{"exited": token, "status": wait status, "time_ns": monotonic, "maxrss_kib": n, "left": [what a rank left behind]}``
@@ -20,6 +20,7 @@ The protocol on the control socket (a SOCK_SEQPACKET pair, so one message is one
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -33,7 +34,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from harness.worlds import network
+from harness.profiles.vocabulary import SPAWN
+from harness.worlds import network, runtimes
 from harness.worlds.network import Refusal
 from harness.worlds.processes import (
     ORPHANED,
@@ -53,20 +55,45 @@ _MOST_LEFT = 20  # left-over processes that are named
 _ENDING = 2.0  # seconds for the processes below the server to end before it does
 
 
+_RANK = (
+    "import json, sys\n"
+    "path, fds, listener = json.loads(sys.argv[1])\n"
+    "sys.path[:] = path\n"
+    "from harness.worlds import rank\n"
+    "rank.main(fds, listener)\n"
+)
+"""The code of a rank that is spawned."""
+
+
 def _preload(modules: list[str]) -> list[str]:
-    """Import what ranks will need; returns what could not be imported (another PyTorch may not have it)."""
+    """Import what ranks will need; returns what could not be imported.
+
+    Another PyTorch may not have a module, or it may ask for an accelerator at import: ranks import that themselves.
+    """
     missing = []
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except Exception as e:
-            missing.append(f"{name}: {e}")
+    with runtimes.out_of_reach() if "torch" in modules else contextlib.nullcontext():
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except Exception as e:
+                missing.append(f"{name}: {e}")
     return missing
 
 
+def _unforkable() -> list[str]:
+    """Say why children of this process would not be sound, a sentence each; none if they are."""
+    threads = runtimes.other_threads()
+    used = [f"it has used the runtime of an accelerator: {sentence}" for sentence in runtimes.touched()]
+    if not threads:
+        return used
+    plural = "s" if len(threads) > 1 else ""
+    return [f"it has {len(threads)} thread{plural} beside its own: {', '.join(map(repr, threads))}", *used]
+
+
 class _Server:
-    def __init__(self, sock: socket.socket, parent: int) -> None:
+    def __init__(self, sock: socket.socket, parent: int, start: str) -> None:
         self.sock = sock
+        self.start = start
         self.pid = os.getpid()
         self.parent = parent
         self.pids: dict[int, int] = {}  # pid -> token
@@ -146,9 +173,16 @@ class _Server:
         os.dup2(named["output"], 1)
         os.dup2(named["output"], 2)
         os.close(named["output"])
+        listener = fds[len(RANK_FDS)] if len(fds) > len(RANK_FDS) else None
+        if self.start == SPAWN:
+            named.pop("output")
+            for fd in (*named.values(), *([] if listener is None else [listener])):
+                os.set_inheritable(fd, True)
+            arguments = [sys.executable, "-c", _RANK, json.dumps([sys.path, named, listener])]
+            os.execv(arguments[0], arguments)  # noqa: S606 - our own interpreter
         from harness.worlds import rank
 
-        rank.main(named, listener=fds[len(RANK_FDS)] if len(fds) > len(RANK_FDS) else None)
+        rank.main(named, listener)
 
     def reap(self) -> None:
         """Collect every process that has ended, and report those that were ranks."""
@@ -199,10 +233,11 @@ class _Server:
         end_children(time.monotonic() + _ENDING)
 
 
-def main(fd: int, parent: int, modules: list[str], private: bool) -> NoReturn:
+def main(fd: int, parent: int, modules: list[str], private: bool, start: str) -> NoReturn:
     """Run the server on a socket until the controller goes.  Called once, in a process with one thread.
 
-    ``parent``: the guardian; ``private``: whether ranks get a network of their own, where the kernel allows it.
+    ``parent``: the guardian; ``private``: whether ranks get a network of their own, where the kernel allows it;
+    ``start``: how their processes begin.
     """
     signal.signal(ORPHANED, lambda *_: None if os.getppid() == parent else os._exit(0))
     refusal = network.refusal() if private else Refusal("asked for")
@@ -212,13 +247,13 @@ def main(fd: int, parent: int, modules: list[str], private: bool) -> NoReturn:
     adopt_orphans()
     missing = _preload(modules)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    server = _Server(socket.socket(fileno=fd), parent)
+    server = _Server(socket.socket(fileno=fd), parent, start)
     # Imported objects are never garbage: keep them out of every rank's garbage collections, and their pages shared.
     gc.collect()
     gc.freeze()
-    threads = len(os.listdir("/proc/self/task"))
     told = [refusal.why, refusal.remedy]
-    server.tell({"ready": server.pid, "threads": threads, "missing": missing, "network": told})
+    unforkable = [] if start == SPAWN else _unforkable()
+    server.tell({"ready": server.pid, "unforkable": unforkable, "missing": missing, "network": told})
     ended_by, code = 0, 0
     try:
         ended_by = server.serve()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.devices import backend_for
+from harness.profiles.vocabulary import FORK, STARTS
 from harness.safe_io.shown import printable
 from harness.worlds import wire
 from harness.worlds.handle import Launcher, RankHandle
@@ -55,6 +56,9 @@ class WorldSpec:
     network: str = AUTO
     """``private``: ranks are on a network of their own, which nobody else can reach.  ``host``: on the machine's.
     ``auto``: on one of their own if the kernel allows it and nothing shows that they need the machine's."""
+    start: str = FORK
+    """``fork``: ranks are forked from a process that has imported torch.  ``spawn``: each rank is a new Python process
+    that imports torch itself, for runtimes that do not survive a fork of a process with torch."""
     debug_rank: int | None = None
     """The rank that opens a debugger when it fails."""
     traceback_style: str = "short"
@@ -68,6 +72,8 @@ class WorldSpec:
             raise ValueError(f"timeout of a world: a number of seconds above 0, not {self.timeout!r}")
         if self.network not in NETWORKS:
             raise ValueError(f"network of a world: {', '.join(NETWORKS[:-1])} or {NETWORKS[-1]}, not {self.network!r}")
+        if self.start not in STARTS:
+            raise ValueError(f"start of ranks: {' or '.join(STARTS)}, not {self.start!r}")
         environment_of(dict(self.env))
         if not self.backend:
             object.__setattr__(self, "backend", backend_for(self.device))

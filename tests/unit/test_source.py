@@ -21,6 +21,7 @@ PRIVATE_TORCH = {
     "harness/worlds/residue.py": "how many groups a test left, and whether Dynamo has caches to empty",
     "harness/programs/residue.py": "what a run left in the process is where no public name reaches",
     "harness/oracles/proof.py": "what sees every operation, whatever issues it, has no public name",
+    "harness/worlds/runtimes.py": "what starts the runtime of a device is in torch._C alone",
     "harness/worlds/local.py": "names of modules that the server imports ahead, so that no rank has to",
     "harness/reference/replicate.py": "the registry of composable APIs, and what runs at the end of a backward",
     "harness/reference/replicate_fsdp.py": "the registry, the end of a backward, and the mesh that a dimension is of",

@@ -1,0 +1,220 @@
+"""How ranks begin: forked from a server that no accelerator and no thread has spoiled, or as new Pythons."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Pool, Rank, WorldSpec
+from harness.profiles.vocabulary import FORK, SPAWN, STARTS
+from harness.worlds import runtimes
+from harness.worlds.launch import AUTOLOAD, LaunchError
+from harness.worlds.local import PRELOAD, LocalLauncher
+from tests.worlds.conftest import add_up
+
+PACKAGE = "no_such_accelerator"
+
+
+@pytest.fixture
+def preloading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], LocalLauncher]]:
+    """Makes a launcher whose server imports torch and a module of this text."""
+    launchers = []
+
+    def make(text: str) -> LocalLauncher:
+        (tmp_path / "preloaded_here.py").write_text(text)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        launchers.append(LocalLauncher(["torch", "preloaded_here"]))
+        return launchers[-1]
+
+    yield make
+    for launcher in launchers:
+        launcher.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    found = Pool()
+    yield found
+    found.close()
+
+
+def brings(folder: Path, text: str) -> None:
+    """Make a package that extends torch by its entry point, in a folder of the import path."""
+    (folder / f"{PACKAGE}.py").write_text(text)
+    about = folder / f"{PACKAGE}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[torch.backends]\n{PACKAGE} = {PACKAGE}:autoload\n")
+
+
+# the server
+
+
+def test_server_has_used_no_runtime() -> None:
+    """After all that it imports, a fork of the server could use every device that this torch was built for."""
+    launcher = LocalLauncher()
+    try:
+        assert launcher.wait_ready()["unforkable"] == []
+    finally:
+        launcher.close()
+
+
+def test_runtime_that_an_import_asks_for(preloading: Callable[[str], LocalLauncher]) -> None:
+    """A module that asks at import how many devices there are is left to the ranks, or told that there are none."""
+    text = "import torch\ncount = torch._C._cuda_getDeviceCount() if hasattr(torch._C, '_cuda_getDeviceCount') else 0\n"
+    ready = preloading(text).wait_ready()
+    assert ready["unforkable"] == []
+    assert [line for line in ready["missing"] if "RuntimeTouched" in line or "_cuda_getDeviceCount" in line] == (
+        ["preloaded_here: it calls torch._C._cuda_getDeviceCount, and ranks forked after that could not use the device"]
+        if any(map(glob.glob, runtimes._DEVICE_FILES))
+        else []
+    )
+
+
+SPOILED = """
+import os, torch
+bad = [False]
+torch.xpu._is_in_bad_fork = lambda: bad[0]
+os.register_at_fork(after_in_child=lambda: bad.__setitem__(0, True))
+"""
+
+
+def test_runtime_that_was_used(preloading: Callable[[str], LocalLauncher]) -> None:
+    """A server whose children can't use a device is refused, and torch's word for it is in the error."""
+    with pytest.raises(LaunchError, match=r"runtime of an accelerator: torch\.xpu says .*--rank-start spawn"):
+        preloading(SPOILED).wait_ready()
+
+
+def test_device_file_that_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open device file and a loaded driver library are uses of a runtime."""
+    device = tmp_path / "davinci0"
+    device.touch()
+    monkeypatch.setattr(runtimes, "_DEVICE_FILES", (str(tmp_path / "davinci*"),))
+    assert f"{device} is open" not in runtimes.touched()
+    with device.open():
+        assert f"{device} is open" in runtimes.touched()
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_cuda_getDeviceCount"), reason="this torch was built without CUDA")
+def test_tripwire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of reach, a runtime whose devices exist raises, and one without devices has none; then all is as before."""
+    before = torch._C._cuda_getDeviceCount
+    with runtimes.out_of_reach():
+        assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+        if not any(map(glob.glob, runtimes._DEVICE_FILES)):
+            assert not torch.cuda.is_available()
+    monkeypatch.setattr(runtimes, "_DEVICE_FILES", ("/dev/null",))
+    with runtimes.out_of_reach(), pytest.raises(runtimes.RuntimeTouched, match="_cuda_getDeviceCount"):
+        torch._C._cuda_getDeviceCount()
+    assert torch._C._cuda_getDeviceCount is before
+    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
+
+
+THREAD = (
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True, name='ticker').start()\n"
+)
+
+
+def test_server_with_a_thread(preloading: Callable[[str], LocalLauncher]) -> None:
+    """A server with a thread beside its own is refused, with the thread's name."""
+    with pytest.raises(LaunchError, match="can't be forked: it has 1 thread beside its own: 'ticker'"):
+        preloading(THREAD).wait_ready()
+
+
+def test_thread_of_another_language() -> None:
+    """A thread that Python does not know has the kernel's name."""
+    assert runtimes.other_threads() == sorted(runtimes.other_threads())
+    started, ended = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: (started.set(), ended.wait()), name="one of ours")
+    thread.start()
+    started.wait()
+    try:
+        assert "one of ours" in runtimes.other_threads()
+    finally:
+        ended.set()
+        thread.join()
+
+
+# packages that extend torch
+
+
+def test_package_that_extends_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
+    """The server does not import it, so that its threads spoil nothing; on the host ranks do not, either."""
+    brings(tmp_path, f"{THREAD}def autoload(): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    world = pool.acquire(WorldSpec(1, "gloo"))
+    assert world.run(lambda rank: (PACKAGE in sys.modules, os.environ.get(AUTOLOAD))) == [(False, None)]
+    pool.release(world)
+
+
+def test_package_that_extends_torch_on_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
+    """Ranks on a device import it before anything that the profile names, unless the user has turned that off."""
+    brings(tmp_path, "import torch\ndef autoload():\n    torch.extended = True\n")
+    (tmp_path / "profile_imports.py").write_text("import torch\nextended = hasattr(torch, 'extended')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def loaded(rank: Rank) -> Any:
+        import profile_imports
+
+        return profile_imports.extended
+
+    def on_a_device() -> Any:
+        world = pool.acquire(WorldSpec(1, "gloo", imports=("profile_imports",)), devices=("meta",))
+        try:
+            return world.run(loaded)
+        finally:
+            pool.release(world)
+
+    assert on_a_device() == [True]
+    monkeypatch.setenv(AUTOLOAD, "0")
+    assert on_a_device() == [False]
+
+
+def test_package_that_can_not_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
+    """The error names the package, and how to leave it out."""
+    brings(tmp_path, "def autoload():\n    raise OSError('no driver')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(Exception, match=f"'{PACKAGE}'.*OSError: no driver; {AUTOLOAD}=0 leaves it out"):
+        pool.acquire(WorldSpec(1, "gloo"), devices=("meta",))
+
+
+# both ways
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_both_ways(pool: Pool, start: str) -> None:
+    """Ranks work the same; only forked ones find torch's lazy parts imported."""
+    world = pool.acquire(WorldSpec(2, "gloo", start=start))
+    assert world.run(add_up) == [3.0, 3.0]
+
+    def preloaded(rank: Rank) -> tuple[bool, int]:
+        return "torch._inductor.compile_fx" in sys.modules, dist.get_world_size()
+
+    assert world.run(preloaded) == [(start == FORK, 2)] * 2
+    pool.release(world)
+
+
+def test_spawned_rank_reads_its_environment_first(pool: Pool) -> None:
+    """A variable that torch reads at import can be given to spawned ranks."""
+    world = pool.acquire(WorldSpec(1, "gloo", start=SPAWN, env=(("OMP_NUM_THREADS", "2"), (AUTOLOAD, "0"))))
+    assert world.run(lambda rank: (torch.get_num_threads(), os.environ[AUTOLOAD])) == [(2, "0")]
+    pool.release(world)
+
+
+def test_bad_start() -> None:
+    with pytest.raises(ValueError, match="start of ranks: fork or spawn, not 'thread'"):
+        WorldSpec(1, "gloo", start="thread")
+
+
+def test_preload_names_torch_first() -> None:
+    """The guard is in place before any of torch's parts is imported."""
+    assert PRELOAD[0] == "torch"
