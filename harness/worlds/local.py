@@ -50,6 +50,10 @@ PRELOAD = (
     "torch.fx.experimental.symbolic_shapes",
     "torch.profiler._cupti_monitor",
     "sympy",
+)
+"""Modules that the server imports once, so that no rank has to; modules that a PyTorch does not have are skipped."""
+
+_OF_RANKS = (
     "cloudpickle",
     "_pytest.assertion",
     "_pytest._code",
@@ -57,7 +61,10 @@ PRELOAD = (
     "harness.worlds.recorder",
     "harness.oracles.exact",
 )
-"""Modules that the server imports once, so that no rank has to; modules that a PyTorch does not have are skipped."""
+"""Imported in the server in any case."""
+
+PRELOAD_VARIABLE = "CONCORD_PRELOAD"
+"""The environment variable that replaces :data:`PRELOAD`: names of modules, with commas between them."""
 
 RANK_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # as torchrun does: many ranks share the cores
@@ -77,20 +84,27 @@ _ENDING = 3.0  # seconds for the guardian to end everything below it
 _MOST_PACKET = 65536
 
 
+def preload_of(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the modules that the server imports: those that ``CONCORD_PRELOAD`` names, or :data:`PRELOAD`."""
+    names = tuple(name.strip() for name in environment.get(PRELOAD_VARIABLE, "").split(",") if name.strip())
+    return (names or PRELOAD) + _OF_RANKS
+
+
 class LocalLauncher:
     """Starts ranks on this machine: forks them from a server that has torch imported, or spawns them.
 
     The constructor starts the server below a guardian.  When the server ends, the guardian ends everything that the
     server started.  The first :meth:`spawn` waits for the server's imports.
 
-    ``preload``: modules that the server imports; ``start_timeout``: seconds that this may take; ``private``: whether
-    ranks get a network of their own, if the kernel allows it; ``patience``: how many seconds the server may leave
-    questions unanswered; ``start``: ``fork``, or ``spawn``: the server imports nothing, and each rank is a new Python.
+    ``preload``: modules that the server imports, by default :func:`preload_of` the environment; ``start_timeout``:
+    seconds that this may take; ``private``: whether ranks get a network of their own, if the kernel allows it;
+    ``patience``: how many seconds the server may leave questions unanswered; ``start``: ``fork``, or ``spawn``: the
+    server imports nothing, and each rank is a new Python.
     """
 
     def __init__(
         self,
-        preload: Sequence[str] = PRELOAD,
+        preload: Sequence[str] | None = None,
         start_timeout: float = 120.0,
         *,
         private: bool = True,
@@ -127,7 +141,7 @@ class LocalLauncher:
             "from harness.worlds.guardian import main\n"
             "main(*arguments)\n"
         )
-        modules = [] if start == SPAWN else list(preload)
+        modules = [] if start == SPAWN else list(preload_of(os.environ) if preload is None else preload)
         argument = json.dumps([import_path(), theirs.fileno(), os.getpid(), modules, private, start])
         # Imports of numpy and torch start helper threads in BLAS unless told not to, and a process with threads
         # must not be forked.
