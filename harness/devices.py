@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.entry_points import import_named, said
 
@@ -43,14 +45,68 @@ class Inventory:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Return how many cores this process may use: those of its affinity, or fewer if its control group has a quota."""
+    return len(_cores())
+
+
+def _cores() -> list[int]:
+    """Return the numbers of the cores; with a quota, of as many as it is worth, rounded up."""
+    allowed = sorted(os.sched_getaffinity(0))
+    quota = cpu_quota()
+    return allowed if quota is None else allowed[: max(1, math.ceil(quota))]
+
+
+def cpu_quota(membership: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Return how many cores' worth of time the control groups of this process allow it; None: as much as there is.
+
+    A container with 4 CPUs on a machine of 64 has a quota of 4, though its affinity may have all 64 cores. Versions 1
+    and 2 of control groups are understood. ``membership``: the kernel's file on the groups of a process; ``mounted``:
+    where groups are mounted.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    quotas: list[float] = []
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if number == "0":
+            quotas += _quotas(mounted, group, _quota_v2)
+        elif "cpu" in controllers.split(","):
+            for folder in (mounted / controllers, mounted / "cpu"):
+                quotas += _quotas(folder, group, _quota_v1)
+    return min(quotas, default=None)
+
+
+def _quotas(root: Path, group: str, read: Callable[[Path], float | None]) -> Iterator[float]:
+    """Yield the quotas of a group and of all groups above it; in a container, the group may be seen as the root."""
+    folder = root / group.strip("/")
+    for path in (folder, *folder.parents):
+        if not path.is_relative_to(root):
+            break
+        try:
+            quota = read(path)
+        except (OSError, ValueError, ZeroDivisionError):  # no such group here, or no such controller
+            continue
+        if quota is not None:
+            yield quota
+
+
+def _quota_v2(folder: Path) -> float | None:
+    quota, period = (folder / "cpu.max").read_text().split()
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota = int((folder / "cpu.cfs_quota_us").read_text())
+    return None if quota < 0 else quota / int((folder / "cpu.cfs_period_us").read_text())
 
 
 def host_inventory() -> Inventory:
     """Return the host's cores as slots for worlds."""
-    allowed = sorted(os.sched_getaffinity(0))
-    return Inventory("cpu", ("cpu",) * len(allowed), tuple(f"cpu-{core}" for core in allowed))
+    usable = _cores()
+    return Inventory("cpu", ("cpu",) * len(usable), tuple(f"cpu-{core}" for core in usable))
 
 
 def inventory(kind: str | None = None, *, imports: Sequence[str] = (), mask: str = "") -> Inventory:
@@ -81,19 +137,47 @@ def inventory(kind: str | None = None, *, imports: Sequence[str] = (), mask: str
         raise DeviceError(
             f"no {kind} device: the accelerator that torch {torch.__version__} sees is {accelerator.type}"
         )
-    return accelerators(accelerator.type, torch.accelerator.device_count(), os.environ, mask)
+    count = torch.accelerator.device_count()
+    return accelerators(accelerator.type, count, os.environ, mask, identities(accelerator.type, count))
 
 
-def accelerators(kind: str, count: int, environ: Mapping[str, str], mask: str = "") -> Inventory:
+def identities(kind: str, count: int) -> tuple[str, ...]:
+    """Return what identifies each device on its machine, as its driver says: the UUID, or else the PCI address.
+
+    Empty if the driver says neither of any device, or the same of two.
+    """
+    import torch
+
+    properties_of = getattr(torch.get_device_module(kind), "get_device_properties", None)
+    names = []
+    for index in range(count if properties_of is not None else 0):
+        try:
+            properties = properties_of(index)  # type: ignore[misc]
+        except Exception:  # whatever a driver raises: devices then have the names of the mask
+            return ()
+        address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+        if uuid := getattr(properties, "uuid", None):
+            names.append(str(uuid))
+        elif None not in address:
+            names.append(":".join(f"{part:x}" for part in address))
+    return tuple(names) if len(set(names)) == count else ()
+
+
+def accelerators(
+    kind: str, count: int, environ: Mapping[str, str], mask: str = "", identities: Sequence[str] = ()
+) -> Inventory:
     """Return the accelerators as this process sees them through the caller's mask.
+
+    ``identities``: what identifies each on the machine, if that is known: two processes may name one device in
+    different ways, by number and by UUID, or by masks of two kinds. Otherwise the mask's names are its keys.
 
     The runtime has applied the mask already: device 0 of ``CUDA_VISIBLE_DEVICES=5,7`` is the machine's device 5. The
     mask is any variable whose name ends in ``VISIBLE_DEVICES`` or ``AFFINITY_MASK`` and which names at least ``count``
     devices (the runtime stops at the first one that it lacks). Without a mask, a device's number is its key. ``mask``:
     the name of the variable, if a profile gives it.
     """
-    names = [str(i) for i in range(count)]
-    for variable in sorted(environ):
+    names = list(identities) or [str(i) for i in range(count)]
+    for variable in sorted(environ) if not identities else ():
         if variable == mask if mask else variable.endswith(("VISIBLE_DEVICES", "AFFINITY_MASK")):
             entries = [entry.strip() for entry in environ[variable].split(",") if entry.strip()][:count]
             if len(entries) == count and len(set(entries)) == count:

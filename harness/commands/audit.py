@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.commands.refusing import refusing
+from harness.devices import cores
 from harness.faults import CLASSES, COMPONENTS, catalogue
 from harness.safe_io.writing import write_whole
 from harness.subjects import STACKS
@@ -176,4 +176,4 @@ def _root() -> Path:
 
 
 def _cores() -> int:
-    return min(8, len(os.sched_getaffinity(0)))
+    return min(8, cores())

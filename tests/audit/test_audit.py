@@ -119,7 +119,13 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "150", "PYTEST_PLUGINS": "harness.plugin"}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "150",
+        "CONCORD_PRELOAD": "torch",
+        "PYTEST_PLUGINS": "harness.plugin",
+    }
 
 
 def audit(folder: Path, *arguments: str) -> Ended:

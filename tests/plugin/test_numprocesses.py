@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 from sessions import Folder, Session
 
-from harness.devices import inventory
+from harness.devices import cores, inventory
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +20,7 @@ WORKERS = """
         print("torch" if "torch" in sys.modules else "no torch")
 """
 
-CORES = str(len(os.sched_getaffinity(0)))
+CORES = str(cores())
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from sessions import Folder, Running, Session
 
+from harness.devices import cores
+
 pytestmark = pytest.mark.slow
 
 HOLDER = Path(__file__).parents[1] / "unit" / "lease_holder.py"
-CORES = len(os.sched_getaffinity(0))
+CORES = cores()
 
 CONFTEST = f"""
     import os

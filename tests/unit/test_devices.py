@@ -4,18 +4,115 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.devices import DeviceError, Inventory, accelerators, dealt, host_inventory, inventory, largest_first
+from harness import devices
+from harness.devices import (
+    DeviceError,
+    Inventory,
+    accelerators,
+    cores,
+    cpu_quota,
+    dealt,
+    host_inventory,
+    identities,
+    inventory,
+    largest_first,
+)
 from harness.entry_points import imported
 
 
 def sim(count: int) -> Inventory:
     return Inventory("sim", tuple(f"sim:{i}" for i in range(count)), tuple(f"sim-{i}" for i in range(count)))
+
+
+class TestIdentities:
+    """Every process of a machine has the same name for a device."""
+
+    @staticmethod
+    def driver(monkeypatch: pytest.MonkeyPatch, *properties: dict[str, Any]) -> None:
+        found = SimpleNamespace(get_device_properties=lambda i: SimpleNamespace(**properties[i]))
+        monkeypatch.setattr(torch, "get_device_module", lambda kind: found)
+
+    def test_uuid(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A UUID goes before the PCI address, which parts of a device share."""
+        same = {"pci_domain_id": 0, "pci_bus_id": 0x1B, "pci_device_id": 0}
+        self.driver(monkeypatch, {"uuid": "MIG-1", **same}, {"uuid": "MIG-2", **same})
+        assert identities("gpu", 2) == ("MIG-1", "MIG-2")
+
+    def test_pci_address(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.driver(monkeypatch, {"pci_domain_id": 0, "pci_bus_id": 0x1B, "pci_device_id": 0})
+        assert identities("gpu", 1) == ("0:1b:0",)
+
+    @pytest.mark.parametrize(
+        "properties", [[{}, {}], [{"uuid": "A"}, {"uuid": "A"}], [{"uuid": "A"}, {}], [{"uuid": "A"}]]
+    )
+    def test_none(self, monkeypatch: pytest.MonkeyPatch, properties: list[dict[str, Any]]) -> None:
+        """A driver that says nothing, the same of two devices, or fails (there is one too few), identifies none."""
+        self.driver(monkeypatch, *properties)
+        assert identities("gpu", 2) == ()
+
+    def test_module_without_properties(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "get_device_module", lambda kind: SimpleNamespace())
+        assert identities("gpu", 2) == ()
+
+    def test_number_and_uuid(self) -> None:
+        """One device under a number, under its UUID, and under two kinds of masks, has one key."""
+        by_number = accelerators("gpu", 2, {"CUDA_VISIBLE_DEVICES": "0,1"}, identities=("GPU-a", "GPU-b"))
+        by_uuid = accelerators("gpu", 1, {"CUDA_VISIBLE_DEVICES": "GPU-b"}, identities=("GPU-b",))
+        other = accelerators("gpu", 1, {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "7"}, identities=("GPU-b",))
+        assert by_number.keys[1] == by_uuid.keys[0] == other.keys[0]
+
+
+class TestCores:
+    """Cores that a quota leaves."""
+
+    @staticmethod
+    def groups(folder: Path, membership: str, files: dict[str, str]) -> float | None:
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        (folder / "membership").write_text(membership)
+        return cpu_quota(folder / "membership", folder)
+
+    @pytest.mark.parametrize(
+        ("membership", "files", "quota"),
+        [
+            ("0::/\n", {"cpu.max": "400000 100000\n"}, 4.0),
+            ("0::/pod/c\n", {"pod/cpu.max": "150000 100000\n", "pod/c/cpu.max": "max 100000\n"}, 1.5),
+            ("0::/pod\n", {"cpu.max": "200000 100000\n", "pod/cpu.max": "300000 100000\n"}, 2.0),
+            ("0::/pod\n", {"pod/cpu.max": "max 100000\n"}, None),
+            (
+                "4:cpu,cpuacct:/p\n0::/\n",
+                {"cpu,cpuacct/p/cpu.cfs_quota_us": "250000", "cpu,cpuacct/p/cpu.cfs_period_us": "100000"},
+                2.5,
+            ),
+            ("4:cpu:/of/the/host\n", {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
+            ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+            ("0::/\n", {"cpu.max": "garbage\n"}, None),
+            ("0::/\n", {"cpu.max": "1 0\n"}, None),
+            ("no groups here", {}, None),
+        ],
+    )
+    def test_quota(self, tmp_path: Path, membership: str, files: dict[str, str], quota: float | None) -> None:
+        """The smallest quota counts, of the group and those above it, in both versions; garbage is none."""
+        assert self.groups(tmp_path, membership, files) == quota
+
+    def test_no_groups(self, tmp_path: Path) -> None:
+        assert cpu_quota(tmp_path / "nowhere") is None
+
+    @pytest.mark.parametrize(("quota", "usable"), [(None, 8), (2.0, 2), (1.5, 2), (0.1, 1), (100.0, 8)])
+    def test_cores(self, monkeypatch: pytest.MonkeyPatch, quota: float | None, usable: int) -> None:
+        """A quota of 2 of 8 cores leaves two slots for worlds, and a fraction of a core counts as one."""
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+        monkeypatch.setattr(devices, "cpu_quota", lambda: quota)
+        assert (cores(), len(host_inventory().keys)) == (usable, usable)
 
 
 class TestMasks:
@@ -79,10 +176,9 @@ class TestInventory:
 
     def test_host(self) -> None:
         """The host has a slot for each core that this process may use."""
-        assert (True, os.sched_getaffinity(0)) == (
-            host_inventory().on_host,
-            {int(key.removeprefix("cpu-")) for key in host_inventory().keys},
-        )
+        slots = {int(key.removeprefix("cpu-")) for key in host_inventory().keys}
+        assert (True, cores()) == (host_inventory().on_host, len(slots))
+        assert slots <= os.sched_getaffinity(0)
 
     def test_cpu_asked_for(self) -> None:
         """Who asks for the host gets it, whatever accelerators there are."""
