@@ -62,6 +62,7 @@ class Specs:
             start=start,
             timeout=mark.timeout or option("world_timeout") or (claims and claims.timeout) or 60.0,
             env=tuple(sorted({**dict(claims.env if claims else ()), **dict(mark.env)}.items())),
+            shared_device_env=claims.shared_device_env if claims else (),
             imports=tuple(
                 dict.fromkeys((*(claims.imports if claims else ()), *_brought_by(backend, kind), *mark.imports))
             ),

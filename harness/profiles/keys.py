@@ -279,6 +279,12 @@ HEAD: Mapping[str, Key] = {
         "Environment variables of ranks.",
         {"type": "object", "additionalProperties": {"type": "string"}},
     ),
+    "shared_device_env": Key(
+        _environment,
+        '{ NAME = "host-{rank}" }',
+        "Further environment variables of ranks that share a device with another rank; {rank} is the rank's number.",
+        {"type": "object", "additionalProperties": {"type": "string"}},
+    ),
     "visible_devices": Key(
         _variable, '"MY_VISIBLE_DEVICES"', "The environment variable that masks devices.", {"type": "string"}
     ),

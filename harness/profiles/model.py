@@ -234,6 +234,8 @@ class Profile:
     timeout: float | None = None
     """Timeout of one run on ranks, in seconds."""
     env: tuple[tuple[str, str], ...] = ()
+    shared_device_env: tuple[tuple[str, str], ...] = ()
+    """Further variables of ranks that share a device with another rank of their world; ``{rank}`` is the rank."""
     imports: tuple[str, ...] = ()
     """Modules that register the backend or the device."""
     claims: Claims = EVERYTHING

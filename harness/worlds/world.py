@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ class WorldSpec:
     timeout: float = 60.0
     """Seconds for one run, unless the run has a timeout of its own."""
     env: tuple[tuple[str, str], ...] = ()
+    shared_device_env: tuple[tuple[str, str], ...] = ()
+    """Further environment variables of ranks that share a device with another rank; ``{rank}`` in them is the rank."""
     imports: tuple[str, ...] = ()
     """Modules that a rank imports first, because they register the backend or the device."""
     subject: str = "torch"
@@ -75,11 +78,16 @@ class WorldSpec:
         if self.start not in STARTS:
             raise ValueError(f"start of ranks: {' or '.join(STARTS)}, not {self.start!r}")
         environment_of(dict(self.env))
+        environment_of(dict(self.shared_device_env))
         if not self.backend:
             object.__setattr__(self, "backend", backend_for(self.device))
 
     def __str__(self) -> str:
         return f"{self.size} rank{'s' if self.size > 1 else ''} ({self.backend} on {self.device})"
+
+
+def _of_rank(env: tuple[tuple[str, str], ...], rank: int) -> dict[str, str]:
+    return {name: value.replace("{rank}", str(rank)) for name, value in env}
 
 
 class World:
@@ -237,15 +245,17 @@ class World:
         """Start fresh ranks without waiting for them; :meth:`start` waits.  Kills the ranks that are there."""
         self.kill()
         spec = self.spec
+        devices = [self._devices[i % len(self._devices)] for i in range(spec.size)]
+        ranks_on = Counter(device for device in devices if device != "cpu")
         setups = [
             RankSetup(
                 index=i,
                 size=spec.size,
                 backend=spec.backend,
-                device=self._devices[i % len(self._devices)],
+                device=devices[i],
                 store=("", 0),
                 timeout=_GROUP_WAIT,
-                env=dict(spec.env),
+                env={**dict(spec.env), **(_of_rank(spec.shared_device_env, i) if ranks_on[devices[i]] > 1 else {})},
                 sys_path=import_path(),
                 cwd=working_directory(),
                 imports=spec.imports,

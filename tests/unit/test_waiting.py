@@ -527,6 +527,19 @@ class TestWorlds:
         assert (pids, world.pids, [rank.closed for rank in launcher.ranks]) == ([1000, 1001], [], [True, True])
         assert (launcher.killed, launcher.closed) == ([], True)
 
+    @pytest.mark.parametrize(
+        ("devices", "hosts"),
+        [(("gpu:0", "gpu:0"), ["host-0", "host-1"]), (("gpu:0", "gpu:1"), [None, None]), (("cpu",), [None, None])],
+    )
+    def test_ranks_that_share_a_device(self, devices: tuple[str, ...], hosts: list[str | None]) -> None:
+        """Ranks that share a device have further variables, with their numbers; others have not, nor has the host."""
+        launcher = FakeLauncher()
+        spec = WorldSpec(
+            2, backend="any", device=devices[0].split(":")[0], shared_device_env=(("HOST", "host-{rank}"),)
+        )
+        Pool(launcher=lambda **how: launcher).acquire(spec, devices)
+        assert [setup.env.get("HOST") for setup in launcher.spawned] == hosts
+
     def test_failed_ranks_are_killed(self) -> None:
         """After a run that failed no rank is left, and the next run starts fresh ones."""
         launchers = [FakeLauncher(), FakeLauncher()]
