@@ -64,6 +64,8 @@ class RankSetup:
     argument."""
     record: bool = True
     """Whether to keep Concord's own record of collectives."""
+    warm: bool = False
+    """Whether other tests may use the rank afterwards."""
     traceback_style: str = "short"
     show_locals: bool = False
     verbosity: int = 0
@@ -166,12 +168,14 @@ class _RankProcess:
         monitor.start(watch)
         try:
             self.rank = self.join(listener)
+            if self.setup.warm:
+                self.connect()
             self.begin()
         except BaseException as e:
             self.send(answers.raised(0, self.describe(e)))
             signal.pause()  # the controller kills us once it has collected the evidence
         sys.breakpointhook = self.breakpoint
-        baseline = residue.take()
+        baseline = residue.take(self.setup.device)
         self.answer(answers.Ready(0, self.control.fileno()))
         while True:
             self.box.enter("idle")
@@ -245,6 +249,20 @@ class _RankProcess:
             )
         dist.init_process_group(setup.backend, store=store, rank=setup.index, world_size=setup.size, timeout=timeout)
         return Rank(setup, store)
+
+    def connect(self) -> None:
+        """Have every two ranks exchange something, so that no test leaves a connection that was not there before.
+
+        Many backends connect at the first collective that needs it.  A backend without all-to-all connects as far as
+        all-reduce goes.
+        """
+        import torch
+        import torch.distributed as dist
+
+        ones = torch.ones(self.setup.size, device=self.setup.device)
+        dist.all_reduce(ones.clone())
+        with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):
+            dist.all_to_all_single(torch.empty_like(ones), ones)
 
     def begin(self) -> None:
         """Start the record of collectives and call the setup's ``first`` functions, once the rank is in its group."""

@@ -1,11 +1,12 @@
 """The residue of a test in a rank: the rank's state is recorded before the test and compared after it.
 
-Some of it can be restored (random state, default dtype, Dynamo's caches).  The rest (threads, processes, groups, file
-descriptors) can't, and then the rank is not used again.
+Some of it can be restored (random state, torch's switches, the current device and stream, Dynamo's caches).  The rest
+(threads, processes, groups, file descriptors, memory of the device) can't, and then the rank is not used again.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -13,7 +14,41 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from harness.worlds import switches
 from harness.worlds.monitor import THREAD_NAME
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """The state of an accelerator in this process."""
+
+    index: int
+    stream: Any
+    """The current stream."""
+    allocated: int
+    """Bytes that tensors take; 0 if the device does not count them."""
+
+    @classmethod
+    def take(cls) -> OnDevice:
+        """Record the state after all work that was queued, with nothing cached."""
+        import torch
+
+        torch.accelerator.synchronize()
+        gc.collect()
+        torch.accelerator.empty_cache()
+        index = torch.accelerator.current_device_index()
+        try:
+            allocated = torch.accelerator.memory_allocated()
+        except (RuntimeError, NotImplementedError, AttributeError):  # the package of the device has no such figure
+            allocated = 0
+        return cls(index, torch.accelerator.current_stream(), allocated)
+
+    def restore(self) -> None:
+        """Make the device and the stream the current ones again."""
+        import torch
+
+        torch.accelerator.set_device_index(self.index)
+        torch.accelerator.set_stream(self.stream)
 
 
 @dataclass(frozen=True)
@@ -26,15 +61,12 @@ class Residue:
     files: int
     cwd: str
     environ: dict[str, str]
-    default_dtype: str
-    num_threads: int
-    grad_enabled: bool
-    deterministic: bool
+    switches: dict[str, Any]
+    device: OnDevice | None
 
 
-def take() -> Residue:
-    """Record the state of this process."""
-    import torch
+def take(device: str = "cpu") -> Residue:
+    """Record the state of this process.  ``device``: the rank's, as torch names it."""
     import torch.distributed as dist
 
     threads = frozenset(
@@ -49,10 +81,8 @@ def take() -> Residue:
         files=len(os.listdir("/proc/self/fd")),
         cwd=_cwd(),
         environ=dict(os.environ),
-        default_dtype=str(torch.get_default_dtype()),
-        num_threads=torch.get_num_threads(),
-        grad_enabled=torch.is_grad_enabled(),
-        deterministic=torch.are_deterministic_algorithms_enabled(),
+        switches=switches.take(),
+        device=OnDevice.take() if ":" in device else None,
     )
 
 
@@ -64,13 +94,19 @@ def compare(before: Residue, *, restore: bool = False) -> list[str]:
     """
     import torch
 
-    after = take()
+    if before.device is not None:
+        before.device.restore()
+    after = (
+        take() if before.device is None else take(f"{torch.accelerator.current_accelerator()}:{before.device.index}")
+    )
     left = sorted(after.threads - before.threads)
     left += [f"child process {pid}" for pid in sorted(after.children - before.children)]
     if after.groups != before.groups:
         left.append(f"{after.groups} process groups, {before.groups} before")
     elif after.files > before.files:
         left.append(f"{after.files - before.files} open file descriptors more than before")
+    if before.device is not None and after.device is not None and after.device.allocated > before.device.allocated:
+        left.append(f"{after.device.allocated - before.device.allocated} bytes of device memory more than before")
     if restore:
         try:
             os.chdir(before.cwd)
@@ -78,10 +114,7 @@ def compare(before: Residue, *, restore: bool = False) -> list[str]:
             left.append("no working directory any more")
         os.environ.clear()
         os.environ.update(before.environ)
-        torch.set_default_dtype(getattr(torch, before.default_dtype.removeprefix("torch.")))
-        torch.set_num_threads(before.num_threads)
-        torch.set_grad_enabled(before.grad_enabled)
-        torch.use_deterministic_algorithms(before.deterministic)
+        switches.restore(before.switches)
         random.seed(0)
         torch.manual_seed(0)
         if "numpy" in sys.modules:

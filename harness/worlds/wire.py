@@ -12,6 +12,7 @@ A pickle is only ever read from an inherited socket pair, because reading a pick
 from __future__ import annotations
 
 import ctypes
+import importlib
 import io
 import os
 import pickle
@@ -86,6 +87,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
                 return _load_untyped, (pickle.PickleBuffer(_storage_bytes(obj)),)
             if obj is getattr(torch._utils, "_rebuild_tensor_v3", ""):
                 return _tensor_rebuilder, ()
+        # A module of a class of its own, such as torch.backends.cudnn, which cloudpickle does not know for one.
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
 
 

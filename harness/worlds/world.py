@@ -261,6 +261,7 @@ class World:
                 imports=spec.imports,
                 first=spec.first,
                 record=spec.record,
+                warm=spec.warm,
                 traceback_style=spec.traceback_style,
                 show_locals=spec.show_locals,
                 verbosity=spec.verbosity,

@@ -66,6 +66,12 @@ def through(obj: Any) -> Any:
             sender.join()
 
 
+def test_module_of_a_class_of_its_own() -> None:
+    """A function may name torch.backends.cudnn, whose switches are properties of its class."""
+    assert through(torch.backends.cudnn) is torch.backends.cudnn
+    assert through(lambda: torch.backends.cudnn.enabled)() == torch.backends.cudnn.enabled
+
+
 def frame_of(obj: Any) -> bytes:
     return b"".join(bytes(part) for part in wire.dumps(obj))
 

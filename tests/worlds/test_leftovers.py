@@ -125,15 +125,32 @@ def test_clean_warm_world_is_kept(pool: Pool) -> None:
 
     def body(rank: Rank) -> None:
         torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
         torch.set_grad_enabled(False)
         torch.set_num_threads(3)
+        torch.set_float32_matmul_precision("medium")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.autograd.set_detect_anomaly(True)
+        torch.backends.cudnn.benchmark = True
+        torch.backends.mkldnn.deterministic = True
         torch.manual_seed(99)
         os.environ["LEFT"] = "1"
         os.chdir("/")
 
     def look(rank: Rank) -> tuple[object, ...]:
         drawn = torch.rand(1).item()
-        return torch.get_default_dtype(), torch.is_grad_enabled(), "LEFT" in os.environ, os.getcwd(), drawn
+        of_torch = (
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.is_grad_enabled(),
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.is_anomaly_enabled(),
+            torch.backends.cudnn.benchmark,
+            torch.backends.mkldnn.deterministic,
+        )
+        return *of_torch, "LEFT" in os.environ, os.getcwd(), drawn
 
     before = world.run(look)
     world.run(body)
@@ -142,6 +159,31 @@ def test_clean_warm_world_is_kept(pool: Pool) -> None:
     assert again.pids == pids
     assert again.run(look) == before
     assert again.run(add_up) == [3.0, 3.0]
+
+
+LAZILY = (("TORCH_GLOO_LAZY_INIT", "1"),)
+"""As accelerators' communicators do, gloo then connects two ranks at the first collective that needs it."""
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_world_that_connects_lazily_is_kept(pool: Pool, size: int) -> None:
+    """Ranks of a warm world are connected before the first test, so that connections are not taken for residue."""
+    spec = WorldSpec(size, warm=True, env=LAZILY)
+    world = pool.acquire(spec)
+    pids = world.pids
+
+    def every_way(rank: Rank) -> None:
+        tensor = torch.ones(rank.size)
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, rank.size - 1)
+        dist.all_to_all_single(torch.empty(rank.size), tensor)
+        dist.send(tensor, (rank.index + 1) % rank.size) if rank.index % 2 else dist.recv(tensor)
+
+    for _ in range(2):
+        world.run(every_way)
+        assert pool.release(world) == []
+        world = pool.acquire(spec)
+        assert world.pids == pids
 
 
 def test_dead_rank_of_a_warm_world_is_noticed(pool: Pool) -> None:
