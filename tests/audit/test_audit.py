@@ -213,6 +213,7 @@ def test_again_nothing_is_done(first: tuple[Path, Ended]) -> None:
     assert ended.code == 0
 
 
+@pytest.mark.nightly
 def test_again(first: tuple[Path, Ended]) -> None:
     """What was noticed is noticed again by the same tests, and nothing else is looked at."""
     folder, before = first
@@ -239,6 +240,7 @@ def test_reach(first: tuple[Path, Ended]) -> None:
     assert 0 < int(row.split()[5].rstrip("%")) < 100
 
 
+@pytest.mark.nightly
 def test_lost_power(first: tuple[Path, Ended], tmp_path: Path) -> None:
     """A suite that notices less than before is red, and says what it lost; what is red by itself notices nothing."""
     _, before = first
@@ -256,6 +258,7 @@ def test_lost_power(first: tuple[Path, Ended], tmp_path: Path) -> None:
     assert "say nothing here until they pass" in ended.out
 
 
+@pytest.mark.nightly
 def test_killed_and_continued(tmp_path: Path) -> None:
     """What was done when an audit was killed is not done again."""
     folder = tree(tmp_path)
@@ -312,6 +315,7 @@ def test_jobs_begin_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found == [["failed"], ["passed", "passed"]]
 
 
+@pytest.mark.nightly
 def test_suites_that_are_broken(tmp_path: Path) -> None:
     """Suites that can't be collected are said to be so, with pytest's words."""
     ended = audit(tree(tmp_path, "import no_such_module"), "--mutants", "none")

@@ -51,6 +51,7 @@ def test_two(world: World, finding: Finding) -> None:
     check(world, finding)
 
 
+@pytest.mark.nightly
 @pytest.mark.world(3)
 @of_size(3)
 def test_three(world: World, finding: Finding) -> None:

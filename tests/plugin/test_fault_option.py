@@ -85,6 +85,7 @@ def test_unknown(folder: Folder) -> None:
     assert "--fault nothing-don: no such fault in the catalogue; did you mean nothing-done?" in session.err
 
 
+@pytest.mark.nightly
 def test_unlike_any(folder: Folder) -> None:
     """Where nothing is near, it is said how to list them."""
     session = folder.run("--fault", "x")
@@ -92,6 +93,7 @@ def test_unlike_any(folder: Folder) -> None:
     assert "--fault x: no such fault in the catalogue; `concord faults` lists them" in session.err
 
 
+@pytest.mark.nightly
 def test_two(folder: Folder) -> None:
     """Several faults may be given."""
     session = folder.run("--fault", "nothing-done", "--fault", "barrier-does-not-block", "-k", "fresh")

@@ -115,12 +115,14 @@ def test_full_at_the_end(make_folder: Callable[[dict[str, str]], Folder]) -> Non
     assert (run.complete, run.torn, run.counts()["passed"]) == (False, False, 61)
 
 
+@pytest.mark.nightly
 def test_disk_that_can_only_be_read(run_on: Callable[..., tuple[int, str, Path]]) -> None:
     """A folder that can't be made is no reason to run nothing."""
     code, said, _ = run_on({FILE: TESTS}, "64k", "mount -o remount,ro out")
     check(code, said, "Read-only file system", 61)
 
 
+@pytest.mark.nightly
 def test_folder_that_is_a_file(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """Where a file is in the place of the folder, it stays, and the session says what is wrong."""
     folder = make_folder({FILE: TESTS, "out": "precious"})
@@ -129,6 +131,7 @@ def test_folder_that_is_a_file(make_folder: Callable[[dict[str, str]], Folder]) 
     assert (folder.path / "out").read_text() == "precious"
 
 
+@pytest.mark.nightly
 def test_full_folder_of_temporary_files(run_on: Callable[..., tuple[int, str, Path]]) -> None:
     """Ranks, their leases and their black boxes need no space for temporary files."""
     before = f"{fill('temporary')}; export TMPDIR=$PWD/temporary"
@@ -150,6 +153,7 @@ def test_full_for_junit(run_on: Callable[..., tuple[int, str, Path]]) -> None:
     assert run.end.lost == ["temporary/junit.xml: No space left on device"]
 
 
+@pytest.mark.nightly
 def test_links_in_a_shared_folder(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """Results go through a link that the user has made for the folder, and through no other."""
     folder = make_folder({FILE: TESTS, "elsewhere/precious": "precious", "large-disk/here": ""})

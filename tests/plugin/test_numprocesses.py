@@ -116,6 +116,7 @@ def test_report_of_a_worker_s_failure(distributed: Session) -> None:
     assert found["concord.verdict"] == "failed"
 
 
+@pytest.mark.nightly
 def test_file_order_without_workers(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """Without -n tests run in the order of the file."""
     session = make_folder({"test_it.py": WORLDS}).run("-n", "0")

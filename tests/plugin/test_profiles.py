@@ -116,7 +116,13 @@ def folder(make_folder: Callable[[dict[str, str]], Folder]) -> Folder:
     )
 
 
-@pytest.fixture(scope="module", params=[("-n0",), ("-n2",)], ids=["alone", "with workers"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("-n0",), id="alone"),
+        pytest.param(("-n2",), id="with workers", marks=pytest.mark.nightly),
+    ],
+)
 def session(folder: Folder, request: pytest.FixtureRequest) -> Session:
     out = f"out{request.param[0]}"
     return folder.run("suites", *request.param, "-rx", "--concord-results", out, f"--junitxml={out}.xml")
@@ -218,11 +224,10 @@ class TestWaivers:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("suites", "-k", "known and not long"),
-        ("suites", "-n2", "-k", "known and not long"),
-        ("suites/collectives/test_it.py::test_known",),
+        pytest.param(("suites", "-k", "known and not long"), id="keyword"),
+        pytest.param(("suites", "-n2", "-k", "known and not long"), id="with workers", marks=pytest.mark.nightly),
+        pytest.param(("suites/collectives/test_it.py::test_known",), id="node id"),
     ],
-    ids=["keyword", "keyword with workers", "node id"],
 )
 def test_part_of_a_suite(folder: Folder, arguments: tuple[str, ...]) -> None:
     """A run of waived tests alone is green, and says nothing of waivers for tests that it left out."""
@@ -232,6 +237,7 @@ def test_part_of_a_suite(folder: Folder, arguments: tuple[str, ...]) -> None:
     assert "stale" not in session.out
 
 
+@pytest.mark.nightly
 def test_last_failed(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """--lf runs again what is bad, and not what is waived."""
     folder = make_folder({"suites/collectives/test_it.py": SUITE, WHERE: PROFILE})
@@ -241,6 +247,7 @@ def test_last_failed(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     assert "stale" not in session.out
 
 
+@pytest.mark.nightly
 def test_exitfirst(folder: Folder) -> None:
     """-x goes on past waived failures, and does not judge tests that did not run."""
     session = folder.run("suites", "-x", "--deselect", "suites/collectives/test_it.py::test_dies_unexpectedly")

@@ -280,6 +280,7 @@ def test_failure_that_is_called_a_pass(make_folder: Callable[[dict[str, str]], F
     assert attempts(run, "test_never_right") == [("failed", "ValueError: never right")]
 
 
+@pytest.mark.nightly
 def test_ranks_and_workers_that_die(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """An attempt that lost a rank, or the process that ran it, is kept as crashed, the ranks' evidence with it."""
     folder = make_folder({FILE: WITH_RANKS})

@@ -115,6 +115,7 @@ def test_other_stacks(reference: Session) -> None:
     reference.lines.fnmatch_lines(["SKIPPED *unsupported: subject reference has no collectives; it implements *"])
 
 
+@pytest.mark.nightly
 def test_workers(folder: Folder) -> None:
     """Workers of pytest-xdist have the same subject."""
     assert run(folder, "--subject", "reference", "-n1").counts == {"failed": 1, "passed": 2, "skipped": 1}
@@ -134,6 +135,7 @@ def test_unknown(folder: Folder) -> None:
     assert session.err.strip() == "ERROR: --subject yours: no such subject; there are torch, reference, mine"
 
 
+@pytest.mark.nightly
 def test_wrongly_registered(folder: Folder) -> None:
     """An entry point that names no stack is told, with what it has to be called, and is in nobody else's way."""
     folder.write("wrong-1.0.dist-info/entry_points.txt", "[concord.subjects]\nwrong = mine:put\n")
@@ -146,6 +148,7 @@ def test_wrongly_registered(folder: Folder) -> None:
     assert other.counts == {"passed": 1}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("profile", "verdict"), [("waived", "failed"), ("both", "xfailed")])
 def test_waivers(folder: Folder, profile: str, verdict: str) -> None:
     """Waivers are about PyTorch's, unless they say of whose they are."""

@@ -112,7 +112,7 @@ def test_other_settings_keep_nothing(folder: Folder) -> None:
     assert not (folder.path / "reports").exists()
 
 
-@pytest.mark.parametrize("how", ["killed", "killed, with workers", "Ctrl-C"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("killed, with workers", marks=pytest.mark.nightly), "Ctrl-C"])
 def test_goes_on(folder: Folder, how: str) -> None:
     """Whatever interrupts a run, the same command goes on from there, and nothing is done twice."""
     more = ("-n", "2") if "workers" in how else ()
@@ -162,6 +162,7 @@ def test_done_properties_are_passed_over(folder: Folder) -> None:
     assert journal.Journal(kept, "before").read().begun is not None
 
 
+@pytest.mark.nightly
 def test_selected_properties_that_are_done_begin_anew(folder: Folder) -> None:
     """What is left of another command's run does not keep a command from running."""
     running = started(folder)
@@ -206,6 +207,7 @@ def test_failures_come_first(folder: Folder) -> None:
     assert progress(folder)[SECOND].passed == 300
 
 
+@pytest.mark.nightly
 def test_budget(folder: Folder) -> None:
     """Properties share the time evenly, and say how far they are, with workers and without a terminal, too."""
     for workers, each in ((), 4.0), (("-n", "2"), 8.0):
@@ -225,6 +227,7 @@ def test_progress_on_a_terminal(folder: Folder) -> None:
     assert running.end().code == 0
 
 
+@pytest.mark.nightly
 def test_one_at_a_time(folder: Folder) -> None:
     """Two runs would do each other's work."""
     running = started(folder)
@@ -285,6 +288,7 @@ def test_bad_journal(folder: Folder, text: str, message: str) -> None:
     assert path.with_name("progress-before.jsonl").read_bytes() == text.encode("latin-1")
 
 
+@pytest.mark.nightly
 def test_cut_off_line(folder: Folder) -> None:
     """What a power cut leaves of the last line does not count, and spoils nothing."""
     assert ran(folder, "-k", "first").counts == {"passed": 1}
@@ -301,6 +305,7 @@ def test_cut_off_line(folder: Folder) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_other_torch(folder: Folder) -> None:
     """What another version did says nothing about this one."""
     assert ran(folder, "-k", "first").counts == {"passed": 1}
@@ -310,6 +315,7 @@ def test_other_torch(folder: Folder) -> None:
     assert "a new run: the one before was of torch 1.0" in ran(folder, "-k", "first").out
 
 
+@pytest.mark.nightly
 def test_other_subject(folder: Folder) -> None:
     """What another subject did says nothing about this one."""
     assert ran(folder, "-k", "first", "--subject", "reference").counts == {"passed": 1}

@@ -72,10 +72,9 @@ def test_bad_input(text: str | None, message: str, tmp_path: Path) -> None:
     """One line that says what is wrong where, and status 2."""
     if text is not None:
         (tmp_path / "program.json").write_text(text)
-    ended = concord("replay", str(tmp_path / "program.json"))
-    assert ended.returncode == 2
-    assert message in ended.stderr
-    assert len(ended.stderr.strip().splitlines()) == 1
+    status, output = replayed(str(tmp_path / "program.json"))
+    assert (status, output.count("\n")) == (2, 1)
+    assert message in output
 
 
 @pytest.mark.parametrize(
@@ -90,10 +89,9 @@ def test_bad_input(text: str | None, message: str, tmp_path: Path) -> None:
 )
 def test_bad_options(options: list[str], message: str, tmp_path: Path) -> None:
     """What can't be run as asked says so before any rank starts, with status 2."""
-    ended = concord("replay", stored(HEALTHY, tmp_path), *options)
-    assert ended.returncode == 2
-    assert message in ended.stderr
-    assert "Traceback" not in ended.stderr
+    status, output = replayed(stored(HEALTHY, tmp_path), *options)
+    assert status == 2
+    assert message in output
 
 
 def replayed(*arguments: str) -> tuple[int, str]:
@@ -206,9 +204,9 @@ def test_no_device_can_train_it(program: Program, message: str, tmp_path: Path) 
 def test_overflow(tmp_path: Path) -> None:
     """Of a program whose numbers overflow nothing is said: it is neither the same nor not."""
     wild = Program(HEALTHY.model, optimizer=Optimizer(rate=1e308))
-    ended = concord("replay", stored(wild, tmp_path))
-    assert ended.returncode == 2
-    assert "may overflow in float64" in ended.stderr
+    status, output = replayed(stored(wild, tmp_path))
+    assert status == 2
+    assert "may overflow in float64" in output
 
 
 def test_subject(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def start(how: str, folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
     return process, pids
 
 
-@pytest.mark.parametrize("how", ["sleep", "loop"])
+@pytest.mark.parametrize("how", ["sleep", pytest.param("loop", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_signal_to_the_controller(number: signal.Signals, how: str, tmp_path: Path) -> None:
     """Server and ranks are gone soon after the controller, whatever they were doing."""
