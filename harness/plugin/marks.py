@@ -74,6 +74,8 @@ class WorldRequest:
 
     size: int
     mark: WorldMark = field(default_factory=WorldMark)
+    several: bool = False
+    """Whether the test has worlds of all sizes of its mark, of which ``size`` is the largest."""
 
     def __repr__(self) -> str:  # as --setup-show prints it
         return f"{self.size} rank{'s' if self.size > 1 else ''}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -112,6 +114,10 @@ class Specs:
             mask = ours.visible_devices if ours else ""
             self._inventories[kind] = devices.inventory(kind, imports=imports, mask=mask)
         return self._inventories[kind]
+
+    def fitting(self, sizes: Sequence[int], spec: WorldSpec, inventory: Inventory) -> tuple[int, ...]:
+        """Return those of some world sizes that this run can have in such a world."""
+        return tuple(size for size in sizes if not self.unsupported(dataclasses.replace(spec, size=size), inventory))
 
     def unsupported(self, spec: WorldSpec, inventory: Inventory) -> str:
         """Return why this run can't have such a world; empty if it can. Decided before any rank starts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if wrong:  # during collection, pytest would show a usage error with pytest's own traceback
             pytest.fail(wrong, pytrace=False)
         if SEVERAL in metafunc.fixturenames:
-            metafunc.parametrize(SEVERAL, [WorldRequest(max(mark.sizes), mark)], indirect=True, ids=["worlds"])
+            metafunc.parametrize(
+                SEVERAL, [WorldRequest(max(mark.sizes), mark, several=True)], indirect=True, ids=["worlds"]
+            )
             return
         requests = [WorldRequest(size, mark) for size in mark.sizes]
         ids = [f"{size}rank{'s' if size > 1 else ''}" for size in mark.sizes]
@@ -146,8 +149,11 @@ class Worlds:
             spec, inventory = self.specs.spec_of(asked)
         except DeviceError as e:
             pytest.skip(f"unsupported: {e}")
+        sizes = self.specs.fitting(asked.mark.sizes, spec, inventory) if asked.several else ()
+        if asked.several:
+            spec = dataclasses.replace(spec, size=max(sizes, default=min(asked.mark.sizes)))
         note(item, "world", str(spec))
-        obeyed = self.specs.obeyed(spec)
+        obeyed = dataclasses.replace(self.specs.obeyed(spec), sizes=sizes or None)
         why = self.subject.lacks(stack_of(item.nodeid)) or self.specs.unsupported(spec, inventory)
         why = why or self.specs.unclaimed(item, obeyed, inventory)
         if why:
@@ -187,7 +193,8 @@ class Worlds:
     def worlds_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[SeveralWorlds]:
         """Yield the worlds of one test, created as it asks for them."""
         with self.leased(item, asked) as (spec, devices):
-            worlds = SeveralWorlds(self.pool, spec, devices, asked.mark.sizes)
+            sizes = self.specs.fitting(asked.mark.sizes, spec, self.specs.inventory(spec.device))
+            worlds = SeveralWorlds(self.pool, spec, devices, sizes)
             try:
                 yield worlds
             except BaseException:

@@ -22,6 +22,13 @@ class Obeyed:
     factors: Mapping[str, float] = field(default_factory=dict)
     """By dtype, the factor that multiplies the allowed rounding bound."""
 
+    sizes: tuple[int, ...] | None = None
+    """The world sizes that the test can have here, if it draws its own; None: any."""
+
+    def fits(self, size: int) -> bool:
+        """Return whether the test can have a world of this size here."""
+        return self.sizes is None or size in self.sizes
+
     def factor(self, dtypes: Iterable[str]) -> float:
         """Return the largest factor of some dtypes."""
         return max((self.factors.get(dtype, 1.0) for dtype in dtypes), default=1.0)

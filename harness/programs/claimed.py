@@ -25,6 +25,21 @@ def claimed_dtypes(dtypes: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
+def fitting_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return those of the world sizes that the test can have here.
+
+    The test is skipped as unsupported if none is left.
+    """
+    kept = tuple(size for size in sizes if in_force().fits(size))
+    if not kept:
+        import pytest
+
+        here = ", ".join(map(str, in_force().sizes or ()))
+        needed = " or ".join(map(str, sizes))
+        pytest.skip(f"unsupported: a world of {needed} ranks is needed, and the test can have worlds of {here} here")
+    return kept
+
+
 def offered(stack: Stack, option: str) -> bool:
     """Return whether the profile in force claims the feature that an option of a stack's layouts belongs to."""
     feature = stack.features.get(option)

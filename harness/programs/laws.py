@@ -16,8 +16,10 @@ import torch
 from hypothesis import assume
 
 from harness.oracles.exact import compare
+from harness.profiles.obeyed import in_force
 from harness.programs import assertion, execute, resumption
 from harness.programs.check import tame, truth_of
+from harness.programs.claimed import fitting_sizes
 from harness.programs.connecting import once_connected
 from harness.programs.execute import Tensors
 from harness.programs.options import case_of, casts_of, takes
@@ -62,6 +64,8 @@ class Law:
     """Returns the programs of both runs, or None if the law does not apply."""
     second: Callable[[Worlds, Program], Tensors] = on_ranks
     """Executes the second run."""
+    ranks: int = 1
+    """Ranks that it needs at least."""
     same_order: bool = False
     """Whether both runs execute the same operations in the same order: bits are compared even after rounding."""
 
@@ -194,15 +198,15 @@ def single(program: Program) -> tuple[Program, Program] | None:
 
 
 LAWS: dict[str, Law] = {
-    "permuted": Law(permuted),
-    "spread": Law(spread),
+    "permuted": Law(permuted, ranks=2),
+    "spread": Law(spread, ranks=2),
     "accumulated": Law(accumulated),
     "unwrapped": Law(unwrapped),
     "rewrapped": Law(rewrapped),
-    "undivided": Law(undivided),
-    "flattened": Law(flattened),
+    "undivided": Law(undivided, ranks=2),
+    "flattened": Law(flattened, ranks=4),
     "never-saved": Law(never_saved),
-    "resumed": Law(resumed, second=_resume),
+    "resumed": Law(resumed, second=_resume, ranks=2),
     "eager": Law(eager, same_order=True),
     "single": Law(single, second=plainly, same_order=True),
 }
@@ -216,6 +220,9 @@ def assert_law(worlds: Worlds, program: Program, law: str) -> None:
     Either has a note that says where the reproducers of both programs are.
     """
     __tracebackhide__ = True
+    sizes = in_force().sizes
+    if sizes is not None and max(sizes) < LAWS[law].ranks:
+        fitting_sizes([LAWS[law].ranks])
     assume(holds(worlds, program, law))
 
 
@@ -226,6 +233,9 @@ def holds(worlds: Worlds, program: Program, law: str) -> bool:
     if pair is None or not all(_comparable(each, LAWS[law]) for each in dict.fromkeys(pair)):
         return False
     first, second = pair
+    needed = {each.layout.world for each in (*pair, *([_continued(second)] if law == "resumed" else []))}
+    if not all(map(in_force().fits, needed)):
+        return False
     try:
         first_tensors = once_connected(lambda: on_ranks(worlds, first))
         second_tensors = once_connected(lambda: LAWS[law].second(worlds, second))

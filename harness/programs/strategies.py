@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from harness.profiles.obeyed import in_force
-from harness.programs.claimed import claimed_dtypes, offered, unclaimed
+from harness.programs.claimed import claimed_dtypes, fitting_sizes, offered, unclaimed
 from harness.programs.drawing import EITHER, among
 from harness.programs.options import casts_of
 from harness.specs.program import (
@@ -92,7 +92,7 @@ def programs(
     any_world: bool = False,
     compiled: Sequence[str] = (),
 ) -> Program:
-    """Draw programs for a stack on worlds of these sizes.
+    """Draw programs for a stack on those of these world sizes that the machine and the profile allow.
 
     ``smooth``: False for programs whose results are likely to be representable, so that they are compared bit for bit;
     True for programs with norms, attention, smooth activations, AdamW and clipping; None for both.
@@ -101,7 +101,7 @@ def programs(
     Errors: ValueError if there is no such stack.
     """
     rounded = draw(EITHER) if smooth is None else smooth
-    world = draw(among(sorted(worlds)))
+    world = draw(among(sorted(fitting_sizes(worlds))))
     outer = requested if (requested := registry.stack(stack)).over is not None else None
     under = registry.stack(draw(among(compiled or registry.compilable()))) if outer is not None else requested
     limits = under.in_force() + (outer.in_force() if outer is not None else ())

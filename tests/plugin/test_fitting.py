@@ -1,0 +1,84 @@
+"""A property has worlds of those of its sizes that the machine and the profile allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sessions import Folder, Session
+
+pytestmark = pytest.mark.slow
+
+TESTS = """
+import pytest
+from hypothesis import given, settings
+from harness import programs
+from harness.programs.laws import assert_law
+
+DRAWN = set()
+
+@pytest.mark.world(1, 2, 4)
+@given(program=programs.programs("replicate", (1, 2, 4), most_steps=1))
+@settings(max_examples=10, deadline=None, derandomize=True)
+def test_property(worlds, program):
+    DRAWN.add(program.layout.world)
+    worlds(program.layout.world).run(lambda rank: rank.size)
+
+def test_drawn():
+    print("drawn:", sorted(DRAWN))
+
+@pytest.mark.world(1, 2, 4)
+@given(program=programs.programs("replicate", (4,), most_steps=1))
+@settings(max_examples=2, deadline=None)
+def test_four(worlds, program):
+    worlds(4).run(lambda rank: rank.size)
+
+@pytest.mark.world(1, 2, 4)
+@pytest.mark.parametrize("law", ["never-saved", "flattened"])
+@given(program=programs.programs("replicate_fsdp", (1, 2), most_steps=1, smooth=False, any_world=True))
+@settings(max_examples=1, deadline=None, derandomize=True)
+def test_law(worlds, law, program):
+    assert_law(worlds, program, law)
+
+@pytest.mark.world(4, 8)
+@given(program=programs.programs("replicate", (4, 8), most_steps=1))
+def test_none(worlds, program):
+    raise AssertionError("never run")
+"""
+PROFILE = """
+name = "small"
+backend = "gloo"
+device = "cpu"
+world_sizes = [1, 2]
+"""
+
+
+@pytest.fixture(scope="module")
+def session(make_folder: Callable[[dict[str, str]], Folder]) -> Session:
+    folder = make_folder({"test_fitting.py": TESTS, "small.toml": PROFILE})
+    return folder.run("--profile", "./small.toml", "--concord-results", "out", "-s", "-n0")
+
+
+def result(session: Session, test: str) -> tuple[str, str, str]:
+    found = session.results.tests[f"test_fitting.py::{test}"]
+    return found.verdict, found.world, found.reason
+
+
+def test_sizes_that_fit_are_drawn(session: Session) -> None:
+    """Of 1, 2 and 4 ranks, worlds of 1 and 2 are drawn, and the result names the largest that the property had."""
+    assert result(session, "test_property[worlds]") == ("passed", "2 ranks (gloo on cpu)", "")
+    assert "drawn: [1, 2]" in session.out
+
+
+def test_sizes_that_do_not_fit(session: Session) -> None:
+    """A property whose programs need more ranks is unsupported, and says how many, and so is one with no size left."""
+    needs = "unsupported: a world of 4 ranks is needed, and the test can have worlds of 1, 2 here"
+    assert result(session, "test_four[worlds]")[::2] == ("unsupported", needs)
+    claims = "unsupported: profile small claims worlds of 1, 2 ranks, not of 4"
+    assert result(session, "test_none[worlds]")[::2] == ("unsupported", claims)
+
+
+def test_laws(session: Session) -> None:
+    """A law that needs more ranks than there are is unsupported; others hold."""
+    verdicts = {name: result(session, f"test_law[worlds-{name}]")[0] for name in ("never-saved", "flattened")}
+    assert verdicts == {"never-saved": "passed", "flattened": "unsupported"}, session.out
