@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from harness.profiles.vocabulary import FORK
@@ -29,10 +30,12 @@ class Pool:
         launcher: Callable[..., Launcher] = LocalLauncher,
         terminal: Terminal | None = None,
         most_warm: int = 4,
+        most_on_a_device: int = 4,
     ) -> None:
         self._make_launcher = launcher
         self._terminal = terminal
         self._most_warm = most_warm
+        self._most_on_a_device = most_on_a_device
         self._launchers: dict[tuple[bool, str], Launcher] = {}
         self._warm: dict[tuple[WorldSpec, tuple[str, ...]], World] = {}
         self._begun: dict[tuple[WorldSpec, tuple[str, ...]], tuple[World, object]] = {}
@@ -141,10 +144,20 @@ class Pool:
             world.kill()
             return left
         self._warm[world.spec, tuple(devices)] = world
-        while len(self._warm) > self._most_warm:
-            oldest = next(iter(self._warm))
-            self._warm.pop(oldest).close()
+        while len(self._warm) > 1 and (old := self._superfluous()) is not None:
+            self._warm.pop(old).close()
         return []
+
+    def _superfluous(self) -> tuple[WorldSpec, tuple[str, ...]] | None:
+        """Return the oldest warm world of too many, in all or on a device; None if there are not too many.
+
+        Each rank takes memory of its device while it waits.
+        """
+        if len(self._warm) > self._most_warm:
+            return next(iter(self._warm))
+        ranks = Counter(device for _, devices in self._warm for device in devices)
+        crowded = {device for device, count in ranks.items() if count > self._most_on_a_device}
+        return next((key for key in self._warm if crowded & set(key[1])), None)
 
     def forget_begun(self) -> None:
         """Kill worlds that were begun and not acquired."""

@@ -527,6 +527,23 @@ class TestWorlds:
         assert (pids, world.pids, [rank.closed for rank in launcher.ranks]) == ([1000, 1001], [], [True, True])
         assert (launcher.killed, launcher.closed) == ([], True)
 
+    def test_warm_worlds_that_crowd_a_device(self) -> None:
+        """Of the warm worlds on a device with more ranks than it may have, the oldest is closed; others stay."""
+        launchers = [FakeLauncher() for _ in range(3)]
+        for launcher in launchers:
+            for rank in launcher.ranks:
+                todo = [lambda r: r.answers(answers.Checked(1, [])), lambda r: r.dies(0)]
+                rank.on_frame = lambda rank, todo=todo: todo.pop(0)(rank)
+        made = iter(launchers)
+        pool = Pool(launcher=lambda **how: next(made), most_on_a_device=3)
+        worlds = []
+        for i, device in enumerate(["gpu:1", "gpu:0", "gpu:0"]):
+            pool._launchers.clear()
+            spec = WorldSpec(2, backend="any", device="gpu", warm=True, timeout=60.0 + i)
+            worlds.append((pool.acquire(spec, (device, device)), (device, device)))
+            pool.release(*worlds[-1])
+        assert [world.live for world, _ in worlds] == [True, False, True]
+
     @pytest.mark.parametrize(
         ("devices", "hosts"),
         [(("gpu:0", "gpu:0"), ["host-0", "host-1"]), (("gpu:0", "gpu:1"), [None, None]), (("cpu",), [None, None])],
