@@ -1,32 +1,22 @@
-"""``concord doctor``: how well this machine isolates ranks, and what would improve that."""
+"""``concord doctor``: what this machine offers to ranks, how well it isolates them, and what would improve that."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.commands.machine import Finding, machine
 from harness.worlds import network
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A row of the table: a property of ranks, its state on this machine, and what would change it."""
-
-    what: str
-    found: str
-    remedy: str = ""
-
-
 def doctor() -> None:
-    """Report whether other processes on this machine can reach ranks and, if so, what would change that."""
+    """Report what this machine offers to ranks, whether others can reach them, and what is in the way of a run."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     for column in ("what", "here", "what would change it"):
         table.add_column(column, overflow="fold")
-    for finding in isolation():
+    for finding in (*machine(), *isolation()):
         table.add_row(finding.what, finding.found, finding.remedy)
     Console(width=None if typer.get_text_stream("stdout").isatty() else 160, markup=False).print(table)
 
