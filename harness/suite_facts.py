@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from harness.profiles.needs import Needs
-from harness.results import RequirementText
+from harness.results import Cause, RequirementText
 
 
 class TestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -26,8 +26,10 @@ class TestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The backend of its world, if its mark gives one."""
     device: str = ""
     needs: Needs = Needs()
+    causes: list[Cause] = []
+    """The causes in its source for which it may skip itself as unsupported."""
     skips: list[str] = []
-    """The reasons in its source with which it may skip itself as unsupported."""
+    """The reasons in its source with which it may skip itself as unsupported without a cause."""
 
 
 class SuiteFacts(msgspec.Struct, frozen=True, kw_only=True):
