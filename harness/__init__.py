@@ -23,6 +23,7 @@ __all__ = [
     "dyadic",
     "requirement",
     "spmd",
+    "unsupported",
 ]
 
 PUBLIC_MODULES = {
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from harness.oracles.ranks import assert_on_ranks
     from harness.plugin.marks import spmd
     from harness.requirements import Requirement, requirement
+    from harness.results import unsupported
     from harness.worlds.pool import Pool
     from harness.worlds.postmortem import RanksFailed
     from harness.worlds.rank import Rank
@@ -66,6 +68,7 @@ _WHERE = {
     "dyadic": "harness.oracles.exact",
     "requirement": "harness.requirements",
     "spmd": "harness.plugin.marks",
+    "unsupported": "harness.results",
 }
 
 

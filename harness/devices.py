@@ -15,6 +15,15 @@ class DeviceError(RuntimeError):
     """The devices that were asked for are not available; the message says which ones are."""
 
 
+class NoDeviceError(DeviceError):
+    """torch has no device of the type that was asked for."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(f"no {kind} device: {why}")
+        self.kind = kind
+        self.why = why
+
+
 @dataclass(frozen=True)
 class Inventory:
     """The devices of this machine that this process may use."""
@@ -115,7 +124,7 @@ def inventory(kind: str | None = None, *, imports: Sequence[str] = (), mask: str
     ``imports``: modules that register the type of device with torch. They are imported if torch sees none of ``kind``.
     ``mask``: the environment variable that masks devices, if it is known.
 
-    Errors: :class:`DeviceError` if ``kind`` names an accelerator that is not there, or a module can't be imported.
+    Errors: :class:`NoDeviceError` if ``kind`` names an accelerator that is not there, or a module can't be imported.
     """
     if kind == "cpu":
         return host_inventory()
@@ -127,16 +136,14 @@ def inventory(kind: str | None = None, *, imports: Sequence[str] = (), mask: str
             try:
                 import_named(name)
             except (Exception, SystemExit) as e:
-                raise DeviceError(f"no {kind} device: importing {name}: {said(e)}") from e
+                raise NoDeviceError(kind, f"importing {name}: {said(e)}") from e
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         if kind is not None:
-            raise DeviceError(f"no {kind} device: torch {torch.__version__} sees no accelerator on this machine")
+            raise NoDeviceError(kind, f"torch {torch.__version__} sees no accelerator on this machine")
         return host_inventory()
     if kind is not None and kind != accelerator.type:
-        raise DeviceError(
-            f"no {kind} device: the accelerator that torch {torch.__version__} sees is {accelerator.type}"
-        )
+        raise NoDeviceError(kind, f"the accelerator that torch {torch.__version__} sees is {accelerator.type}")
     count = torch.accelerator.device_count()
     return accelerators(accelerator.type, count, os.environ, mask, identities(accelerator.type, count))
 

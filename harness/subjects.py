@@ -15,6 +15,7 @@ import importlib
 from dataclasses import dataclass, field
 
 from harness.entry_points import SUBJECTS, Broken, points
+from harness.results import NoStack
 
 TORCH = "torch"
 STACKS = ("collectives", "replicate", "replicate_fsdp", "tp_extension", "dynamo")
@@ -37,11 +38,11 @@ class Subject:
         """The functions that ranks call before anything else (:attr:`harness.worlds.world.WorldSpec.first`)."""
         return tuple(("harness.subjects:put", where) for where in self.puts.values())
 
-    def lacks(self, stack: str) -> str:
-        """Return why tests of a stack can't run on it; empty if they can."""
+    def lacks(self, stack: str) -> NoStack | None:
+        """Return why tests of a stack can't run on it; None if they can."""
         if self.name == TORCH or not stack or stack in self.puts:
-            return ""
-        return f"subject {self.name} has no {stack}; it implements {', '.join(self.puts)}"
+            return None
+        return NoStack(self.name, stack, tuple(self.puts))
 
 
 def known() -> tuple[dict[str, Subject], list[Broken]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from harness.profiles.needs import Needs
-from harness.results import RequirementText
+from harness.results import Cause, RequirementText
 
 
 class TestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -20,14 +20,18 @@ class TestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Ids, in the order of the test's marks."""
     size: int = 0
     """The largest number of ranks of its world; 0 if it has no world."""
+    sizes: list[int] = []
+    """The sizes of its worlds, smallest first, if it has several of which it draws."""
     dtype: str = ""
     property_based: bool = False
     backend: str = ""
     """The backend of its world, if its mark gives one."""
     device: str = ""
     needs: Needs = Needs()
+    causes: list[Cause] = []
+    """The causes in its source for which it may skip itself as unsupported."""
     skips: list[str] = []
-    """The reasons in its source with which it may skip itself as unsupported."""
+    """The reasons in its source with which it may skip itself as unsupported without a cause."""
 
 
 class SuiteFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -220,7 +220,7 @@ def _run(name: str, digest: str, run: Run) -> RunReport:
         effort=header.effort,
         faults=header.faults,
         whole=end.whole if end else [],
-        partial=end.partial if end else [],
+        partial=list(map(str, end.left_out)) if end else [],
         counts=counted([shown_verdict(test) for test in run.tests.values()]),
         foreign=results.foreign({**header.plugins, **(end.plugins if end else {})}),
     )

@@ -22,13 +22,13 @@ _OF_REQUIREMENTS = ("sentence", "source", "level", "mandatory")
 def suite_problems(run: Run, checkout: Checkout) -> Iterator[str]:
     """Find where a run contradicts the local suite; only for runs of the same suite, if its tests were collected."""
     if run.header.concord != checkout.concord:
-        yield f"it says Concord {run.header.concord or 'of no version'}, and its suite is that of {checkout.concord}"
+        yield f"its Concord is {run.header.concord or 'unknown'}, but its suite belongs to Concord {checkout.concord}"
     if run.header.version != checkout.results:
-        yield f"its results are of version {run.header.version}, and its suite writes version {checkout.results}"
+        yield f"its results have version {run.header.version}, but its suite writes version {checkout.results}"
     yield from _whole(run, checkout)
     unknown = [nodeid for nodeid in run.tests if stack_of(nodeid) and checkout.test(nodeid) is None]
     if unknown:
-        yield listed("no tests of the suite", unknown)
+        yield listed("tests that the suite does not have", unknown)
     for test in run.tests.values():
         facts = checkout.test(test.nodeid)
         if facts is not None and not _lost(test):
@@ -48,9 +48,9 @@ def _whole(run: Run, checkout: Checkout) -> Iterator[str]:
         there = set(checkout.of_stack(stack))
         mine = {swept(test) for test in run.tests if stack_of(test) == stack}
         if there - mine:
-            yield listed(f"tests of {stack} that are missing", there - mine)
+            yield listed(f"missing tests of {stack}", there - mine)
         if mine - there:
-            yield listed(f"no tests of {stack}", mine - there)
+            yield listed(f"tests that {stack} does not have", mine - there)
 
 
 def _lost(test: TestResult) -> bool:
@@ -62,21 +62,21 @@ def _lost(test: TestResult) -> bool:
 def _untrue(test: TestResult, facts: TestFacts) -> Iterator[str]:
     if test.requirements != facts.requirements:
         says, real = (", ".join(each) or "nothing" for each in (test.requirements, facts.requirements))
-        yield f"says that it proves {says}, and in the suite it proves {real}"
+        yield f"says that it proves {says}, but in the suite it proves {real}"
     if test.size != facts.size:
-        yield f"says that it is on {test.size} ranks, and in the suite it is on {facts.size}"
+        yield f"says that it is on {test.size} ranks, but in the suite it is on {facts.size}"
     if test.dtype != facts.dtype:
-        yield f"says that its dtype is {test.dtype or 'none'}, and in the suite it is {facts.dtype or 'none'}"
+        yield f"says that its dtype is {test.dtype or 'none'}, but in the suite it is {facts.dtype or 'none'}"
     if test.property_based != facts.property_based:
         said = "draws from the seed" if facts.property_based else "does not draw from the seed"
-        yield f"says otherwise, and in the suite it {said} (property_based)"
+        yield f"its property_based is wrong: in the suite it {said}"
 
 
 def _unlike(told: RequirementText, real: RequirementText) -> Iterator[str]:
     for what in _OF_REQUIREMENTS:
         if getattr(told, what) != getattr(real, what):
             says, suite = getattr(told, what), getattr(real, what)
-            yield f"the {what} of requirement {told.id} is {says!r}, and in the suite {suite!r}"
+            yield f"the {what} of requirement {told.id} is {says!r}, but in the suite {suite!r}"
 
 
 def _files(run: Run, checkout: Checkout) -> Iterator[str]:
@@ -84,14 +84,14 @@ def _files(run: Run, checkout: Checkout) -> Iterator[str]:
     for name, digest in files.items():
         here = checkout.files.get(name)
         if here is None:
-            yield f"{name}: the run loaded it, and the suite has no such file"
+            yield f"{name}: the run loaded it, but the suite has no such file"
         elif here != digest:
-            yield f"{name}: the run loaded another one than the suite has"
+            yield f"{name}: the run loaded a version that differs from the suite's"
     if files:
         tests = {test.nodeid.partition("::")[0] for test in run.tests.values() if test.stack and not _lost(test)}
         unread = [name for name in tests if name.startswith("suites/") and name not in files]
         if unread:
-            yield listed("tests were run of files that the run never loaded", unread)
+            yield listed("tests ran whose files the run never loaded", unread)
 
 
 def other_worlds(run: Run, by: Entitled, checkout: Checkout) -> Iterator[str]:
@@ -102,7 +102,7 @@ def other_worlds(run: Run, by: Entitled, checkout: Checkout) -> Iterator[str]:
         if world is not None and facts is not None:
             real = (facts.backend or by.profile.backend, facts.device or by.profile.device)
             if world[1:] != real:
-                what = f"run on {world[1]} on {world[2]}, and the profile is about {real[0]} on {real[1]}"
+                what = f"tests ran on {world[1]} on {world[2]}, but the profile is about {real[0]} on {real[1]}"
                 elsewhere.setdefault(what, []).append(test.nodeid)
     yield from (listed(what, tests) for what, tests in elsewhere.items())
 

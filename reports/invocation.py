@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from harness.results import DEFAULT_SEED, FREE_SEED, Run
+from harness.results import DEFAULT_SEED, FREE_SEED, OnlySome, OptionGiven, Run
 from harness.thorough.effort import EXAMPLES, EffortError, effort
 from reports.arguments import Asked
 from reports.coherence import listed
@@ -26,27 +26,30 @@ def header_problems(run: Run, asked: Asked) -> Iterator[str]:
     yield from _effort(run)
     if sorted(header.faults) != sorted(asked.faults):
         says, given = (", ".join(each) or "none" for each in (header.faults, asked.faults))
-        yield f"its faults are {says}, and --fault in its arguments says {given}"
+        yield f"its faults are {says}, but --fault in its arguments says {given}"
     if header.subject != asked.subject:
-        yield f"its subject is {header.subject}, and its arguments say {asked.subject}"
+        yield f"its subject is {header.subject}, but its arguments say {asked.subject}"
     if asked.profile is not None and not _is_profile(asked.profile, run):
-        yield f"it went by the profile {header.profile or 'none'!r}, and its arguments say --profile {asked.profile}"
+        yield f"it went by the profile {header.profile or 'none'!r}, but its arguments say --profile {asked.profile}"
     if not header.environment.get("torch"):
         yield "its environment has no torch"
     if run.end is None:
         return
     if run.end.whole and asked.narrowed:
         yield f"its last line says that it ran all of {', '.join(run.end.whole)}, and {asked.narrowed[0]} was given"
-    silent = [flag for flag in asked.narrowed if f"{flag} was given" not in run.end.partial]
+    silent = [flag for flag in asked.narrowed if OptionGiven(flag) not in run.end.left_out]
     if silent:
-        yield f"{silent[0]} is among its arguments, and its last line does not say that tests were left out"
+        yield f"{silent[0]} is among its arguments, but its last line does not say that tests were left out"
     whole = ", ".join(run.end.whole)
-    if whole and (why := [r for r in run.end.partial if not r.startswith("only some files")]):
+    if whole and (why := [each for each in run.end.left_out if not isinstance(each, OnlySome)]):
         yield f"its last line says that it ran all of {whole}, and that tests were left out: {why[0]}"
+    some = {stack for each in run.end.left_out if isinstance(each, OnlySome) for stack in each.stacks}
+    if both := [stack for stack in run.end.whole if stack in some]:
+        yield f"its last line says that it ran all of {', '.join(both)}, and that it ran only some of its tests"
     never = [stack for stack in run.end.whole if not asked.may_cover(stack)]
     if never:
         given = ", ".join(asked.paths[:3])
-        yield f"its last line says that it ran all of {', '.join(never)}, and its arguments ask for {given}"
+        yield f"its last line says that it ran all of {', '.join(never)}, but its arguments ask for {given}"
 
 
 def _seed(run: Run, asked: Asked) -> Iterator[str]:
@@ -61,12 +64,12 @@ def _seed(run: Run, asked: Asked) -> Iterator[str]:
     else:
         seed, drawn = asked.seed, False
     if header.seed_drawn != drawn:
-        given = "" if asked.seed == DEFAULT_SEED else f", and its arguments say --concord-seed {asked.seed}"
-        given = given or (f", and its arguments say --hypothesis-seed {seed}" if asked.hypothesis_seed else "")
+        given = "" if asked.seed == DEFAULT_SEED else f", but its arguments say --concord-seed {asked.seed}"
+        given = given or (f", but its arguments say --hypothesis-seed {seed}" if asked.hypothesis_seed else "")
         was = "was drawn at random" if header.seed_drawn else "was not drawn"
-        yield f"its seed {header.seed} {was}{given or ', and its arguments do not ask for that'}"
+        yield f"its seed {header.seed} {was}{given or ', but its arguments do not ask for that'}"
     elif seed and header.seed != seed:
-        yield f"its seed is {header.seed or 'none'}, and its arguments say {seed}"
+        yield f"its seed is {header.seed or 'none'}, but its arguments say {seed}"
     elif not seed and not (header.seed.isascii() and header.seed.isdigit() and int(header.seed[:11]) <= _LARGEST_SEED):
         yield f"its seed {header.seed[:40]!r} can't have been drawn: a whole number from 0 to {_LARGEST_SEED}"
 
@@ -94,9 +97,9 @@ def _is_profile(given: str, run: Run) -> bool:
 def unjudged(run: Run, asked: Asked) -> Iterator[str]:
     """Find arguments, variables and flags that may change verdicts in an unknown way."""
     if asked.malformed:
-        yield f"its arguments are none that can be read: {asked.malformed}"
+        yield f"its arguments cannot be parsed: {asked.malformed}"
     if asked.unjudged:
-        yield listed("made with arguments that may change what it came to", asked.unjudged)
+        yield listed("made with arguments that may change its verdicts", asked.unjudged)
     yield from _variables(run.header.environment)
     flags = run.header.environment.get("python flags", "")
     if "optimize" in flags or run.header.environment.get(f"{_VARIABLE}PYTHONOPTIMIZE"):
@@ -107,7 +110,7 @@ def _variables(environment: Mapping[str, str]) -> Iterator[str]:
     names = [key.removeprefix(_VARIABLE) for key in environment if key.startswith(_VARIABLE)]
     odd = [n for n in names if n.startswith("PYTEST_") and n not in _OF_PYTEST and not n.startswith(_OF_PYTEST_ITSELF)]
     if odd:
-        yield listed("made with variables that may change what it came to", odd)
+        yield listed("made with variables that may change its verdicts", odd)
 
 
 def code_from_elsewhere(run: Run) -> Iterator[str]:

@@ -102,7 +102,7 @@ def _seeds(runs: Sequence[Run], stack: str) -> list[str]:
     whole = [run for run in runs if run.end is not None and stack in run.end.whole]
     if not whole:
         asked = any(test.stack == stack for run in runs for test in run.tests.values())
-        reasons = list(dict.fromkeys(r for run in runs if run.end is not None for r in run.end.partial))
+        reasons = list(dict.fromkeys(str(r) for run in runs if run.end is not None for r in run.end.left_out))
         why = f" ({'; '.join(reasons)})" if asked and reasons else ""
         return [f"Not all tests of {stack} were run{why}." if asked else f"No test of {stack} was run."]
     sentences = []

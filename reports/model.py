@@ -15,7 +15,7 @@ VERSION = 1
 
 UNDECLARED = "undeclared"
 """The verdict of a test that was not run because the profile does not claim what it tests.  Results call it
-``unsupported``, with a reason that says so."""
+``unsupported``, with the cause :class:`~harness.results.NotClaimed`."""
 
 ORDER = ("crashed", "hung", "failed", "flaky", "not-run", "waived", "passed", UNDECLARED, "unsupported")
 """Every verdict of a report, worst first.  Verdicts of tests that did not have to run are last, because any other
@@ -51,6 +51,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     whole: list[str]
     """The stacks of which every test was collected."""
     partial: list[str]
+    """The reasons why other stacks are not whole, one sentence each."""
     counts: dict[str, Count]
     foreign: dict[str, str] = {}
     """Plug-ins that are neither pytest's nor Concord's, with their origin (:func:`harness.results.foreign`)."""

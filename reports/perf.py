@@ -36,7 +36,7 @@ def page(view: View) -> str:
         (
             "history",
             "History",
-            "Each night's figure (what a quarter of iterations do not exceed), and the rounds within it.",
+            "Each night's figure (the 25th percentile), and the rounds within it.",
             _history(view["histories"]),
         ),
     ]

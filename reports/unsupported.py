@@ -1,16 +1,25 @@
-"""The check of unsupported tests: whether their reasons are valid, and whether tests ran that should be unsupported.
+"""The check of unsupported tests: whether their causes are valid, and whether tests ran that should be unsupported.
 
-Reasons are those with which the plug-in skips (``harness/plugin/worlds.py``), and those in the test's own source. The
-facts in a reason are compared with the profile, the suite and the other tests of the run.
+Causes are those for which the plug-in skips (``harness/plugin/worlds.py``), and those in the test's own source. They
+are compared with the profile, the suite and the other tests of the run.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from harness.profiles.vocabulary import COLLECTIVES, DTYPES, OPS
-from harness.results import UNSUPPORTED, Run, TestResult
+from harness.results import (
+    HostLacks,
+    NoBackend,
+    NoDevice,
+    NoFittingSize,
+    NoStack,
+    NotClaimed,
+    Run,
+    SizeNotClaimed,
+    TestResult,
+    TooFewDevices,
+)
 from harness.suite_facts import TestFacts
 from reports.arguments import Asked
 from reports.by_profile import Entitled
@@ -18,15 +27,8 @@ from reports.checkout import Checkout
 from reports.coherence import world_of
 
 _RAN = ("passed", "failed", "crashed", "hung", "flaky", "waived")
-_NOT_CLAIMED = re.compile(r"not claimed: (.+) \(profile (.+)\)", re.DOTALL)
-_DTYPE = re.compile(rf"\b(?:{'|'.join(DTYPES)})\b")
-_COLLECTIVE = re.compile(r"(\w+)(?: of |\()")
-_HOST = re.compile(r"(.+): the host has none")
-_SIZES = re.compile(r"profile (.+) claims worlds of ([\d, ]+) ranks, not of (\d+)")
-_DEVICES = re.compile(r"a world of (\d{1,9}) ranks needs (\d{1,9}) (\S+) devices, and there are (\d{1,9})")
-_BACKEND = re.compile(r"torch has no backend '(.+)' here")
-_SUBJECT = re.compile(r"subject (\S+) has no (\S+); it implements .*")
-_NO_DEVICE = re.compile(r"no (\S+) device: .+", re.DOTALL)
+_SHOWN = 200
+"""Characters of a reason that a message repeats."""
 
 
 class _Judge:
@@ -36,111 +38,154 @@ class _Judge:
         self.run, self.by, self.asked = run, by, asked
         self.ran = [test for test in run.tests.values() if test.verdict in _RAN and test.size]
         self.worlds = {world[1:] for test in self.ran if (world := world_of(test)) is not None}
-        self.counted = {
-            (found[3], found[4])
-            for test in run.tests.values()
-            if (found := _DEVICES.fullmatch(test.reason.removeprefix(UNSUPPORTED)))
-        }
+        causes = [test.cause for test in run.tests.values()]
+        self.counted = {(cause.kind, cause.have) for cause in causes if isinstance(cause, TooFewDevices)}
 
     def why_not(self, test: TestResult, facts: TestFacts) -> str:
-        """Say why the test cannot be unsupported for its reason; empty if it can."""
-        reason = test.reason.removeprefix(UNSUPPORTED)
-        if test.reason in facts.skips:
+        """Say why the test cannot be unsupported for its cause; empty if it can."""
+        cause = test.cause
+        allowed = test.reason in facts.skips if cause is None else cause in facts.causes
+        if allowed:
             return ""
-        known: list[tuple[re.Pattern[str], Callable[[re.Match[str], TestResult, TestFacts], str]]] = [
-            (_NOT_CLAIMED, self._not_claimed),
-            (_SIZES, self._sizes),
-            (_DEVICES, self._devices),
-            (_BACKEND, self._backend),
-            (_SUBJECT, self._subject),
-            (_NO_DEVICE, self._no_device),
-            (_HOST, self._host),
-        ]
-        for pattern, judge in known:
-            match = pattern.fullmatch(reason)
-            if match:
-                return judge(match, test, facts)
-        return f"unsupported for a reason that it never gives: {reason[:200]}"
+        match cause:
+            case NotClaimed():
+                return self._not_claimed(cause, facts)
+            case SizeNotClaimed():
+                return self._sizes(cause, facts)
+            case NoFittingSize():
+                return self._fitting(cause, facts)
+            case TooFewDevices():
+                return self._devices(cause, facts)
+            case NoBackend():
+                return self._backend(cause, facts)
+            case NoStack():
+                return self._stack(cause, test)
+            case NoDevice():
+                return self._no_device(cause, facts)
+            case HostLacks():
+                return self._host(cause, test, facts)
+        given = test.reason[:_SHOWN] if cause is None else str(cause)[:_SHOWN]
+        return f"unsupported for a reason that neither its source nor Concord gives: {given}"
 
-    def _not_claimed(self, found: re.Match[str], test: TestResult, facts: TestFacts) -> str:
-        what, profile = found[1], found[2]
+    def _not_claimed(self, cause: NotClaimed, facts: TestFacts) -> str:
         claims, name = self.by.claims, self.by.profile.name
-        if profile != name:
-            return f"not claimed by the profile {profile}, and the run went by {name}"
-        missing = facts.needs.unclaimed(claims)
-        if missing:
-            return "" if what == missing else f"not claimed is {missing}, and it says {what}"
-        dtypes = _DTYPE.findall(what)  # the test itself decides this for each case that it tries
-        named = _COLLECTIVE.match(what)
-        collective = named[1] if named and named[1] in COLLECTIVES else ""
-        if dtypes and any(all(claims.lacks(collective, dtype, op) for dtype in dtypes) for op in ("", *OPS)):
-            return ""
-        return f"says that {what} is not claimed, and the profile {name} claims what it needs"
+        if cause.profile != name:
+            return f"says that the profile {cause.profile} does not claim it, but the run's profile is {name}"
+        missing = facts.needs.unclaimed(claims, name)
+        if missing is not None:
+            says = f"says that {cause.what} is not claimed"
+            return "" if cause == missing else f"{says}, but what it needs and is not claimed is {missing.what}"
+        # The test itself decides this, for each case that it tries.
+        if not cause.dtypes or not all(claims.lacks(cause.collective, dtype, cause.op) for dtype in cause.dtypes):
+            return f"says that {cause.what} is not claimed, but the profile {name} claims what the test needs"
+        unnamed = [word for word in (cause.collective, *cause.dtypes) if word not in cause.what]
+        return f"says that {cause.what} is not claimed, but its cause is about {unnamed[0]}" if unnamed else ""
 
-    def _sizes(self, found: re.Match[str], test: TestResult, facts: TestFacts) -> str:
-        profile = self.by.profile
-        claimed = ", ".join(map(str, profile.world_sizes))
-        if (found[1], found[2], found[3]) != (profile.name, claimed, str(facts.size)):
-            return f"the profile {profile.name} claims worlds of {claimed or 'any number of'} ranks"
-        return "" if facts.size not in profile.world_sizes else f"the profile claims worlds of {facts.size} ranks"
-
-    def _devices(self, found: re.Match[str], test: TestResult, facts: TestFacts) -> str:
-        size, need, have = int(found[1]), int(found[2]), int(found[4])
-        if found[3] == "cpu":
-            return "says that it needs devices, and the host has room for worlds of any size"
-        if found[3] not in self._kinds(facts):
-            return f"says that it needs {found[3]} devices, and nobody asked for such"
-        if size != facts.size or need > size or need <= have:
-            return f"a world of {facts.size} ranks does not lack devices where it says so: {found[0]}"
-        if len({count for kind, count in self.counted if kind == found[3]}) > 1:
-            return f"tests of the run do not agree how many {found[3]} devices there are"
-        most = max((t.size for t in self.ran if (world := world_of(t)) and world[2] == found[3]), default=0)
-        return f"too few devices for {size} ranks, and another test had {most}" if most >= size else ""
-
-    def _backend(self, found: re.Match[str], test: TestResult, facts: TestFacts) -> str:
-        if found[1] in {backend for backend, _ in self.worlds}:
-            return f"torch has no backend {found[1]}, and other tests of the run had worlds of it"
-        wanted = facts.backend or self.by.profile.backend
-        return "" if found[1] == wanted else f"torch has no backend {found[1]}, and it asks for {wanted}"
-
-    def _subject(self, found: re.Match[str], test: TestResult, facts: TestFacts) -> str:
-        if found[1] != self.run.header.subject or found[1] == "torch":
-            return f"the subject {found[1]} lacks it, and the run is of {self.run.header.subject}"
-        if found[2] != test.stack or any(t.stack == test.stack for t in self.ran):
-            return f"the subject lacks {found[2]}, and other tests of {test.stack} were run"
+    def _sizes(self, cause: SizeNotClaimed, facts: TestFacts) -> str:
+        profile, size = self.by.profile, _least(facts)
+        if cause != SizeNotClaimed(profile.name, profile.world_sizes, size):
+            claimed = ", ".join(map(str, profile.world_sizes)) or "any number of"
+            return f"says that {cause}, but the profile {profile.name} claims worlds of {claimed} ranks"
+        if size in profile.world_sizes:
+            return f"says that {cause}, but the profile claims worlds of {size} ranks"
         return ""
 
-    def _no_device(self, found: re.Match[str], test: TestResult, facts: TestFacts) -> str:
-        if found[1] not in self._kinds(facts):
-            return f"says that there is no {found[1]} device, and nobody asked for one"
-        there = found[1] in {device for _, device in self.worlds}
-        return f"there is no {found[1]} device, and other tests of the run had one" if there else ""
+    def _fitting(self, cause: NoFittingSize, facts: TestFacts) -> str:
+        claimed = self._claimed(facts)
+        if not set(cause.sizes) <= set(facts.sizes):
+            return (
+                f"says that {cause}, but in the suite it has worlds of {', '.join(map(str, facts.sizes)) or 'one size'}"
+            )
+        kind = self._kind(facts)
+        most = max((t.size for t in self.ran if (world := world_of(t)) and world[2] == kind), default=0)
+        there = [size for size in cause.sizes if size in claimed and (kind == "cpu" or size <= most)]
+        return f"says that {cause}, but other tests of the run had worlds of {there[0]} ranks" if there else ""
 
-    def _kinds(self, facts: TestFacts) -> tuple[str, ...]:
-        """Return the types of devices on which the test's world may be."""
-        return (facts.device or self.asked.world_device or self.by.profile.device,)
+    def _claimed(self, facts: TestFacts) -> list[int]:
+        """Return the sizes of the test's worlds that the profile claims."""
+        sizes, claimed = facts.sizes or [facts.size], self.by.profile.world_sizes
+        return [size for size in sizes if not claimed or size in claimed]
 
-    def _host(self, found: re.Match[str], test: TestResult, facts: TestFacts) -> str:
+    def _devices(self, cause: TooFewDevices, facts: TestFacts) -> str:
+        if cause.kind == "cpu":
+            return "says that it needs more CPU devices, but the host has room for worlds of any size"
+        if wrong := self._wrong_kind(cause.kind, facts):
+            return f"says that it needs {cause.kind} devices, but {wrong}"
+        if cause.size != _least(facts) or cause.need > cause.size or cause.need <= cause.have:
+            return f"says that there are too few devices for {facts.size} ranks, but its numbers do not fit: {cause}"
+        if len({count for kind, count in self.counted if kind == cause.kind}) > 1:
+            return f"tests of the run contradict each other about the number of {cause.kind} devices"
+        most = max((t.size for t in self.ran if (world := world_of(t)) and world[2] == cause.kind), default=0)
+        if most >= cause.size:
+            return f"says that there are too few devices for {cause.size} ranks, but another test had {most} ranks"
+        return ""
+
+    def _backend(self, cause: NoBackend, facts: TestFacts) -> str:
+        says = f"says that torch has no backend {cause.backend}"
+        if cause.backend in {backend for backend, _ in self.worlds}:
+            return f"{says}, but other tests of the run used it"
+        wanted = facts.backend or self.by.profile.backend
+        return "" if cause.backend == wanted else f"{says}, but the test runs on {wanted}"
+
+    def _stack(self, cause: NoStack, test: TestResult) -> str:
+        subject = self.run.header.subject
+        says = f"says that the subject {cause.subject} has no {cause.stack}"
+        if cause.subject != subject:
+            return f"{says}, but the subject of the run is {subject}"
+        if subject == "torch":
+            return f"{says}, but torch has every stack"
+        if cause.stack != test.stack:
+            return f"{says}, but it is a test of {test.stack}"
+        if cause.stack in cause.implemented or any(t.stack == test.stack for t in self.ran):
+            return f"{says}, but the subject implements it or other tests of {test.stack} ran"
+        return ""
+
+    def _no_device(self, cause: NoDevice, facts: TestFacts) -> str:
+        says = f"says that there is no {cause.kind} device"
+        if wrong := self._wrong_kind(cause.kind, facts):
+            return f"{says}, but {wrong}"
+        there = cause.kind in {device for _, device in self.worlds}
+        return f"{says}, but other tests of the run used one" if there else ""
+
+    def _wrong_kind(self, kind: str, facts: TestFacts) -> str:
+        """Say that the test's world is on another type of device; empty if it is on this one."""
+        wanted = self._kind(facts)
+        return "" if kind == wanted else f"the test runs on {wanted}"
+
+    def _kind(self, facts: TestFacts) -> str:
+        """Return the type of device of the test's world."""
+        return facts.device or self.asked.world_device or self.by.profile.device
+
+    def _host(self, cause: HostLacks, test: TestResult, facts: TestFacts) -> str:
+        says = f"says that the host has no {cause.what}"
+        if not facts.needs.of_accelerators or cause.what != facts.needs.of_accelerators:
+            return f"{says}, but the test needs no such feature of an accelerator"
         world = world_of(test)
-        if not facts.needs.of_accelerators or found[1] != facts.needs.of_accelerators:
-            return f"says that it needs an accelerator for {found[1]}, and it does not"
-        return "" if world is None or world[2] == "cpu" else f"says that it is on the host, and it is on {world[2]}"
+        return "" if world is None or world[2] == "cpu" else f"{says}, but its world is on {world[2]}"
 
     def should_not_run(self, test: TestResult, facts: TestFacts) -> str:
         """Say why a test that was run should have been unsupported; empty if it should not."""
         world, profile = world_of(test), self.by.profile
         if world is None or world[1:] != (profile.backend, profile.device):
             return ""  # the claims do not cover this world
-        if profile.world_sizes and facts.size not in profile.world_sizes:
-            return f"was run on {facts.size} ranks, and the profile does not claim worlds of that"
+        ran = world[0] if facts.sizes else facts.size
+        if profile.world_sizes and ran not in profile.world_sizes:
+            return f"ran on {ran} ranks, but the profile does not claim worlds of that size"
+        if facts.sizes and profile.device == "cpu" and ran != max(self._claimed(facts)):
+            return f"ran in worlds of at most {ran} ranks, but the host has room for {max(self._claimed(facts))}"
         if profile.device == "cpu" and facts.needs.of_accelerators:
-            return f"was run on the host, which has none of {facts.needs.of_accelerators}"
+            return f"ran on the host, but needs an accelerator for {facts.needs.of_accelerators}"
         missing = facts.needs.unclaimed(self.by.claims)
-        return f"was run, and the profile does not claim {missing}" if missing else ""
+        return f"ran, but the profile does not claim {missing.what}" if missing is not None else ""
+
+
+def _least(facts: TestFacts) -> int:
+    """Return the smallest number of ranks with which the test could run."""
+    return facts.sizes[0] if facts.sizes else facts.size
 
 
 def unsupported_problems(run: Run, by: Entitled | None, asked: Asked, checkout: Checkout) -> Iterator[str]:
-    """Find tests that are unsupported without a valid reason, and tests that ran although they are unsupported."""
+    """Find tests that are unsupported without a valid cause, and tests that ran although they are unsupported."""
     if by is None:
         return
     judge = _Judge(run, by, asked)

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from harness.requirements import stack_of
-from harness.results import Run
+from harness.results import Run, TorchLacks
 from harness.safe_io.untrusted import Refused, json_checked, said
 from reports import bundle
 from reports.arguments import asked
@@ -81,7 +81,7 @@ def verify(path: Path, concord: str, checkout: Checkout | None, now: float) -> C
     raw = [(name, data) for name, data in files.items() if re.fullmatch(r"runs/[1-9]\d{0,3}\.jsonl", name)]
     raw.sort(key=lambda pair: int(pair[0][5:-6]))
     if not raw:
-        return Checked(None, (*findings.problems, "runs/: there is no run in it"), manifest=digest)
+        return Checked(None, (*findings.problems, "runs/: the bundle has no run"), manifest=digest)
     try:
         made = bundle.made(raw)
     except ReportError as e:
@@ -90,7 +90,7 @@ def verify(path: Path, concord: str, checkout: Checkout | None, now: float) -> C
     raw = list(again.items())[: len(runs)]  # ordered by time
     same = manifest.concord == concord
     if not same:
-        findings.notes.append(f"it was put together by Concord {manifest.concord}, and this is {concord}")
+        findings.notes.append(f"Concord {manifest.concord} made the bundle, but Concord {concord} checks it")
     findings.problems += derived(files, again, None if same else findings.unchecked)
     real = [_judge(run, data, name, checkout, now, findings) for (name, data), run in zip(raw, runs, strict=True)]
     for what, values in differences(runs).items():
@@ -132,7 +132,7 @@ def _judge(run: Run, data: bytes, name: str, checkout: Checkout | None, now: flo
 
 def _lacking(run: Run) -> Iterator[str]:
     """Note the tests that say that their torch lacks what they test, which only they can know."""
-    lacking = [t.nodeid for t in run.tests.values() if t.reason.startswith("unsupported: this torch has no ")]
+    lacking = [t.nodeid for t in run.tests.values() if isinstance(t.cause, TorchLacks)]
     if lacking:
         yield listed(f"torch {run.header.environment.get('torch', '')} lacks what these tests are about", lacking)
 
@@ -141,7 +141,7 @@ def _other_profile(by: Entitled | None, checkout: Checkout | None) -> Iterator[s
     """Note profiles that differ from the shipped file of the same name, since profiles are not part of the suite."""
     for file, text in by.recorded.texts.items() if by is not None and checkout is not None else ():
         if checkout is not None and checkout.profiles.get(file, text) != text:
-            yield f"its {file} is not the one here"
+            yield f"its {file} differs from the local profile of that name"
 
 
 def _nothing_to_hold_it_against(runs: Sequence[Run], checkout: Checkout | None) -> Iterator[str]:
@@ -149,14 +149,14 @@ def _nothing_to_hold_it_against(runs: Sequence[Run], checkout: Checkout | None) 
     for run in runs[:1]:
         digest = run.header.suite_hash
         if checkout is None or not checkout.suite_hash:
-            yield "no suite here to hold it against: run this in a checkout of the same suite"
+            yield "there is no local suite to compare it with: run this in a checkout of the same suite"
         elif digest != checkout.suite_hash:
             yield (
-                f"its suite ({digest[:12] or 'unknown'}) is not the one here ({checkout.suite_hash[:12]}): what its "
-                "tests are, and whether all are there, is only what the bundle says"
+                f"its suite ({digest[:12] or 'unknown'}) differs from the local one ({checkout.suite_hash[:12]}), so "
+                "that its list of tests and the facts about them could not be checked"
             )
         elif checkout.facts is None:
-            yield "its suite is the one here, and nobody has collected its tests"
+            yield "its suite is the local one, but the tests of the local suite were not collected"
 
 
 def _claims_more(claimed: bytes, again: bytes, real: Report) -> Iterator[str]:
@@ -169,7 +169,7 @@ def _claims_more(claimed: bytes, again: bytes, real: Report) -> Iterator[str]:
     for level in old.levels:
         if level.conformant and (level.id not in truly or not truly[level.id].conformant):
             why = truly[level.id].why_not[0] if level.id in truly else "there is no such level."
-            yield f"report.json: says that {level.id} is conformant; judged here it is not: {why}"
+            yield f"report.json: says that {level.id} is conformant, but checked locally it is not: {why}"
 
 
 def _in_the_report(problems: Sequence[str], unchecked: Sequence[str]) -> list[str]:
@@ -198,9 +198,9 @@ def _manifest(path: Path, found: Mapping[str, bytes]) -> Manifest:
 def _checksums(manifest: Manifest, found: Mapping[str, bytes]) -> Iterator[str]:
     for name, digest in manifest.files.items():
         if name not in found:
-            yield f"{name}: the manifest lists it, and it is not there"
+            yield f"{name}: the manifest lists it, but the bundle lacks it"
         elif hashlib.sha256(found[name]).hexdigest() != digest:
-            yield f"{name}: its checksum is not the one in the manifest"
+            yield f"{name}: its checksum differs from the one in the manifest"
     for name in found:
         if name not in manifest.files:
             yield f"{name}: the manifest does not list it"
@@ -211,4 +211,4 @@ def _uneven(runs: Sequence[Run]) -> Iterator[str]:
         sets = [{t for t in run.tests if stack_of(t) == stack} for run in runs if run.end and stack in run.end.whole]
         odd = set[str]().union(*sets) - sets[0].intersection(*sets)
         if odd:
-            yield listed(f"each run has all of {stack}, and yet not in every one", odd)
+            yield listed(f"each run says that it ran all of {stack}, but these are not in every run", odd)

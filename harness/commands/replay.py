@@ -131,7 +131,7 @@ def _world(
     with refusing(SubjectError):
         whose = find(subject)
     if missing := whose.lacks(stack_of(program.layout).name):
-        raise bad(missing)
+        raise bad(str(missing))
     if profile is not None:
         backend, device = backend or profile.backend, device or profile.device
     spec, inventory = world_asked_for(

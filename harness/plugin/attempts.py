@@ -126,7 +126,7 @@ class Attempts:
         report.concord_attempt = seen.attempt
         if seen.attempt != before:  # made from an earlier attempt, and returned as the report of this one
             report.user_properties = [p for p in report.user_properties if p[0] not in _OF_ONE_ATTEMPT]
-            report.__dict__.update(concord_ranks=[], concord_reproducer=None, concord_reused=True)
+            report.__dict__.update(concord_ranks=[], concord_reproducer=None, concord_cause=None, concord_reused=True)
         elif hasattr(report, "wasxfail"):
             seen.bad = [bad for bad in seen.bad if (bad.attempt, bad.when) != (seen.attempt, report.when)]
         elif ended_badly(report):

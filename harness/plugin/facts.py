@@ -1,9 +1,9 @@
-"""The facts about a test that go along with its reports: requirements, dtype, world size and reproducer."""
+"""The facts about a test that go along with its reports: requirements, dtype, world size, cause and reproducer."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,18 @@ from harness.plugin.worlds import plugin_of, request_of
 from harness.profiles.recorded import as_recorded
 from harness.redaction import redacted
 from harness.requirements import LEVELS, stack_of
-from harness.results import ProfileText, Reproducer, RequirementText
+from harness.results import (
+    Cause,
+    LeftOut,
+    MaybeLeftOut,
+    NotCollected,
+    OnlySome,
+    OptionGiven,
+    ProfileText,
+    Reproducer,
+    RequirementText,
+    cause_of,
+)
 from harness.thorough import effort
 
 LONGEST_TEXT = 20_000
@@ -65,6 +76,9 @@ class Facts:
                 "property_based": item.get_closest_marker(MARKER) is not None,
                 "requirements": [msgspec.to_builtins(r) for r in requirements_of(item)],
             }
+        if call.excinfo is not None and report.skipped:
+            cause = cause_of(call.excinfo.value)
+            report.concord_cause = plain(cause) if cause is not None else None
         if call.excinfo is not None and not report.passed:
             reproducer = reproducer_in(call.excinfo.value)
             if reproducer is not None:
@@ -116,6 +130,12 @@ def dtype_of(parameters: Mapping[str, Any]) -> str:
     return dtypes.pop() if len(dtypes) == 1 else ""
 
 
+def plain(data: Cause | LeftOut) -> dict[str, Any]:
+    """Return data as dicts and lists, which is what reports may have."""
+    fields: dict[str, Any] = msgspec.to_builtins(data)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+
 def text_of(report: Any) -> str:
     """Return what pytest shows of a failure, or the end of it if that is long."""
     return str(getattr(report, "longreprtext", ""))[-LONGEST_TEXT:]
@@ -141,11 +161,18 @@ def reproducer_in(error: BaseException) -> Reproducer | None:
     )
 
 
-def selection(config: pytest.Config, nodeids: Iterable[str], *, left_out: bool) -> tuple[list[str], list[str]]:
-    """Return the stacks of which every test was collected, and a sentence for each reason why others were not."""
-    reasons = [f"{flag} was given" for name, flag in _ASKED_FOR.items() if config.getoption(name, None)]
-    if left_out and not reasons:
-        reasons.append("tests were deselected, or a file could not be collected")
+def selection(
+    config: pytest.Config, nodeids: Iterable[str], left_out: Collection[LeftOut]
+) -> tuple[list[str], list[LeftOut]]:
+    """Return the stacks of which every test was collected, and the reasons why others were not.
+
+    ``left_out``: what was seen while tests were collected. An option that leaves out tests explains that tests were
+    deselected, and not that a file could not be collected.
+    """
+    reasons: list[LeftOut] = [OptionGiven(flag) for name, flag in _ASKED_FOR.items() if config.getoption(name, None)]
+    known = [each for each in left_out if not isinstance(each, MaybeLeftOut)]
+    seen = known or left_out
+    reasons += [each for each in seen if isinstance(each, NotCollected) or not reasons]
     suites = (config.rootpath / "suites").resolve()
     there = sorted({p.parent.name for p in suites.glob("*/test_*.py")})
     asked = [(config.invocation_params.dir / Path(argument)).resolve() for argument in config.args]
@@ -153,7 +180,7 @@ def selection(config: pytest.Config, nodeids: Iterable[str], *, left_out: bool) 
     stacks = {stack_of(nodeid) for nodeid in nodeids} - {""}
     partly = sorted(stacks - set(whole))
     if partly:
-        reasons.append(f"only some files or tests were asked for of {', '.join(partly)}")
+        reasons.append(OnlySome(tuple(partly)))
     return ([] if len(reasons) > bool(partly) else [s for s in whole if s in stacks]), reasons
 
 

@@ -18,6 +18,7 @@ from harness.profiles.obeyed import Obeyed
 from harness.profiles.obeyed import of as obeyed_of
 from harness.profiles.vocabulary import FORK, SPAWN
 from harness.redaction import remember
+from harness.results import Cause, HostLacks, NoBackend, SizeNotClaimed, TooFewDevices
 
 if TYPE_CHECKING:
     from harness.devices import Inventory
@@ -89,13 +90,12 @@ class Specs:
         """Return the claims and tolerances that a test in such a world has to obey."""
         return obeyed_of(self.claims(spec.backend, spec.device), self.profiles.platform())
 
-    def unclaimed(self, item: pytest.Item, obeyed: Obeyed, inventory: Inventory) -> str:
-        """Return why the profile, or the type of device, keeps a test from running; empty if neither does."""
+    def unclaimed(self, item: pytest.Item, obeyed: Obeyed, inventory: Inventory) -> Cause | None:
+        """Return why the profile, or the type of device, keeps a test from running; None if neither does."""
         needs = needs_of(item)
         if inventory.on_host and (what := needs.of_accelerators):
-            return f"{what}: the host has none"
-        what = needs.unclaimed(obeyed.claims)
-        return obeyed.why_not(what) if what and obeyed.profile else ""
+            return HostLacks(what)
+        return needs.unclaimed(obeyed.claims, obeyed.profile) if obeyed.profile else None
 
     def ranks_per_device(self, spec: WorldSpec) -> int:
         """Return how many ranks of a world share an accelerator."""
@@ -117,23 +117,23 @@ class Specs:
 
     def fitting(self, sizes: Sequence[int], spec: WorldSpec, inventory: Inventory) -> tuple[int, ...]:
         """Return those of some world sizes that this run can have in such a world."""
-        return tuple(size for size in sizes if not self.unsupported(dataclasses.replace(spec, size=size), inventory))
+        worlds = [dataclasses.replace(spec, size=size) for size in sizes]
+        return tuple(world.size for world in worlds if self.unsupported(world, inventory) is None)
 
-    def unsupported(self, spec: WorldSpec, inventory: Inventory) -> str:
-        """Return why this run can't have such a world; empty if it can. Decided before any rank starts."""
+    def unsupported(self, spec: WorldSpec, inventory: Inventory) -> Cause | None:
+        """Return why this run can't have such a world; None if it can. Decided before any rank starts."""
         import torch.distributed as dist
 
         if not spec.imports and not dist.is_backend_available(spec.backend):
-            return f"torch has no backend {spec.backend!r} here"
+            return NoBackend(spec.backend)
         claims = self.claims(spec.backend, spec.device)
         if claims is not None and claims.world_sizes and spec.size not in claims.world_sizes:
-            claimed = ", ".join(map(str, claims.world_sizes))
-            return f"profile {claims.name} claims worlds of {claimed} ranks, not of {spec.size}"
+            return SizeNotClaimed(claims.name, claims.world_sizes, spec.size)
         need = inventory.demand(spec.size, self.ranks_per_device(spec))
         have = len(inventory.devices)
         if need > have:
-            return f"a world of {spec.size} ranks needs {need} {inventory.kind} devices, and there are {have}"
-        return ""
+            return TooFewDevices(spec.size, need, inventory.kind, have)
+        return None
 
 
 def _brought_by(backend: str, kind: str) -> tuple[str, ...]:

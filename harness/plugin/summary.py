@@ -25,6 +25,7 @@ from harness.results import (
     BAD,
     UNSUPPORTED,
     VERDICTS,
+    Cause,
     Collected,
     RankEvidence,
     Reproducer,
@@ -49,11 +50,14 @@ _COLUMN = {
 }
 
 
-def verdict_of(outcomes: Mapping[str, str], properties: Mapping[str, str], reason: str, lost: bool) -> str:
+def verdict_of(
+    outcomes: Mapping[str, str], properties: Mapping[str, str], reason: str, lost: bool, cause: Cause | None = None
+) -> str:
     """Return a test's verdict from its phases.
 
     ``outcomes``: phase (setup, call, teardown) to pytest's outcome. ``properties``: what the plug-in noted on the test.
-    ``reason``: of a skip. ``lost``: whether the worker that ran it died.
+    ``reason``: of a skip. ``lost``: whether the worker that ran it died. ``cause``: what the skip carried. Without
+    one, a skip is unsupported if its author wrote so at the beginning of the reason.
     """
     if lost:
         return "crashed"
@@ -62,7 +66,7 @@ def verdict_of(outcomes: Mapping[str, str], properties: Mapping[str, str], reaso
     if properties.get("waived"):
         return "waived"
     if "skipped" in outcomes.values():
-        return "unsupported" if reason.startswith(UNSUPPORTED) else "not-run"
+        return "unsupported" if cause is not None or reason.startswith(UNSUPPORTED) else "not-run"
     return "passed" if outcomes.get("call") == "passed" else "not-run"
 
 
@@ -81,6 +85,8 @@ class Told:
     """Seconds for which it waited for devices. They are not part of ``seconds``."""
     reason: str = ""
     """Why it was skipped, or is expected to fail."""
+    cause: Cause | None = None
+    """Why it is unsupported, if its skip said so."""
     message: str = ""
     """The message of the first failure."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
@@ -100,6 +106,9 @@ class Told:
         self.ranks = getattr(report, "concord_ranks", self.ranks)
         self.facts = getattr(report, "concord_facts", self.facts)
         self.reproducer = getattr(report, "concord_reproducer", self.reproducer)
+        cause: dict[str, Any] | None = getattr(report, "concord_cause", None)
+        if cause is not None:
+            self.cause = msgspec.convert(cause, Cause)
         for key, value in report.user_properties:
             if key.startswith("concord."):
                 self.properties[key.removeprefix("concord.")] = str(value)
@@ -127,7 +136,7 @@ class Told:
     @property
     def verdict(self) -> str:
         """The test's verdict, if no more reports follow."""
-        return verdict_of(self.outcomes, self.properties, self.reason, self.lost)
+        return verdict_of(self.outcomes, self.properties, self.reason, self.lost, self.cause)
 
 
 class Summary:
@@ -246,6 +255,7 @@ class Summary:
         self._used_worlds |= "world" in properties
         verdict = told.verdict
         failed = verdict in BAD or verdict == "waived"
+        cause = told.cause if verdict == "unsupported" else None
         about = told.facts or self._facts.get(nodeid, {})
         self._facts[nodeid] = about
         before = self.attempts.setdefault(nodeid, [])
@@ -263,7 +273,8 @@ class Summary:
             world=properties.get("world", ""),
             seconds=round(told.seconds, 4),
             waited=round(told.waited, 4),
-            reason=told.reason,
+            reason=told.reason if cause is None else f"{UNSUPPORTED}{cause}",
+            cause=cause,
             headline=told.headline.split("\n")[0] if failed else "",
             ranks=[RankEvidence(**r) for r in told.ranks] if failed else [],
             size=about.get("size", 0),
@@ -304,7 +315,7 @@ class Summary:
         self._tell_profile()
         about: Any = self.config.pluginmanager.get_plugin("concord-facts")
         waivers: Any = self.config.pluginmanager.get_plugin("concord-waivers")
-        whole, partial = facts.selection(self.config, self.results, left_out=waivers.left_out)
+        whole, left_out = facts.selection(self.config, self.results, waivers.left_out)
         name, digest = self.profiles.described()
         verdicts = [test.verdict for test in self.results.values()]
         self._write(
@@ -315,7 +326,7 @@ class Summary:
                 digest,
                 environment={**about.environment(), **self._environment},
                 whole=whole,
-                partial=partial,
+                left_out=left_out,
                 lost=self.config.stash.get(LOST, []),
                 counts={v: verdicts.count(v) for v in VERDICTS if v in verdicts},
                 plugins=self.loaded.plugins(),

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from harness.plugin import facts
 from harness.plugin.profiles import Profiles
 from harness.profiles import Platform, Profile, Waiver, pattern
-from harness.results import BAD
+from harness.results import BAD, Deselected, LeftOut, MaybeLeftOut, NotCollected
 
 _SHOWN = 5
 _NARROWING = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "stepwise")
@@ -150,13 +152,13 @@ class Waivers:
         self._config = config
         self._profiles = profiles
         self._waived: dict[str, tuple[str, str]] = {}
-        self._left_out = False
+        self._left_out: set[LeftOut] = set()
         self._review: Review | None = None
 
     @property
-    def left_out(self) -> bool:
-        """Whether tests were deselected or could not be collected."""
-        return self._left_out
+    def left_out(self) -> list[LeftOut]:
+        """Whether tests were deselected or could not be collected, as far as the processes of the run have said."""
+        return sorted(self._left_out, key=str, reverse=True)
 
     @functools.cached_property
     def _conditions(self) -> Conditions:
@@ -183,10 +185,11 @@ class Waivers:
         return report
 
     def pytest_deselected(self) -> None:
-        self._left_out = True
+        self._left_out.add(Deselected())
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self._left_out |= report.failed
+        if report.failed:
+            self._left_out.add(NotCollected())
 
     # where their verdicts are known
 
@@ -198,8 +201,9 @@ class Waivers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        output = getattr(node, "workeroutput", {})
-        self._left_out |= output.get("concord_left_out", True)
+        output: dict[str, Any] = getattr(node, "workeroutput", {})
+        said = output.get("concord_left_out")
+        self._left_out |= {MaybeLeftOut()} if said is None else {msgspec.convert(each, LeftOut) for each in said}
         self._profiles.note_worker(output.get("concord_profile", ""))
 
     @pytest.hookimpl(tryfirst=True)
@@ -207,7 +211,7 @@ class Waivers:
         profile = self._profiles.settled
         if hasattr(self._config, "workeroutput"):
             self._config.workeroutput["concord_profile"] = profile.file if profile else ""
-            self._config.workeroutput["concord_left_out"] = self._left_out
+            self._config.workeroutput["concord_left_out"] = [facts.plain(each) for each in self.left_out]
             return
         summary: Any = self._config.pluginmanager.get_plugin("concord-summary")
         if profile is None or self._config.option.collectonly:

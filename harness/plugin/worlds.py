@@ -20,6 +20,7 @@ from harness.plugin.specs import Specs
 from harness.profiles.obeyed import obeying
 from harness.profiles.vocabulary import FORK
 from harness.requirements import stack_of
+from harness.results import NoDevice, unsupported
 from harness.subjects import TORCH
 from harness.thorough import rounds
 
@@ -143,21 +144,21 @@ class Worlds:
     @contextlib.contextmanager
     def leased(self, item: pytest.Item, asked: WorldRequest) -> Iterator[tuple[WorldSpec, tuple[str, ...]]]:
         """Lease the devices of a test's world. Yields its specification and the device of each rank."""
-        from harness.devices import DeviceError, dealt
+        from harness.devices import NoDeviceError, dealt
 
         try:
             spec, inventory = self.specs.spec_of(asked)
-        except DeviceError as e:
-            pytest.skip(f"unsupported: {e}")
+        except NoDeviceError as e:
+            unsupported(NoDevice(e.kind, e.why))
         sizes = self.specs.fitting(asked.mark.sizes, spec, inventory) if asked.several else ()
         if asked.several:
             spec = dataclasses.replace(spec, size=max(sizes, default=min(asked.mark.sizes)))
         note(item, "world", str(spec))
         obeyed = dataclasses.replace(self.specs.obeyed(spec), sizes=sizes or None)
-        why = self.subject.lacks(stack_of(item.nodeid)) or self.specs.unsupported(spec, inventory)
-        why = why or self.specs.unclaimed(item, obeyed, inventory)
-        if why:
-            pytest.skip(f"unsupported: {why}")
+        cause = self.subject.lacks(stack_of(item.nodeid)) or self.specs.unsupported(spec, inventory)
+        cause = cause or self.specs.unclaimed(item, obeyed, inventory)
+        if cause is not None:
+            unsupported(cause)
         per_device = self.specs.ranks_per_device(spec)
         count = len(inventory.devices) if spec.exclusive else inventory.demand(spec.size, per_device)
         with self.slots.leased(item, inventory, count) as leased, obeying(obeyed):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from harness.profiles.model import Claims
 from harness.profiles.vocabulary import FEATURES
+from harness.results import NotClaimed
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,19 @@ class Needs:
     op: str = ""
     features: tuple[str, ...] = ()
 
-    def unclaimed(self, claims: Claims) -> str:
-        """Describe a need that is not claimed; empty if all are."""
-        of_collective = ""
-        if self.collective or self.dtype or self.op:
-            of_collective = claims.lacks(self.collective, self.dtype, self.op)
-        return claims.lacks_features(self.stack, self.features) or of_collective
+    def unclaimed(self, claims: Claims, profile: str = "") -> NotClaimed | None:
+        """Return the first need that is not claimed; None if all are.  ``profile``: the name of the claims' profile."""
+        if what := claims.lacks_features(self.stack, ()):
+            return NotClaimed(what=what, profile=profile, stack=self.stack)
+        for name in self.features:
+            if what := claims.lacks_features(self.stack, [name]):
+                return NotClaimed(what=what, profile=profile, stack=self.stack, feature=name)
+        if not (self.collective or self.dtype or self.op):
+            return None
+        what = claims.lacks(self.collective, self.dtype, self.op)
+        dtypes = (self.dtype,) if self.dtype else ()
+        needed = NotClaimed(what=what, profile=profile, collective=self.collective, dtypes=dtypes, op=self.op)
+        return needed if what else None
 
     @property
     def of_accelerators(self) -> str:

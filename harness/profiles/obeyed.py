@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from harness.profiles.model import EVERYTHING, Claims, Platform, Profile
+from harness.profiles.vocabulary import REDUCING
+from harness.results import NotClaimed
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,13 @@ class Obeyed:
         """Return the largest factor of some dtypes."""
         return max((self.factors.get(dtype, 1.0) for dtype in dtypes), default=1.0)
 
-    def why_not(self, what: str) -> str:
-        """Return why a test does not run.  ``what``: what it needs and the profile does not claim."""
-        return f"not claimed: {what} (profile {self.profile})"
+    def not_claimed(self, what: str, dtypes: Iterable[str], collective: str = "", op: str = "") -> NotClaimed:
+        """Return the cause for which a test that needs one of these dtypes does not run.
+
+        ``what``: its need in words; ``collective``, ``op``: empty for any.
+        """
+        op = op if collective in ("", *REDUCING) else ""
+        return NotClaimed(what=what, profile=self.profile, collective=collective, dtypes=tuple(dtypes), op=op)
 
 
 _NOTHING = Obeyed()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from harness.profiles import Claims
 from harness.profiles.obeyed import in_force
 from harness.programs.options import dtypes_of
+from harness.results import NoFittingSize, unsupported
 from harness.specs.program import Program
 from harness.stacks.registry import parted
 from harness.stacks.stack import Stack
@@ -19,9 +20,7 @@ def claimed_dtypes(dtypes: Sequence[str]) -> tuple[str, ...]:
     """
     kept = in_force().claims.claimed_dtypes(dtypes)
     if not kept:
-        import pytest
-
-        pytest.skip(f"unsupported: {in_force().why_not(' or '.join(dtypes))}")
+        unsupported(in_force().not_claimed(" or ".join(dtypes), dtypes))
     return tuple(kept)
 
 
@@ -32,11 +31,7 @@ def fitting_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """
     kept = tuple(size for size in sizes if in_force().fits(size))
     if not kept:
-        import pytest
-
-        here = ", ".join(map(str, in_force().sizes or ()))
-        needed = " or ".join(map(str, sizes))
-        pytest.skip(f"unsupported: a world of {needed} ranks is needed, and the test can have worlds of {here} here")
+        unsupported(NoFittingSize(tuple(sizes), in_force().sizes or ()))
     return kept
 
 

@@ -65,7 +65,7 @@ class Redactor:
         """Redact every text in plain data (as ``msgspec.to_builtins`` returns it) except hashes and versions."""
         if isinstance(value, str):
             return self(value)
-        if isinstance(value, list):
+        if isinstance(value, (list, tuple)):
             return [self.record(each) for each in value]
         if isinstance(value, dict):
             return {self.record(k): v if k in _BOUND else self.record(v) for k, v in value.items()}

@@ -9,10 +9,27 @@ tests, and a digest of the file in its last line. Files of version 1 can still b
 Since version 4, each attempt at a test is a record (:attr:`TestResult.attempt`), so a plug-in that reruns a failed test
 cannot turn it into a passed one. Readers merge the attempts (:func:`merged`). Version 4 also records the plug-ins and
 files that the run loaded.
+
+Since version 5, the cause of an unsupported test and the reasons why tests were left out are data (:mod:`~.causes`,
+:mod:`~.left_out`). Readers turn the sentences of older files into the same data (:mod:`~.old`).
 """
 
 from __future__ import annotations
 
+from harness.results.causes import (
+    CAUSES,
+    Cause,
+    HostLacks,
+    NoBackend,
+    NoDevice,
+    NoFittingSize,
+    NoStack,
+    NotClaimed,
+    SizeNotClaimed,
+    TooFewDevices,
+    TorchLacks,
+)
+from harness.results.left_out import Deselected, LeftOut, MaybeLeftOut, NotCollected, OnlySome, OptionGiven
 from harness.results.plugins import OWN_CONFTEST, foreign
 from harness.results.reading import ResultsError, Run, merged, parse, read
 from harness.results.records import (
@@ -20,7 +37,6 @@ from harness.results.records import (
     DEFAULT_SEED,
     ENDED_BADLY,
     FREE_SEED,
-    NOT_CLAIMED,
     SCHEMA,
     UNSUPPORTED,
     VERDICTS,
@@ -36,20 +52,34 @@ from harness.results.records import (
     TestResult,
     WaiverEntry,
 )
+from harness.results.skipping import cause_of, unsupported
 from harness.results.writing import Writer, header, torch_version
 
 __all__ = [
     "BAD",
+    "CAUSES",
     "DEFAULT_SEED",
     "ENDED_BADLY",
     "FREE_SEED",
-    "NOT_CLAIMED",
     "OWN_CONFTEST",
     "SCHEMA",
     "UNSUPPORTED",
     "VERDICTS",
     "VERSION",
+    "Cause",
     "Collected",
+    "Deselected",
+    "HostLacks",
+    "LeftOut",
+    "MaybeLeftOut",
+    "NoBackend",
+    "NoDevice",
+    "NoFittingSize",
+    "NoStack",
+    "NotClaimed",
+    "NotCollected",
+    "OnlySome",
+    "OptionGiven",
     "ProfileText",
     "RankEvidence",
     "Record",
@@ -59,13 +89,18 @@ __all__ = [
     "Run",
     "RunEnd",
     "RunHeader",
+    "SizeNotClaimed",
     "TestResult",
+    "TooFewDevices",
+    "TorchLacks",
     "WaiverEntry",
     "Writer",
+    "cause_of",
     "foreign",
     "header",
     "merged",
     "parse",
     "read",
     "torch_version",
+    "unsupported",
 ]

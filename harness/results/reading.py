@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from harness.requirements import stack_of
+from harness.results import old
 from harness.results.records import (
     BAD,
     ENDED_BADLY,
@@ -88,7 +89,7 @@ def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
     except Refused as e:
         raise ResultsError(f"{name}: {e}") from None
     lines = data.split(b"\n")
-    decoder = msgspec.json.Decoder(Record)
+    decode: Callable[[bytes], Record] = msgspec.json.Decoder(Record).decode
     header: RunHeader | None = None
     records: list[tuple[int, Record]] = []
     torn = False
@@ -99,7 +100,7 @@ def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
             continue
         try:
             allowance.take_json(line)
-            record = decoder.decode(line)
+            record = decode(line)
             allowance.take_tests(len(record.tests) if isinstance(record, Collected) else isinstance(record, TestResult))
         except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
             if number == len(lines) and header is not None:  # without a newline: the writer was cut off here
@@ -114,6 +115,7 @@ def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
             raise ResultsError(f"{name}: version {record.version}, and this Concord reads up to {VERSION}; update it")
         else:
             header = record
+            decode = old.decode if header.version < old.BEFORE else decode
         if isinstance(record, RunEnd) and record.digest and record.digest != digest.hexdigest():
             damaged = f"line {number}: the file is not the one that the run wrote (its digest is another)"
         digest.update(line + b"\n")

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import msgspec
 
+from harness.results.causes import Cause, NotClaimed
+from harness.results.left_out import LeftOut
 from harness.safe_io.untrusted import Count, Moment, Ranks, Seconds, Status
 from harness.safe_io.untrusted import Version as VersionNumber
 
 SCHEMA = "concord.results"
-VERSION = 4
+VERSION = 5
 
 VERDICTS = ("passed", "failed", "crashed", "hung", "flaky", "unsupported", "waived", "not-run")
 """The verdicts of a test.  ``unsupported``: the backend, the profile or the machine does not support it.  ``not-run``:
@@ -22,10 +24,8 @@ ENDED_BADLY = ("failed", "crashed", "hung")
 BAD = (*ENDED_BADLY, "flaky")
 """Bad verdicts of a test; none of them is a pass."""
 UNSUPPORTED = "unsupported: "
-"""The beginning of a skip's reason if the backend, the profile or the machine is the cause."""
-NOT_CLAIMED = "unsupported: not claimed: "
-"""The beginning of the reason if the profile does not claim it, so that nobody knows whether the backend supports it.
-"""
+"""The beginning of a skip's reason if the backend, the profile or the machine is the cause. A skip of Concord's own
+also has a cause (:mod:`harness.results.causes`); for a plain ``pytest.skip`` of somebody else, this word decides."""
 
 DEFAULT_SEED = "default"
 """The seed of a run whose properties have examples that depend on their source only, the same in every run."""
@@ -154,6 +154,9 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
     waited: Seconds = 0.0
     """The time for which it waited for devices that other tests and sessions held."""
     reason: str = ""
+    """Why it was skipped, or is expected to fail, for readers."""
+    cause: Cause | None = None
+    """Why it is unsupported; None for a plain ``pytest.skip``.  ``reason`` is this as a sentence."""
     headline: str = ""
     ranks: list[RankEvidence] = []
     size: Ranks = 0
@@ -175,7 +178,7 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
     @property
     def undeclared(self) -> bool:
         """Whether the test did not run because the profile does not claim what it tests."""
-        return self.verdict == "unsupported" and self.reason.startswith(NOT_CLAIMED)
+        return self.verdict == "unsupported" and isinstance(self.cause, NotClaimed)
 
 
 class RunEnd(msgspec.Struct, tag="end", tag_field="record"):
@@ -190,8 +193,8 @@ class RunEnd(msgspec.Struct, tag="end", tag_field="record"):
     """Facts that became known while tests ran.  A reader adds them to the header's."""
     whole: list[str] = []
     """The stacks of which every test was collected."""
-    partial: list[str] = []
-    """The reasons why other stacks are not whole, one sentence each."""
+    left_out: list[LeftOut] = []
+    """The reasons why other stacks are not whole."""
     lost: list[str] = []
     """The other files that the run could not write, each with the reason.  They make the run fail."""
     counts: dict[str, Count] = {}

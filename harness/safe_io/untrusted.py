@@ -42,6 +42,8 @@ Ranks = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Version = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Status = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 """An exit status."""
+Words = Annotated[str, msgspec.Meta(max_length=4000)]
+"""A name or a short text that a decision may use."""
 
 _JSON = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|([\[{])|([\]}])|(")|([^\s"\[\]{}:,]++)', re.DOTALL)
 """A string, an opening bracket, a closing bracket, an unterminated string, or any other value."""

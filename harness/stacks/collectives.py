@@ -18,6 +18,7 @@ from harness.oracles import collectives as model
 from harness.oracles.collectives import IN_PLACE, REDUCING, Case
 from harness.oracles.exact import difference
 from harness.profiles.obeyed import in_force
+from harness.results import unsupported
 from harness.worlds.rank import Rank
 from harness.worlds.world import World
 
@@ -105,7 +106,9 @@ def claimed(dtypes: Iterable[torch.dtype], collective: str = "", op: str = "") -
     wanted = list(dtypes)
     kept = [dtype for dtype in wanted if not in_force().claims.lacks(collective, name_of(dtype), op)]
     if wanted and not kept:
-        _unsupported(" ".join([*([collective] if collective else []), "of", ", ".join(map(name_of, wanted))]))
+        names = list(map(name_of, wanted))
+        what = " ".join([*([collective] if collective else []), "of", ", ".join(names)])
+        unsupported(in_force().not_claimed(what, names, collective, op))
     return kept
 
 
@@ -119,14 +122,9 @@ def claimed_cases(cases: Sequence[Case]) -> Sequence[Case]:
     claims = in_force().claims
     kept = [case for case in cases if claims.has(case.collective, name_of(case.dtype), case.op)]
     if cases and not kept:
-        _unsupported(str(cases[0]))
+        first = cases[0]
+        unsupported(in_force().not_claimed(str(first), [name_of(first.dtype)], first.collective, first.op))
     return kept
-
-
-def _unsupported(what: str) -> None:
-    import pytest
-
-    pytest.skip(f"unsupported: {in_force().why_not(what)}")
 
 
 def _portions(cases: Sequence[Case]) -> list[list[Case]]:

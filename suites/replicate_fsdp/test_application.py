@@ -16,7 +16,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
 from fixtures.layers import alone, layers, row, train
-from harness import Rank, World, assert_on_ranks, requirement
+from harness import Rank, World, assert_on_ranks, requirement, unsupported
+from harness.results import TorchLacks
 from harness.stacks.replicate_fsdp import MESH, replicate
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
@@ -66,7 +67,7 @@ def test_refused(world: World, case: str) -> None:
     """Pass another stack's module, containers without a forward or wrong meshes; replicate twice; copy."""
     refused, kind, word = REFUSED[case]
     if case.endswith("-dimension") and not hasattr(fsdp, "DataParallelMeshDims"):
-        pytest.skip("unsupported: this torch has no dp_mesh_dims")
+        unsupported(TorchLacks("dp_mesh_dims"))
 
     def body(rank: Rank) -> str:
         try:

@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from fixtures.layers import alone, layers, train
 from fixtures.models import TwoLayers, batch
-from harness import Rank, World, assert_on_ranks, requirement
+from harness import Rank, World, assert_on_ranks, requirement, unsupported
 from harness.oracles import baseline
+from harness.results import TorchLacks
 from harness.stacks import replicate_fsdp
 
 SOURCE = "torch.distributed.fsdp.FSDPModule"
@@ -211,5 +212,5 @@ def test_aborted(world: World, where: str) -> None:
 
     results = world.run(body)
     if "unsupported" in results:
-        pytest.skip("unsupported: this torch has no reset_iter_state")
+        unsupported(TorchLacks("reset_iter_state"))
     assert_on_ranks([alone(2)] * 2, results)

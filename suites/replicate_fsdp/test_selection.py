@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fixtures.layers import layer, layers, row
-from harness import Rank, World, assert_on_ranks, requirement
+from harness import Rank, World, assert_on_ranks, requirement, unsupported
+from harness.results import TorchLacks
 from harness.stacks import replicate_fsdp
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
@@ -265,7 +266,7 @@ def steps(model: nn.Module, parts: list[int]) -> list[list[list[float]]]:
 def test_whole_mesh(world: World, how: str) -> None:
     """A weight is replicated over both dimensions, sharded over the second, or plain; one or both are named."""
     if not hasattr(fsdp, "DataParallelMeshDims"):
-        pytest.skip("unsupported: this torch has no dp_mesh_dims")
+        unsupported(TorchLacks("dp_mesh_dims"))
     data = world.size // 2
     both = how == "both-dimensions"
 

@@ -12,7 +12,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from fixtures.layers import Hidden
-from harness import Rank, World, assert_on_ranks, requirement
+from harness import Rank, World, assert_on_ranks, requirement, unsupported
+from harness.results import TorchLacks
 from harness.stacks import replicate_fsdp
 from harness.stacks.training import launched, since
 
@@ -389,7 +390,7 @@ def test_forced_sums(world: World, dtype: str) -> None:
 def test_after_a_failure(world: World, failing: str) -> None:
     """The second of three steps raises an error after one of two layers, each its own group."""
     if not hasattr(FSDPModule, "reset_iter_state"):
-        pytest.skip("unsupported: this torch has no reset_iter_state")
+        unsupported(TorchLacks("reset_iter_state"))
 
     class Model(Layers):
         fails = False

@@ -18,6 +18,7 @@ from invented import FILE, PROFILE, STARTED, every_test, records, written
 
 from harness.bench.history.nights import dumps as night_of
 from harness.bench.records import Fingerprint, Measurement, Night, Series
+from harness.results import OptionGiven
 from reports.archive import packed
 from reports.bundle import MANIFEST, contents, manifest_of
 
@@ -270,7 +271,7 @@ def amplified(r: random.Random) -> bytes:
     made = records(of=tests)
     if what == 6:
         made[0].environment = {f"k{i}": text(r) if many < 1000 else "v" for i in range(many)}
-        made[-1].partial = [text(r)] * min(many, 50)
+        made[-1].left_out = [OptionGiven(text(r))] * min(many, 50)
     elif what == 7:
         for record in made:
             if type(record).__name__ == "ProfileText":

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from invented import PROFILE, change, evidence, records, runs, written
 
-from harness.results import TestResult
+from harness.results import OptionGiven, TestResult
 from reports.build import build
 from reports.page import page as page_of
 
@@ -246,7 +246,7 @@ def hostile(text: str) -> Callable[[list[Any]], None]:
                 record.ranks = [msgspec.structs.replace(r, output=text, stack=text, collectives=[text]) for r in ranks]
                 if record.reproducer is not None:
                     record.reproducer.text = record.reproducer.command = record.reproducer.file = text
-        made[-1].partial = [text]
+        made[-1].left_out = [OptionGiven(text)]
 
     return apply
 

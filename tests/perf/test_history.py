@@ -124,7 +124,7 @@ def test_an_older_schema_is_migrated(place: str) -> None:
 
 
 def test_older_figures_are_made_anew(place: str) -> None:
-    """Medians, as the second schema had them, become what a quarter of iterations do not exceed."""
+    """Medians, as the second schema had them, become 25th percentiles."""
     (one,) = series(1)
     given = night("a", values=())
     given.measurements.append(Measurement(series=one, samples=[[[1.0], [2.0], [3.0], [4.0], [9.0]]]))

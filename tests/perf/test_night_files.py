@@ -21,7 +21,7 @@ def measured(*rounds: list[list[float]], series: Series = SERIES) -> Measurement
 
 
 def test_the_slowest_rank_decides() -> None:
-    """An iteration has taken as long as its slowest rank; a figure is what a quarter of iterations do not exceed."""
+    """An iteration has taken as long as its slowest rank; a figure is the 25th percentile of iterations."""
     found = measured([[1.0, 2.0], [3.0, 1.0]], [[9.0, 9.0]], [[4.0, 5.0]])
     assert found.iterations() == [2, 3, 9, 5]
     assert found.rounds() == [2.25, 9, 5]

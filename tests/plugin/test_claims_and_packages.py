@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from sessions import Folder, Session
+
+from harness.oracles.collectives import Case
+from harness.results import NotClaimed
 
 pytestmark = pytest.mark.slow
 
@@ -170,6 +175,22 @@ def test_verdicts(session: Session) -> None:
 def test_why(session: Session, why: str) -> None:
     """A test that is not run says what is not claimed, and by which profile."""
     assert f"unsupported: not claimed: {why} (profile mine)" in session.out
+
+
+def test_causes(session: Session) -> None:
+    """What is not claimed is in the results as data, whether the plug-in or the test itself has found it."""
+    tests = {name.split("::")[-1]: result for name, result in session.results.tests.items()}
+    int8 = functools.partial(NotClaimed, profile="mine", collective="all_reduce", dtypes=("int8",))
+    objects = "feature objects of collectives"
+    assert {name: test.cause for name, test in tests.items() if test.cause is not None} == {
+        "test_dtype[2ranks-torch.int8]": NotClaimed(what="int8", profile="mine", dtypes=("int8",)),
+        "test_op[2ranks-MAX]": NotClaimed(what="with MAX", profile="mine", op="MAX"),
+        "test_feature[2ranks]": NotClaimed(what=objects, profile="mine", stack="collectives", feature="objects"),
+        "test_source[2ranks]": NotClaimed(what="gather", profile="mine", collective="gather"),
+        "test_said[2ranks]": int8(what="all_reduce of int8"),
+        "test_nothing_left[2ranks]": int8(what=str(Case("all_reduce", dtype=torch.int8)), op="SUM"),
+    }
+    assert [test for test in tests.values() if test.cause and test.reason != f"unsupported: {test.cause}"] == []
 
 
 def test_broken_ones(session: Session) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sessions import Folder, Session
 
-from harness.results import VERDICTS
+from harness.results import VERDICTS, Deselected, LeftOut, NoBackend, NoStack, NotCollected, TorchLacks
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,8 @@ TESTS = """
     import pytest
     import torch.distributed as dist
 
-    from harness import requirement
+    from harness import requirement, unsupported
+    from harness.results import TorchLacks
 
     @requirement("COLL-BARRIER-01", "A barrier returns on every rank.", source="torch.distributed.barrier")
     def test_passes(world):
@@ -58,6 +59,12 @@ TESTS = """
     def test_unsupported(world):
         world.run(lambda rank: None)
 
+    def test_lacks(world):
+        unsupported(TorchLacks("compass"))
+
+    def test_of_somebody_else(world):
+        pytest.skip("unsupported: no wind")
+
     @pytest.mark.skip(reason="not now")
     def test_skipped(world):
         world.run(lambda rank: None)
@@ -84,6 +91,8 @@ def session(make_folder: Callable[[dict[str, str]], Folder]) -> Session:
         ("test_crashes", "crashed", "rank 1 of 2 failed first: killed by SIGSEGV"),
         ("test_leaves", "crashed", "rank 1 of 2 failed first: exited with code 3 before it had a result"),
         ("test_unsupported", "unsupported", ""),
+        ("test_lacks", "unsupported", ""),
+        ("test_of_somebody_else", "unsupported", ""),
         ("test_skipped", "not-run", ""),
     ],
 )
@@ -102,6 +111,54 @@ def test_reason_of_a_skip(session: Session) -> None:
     assert "no_such_backend" in tests["suites/collectives/test_it.py::test_unsupported[2ranks]"].reason
 
 
+def test_cause_of_a_skip(session: Session) -> None:
+    """A skip of Concord's has its cause as data; a plain one has only the reason that its author wrote."""
+    tests = {name.split("::")[-1]: test for name, test in session.results.tests.items()}
+    assert tests["test_unsupported[2ranks]"].cause == NoBackend("no_such_backend")
+    assert tests["test_lacks[2ranks]"].cause == TorchLacks("compass")
+    assert tests["test_lacks[2ranks]"].reason == "unsupported: this torch has no compass"
+    assert (tests["test_of_somebody_else[2ranks]"].cause, tests["test_skipped[2ranks]"].cause) == (None, None)
+    assert tests["test_of_somebody_else[2ranks]"].reason == "unsupported: no wind"
+
+
+LACKING = """
+    from harness import unsupported
+    from harness.results import NoStack
+
+    def test_lacks():
+        unsupported(NoStack("mine", "dynamo", ("replicate", "collectives")))
+"""
+NOT_COLLECTED = {"suites/collectives/test_broken.py": "import no_such_module\n"}
+DESELECTING = {
+    "conftest.py": """
+    def pytest_collection_modifyitems(config, items):
+        config.hook.pytest_deselected(items=items[1:])
+        del items[1:]
+    """
+}
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "worker"])
+@pytest.mark.parametrize(
+    ("more", "left_out"),
+    [({}, []), (NOT_COLLECTED, [NotCollected()]), (DESELECTING, [Deselected()])],
+    ids=["whole", "not-collected", "deselected"],
+)
+def test_left_out(
+    make_folder: Callable[[dict[str, str]], Folder],
+    workers: tuple[str, ...],
+    more: dict[str, str],
+    left_out: list[LeftOut],
+) -> None:
+    """The last record says as data what was left out, and a cause is the same from a worker as from this process."""
+    folder = make_folder({"suites/collectives/test_it.py": LACKING, **more})
+    run = folder.run("suites", "--concord-results", "out", "--continue-on-collection-errors", *workers).results
+    assert run.end is not None
+    assert (run.end.left_out, run.end.whole) == (left_out, [] if left_out else ["collectives"])
+    cause = run.tests["suites/collectives/test_it.py::test_lacks"].cause
+    assert cause == NoStack("mine", "dynamo", ("replicate", "collectives"))
+
+
 def test_evidence_of_ranks(session: Session) -> None:
     """A bad verdict carries what each rank said: how it ended, its traceback, output and collectives."""
     ranks = session.results.tests["suites/collectives/test_it.py::test_fails[2ranks]"].ranks
@@ -115,7 +172,7 @@ def test_one_record_a_line(session: Session) -> None:
     """The file is JSON lines: the run, what was collected, a line for each test as it ended, the end."""
     (path,) = session.folder.glob("out/*/results.jsonl")
     kinds = [json.loads(line)["record"] for line in path.read_text().splitlines()]
-    assert kinds == ["run", "collected", "requirement", *["test"] * 8, "end"]
+    assert kinds == ["run", "collected", "requirement", *["test"] * 10, "end"]
 
 
 def test_run_is_described(session: Session) -> None:
@@ -131,7 +188,7 @@ def test_table_by_stack(session: Session) -> None:
     _, _, table = session.out.partition("verdicts by stack")
     lines = [line.split() for line in table.split("\n")[1:4]]
     assert lines[0] == ["stack", *VERDICTS]
-    assert lines[1] == ["collectives", "1", "1", "2", "1", ".", "1", ".", "1"]
+    assert lines[1] == ["collectives", "1", "1", "2", "1", ".", "3", ".", "1"]
     assert lines[2] == ["(other)", "1", *["."] * 7]
     pytest.LineMatcher(table.split("\n")).fnmatch_lines(
         [

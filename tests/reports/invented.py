@@ -14,6 +14,7 @@ from harness.results import (
     BAD,
     VERSION,
     Collected,
+    NotClaimed,
     ProfileText,
     RankEvidence,
     Reproducer,
@@ -21,6 +22,7 @@ from harness.results import (
     RunEnd,
     RunHeader,
     TestResult,
+    TorchLacks,
     WaiverEntry,
     merged,
 )
@@ -46,6 +48,8 @@ reason = "not there yet"
 """
 FILE = "profiles/made-up.toml"
 WAIVER = f"{FILE}:6"
+UNDECLARED = NotClaimed(what="reduce", profile="made-up", collective="reduce")
+"""Why the undeclared test did not run."""
 SUITE = "5" * 64
 SECONDS = 2.0
 CONCORD = "0.1.0"
@@ -112,7 +116,8 @@ def every_test(stacks: Sequence[str] = tuple(LEVELS.values())) -> list[TestResul
             test.ranks = evidence()
             test.reproducer = Reproducer(file="repro_a.py", command="torchrun repro_a.py", text="print('no')\n")
         if "collectives/test_a.py::test_one[3" in test.nodeid:
-            test.verdict, test.reason = "unsupported", "unsupported: not claimed: reduce (profile made-up)"
+            test.verdict, test.cause = "unsupported", UNDECLARED
+            test.reason = f"unsupported: {UNDECLARED}"
     return found
 
 
@@ -139,7 +144,8 @@ def checkout() -> Checkout:
             dtype=test.dtype,
             property_based=test.property_based,
             needs=Needs(test.stack, "reduce" if "collectives/test_a.py::test_one[3" in test.nodeid else ""),
-            skips=["unsupported: this torch has no compass"] if "dynamo/test_a.py::test_one[3" in test.nodeid else [],
+            causes=[TorchLacks("compass")] if "dynamo/test_a.py::test_one[3" in test.nodeid else [],
+            skips=["unsupported: no wind"] if "dynamo/test_a.py::test_one[3" in test.nodeid else [],
         )
         for test in every_test()
     }

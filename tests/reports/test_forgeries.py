@@ -16,6 +16,7 @@ from invented import (
     FILE,
     PROFILE,
     STARTED,
+    UNDECLARED,
     WAIVER,
     Change,
     change,
@@ -27,12 +28,26 @@ from invented import (
 
 from harness.results import (
     VERSION,
+    Cause,
+    Deselected,
+    HostLacks,
+    MaybeLeftOut,
+    NoBackend,
+    NoDevice,
+    NoStack,
+    NotClaimed,
+    NotCollected,
+    OnlySome,
+    OptionGiven,
     ProfileText,
     Reproducer,
     RequirementText,
     RunEnd,
     RunHeader,
+    SizeNotClaimed,
     TestResult,
+    TooFewDevices,
+    TorchLacks,
     WaiverEntry,
 )
 from harness.thorough.effort import LARGEST
@@ -46,6 +61,7 @@ NOW = STARTED + 86400
 ONE = "suites/dynamo/test_a.py::test_one[2ranks]"
 TWO = "suites/dynamo/test_a.py::test_two[2ranks-float32]"
 CASE = "suites/collectives/test_a.py::test_one[3ranks]"
+ON_THREE = "suites/dynamo/test_a.py::test_one[3ranks]"
 WAIVED = "suites/replicate/test_a.py::test_two[2ranks-float32]"
 
 
@@ -163,10 +179,25 @@ def only_the_drawn(**fields: Any) -> Change:
     return apply
 
 
-def unsupported(nodeid: str, reason: str) -> Change:
-    """Makes a test unsupported, as it is done: with nothing left of what it came to."""
+def unsupported(nodeid: str, cause: Cause | str) -> Change:
+    """Makes a test unsupported, as it is done: with nothing left of what it came to.
+
+    ``cause``: a text is the reason of a plain ``pytest.skip``.
+    """
     gone: dict[str, Any] = {"headline": "", "ranks": [], "waiver": "", "bare": "", "reproducer": None}
-    return change(nodeid, verdict="unsupported", reason=f"unsupported: {reason}", **gone)
+    data = None if isinstance(cause, str) else cause
+    return change(nodeid, verdict="unsupported", reason=f"unsupported: {cause}", cause=data, **gone)
+
+
+def claimed(what: str, **about: Any) -> NotClaimed:
+    """Something that the profile is said not to claim."""
+    return NotClaimed(what=what, profile="made-up", **about)
+
+
+def of_reference(made: list[Any]) -> None:
+    """The subject is the reference, and no waiver is about it."""
+    of(RunHeader, subject="reference")(made)
+    arguments("--subject", "reference")(made)
 
 
 def files(changed: dict[str, str | None]) -> Change:
@@ -217,6 +248,18 @@ def longest(made: list[Any]) -> None:
             record.finished = made[-1].finished
 
 
+def other_devices(made: list[Any]) -> None:
+    """More ranks than there are devices, by a profile of an accelerator."""
+    text('device = "cpu"', 'device = "cuda"')(made)
+    of(ProfileText, device="cuda")(made)
+    for record in made:
+        if isinstance(record, TestResult):
+            record.world = record.world.replace("cpu", "cuda")
+    unsupported("[3ranks-float32]", TooFewDevices(3, 3, "cuda", 2))(made)
+    unsupported("[3ranks]", TooFewDevices(3, 3, "cuda", 2))(made)
+    unsupported(CASE, UNDECLARED)(made)
+
+
 CONTROL = change("dynamo/test_a.py::test_one[2", seconds=1.5)
 """A change that leaves a run what a run can be."""
 
@@ -224,24 +267,24 @@ LEFT = {"headline": "", "ranks": [], "waiver": "", "bare": "", "reason": "", "re
 
 FORGERIES: dict[str, tuple[Change, str]] = {
     # what the suite says
-    "sentence": (requirement(sentence="Little."), "the sentence of requirement DYNAMO-ONE-01 is 'Little.', and in the"),
+    "sentence": (requirement(sentence="Little."), "the sentence of requirement DYNAMO-ONE-01 is 'Little.', but in the"),
     "mandatory": (
         requirement(mandatory=False),
-        "the mandatory of requirement DYNAMO-ONE-01 is False, and in the suite",
+        "the mandatory of requirement DYNAMO-ONE-01 is False, but in the suite",
     ),
-    "level": (requirement(level="P"), "the level of requirement DYNAMO-ONE-01 is 'P', and in the suite 'L5'"),
+    "level": (requirement(level="P"), "the level of requirement DYNAMO-ONE-01 is 'P', but in the suite 'L5'"),
     "source": (
         requirement(source="me"),
-        "the source of requirement DYNAMO-ONE-01 is 'me', and in the suite 'torch.nn'",
+        "the source of requirement DYNAMO-ONE-01 is 'me', but in the suite 'torch.nn'",
     ),
     "moved": (
         change(ONE, requirements=["DYNAMO-TWO-01"]),
-        f"{ONE}: says that it proves DYNAMO-TWO-01, and in the suite it proves DYNAMO-ONE-01",
+        f"{ONE}: says that it proves DYNAMO-TWO-01, but in the suite it proves DYNAMO-ONE-01",
     ),
-    "proves-nothing": (change(ONE, requirements=[]), f"{ONE}: says that it proves nothing, and in the suite it proves"),
+    "proves-nothing": (change(ONE, requirements=[]), f"{ONE}: says that it proves nothing, but in the suite it proves"),
     "proves-more": (
         change(ONE, requirements=["DYNAMO-ONE-01", "PERF-ONE-01"]),
-        f"{ONE}: says that it proves DYNAMO-ONE-01, PERF-ONE-01, and in the suite",
+        f"{ONE}: says that it proves DYNAMO-ONE-01, PERF-ONE-01, but in the suite",
     ),
     "unknown-requirement": (
         both(
@@ -252,54 +295,63 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     ),
     "idle-requirement": (
         added(RequirementText(id="DYNAMO-THREE-01", sentence="All is well.", source="x", level="L5")),
-        "no test of it proves the requirements DYNAMO-THREE-01",
+        "no test of the run proves the requirements DYNAMO-THREE-01",
     ),
-    "not-property-based": (change(TWO, property_based=False), f"{TWO}: says otherwise, and in the suite it draws from"),
-    "property-based": (change(ONE, property_based=True), f"{ONE}: says otherwise, and in the suite it does not draw"),
-    "invented-test": (invented_test, "no tests of the suite: suites/dynamo/test_a.py::test_three[2ranks]"),
+    "not-property-based": (
+        change(TWO, property_based=False),
+        f"{TWO}: its property_based is wrong: in the suite it draws from",
+    ),
+    "property-based": (
+        change(ONE, property_based=True),
+        f"{ONE}: its property_based is wrong: in the suite it does not draw",
+    ),
+    "invented-test": (invented_test, "tests that the suite does not have: suites/dynamo/test_a.py::test_three[2ranks]"),
     "another-version-of-results": (
         of(RunHeader, version=VERSION - 1),
-        f"its results are of version {VERSION - 1}, and its suite writes version {VERSION}",
+        f"its results have version {VERSION - 1}, but its suite writes version {VERSION}",
     ),
-    "another-concord": (of(RunHeader, concord="9.9.9"), "it says Concord 9.9.9, and its suite is that of 0.1.0"),
-    "no-concord": (of(RunHeader, concord=""), "it says Concord of no version, and its suite is that of 0.1.0"),
+    "another-concord": (of(RunHeader, concord="9.9.9"), "its Concord is 9.9.9, but its suite belongs to Concord 0.1.0"),
+    "no-concord": (of(RunHeader, concord=""), "its Concord is unknown, but its suite belongs to Concord 0.1.0"),
     "unread-suite-file": (
         files({"suites/dynamo/test_a.py": None}),
-        "tests were run of files that the run never loaded: suites/",
+        "tests ran whose files the run never loaded: suites/",
     ),
-    "edited-harness": (files({"harness/results.py": "b" * 64}), "harness/results.py: the run loaded another one than"),
+    "edited-harness": (
+        files({"harness/results.py": "b" * 64}),
+        "harness/results.py: the run loaded a version that differs from",
+    ),
     "unknown-file": (
         files({"harness/patch.py": "b" * 64}),
-        "harness/patch.py: the run loaded it, and the suite has no such",
+        "harness/patch.py: the run loaded it, but the suite has no such",
     ),
     # worlds
-    "size": (change(ONE, size=3), f"{ONE}: its size is 3, and its name says 2 ranks"),
-    "no-size": (change(ONE, size=0), f"{ONE}: its size is 0, and its name says 2 ranks"),
-    "size-of-world": (change(ONE, world="4 ranks (gloo on cpu)"), f"{ONE}: its size is 2, and its world has 4 ranks"),
-    "no-world": (change(ONE, world=""), f"{ONE}: passed on 2 ranks, and in no world"),
-    "garbled-world": (change(ONE, world="many ranks"), f"{ONE}: 'many ranks' is no world"),
+    "size": (change(ONE, size=3), f"{ONE}: its size is 3, but its name says 2 ranks"),
+    "no-size": (change(ONE, size=0), f"{ONE}: its size is 0, but its name says 2 ranks"),
+    "size-of-world": (change(ONE, world="4 ranks (gloo on cpu)"), f"{ONE}: its size is 2, but its world has 4 ranks"),
+    "no-world": (change(ONE, world=""), f"{ONE}: passed on 2 ranks, but has no world"),
+    "garbled-world": (change(ONE, world="many ranks"), f"{ONE}: 'many ranks' is not a world"),
     "other-backend": (
         change(ONE, world="2 ranks (nccl on cuda)"),
-        f"run on nccl on cuda, and the profile is about gloo on cpu: {ONE}",
+        f"tests ran on nccl on cuda, but the profile is about gloo on cpu: {ONE}",
     ),
-    "dtype": (change(TWO, dtype="float64"), f"{TWO}: its dtype is float64, and its name does not say so"),
-    "no-dtype": (change(TWO, dtype=""), f"{TWO}: says that its dtype is none, and in the suite it is float32"),
+    "dtype": (change(TWO, dtype="float64"), f"{TWO}: its dtype is float64, but its name does not say so"),
+    "no-dtype": (change(TWO, dtype=""), f"{TWO}: says that its dtype is none, but in the suite it is float32"),
     # records
-    "text-left": (change(ONE, text="E   1 is not 2"), f"{ONE}: says passed, and carries the evidence of a failure"),
+    "text-left": (change(ONE, text="E   1 is not 2"), f"{ONE}: is passed but has the evidence of a failure"),
     "reproducer-left": (
         change(ONE, reproducer=Reproducer(file="repro.py", command="torchrun repro.py")),
-        f"{ONE}: says passed, and carries the evidence of a failure",
+        f"{ONE}: is passed but has the evidence of a failure",
     ),
-    "bare-left": (change(ONE, bare="failed"), f"{ONE}: says passed, and carries the evidence of a failure"),
-    "reason-left": (change(ONE, reason="known to be wrong"), f"{ONE}: says passed, and gives a reason for something"),
-    "ranks-left": (change(ONE, ranks=evidence()), f"{ONE}: says passed, and carries the evidence of a failure"),
+    "bare-left": (change(ONE, bare="failed"), f"{ONE}: is passed but has the evidence of a failure"),
+    "reason-left": (change(ONE, reason="known to be wrong"), f"{ONE}: is passed but has a reason"),
+    "ranks-left": (change(ONE, ranks=evidence()), f"{ONE}: is passed but has the evidence of a failure"),
     "not-run-as-unsupported": (
         change(ONE, verdict="not-run", reason="unsupported: no"),
-        f"{ONE}: says not-run, and that it is unsupported",
+        f"{ONE}: is not-run but has the reason of an unsupported test",
     ),
     "failed-and-waived": (
         change(ONE, verdict="failed", headline="no", waiver=WAIVER, bare="failed"),
-        f"{ONE}: says failed, and by which waiver it is waived",
+        f"{ONE}: is failed but has a waiver or an original verdict",
     ),
     # the profile
     "waiver-verdicts": (
@@ -377,65 +429,77 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     ),
     "worlds-of-another-profile": (
         both(text('device = "cpu"', 'device = "cuda"'), of(ProfileText, device="cuda")),
-        "run on gloo on cpu, and the profile is about gloo on cuda: suites/collectives",
+        "tests ran on gloo on cpu, but the profile is about gloo on cuda: suites/collectives",
     ),
     # arguments
     "-k": (arguments("-k", "not test_one"), "its last line says that it ran all of collectives, replicate"),
     "-k-unsaid": (
         arguments("-kfast"),
-        "-k is among its arguments, and its last line does not say that tests were left",
+        "-k is among its arguments, but its last line does not say that tests were left",
     ),
     "-m": (arguments("-m", "not slow"), "-m is among its arguments"),
     "--deselect": (arguments("--deselect", ONE), "--deselect is among its arguments"),
     "--ignore": (arguments("--ignore=suites/dynamo"), "--ignore is among its arguments"),
     "--lf": (arguments("--last-failed"), "--lf is among its arguments"),
     "-k-in-a-variable": (environment(PYTEST_ADDOPTS="-k 'not test_one'"), "-k is among its arguments"),
-    "--fault": (arguments("--fault", "no_sync"), "its faults are none, and --fault in its arguments says no_sync"),
+    "--fault": (arguments("--fault", "no_sync"), "its faults are none, but --fault in its arguments says no_sync"),
     "--fault-in-a-variable": (environment(PYTEST_ADDOPTS="--fault=no_sync"), "--fault in its arguments says no_sync"),
     "other-fault": (
         both(arguments("--fault", "no_sync"), of(RunHeader, faults=["slow"])),
-        "its faults are slow, and --fault in its arguments says no_sync",
+        "its faults are slow, but --fault in its arguments says no_sync",
     ),
-    "--subject": (arguments("--subject", "reference"), "its subject is torch, and its arguments say reference"),
-    "subject": (of(RunHeader, subject="reference"), "its subject is reference, and its arguments say torch"),
+    "--subject": (arguments("--subject", "reference"), "its subject is torch, but its arguments say reference"),
+    "subject": (of(RunHeader, subject="reference"), "its subject is reference, but its arguments say torch"),
     "--profile": (
         arguments("--profile", "cpu-gloo"),
-        "it went by the profile 'made-up', and its arguments say --profile cpu-gloo",
+        "it went by the profile 'made-up', but its arguments say --profile cpu-gloo",
     ),
     "--profile-none": (
         arguments("--profile=none"),
-        "it went by the profile 'made-up', and its arguments say --profile",
+        "it went by the profile 'made-up', but its arguments say --profile",
     ),
     "paths": (
         as_if_collectives_alone,
-        "replicate, replicate_fsdp, tp_extension, dynamo, perf, and its arguments ask for suites/collectives",
+        "replicate, replicate_fsdp, tp_extension, dynamo, perf, but its arguments ask for suites/collectives",
     ),
     "left-out-and-whole": (
-        of(RunEnd, partial=["tests were deselected, or a file could not be collected"]),
+        of(RunEnd, left_out=[Deselected()]),
         "and that tests were left out: tests were deselected",
+    ),
+    "not-collected-and-whole": (
+        of(RunEnd, left_out=[NotCollected()]),
+        "and that tests were left out: a file could not be collected",
+    ),
+    "some-and-whole": (
+        of(RunEnd, left_out=[OnlySome(("moon", "dynamo"))]),
+        "its last line says that it ran all of dynamo, and that it ran only some of its tests",
+    ),
+    "-k-said-of-another": (
+        both(arguments("-kfast"), of(RunEnd, whole=[], left_out=[OptionGiven("-m"), Deselected()])),
+        "-k is among its arguments, but its last line does not say that tests were left",
     ),
     # the seed
     "given-and-drawn": (
         only_the_drawn(arguments=["suites", "-n", "2", "--concord-seed", "123"]),
-        "its seed 123 was drawn at random, and its arguments say --concord-seed 123",
+        "its seed 123 was drawn at random, but its arguments say --concord-seed 123",
     ),
     "given-to-hypothesis": (
         only_the_drawn(arguments=["suites", "-n", "2", "--hypothesis-seed=123"]),
-        "its seed 123 was drawn at random, and its arguments say --hypothesis-seed 123",
+        "its seed 123 was drawn at random, but its arguments say --hypothesis-seed 123",
     ),
     "given-in-a-variable": (
         both(only_the_drawn(arguments=["suites", "-n", "2"]), environment(PYTEST_ADDOPTS="--concord-seed=123")),
-        "its seed 123 was drawn at random, and its arguments say --concord-seed 123",
+        "its seed 123 was drawn at random, but its arguments say --concord-seed 123",
     ),
     "nothing-drawn": (
         only_the_drawn(arguments=["suites", "-n", "2"]),
-        "its seed 123 was drawn at random, and its arguments do not ask for that",
+        "its seed 123 was drawn at random, but its arguments do not ask for that",
     ),
-    "drawn-and-not-said": (only_the_drawn(seed_drawn=False), "its seed 123 was not drawn, and its arguments say"),
+    "drawn-and-not-said": (only_the_drawn(seed_drawn=False), "its seed 123 was not drawn, but its arguments say"),
     "no-number": (only_the_drawn(seed="lucky"), "its seed 'lucky' can't have been drawn"),
     "too-large": (only_the_drawn(seed=str(2**40)), f"its seed '{2**40}' can't have been drawn"),
-    "not-the-default": (arguments("--concord-seed", "7"), "its seed is default, and its arguments say 7"),
-    "thorough": (environment(CONCORD_EXAMPLES="thorough"), "its seed is default, and its arguments say free"),
+    "not-the-default": (arguments("--concord-seed", "7"), "its seed is default, but its arguments say 7"),
+    "thorough": (environment(CONCORD_EXAMPLES="thorough"), "its seed is default, but its arguments say free"),
     # effort
     "effort": (of(RunHeader, effort=1e9), "its effort is 1e+09, and CONCORD_EXAMPLES is not set, which is 1"),
     "no-effort": (
@@ -453,82 +517,154 @@ FORGERIES: dict[str, tuple[Change, str]] = {
             of(RunEnd, finished=100.0),
             of(TestResult, finished=50.0),
         ),
-        f"it was begun on the first day of 1970, and there is no version {VERSION} of results before",
+        f"it began on the first day of 1970, but version {VERSION} of results is not older than",
     ),
-    "before-concord": (of(RunHeader, started=1.7e9), "it was begun on 2023-11-14"),
-    "never-finished": (change(ONE, finished=0.0), f"run at a time at which the run was not: {ONE}"),
-    "backwards": (backwards, "ended before the one whose result is written before it"),
-    "longer-than-the-run": (longest, "its tests took 21600 s together, and its processes had 2000 s"),
+    "before-concord": (of(RunHeader, started=1.7e9), "it began on 2023-11-14"),
+    "never-finished": (change(ONE, finished=0.0), f"tests ran outside the time of the run: {ONE}"),
+    "backwards": (backwards, "tests whose results are not in the order in which they ended"),
+    "longer-than-the-run": (longest, "its tests took 21600 s in total, but its processes had 2000 s"),
     # unsupported
     "undeclared-that-passed": (
-        change(CASE, verdict="passed", reason=""),
-        f"{CASE}: was run, and the profile does not claim reduce",
+        change(CASE, verdict="passed", reason="", cause=None),
+        f"{CASE}: ran, but the profile does not claim reduce",
+    ),
+    "passed-for-a-cause": (
+        change(ONE, cause=TorchLacks("compass")),
+        f"{ONE}: is passed but has the cause of an unsupported test: this torch has no compass",
+    ),
+    "not-run-for-a-cause": (
+        change(ONE, verdict="not-run", reason="not now", cause=TorchLacks("compass")),
+        f"{ONE}: is not-run but has the cause of an unsupported test: this torch has no compass",
+    ),
+    "another-reason-than-the-cause": (
+        change(CASE, reason="unsupported: torch has no backend 'gloo' here"),
+        f"{CASE}: its reason is \"torch has no backend 'gloo' here\", but by its cause it is 'not claimed: reduce (p",
+    ),
+    "another-cause-than-the-reason": (
+        change(CASE, cause=TorchLacks("compass")),
+        f"{CASE}: its reason is 'not claimed: reduce (profile made-up)', but by its cause it is 'this torch has no c",
+    ),
+    "a-reason-beside-the-cause": (
+        change(CASE, reason=f"not unsupported: {UNDECLARED}"),
+        f"{CASE}: its reason is 'not unsupported: not claimed: reduce (profile made-up)', but by its cause it is 'not",
+    ),
+    "no-cause": (
+        change(CASE, cause=None),
+        f"{CASE}: unsupported for a reason that neither its source nor Concord gives: unsupported: not claimed: reduce",
+    ),
+    "undeclared-as-unsupported": (
+        unsupported(CASE, TorchLacks("reduce")),
+        f"{CASE}: unsupported for a reason that neither its source nor Concord gives: this torch has no reduce",
     ),
     "unsupported-and-claimed": (
-        unsupported(ONE, "not claimed: feature ddp of dynamo (profile made-up)"),
-        f"{ONE}: says that feature ddp of dynamo is not claimed, and the profile made-up claims what it needs",
+        unsupported(ONE, claimed("feature ddp of dynamo", stack="dynamo", feature="ddp")),
+        f"{ONE}: says that feature ddp of dynamo is not claimed, but the profile made-up claims what the test needs",
     ),
     "unsupported-dtype": (
-        unsupported(ONE, "not claimed: all_reduce of float32 (profile made-up)"),
-        f"{ONE}: says that all_reduce of float32 is not claimed, and the profile made-up claims what it needs",
+        unsupported(ONE, claimed("all_reduce of float32", collective="all_reduce", dtypes=("float32",))),
+        f"{ONE}: says that all_reduce of float32 is not claimed, but the profile made-up claims what the test needs",
+    ),
+    "unsupported-op": (
+        unsupported(ONE, claimed("all_reduce of int8", collective="all_reduce", dtypes=("int8",), op="MAX")),
+        f"{ONE}: says that all_reduce of int8 is not claimed, but the profile made-up claims what the test needs",
+    ),
+    "unsupported-dtype-of-another-name": (
+        unsupported(ONE, claimed("all_reduce of int8", collective="reduce", dtypes=("float32",))),
+        f"{ONE}: says that all_reduce of int8 is not claimed, but its cause is about float32",
     ),
     "unsupported-by-another-profile": (
-        unsupported(CASE, "not claimed: reduce (profile other)"),
-        f"{CASE}: not claimed by the profile other, and the run went by made-up",
+        unsupported(CASE, msgspec.structs.replace(UNDECLARED, profile="other")),
+        f"{CASE}: says that the profile other does not claim it, but the run's profile is made-up",
     ),
     "unsupported-for-something-else": (
-        unsupported(CASE, "not claimed: gather (profile made-up)"),
-        f"{CASE}: not claimed is reduce, and it says gather",
+        unsupported(CASE, claimed("gather", collective="gather")),
+        f"{CASE}: says that gather is not claimed, but what it needs and is not claimed is reduce",
+    ),
+    "unsupported-in-other-words": (
+        unsupported(CASE, claimed("gather", collective="reduce")),
+        f"{CASE}: says that gather is not claimed, but what it needs and is not claimed is reduce",
     ),
     "unsupported-size": (
-        unsupported(ONE, "profile made-up claims worlds of 1 ranks, not of 2"),
-        f"{ONE}: the profile made-up claims worlds of any number of ranks",
+        unsupported(ONE, SizeNotClaimed("made-up", (1,), 2)),
+        "claims worlds of 1 ranks, not of 2, but the profile made-up claims worlds of any number of ranks",
     ),
     "size-not-claimed": (
         both(
             text('device = "cpu"', 'device = "cpu"\nworld_sizes = [2]'),
             of(ProfileText, claims={"world sizes": "2", "ranks on a device": "1"}),
         ),
-        "was run on 3 ranks, and the profile does not claim worlds of that",
+        "ran on 3 ranks, but the profile does not claim worlds of that size",
     ),
     "unsupported-devices-of-the-host": (
-        unsupported(ONE, "a world of 2 ranks needs 2 cpu devices, and there are 1"),
-        f"{ONE}: says that it needs devices, and the host has room for worlds of any size",
+        unsupported(ONE, TooFewDevices(2, 2, "cpu", 1)),
+        f"{ONE}: says that it needs more CPU devices, but the host has room for worlds of any size",
     ),
     "unsupported-devices": (
-        unsupported(ONE, "a world of 2 ranks needs 2 cuda devices, and there are 1"),
-        f"{ONE}: says that it needs cuda devices, and nobody asked for such",
+        unsupported(ONE, TooFewDevices(2, 2, "cuda", 1)),
+        f"{ONE}: says that it needs cuda devices, but the test runs on cpu",
+    ),
+    "unsupported-devices-that-are-enough": (
+        both(other_devices, unsupported(ON_THREE, TooFewDevices(3, 2, "cuda", 2))),
+        f"{ON_THREE}: says that there are too few devices for 3 ranks, but its numbers do not fit: a world of 3 ranks",
+    ),
+    "unsupported-devices-counted-twice": (
+        both(other_devices, unsupported(ON_THREE, TooFewDevices(3, 3, "cuda", 1))),
+        "tests of the run contradict each other about the number of cuda devices",
+    ),
+    "unsupported-devices-that-others-had": (
+        both(other_devices, change("replicate/test_a.py::test_one[3", verdict="passed", reason="", cause=None)),
+        f"{ON_THREE}: says that there are too few devices for 3 ranks, but another test had 3 ranks",
     ),
     "unsupported-no-device": (
-        unsupported(ONE, "no cpu device: torch sees none"),
-        f"{ONE}: there is no cpu device, and other tests of the run had one",
+        unsupported(ONE, NoDevice("cpu", "torch sees none")),
+        f"{ONE}: says that there is no cpu device, but other tests of the run used one",
+    ),
+    "unsupported-no-other-device": (
+        unsupported(ONE, NoDevice("cuda", "torch sees none")),
+        f"{ONE}: says that there is no cuda device, but the test runs on cpu",
     ),
     "unsupported-backend": (
-        unsupported(ONE, "torch has no backend 'gloo' here"),
-        f"{ONE}: torch has no backend gloo, and other tests of the run had worlds of it",
+        unsupported(ONE, NoBackend("gloo")),
+        f"{ONE}: says that torch has no backend gloo, but other tests of the run used it",
     ),
     "unsupported-other-backend": (
-        unsupported(ONE, "torch has no backend 'mpi' here"),
-        f"{ONE}: torch has no backend mpi, and it asks for gloo",
+        unsupported(ONE, NoBackend("mpi")),
+        f"{ONE}: says that torch has no backend mpi, but the test runs on gloo",
     ),
     "unsupported-subject": (
-        unsupported(ONE, "subject torch has no dynamo; it implements nothing"),
-        f"{ONE}: the subject torch lacks it, and the run is of torch",
+        unsupported(ONE, NoStack("torch", "dynamo", ())),
+        f"{ONE}: says that the subject torch has no dynamo, but torch has every stack",
+    ),
+    "unsupported-other-subject": (
+        unsupported(ONE, NoStack("reference", "dynamo", ())),
+        f"{ONE}: says that the subject reference has no dynamo, but the subject of the run is torch",
+    ),
+    "unsupported-other-stack": (
+        both(of_reference, unsupported(ONE, NoStack("reference", "perf", ()))),
+        f"{ONE}: says that the subject reference has no perf, but it is a test of dynamo",
+    ),
+    "unsupported-stack-that-others-had": (
+        both(of_reference, unsupported(ONE, NoStack("reference", "dynamo", ("replicate",)))),
+        f"{ONE}: says that the subject reference has no dynamo, but the subject implements it or other tests of dynamo",
     ),
     "unsupported-on-the-host": (
-        unsupported(ONE, "streams of the device: the host has none"),
-        f"{ONE}: says that it needs an accelerator for streams of the device, and it does not",
+        unsupported(ONE, HostLacks("streams of the device")),
+        f"{ONE}: says that the host has no streams of the device, but the test needs no such feature",
     ),
     "unsupported-for-no-reason": (
         unsupported(ONE, "it is Monday"),
-        f"{ONE}: unsupported for a reason that it never gives: it is Monday",
+        f"{ONE}: unsupported for a reason that neither its source nor Concord gives: unsupported: it is Monday",
     ),
     "unsupported-as-another-test-may-be": (
-        unsupported(ONE, "this torch has no compass"),
-        f"{ONE}: unsupported for a reason that it never gives: this torch has no compass",
+        unsupported(ONE, TorchLacks("compass")),
+        f"{ONE}: unsupported for a reason that neither its source nor Concord gives: this torch has no compass",
+    ),
+    "unsupported-in-the-words-of-a-cause": (
+        unsupported("dynamo/test_a.py::test_one[3", "this torch has no compass"),
+        "unsupported for a reason that neither its source nor Concord gives: unsupported: this torch has no compass",
     ),
     "no-torch": (of(RunHeader, environment={"python": "3.11.7"}), "its environment has no torch"),
-    "whole-of-nothing": (of(RunEnd, whole=["collectives", "moon"]), "it ran all of moon, and it has no test of that"),
+    "whole-of-nothing": (of(RunEnd, whole=["collectives", "moon"]), "it ran all of moon, but it has no test of that"),
 }
 
 
@@ -596,12 +732,17 @@ FAILED = change(ONE, verdict="failed", headline="no")
 @pytest.mark.parametrize(
     ("changes", "status", "says"),
     [
-        ([FAILED], 0, "tests ended badly, and pytest's exit status says that none did"),
-        ([], 1, "its exit status says that tests ended badly, and none did"),
-        ([], 5, "its exit status says that there was no test, and there are tests"),
-        ([], 77, "its exit status is 77, and pytest has none such"),
-        ([], -11, "its exit status is -11, and pytest has none such"),
-        ([change(WAIVED, verdict="passed", **LEFT)], 0, "its exit status is 0, and a waiver that is stale fails a run"),
+        ([FAILED], 0, "tests ended badly, but by its exit status none did"),
+        ([], 1, "its exit status says that tests ended badly, but none did"),
+        ([], 5, "its exit status says that there was no test, but there are tests"),
+        (
+            [of(RunEnd, whole=[], left_out=[Deselected()])],
+            1,
+            "its exit status says that tests ended badly, but none did",
+        ),
+        ([], 77, "its exit status is 77, which pytest does not have"),
+        ([], -11, "its exit status is -11, which pytest does not have"),
+        ([change(WAIVED, verdict="passed", **LEFT)], 0, "its exit status is 0, but a stale waiver makes a run fail"),
     ],
 )
 def test_exit_status(path: Path, changes: list[Change], status: int, says: str) -> None:
@@ -638,20 +779,20 @@ def test_not_to_its_end(path: Path, status: int) -> None:
         (of(RunEnd, plugins={"pytest": "pytest-is-fun 1.0"}), "the plug-ins: pytest (pytest-is-fun 1.0)"),
         (both(of(RunHeader, plugins={}), of(RunEnd, plugins={})), "it does not say which plug-ins were loaded"),
         (of(RunEnd, files={}), "it does not say which files of the suite were loaded"),
-        (arguments("-p", "evil"), "made with arguments that may change what it came to: -p evil"),
-        (arguments("-pevil"), "made with arguments that may change what it came to: -p evil"),
-        (arguments("-p", "no:concord-waivers"), "that may change what it came to: -p no:concord-waivers"),
-        (arguments("-c", "mine.ini"), "that may change what it came to: -c"),
-        (arguments("-o", "addopts=-k x"), "that may change what it came to: -o addopts=-k x"),
-        (arguments("--runxfail"), "that may change what it came to: --runxfail"),
-        (arguments("@more"), "that may change what it came to: the file of arguments @more"),
-        (arguments("--reruns", "2"), "that may change what it came to: --reruns"),
-        (arguments("-k"), "its arguments are none that can be read: argument -k: expected one argument"),
-        (environment(PYTEST_ADDOPTS="-p evil"), "that may change what it came to: -p evil"),
-        (environment(PYTEST_ADDOPTS="'"), "its arguments are none that can be read: No closing quotation"),
-        (environment(PYTEST_ADDOPTS="set, not shown"), "change what it came to: PYTEST_ADDOPTS (set, not shown)"),
+        (arguments("-p", "evil"), "made with arguments that may change its verdicts: -p evil"),
+        (arguments("-pevil"), "made with arguments that may change its verdicts: -p evil"),
+        (arguments("-p", "no:concord-waivers"), "that may change its verdicts: -p no:concord-waivers"),
+        (arguments("-c", "mine.ini"), "that may change its verdicts: -c"),
+        (arguments("-o", "addopts=-k x"), "that may change its verdicts: -o addopts=-k x"),
+        (arguments("--runxfail"), "that may change its verdicts: --runxfail"),
+        (arguments("@more"), "that may change its verdicts: the file of arguments @more"),
+        (arguments("--reruns", "2"), "that may change its verdicts: --reruns"),
+        (arguments("-k"), "its arguments cannot be parsed: argument -k: expected one argument"),
+        (environment(PYTEST_ADDOPTS="-p evil"), "that may change its verdicts: -p evil"),
+        (environment(PYTEST_ADDOPTS="'"), "its arguments cannot be parsed: No closing quotation"),
+        (environment(PYTEST_ADDOPTS="set, not shown"), "change its verdicts: PYTEST_ADDOPTS (set, not shown)"),
         (environment(PYTHONOPTIMIZE="1"), "made by a Python that leaves out assertions (PYTHONOPTIMIZE)"),
-        (environment(PYTEST_PLUGINS="evil"), "variables that may change what it came to: PYTEST_PLUGINS"),
+        (environment(PYTEST_PLUGINS="evil"), "variables that may change its verdicts: PYTEST_PLUGINS"),
     ],
 )
 def test_unchecked(path: Path, change: Change, says: str) -> None:
@@ -667,7 +808,7 @@ def test_unchecked(path: Path, change: Change, says: str) -> None:
     [
         (environment(PYTHONPATH="/somewhere"), "PYTHONPATH was set, so that code may have come from elsewhere"),
         (
-            unsupported("dynamo/test_a.py::test_one[3", "this torch has no compass"),
+            unsupported("dynamo/test_a.py::test_one[3", TorchLacks("compass")),
             "torch 2.13.0 lacks what these tests are about: suites/dynamo/test_a.py::test_one[3ranks]",
         ),
     ],
@@ -697,25 +838,19 @@ def stopped(made: list[Any]) -> None:
 def narrowed(made: list[Any]) -> None:
     """``-k`` was given, and the run says so."""
     made[0].arguments = [*made[0].arguments, "-k", "test_one or test_two"]
-    made[-1].whole, made[-1].partial = [], ["-k was given"]
+    made[-1].whole, made[-1].left_out = [], [OptionGiven("-k")]
+
+
+def some_of_dynamo(made: list[Any]) -> None:
+    """A file of a stack was requested, and the run says so."""
+    made[-1].whole.remove("dynamo")
+    made[-1].left_out = [OnlySome(("dynamo",))]
 
 
 def died_in_setup(made: list[Any]) -> None:
     """The process of a test died before it could tell what the test is."""
     facts: dict[str, Any] = {"requirements": [], "size": 0, "dtype": "", "property_based": False, "world": ""}
     change(ONE, verdict="crashed", headline="worker 'gw1' crashed", **facts)(made)
-
-
-def other_devices(made: list[Any]) -> None:
-    """More ranks than there are devices, by a profile of an accelerator."""
-    text('device = "cpu"', 'device = "cuda"')(made)
-    of(ProfileText, device="cuda")(made)
-    for record in made:
-        if isinstance(record, TestResult):
-            record.world = record.world.replace("cpu", "cuda")
-    unsupported("[3ranks-float32]", "a world of 3 ranks needs 3 cuda devices, and there are 2")(made)
-    unsupported("[3ranks]", "a world of 3 ranks needs 3 cuda devices, and there are 2")(made)
-    unsupported(CASE, "not claimed: reduce (profile made-up)")(made)
 
 
 HONEST: dict[str, tuple[Change, dict[str, Any]]] = {
@@ -734,6 +869,10 @@ HONEST: dict[str, tuple[Change, dict[str, Any]]] = {
         {},
     ),
     "too-few-devices": (other_devices, {}),
+    "skipped-by-itself": (unsupported("dynamo/test_a.py::test_one[3", "no wind"), {}),
+    "not-collected": (of(RunEnd, whole=[], left_out=[NotCollected()]), {"status": 1}),
+    "worker-died": (of(RunEnd, whole=[], left_out=[MaybeLeftOut()]), {"status": 1}),
+    "some": (some_of_dynamo, {}),
 }
 
 
@@ -753,7 +892,7 @@ def test_conformance_is_the_checkout_s(path: Path) -> None:
     """A requirement that the run calls optional fails its level all the same, in the report that is made anew."""
     failed = change("dynamo/test_a.py::test_one", verdict="failed", headline="no")
     found = checked(path, failed, requirement(mandatory=False, level="P"))
-    says = "report.json: says that L5 is conformant; judged here it is not: DYNAMO-ONE-01: 2 failed of 2 tests"
+    says = "report.json: says that L5 is conformant, but checked locally it is not: DYNAMO-ONE-01: 2 failed of 2 tests"
     assert any(problem.startswith(says) for problem in found.problems), found.problems
 
 
@@ -766,7 +905,7 @@ def test_worlds_that_were_asked_for(path: Path) -> None:
             if isinstance(record, TestResult):
                 record.world = record.world.replace("gloo", "mpi")
 
-    found = checked(path, on_another, change(CASE, verdict="passed", reason=""))
+    found = checked(path, on_another, change(CASE, verdict="passed", reason="", cause=None))
     assert (found.problems, found.unchecked) == ((), ())
     assert found.report is not None
     assert found.report.problems[0] == "Run 1 had worlds of mpi on cpu, and its profile is about gloo on cpu."

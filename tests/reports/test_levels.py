@@ -9,7 +9,7 @@ import pytest
 from invented import change, every_test, records, runs, tried, written
 
 from harness.requirements import LEVELS
-from harness.results import VERSION, RunEnd, TestResult
+from harness.results import VERSION, NotClaimed, OptionGiven, RunEnd, TestResult
 from reports.build import build
 from reports.model import ORDER, ReportError, decode, encode, json_schema, worst
 
@@ -77,7 +77,7 @@ def properties(*, leave_out: str = "(none)", first_version: int = VERSION) -> li
     first[0].version = first_version
     some = [test for test in every_test() if test.property_based and leave_out not in test.nodeid]
     second = records("123", drawn=True, of=some, later=1000)
-    second[-1].whole, second[-1].partial = [], ["-m was given"]
+    second[-1].whole, second[-1].left_out = [], [OptionGiven("-m")]
     return [("a", written(first)), ("b", written(second))]
 
 
@@ -113,12 +113,17 @@ def edited() -> list[tuple[str, bytes]]:
             "COLLECTIVES-ONE-01: 2 not run of 2 tests; first suites/",
         ),
         (
-            lambda: runs(change("collectives", verdict="unsupported", reason="unsupported: none")),
+            lambda: runs(change("collectives", verdict="unsupported", reason="unsupported: none", cause=None)),
             "No requirement of L1 was passed.",
         ),
         (
             lambda: runs(
-                change("collectives/test_a.py::test_one", verdict="unsupported", reason="unsupported: not claimed: x")
+                change(
+                    "collectives/test_a.py::test_one",
+                    verdict="unsupported",
+                    reason="unsupported: not claimed: x",
+                    cause=NotClaimed(what="x"),
+                )
             ),
             "COLLECTIVES-ONE-01 was not run: the profile claims nothing that it is about.",
         ),
@@ -138,7 +143,7 @@ def test_why_not(files: Any, says: str) -> None:
 def test_part_of_a_stack() -> None:
     """A run of a part says what was left out."""
     made = records()
-    made[-1].whole, made[-1].partial = [], ["-k was given"]
+    made[-1].whole, made[-1].left_out = [], [OptionGiven("-k")]
     (level, *_) = build([("a", written(made))]).levels
     assert "Not all tests of collectives were run (-k was given)." in level.why_not
 

@@ -317,7 +317,7 @@ def test_commands(folder: Path) -> None:
     assert run("bundle", "first", "second", "-o", "x.zip")[0] == 0
     code, said = run("verify", "x.zip")
     assert (code, "x.zip: not shown: 1 thing could not be checked" in said) == (3, True)
-    assert "unchecked no suite here to hold it against" in said
+    assert "unchecked there is no local suite to compare it with" in said
     assert run("compare", "first", "x.zip")[0] == 0
     assert run("compare", "x.zip", "r.json", "--markdown")[0] == 1
     assert json.loads(run("compare", "first", "second", "--json")[1])["unchanged"] == 24
@@ -397,7 +397,10 @@ def test_verify_strict(same_suite: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     other = dataclasses.replace(checkout(), profiles={FILE: "name = 'other'"})
     monkeypatch.setattr("harness.commands.reports.checkout_of", lambda root: other)
     code, said = run("verify", "x.zip")
-    assert (code, f"note      runs/1.jsonl: its {FILE} is not the one here" in said) == (0, True)
+    assert (code, f"note      runs/1.jsonl: its {FILE} differs from the local profile of that name" in said) == (
+        0,
+        True,
+    )
     assert run("verify", "x.zip", "--strict")[0] == 3
 
 
@@ -408,7 +411,10 @@ def test_page_made_anew(same_suite: Path) -> None:
     assert json.loads((same_suite / "here.json").read_bytes())["conformant"] == "L5"
     assert run("verify", "x.zip", "--no-suite", "--html", "here.html")[0] == 3
     page = (same_suite / "here.html").read_text()
-    assert ("Conformant at L5" in page, "Not checked: no suite here to hold it against" in page) == (False, True)
+    assert ("Conformant at L5" in page, "Not checked: there is no local suite to compare it with" in page) == (
+        False,
+        True,
+    )
 
 
 def test_schema_command() -> None:

@@ -101,8 +101,8 @@ def test_flaky(path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "status", "said"),
     [
-        (tried(TWICE, "failed", "passed"), 0, "pytest's exit status says that none did"),
-        (tried(TWICE, "flaky"), 1, "'flaky' is no verdict of an attempt"),
+        (tried(TWICE, "failed", "passed"), 0, "tests ended badly, but by its exit status none did"),
+        (tried(TWICE, "flaky"), 1, "'flaky' is not a verdict of an attempt"),
         (change(TWICE, attempt=2), None, "attempt 2 of suites/perf/test_a.py::test_one[2ranks], of which there are 0"),
         (change(TWICE, attempt=0), None, "attempt 0 of suites/perf/test_a.py::test_one[2ranks]"),
     ],
@@ -241,25 +241,28 @@ def edited_suite(files: Files) -> Files:
 
 
 FORGERIES: list[tuple[Callable[[Files], Files], str]] = [
-    (altered_byte, "runs/1.jsonl: its checksum is not the one in the manifest"),
+    (altered_byte, "runs/1.jsonl: its checksum differs from the one in the manifest"),
     (lambda f: signed_off(altered_byte(f)), "runs/1.jsonl: line 40: the file is not the one that the run wrote"),
-    (dropped_test, "runs/1.jsonl: collected, and without a result: suites/dynamo/test_a.py::test_one[2ranks]"),
+    (dropped_test, "runs/1.jsonl: tests were collected but have no result: suites/dynamo/test_a.py::test_one[2ranks]"),
     (edited_profile, "profile/1-made-up.toml: not the profile that the runs went by"),
     (edited_verdict_in_report, "report.json: test suites/tp_extension/test_a.py::test_two[3ranks-float32] says failed"),
-    (edited_verdict_in_results, "runs/1.jsonl: suites/replicate/test_a.py::test_two[2ranks-float32]: says passed, and"),
-    (edited_verdict_in_results, "runs/1.jsonl: its last line counts 22 passed, 1 unsupported, 1 waived, and its tests"),
+    (
+        edited_verdict_in_results,
+        "runs/1.jsonl: suites/replicate/test_a.py::test_two[2ranks-float32]: is passed but has",
+    ),
+    (edited_verdict_in_results, "runs/1.jsonl: its last line counts 22 passed, 1 unsupported, 1 waived, but its tests"),
     (dropped_run, "report.json: is of 2 runs, and there are 1"),
     (dropped_run, "report.json: says conformant at L5; the runs say none"),
-    (no_run, "runs/: there is no run in it"),
-    (renamed_test, "runs/1.jsonl: with a result, and never collected: suites/dynamo/test_a.py::test_won[2"),
+    (no_run, "runs/: the bundle has no run"),
+    (renamed_test, "runs/1.jsonl: tests have a result but were never collected: suites/dynamo/test_a.py::test_won[2"),
     (swapped_environment, "environment.json: not the environment in which the runs were made"),
     (truncated_results, "runs/2.jsonl: the run was cut off before its end"),
     (extra_file, "readme.txt: the manifest does not list it"),
     (extra_file_listed, "readme.txt: nothing in the runs makes such a file"),
-    (dropped_file, "suite.json: the manifest lists it, and it is not there"),
+    (dropped_file, "suite.json: the manifest lists it, but the bundle lacks it"),
     (lambda f: signed_off(dropped_file(f)), "suite.json: the runs make it, and it is not there"),
     (edited_page, "report.html: not what the runs make"),
-    (edited_manifest, "report.html: its checksum is not the one in the manifest"),
+    (edited_manifest, "report.html: its checksum differs from the one in the manifest"),
     (other_reproducer, "reproducers/repro_a.py: not what the runs make"),
     (garbage_run, "runs/1.jsonl, line 1: "),
     (edited_suite, "suite.json: not what the runs make"),
@@ -323,20 +326,20 @@ REMADE: list[tuple[Any, str]] = [
     ),
     (change("test_two[2ranks-float32]", verdict="waived", waiver=WAIVER, bare="failed"), "which is not about it"),
     (change("replicate/test_a.py::test_two[2", bare="hung"), f"waived by {WAIVER}, which does not cover hung"),
-    (change("replicate/test_a.py::test_two[2", bare=""), "says waived, and not by which waiver and what it came to"),
-    (change("replicate/test_a.py::test_two[2", verdict="passed"), "says passed, and carries the evidence of a failure"),
-    (change("dynamo/test_a.py::test_one[2", verdict="fine"), "'fine' is no verdict"),
-    (change("dynamo/test_a.py::test_one[2", verdict="unsupported"), "says unsupported, and not why"),
-    (change("dynamo/test_a.py::test_one[2", stack="perf"), "its stack is 'perf', and its name says another"),
-    (change("dynamo/test_a.py::test_one[2", finished=STARTED + 9e6), "run at a time at which the run was not: suites"),
-    (change("dynamo/test_a.py::test_one[2", seconds=-5.0), "a test took less than no time"),
+    (change("replicate/test_a.py::test_two[2", bare=""), "is waived without its waiver and original verdict"),
+    (change("replicate/test_a.py::test_two[2", verdict="passed"), "is passed but has the evidence of a failure"),
+    (change("dynamo/test_a.py::test_one[2", verdict="fine"), "'fine' is not a verdict"),
+    (change("dynamo/test_a.py::test_one[2", verdict="unsupported"), "is unsupported without a reason"),
+    (change("dynamo/test_a.py::test_one[2", stack="perf"), "its stack is 'perf', but by its name it is"),
+    (change("dynamo/test_a.py::test_one[2", finished=STARTED + 9e6), "tests ran outside the time of the run: suites"),
+    (change("dynamo/test_a.py::test_one[2", seconds=-5.0), "the time of a test is negative"),
     (
         change("dynamo/test_a.py::test_one[2", requirements=["A-B-01"]),
-        "no sentence is there for the requirements A-B-01",
+        "the run has no sentence for the requirements A-B-01",
     ),
-    (without_requirement, "no sentence is there for the requirements DYNAMO-ONE-01"),
-    (without_tests, "tests of dynamo that are missing: suites/dynamo/test_a.py::test_one[2ranks]"),
-    (header(started=NOW + 1e6), "it was run in the future"),
+    (without_requirement, "the run has no sentence for the requirements DYNAMO-ONE-01"),
+    (without_tests, "missing tests of dynamo: suites/dynamo/test_a.py::test_one[2ranks]"),
+    (header(started=NOW + 1e6), "it ran in the future"),
     (header(started=STARTED + 9e3), "it ended before it began"),
     (header(profile="other"), "it went by the profile 'other', and the text is that of 'made-up'"),
     (header(profile_hash="0" * 64), f"the text of {FILE} is not the one that its hash is of"),
@@ -371,7 +374,7 @@ def test_exit_status(path: Path) -> None:
     change("dynamo/test_a.py::test_one[2", verdict="failed")(first)
     found = contents([("a", written(first, status=0))], "0.1.0")
     problems = checked(path, signed_off(found)).problems
-    assert "runs/1.jsonl: tests ended badly, and pytest's exit status says that none did" in problems
+    assert "runs/1.jsonl: tests ended badly, but by its exit status none did" in problems
 
 
 @pytest.mark.parametrize(
@@ -396,16 +399,20 @@ def test_uneven_runs(path: Path) -> None:
     without_tests(second)
     found = contents([("a", written(records())), ("b", written(second))], "0.1.0")
     problems = checked(path, signed_off(found), None).problems
-    assert "each run has all of dynamo, and yet not in every one: suites/dynamo/test_a.py::test_one[2ranks]" in problems
+    says = "each run says that it ran all of dynamo, but these are not in every run: "
+    assert f"{says}suites/dynamo/test_a.py::test_one[2ranks]" in problems
 
 
 @pytest.mark.parametrize(
     ("here", "says"),
     [
-        (None, "no suite here to hold it against"),
-        (Checkout(""), "no suite here to hold it against"),
-        (dataclasses.replace(HERE, suite_hash="0" * 64), "its suite (555555555555) is not the one here (000000000000)"),
-        (Checkout(SUITE), "its suite is the one here, and nobody has collected its tests"),
+        (None, "there is no local suite to compare it with"),
+        (Checkout(""), "there is no local suite to compare it with"),
+        (
+            dataclasses.replace(HERE, suite_hash="0" * 64),
+            "its suite (555555555555) differs from the local one (000000000000)",
+        ),
+        (Checkout(SUITE), "its suite is the local one, but the tests of the local suite were not collected"),
     ],
     ids=["none", "no-suites", "other", "not-collected"],
 )

@@ -27,6 +27,7 @@ from harness.profiles.shelf import Shelf
 from harness.programs.check import truth_of
 from harness.programs.claimed import unclaimed
 from harness.requirements import Requirement
+from harness.results import NotClaimed
 from harness.specs.program import Layout, Linear, Model, Program
 
 ROOT = Path(__file__).parents[2]
@@ -411,10 +412,17 @@ class TestNeeds:
     def test_unclaimed(self) -> None:
         """What is not claimed is named: the stack, a feature, a combination."""
         claims = Claims(stacks=("replicate",), dtypes=("int8",), features=(("replicate", ()),))
-        assert Needs("dynamo").unclaimed(claims) == "the stack dynamo"
-        assert Needs("replicate", features=("comm_hooks",)).unclaimed(claims) == "feature comm_hooks of replicate"
-        assert Needs("replicate", dtype="int16").unclaimed(claims) == "int16"
-        assert Needs("replicate", "all_reduce", "int8", "SUM").unclaimed(claims) == ""
+        assert Needs("dynamo").unclaimed(claims) == NotClaimed(what="the stack dynamo", stack="dynamo")
+        feature = NotClaimed(what="feature comm_hooks of replicate", stack="replicate", feature="comm_hooks")
+        assert Needs("replicate", features=("comm_hooks",)).unclaimed(claims) == feature
+        int16 = NotClaimed(what="int16", profile="p", dtypes=("int16",))
+        assert Needs("replicate", dtype="int16").unclaimed(claims, "p") == int16
+        combination = NotClaimed(
+            what="all_reduce of int16 with SUM", collective="all_reduce", dtypes=("int16",), op="SUM"
+        )
+        assert Needs("replicate", "all_reduce", "int16", "SUM").unclaimed(claims) == combination
+        assert Needs("replicate", "all_reduce", "int8", "SUM").unclaimed(claims) is None
+        assert Needs("replicate").unclaimed(claims) is None
 
     def test_of_accelerators(self) -> None:
         """What the host can't have is named; a feature of the same name in another stack is none of that."""
@@ -435,7 +443,9 @@ class TestObeyed:
         )
         with obeying(of(profile, ARM)):
             assert in_force().factor(["float16", "float32", "float64"]) == 2.0
-            assert in_force().why_not("x") == "not claimed: x (profile p)"
+            cause = in_force().not_claimed("gather(int8)", ["int8"], "gather", "SUM")
+            assert cause == NotClaimed(what="gather(int8)", profile="p", collective="gather", dtypes=("int8",))
+            assert in_force().not_claimed("x", [], "reduce", "MAX").op == "MAX"
         assert in_force().factor(["float16"]) == 1.0
         assert of(None, ARM).claims == Claims()
 

@@ -16,6 +16,7 @@ from harness.plugin.facts import dtype_of, reproducer_in, selection
 from harness.plugin.seeds import Seeds
 from harness.provenance import environment, suite_files, suite_hash
 from harness.reproducers import Written, attach, carried
+from harness.results import Deselected, LeftOut, MaybeLeftOut, NotCollected, OnlySome, OptionGiven
 
 
 @pytest.mark.parametrize(
@@ -85,31 +86,41 @@ IDS = ["suites/collectives/test_a.py::test_x", "suites/replicate/test_a.py::test
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "left_out", "whole", "says"),
+    ("arguments", "options", "left_out", "whole", "reasons"),
     [
-        (["suites"], {}, False, ["collectives", "replicate"], []),
-        (["."], {}, False, ["collectives", "replicate"], []),
-        (["suites/collectives", "suites/replicate/test_a.py"], {}, False, ["collectives"], ["replicate"]),
-        (["suites/collectives/test_a.py::test_x", "suites/replicate"], {}, False, ["replicate"], ["collectives"]),
-        (["suites"], {"keyword": "x"}, True, [], ["-k was given"]),
-        (["suites"], {"lf": True}, False, [], ["--lf was given"]),
-        (["suites"], {}, True, [], ["deselected, or a file could not be collected"]),
+        (["suites"], {}, [], ["collectives", "replicate"], []),
+        (["."], {}, [], ["collectives", "replicate"], []),
+        (["suites/collectives", "suites/replicate/test_a.py"], {}, [], ["collectives"], [OnlySome(("replicate",))]),
+        (["suites/collectives/test_a.py", "suites/replicate"], {}, [], ["replicate"], [OnlySome(("collectives",))]),
+        (["suites/collectives/test_a.py::test_x"], {}, [], [], [OnlySome(("collectives", "replicate"))]),
+        (["suites"], {"keyword": "x"}, [Deselected()], [], [OptionGiven("-k")]),
+        (["suites"], {"keyword": "x"}, [NotCollected()], [], [OptionGiven("-k"), NotCollected()]),
+        (["suites"], {"lf": True}, [], [], [OptionGiven("--lf")]),
+        (["suites"], {}, [Deselected()], [], [Deselected()]),
+        (["suites"], {}, [NotCollected()], [], [NotCollected()]),
+        (["suites"], {}, [Deselected(), NotCollected()], [], [Deselected(), NotCollected()]),
+        (["suites"], {}, [MaybeLeftOut()], [], [MaybeLeftOut()]),
+        (["suites"], {}, [MaybeLeftOut(), NotCollected()], [], [NotCollected()]),
+        (["suites"], {"keyword": "x"}, [MaybeLeftOut()], [], [OptionGiven("-k")]),
     ],
     ids=str,
 )
 def test_selection(
-    root: Path, arguments: list[str], options: dict[str, Any], left_out: bool, whole: list[str], says: list[str]
+    root: Path,
+    arguments: list[str],
+    options: dict[str, Any],
+    left_out: list[LeftOut],
+    whole: list[str],
+    reasons: list[LeftOut],
 ) -> None:
-    """A stack is whole if all of its folder was asked for, and nothing narrows that; each other reason is said."""
+    """A stack is whole if all of its folder was requested and nothing was left out; each other reason is kept apart."""
     config: Any = SimpleNamespace(
         rootpath=root,
         args=arguments,
         invocation_params=SimpleNamespace(dir=root),
         getoption=lambda name, default: options.get(name, default),
     )
-    found, why = selection(config, IDS, left_out=left_out)
-    assert (found, len(why)) == (whole, len(says))
-    assert all(part in reason for part, reason in zip(says, why, strict=True))
+    assert selection(config, IDS, left_out) == (whole, reasons)
 
 
 def seeds(asked: str = "default", **other: Any) -> Seeds:

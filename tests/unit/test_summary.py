@@ -11,7 +11,7 @@ import pytest
 
 from harness import results
 from harness.plugin.summary import Summary, counts_by_stack, verdict_of
-from harness.results import VERDICTS, TestResult
+from harness.results import VERDICTS, TestResult, TorchLacks
 
 PASSED = {"setup": "passed", "call": "passed", "teardown": "passed"}
 
@@ -152,7 +152,22 @@ class TestSummary:
         """A skip has its reason."""
         longrepr = ("x.py", 3, "Skipped: unsupported: float8")
         test = finished(summary, report("setup", "skipped", longrepr=longrepr), report("teardown"))
-        assert (test.verdict, test.reason) == ("unsupported", "unsupported: float8")
+        assert (test.verdict, test.reason, test.cause) == ("unsupported", "unsupported: float8", None)
+
+    def test_skipped_for_a_cause(self, summary: Summary) -> None:
+        """A skip that carries its cause has it in the results, whatever its text, and the reason is the cause's."""
+        longrepr = ("x.py", 3, "Skipped: no float8")
+        skip = report("call", "skipped", longrepr=longrepr, concord_cause={"cause": "torch-lacks", "what": "float8"})
+        test = finished(summary, report("setup"), skip, report("teardown"))
+        assert (test.verdict, test.cause) == ("unsupported", TorchLacks("float8"))
+        assert test.reason == "unsupported: this torch has no float8"
+
+    def test_failed_after_a_cause(self, summary: Summary) -> None:
+        """A test that fails after its skip is failed, and has no cause."""
+        cause = {"cause": "torch-lacks", "what": "float8"}
+        skip = report("call", "skipped", longrepr=("x.py", 3, "Skipped: unsupported: x"), concord_cause=cause)
+        test = finished(summary, report("setup"), skip, report("teardown", "failed", longrepr="no"))
+        assert (test.verdict, test.cause) == ("failed", None)
 
     def test_lost_worker(self, summary: Summary) -> None:
         """The report of a worker that died ends the test at once, as crashed."""
