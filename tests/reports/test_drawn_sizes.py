@@ -1,0 +1,84 @@
+"""The check of properties that draw their worlds from the sizes that fit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.profiles import Profile
+from harness.profiles.model import EVERYTHING
+from harness.results import Cause, NoFittingSize, SizeNotClaimed, TestResult
+from harness.suite_facts import TestFacts
+from reports.arguments import Asked
+from reports.coherence import _world
+from reports.unsupported import _Judge
+
+NODEID = "suites/replicate/test_programs.py::test_exact[worlds]"
+FACTS = TestFacts(size=4, sizes=[1, 2, 4])
+
+
+def result(world: str, verdict: str = "passed", cause: Cause | None = None, size: int = 4) -> TestResult:
+    reason = f"unsupported: {cause}" if cause is not None else ""
+    return TestResult(nodeid=NODEID, verdict=verdict, world=world, size=size, cause=cause, reason=reason)
+
+
+def judged(test: TestResult, *others: TestResult, device: str = "cpu", sizes: tuple[int, ...] = ()) -> str:
+    profile = Profile("p", "any", device, world_sizes=sizes)
+    tests = {str(i): each for i, each in enumerate([test, *others])}
+    run: Any = SimpleNamespace(tests=tests, header=SimpleNamespace(subject="torch"))
+    judge = _Judge(run, SimpleNamespace(profile=profile, claims=EVERYTHING), Asked())  # type: ignore[arg-type]
+    return judge.why_not(test, FACTS) if test.cause is not None else judge.should_not_run(test, FACTS)
+
+
+def ranks(size: int, device: str = "cpu") -> TestResult:
+    """Another test, which ran on so many ranks."""
+    return TestResult(nodeid="x", verdict="passed", world=f"{size} ranks (any on {device})", size=size)
+
+
+@pytest.mark.parametrize(
+    ("test", "how"),
+    [
+        (result("4 ranks (any on cpu)"), {}),
+        (result("2 ranks (any on cpu)"), {"sizes": (1, 2)}),
+        (result("2 ranks (any on gpu)"), {"device": "gpu"}),
+        (result("", "unsupported", SizeNotClaimed("p", (8,), 1)), {"sizes": (8,)}),
+        (result("", "unsupported", NoFittingSize((4,), (1, 2))), {"sizes": (1, 2)}),
+        (result("", "unsupported", NoFittingSize((4,), (1, 2))), {"device": "gpu"}),
+    ],
+)
+def test_honest(test: TestResult, how: dict[str, Any]) -> None:
+    """What fits is what the profile claims, and on an accelerator what there are devices for."""
+    assert judged(test, ranks(2, how.get("device", "cpu")), **how) == ""
+    assert list(_world(test)) == []
+
+
+@pytest.mark.parametrize(
+    ("test", "how", "says"),
+    [
+        (result("2 ranks (any on cpu)"), {}, "at most 2 ranks, but the host has room for 4"),
+        (result("4 ranks (any on cpu)"), {"sizes": (1, 2)}, "ran on 4 ranks, but the profile does not claim"),
+        (result("", "unsupported", NoFittingSize((4,), (1, 2))), {}, "other tests of the run had worlds of 4 ranks"),
+        (result("", "unsupported", NoFittingSize((8,), (1, 2))), {}, "in the suite it has worlds of 1, 2, 4"),
+        (result("", "unsupported", NoFittingSize((2,), (1,))), {"device": "gpu"}, "had worlds of 2 ranks"),
+        (result("", "unsupported", SizeNotClaimed("p", (1, 2), 4)), {"sizes": (1, 2)}, "claims worlds of 1, 2 ranks"),
+    ],
+)
+def test_forged(test: TestResult, how: dict[str, Any], says: str) -> None:
+    """Smaller worlds than there are, and sizes that are said to be missing and are not, are contradictions."""
+    assert says in judged(test, ranks(2, how.get("device", "cpu")), **how)
+
+
+@pytest.mark.parametrize("text", ["8 ranks (any on cpu)", "0 ranks (any on cpu)"])
+def test_incoherent(text: str) -> None:
+    """A property's world is not larger than its largest size, nor empty."""
+    assert any("its world has" in line for line in _world(result(text)))
+
+
+def test_other_tests_have_their_size() -> None:
+    """A test with a world of one size has that one."""
+    test = TestResult(
+        nodeid="suites/x/test_a.py::test_b[4ranks]", verdict="passed", world="2 ranks (any on cpu)", size=4
+    )
+    assert any("its world has 2 ranks" in line for line in _world(test))
