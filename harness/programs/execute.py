@@ -144,7 +144,9 @@ def _trained(
     seen = names["train"](party, model)
     remains.also("the stack's ", party.root(model).named_parameters())
     cleared, toggled = program.steps[-1].zero == "none", any(step.toggle for step in program.steps)
-    left = residue.misplaced(party.root(model), plain, cleared=cleared, toggled=toggled)
+    whole = promises_of(program).whole_parameters
+    left = residue.misplaced(party.root(model), plain, cleared=cleared, toggled=toggled, whole=whole)
+    party.handle.close(party.root(model))
     residue.release(party.root(model))
     if not torch.equal(random, residue.randomness()):
         left.append(residue.Left("random numbers"))
