@@ -167,7 +167,8 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
         training.clean_up()
     of_rank.model, of_rank.handle = None, training.Handle()
     names.clear()
-    left += remains.alive()
+    kept = remains.alive()  # collects garbage
+    left += kept if promises_of(program).frees_model else []
     took = time.perf_counter() - began  # includes the destruction of process groups that are freed here
     left += residue.left(before, groups_freed=promises_of(program).frees_groups)
     residue.keep()

@@ -50,6 +50,8 @@ class Promises:
     """Whether the model's own parameters keep their shapes, and gradients stay in them."""
     unsynced_collectives: int = 0
     """The maximum number of collectives over data-parallel ranks in a backward without synchronization."""
+    frees_model: bool = True
+    """Whether nothing keeps the model in memory after a run."""
     frees_groups: bool = True
     """Whether process groups are destroyed along with the model, and with them their backend's threads."""
 

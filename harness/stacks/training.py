@@ -46,7 +46,6 @@ class Handle:
 
     def close(self, model: nn.Module) -> None:
         """Release what the stack keeps outside of the model, after the last step."""
-        return None
 
     def clip(self, model: nn.Module, most: float) -> torch.Tensor:
         """Clip all gradients together, and return their norm before."""
