@@ -75,4 +75,6 @@ def test_known_defect(deepspeed: Environment, tmp_path: Path) -> None:
     replayed = deepspeed.run(
         "-m", "harness.commands.main", "replay", str(file.with_suffix(".json")), "--backend", "gloo"
     )
-    assert "the same: " in replayed.stdout, replayed.stdout + replayed.stderr
+    assert replayed.returncode != 0
+    assert "zero on " in replayed.stdout, replayed.stdout + replayed.stderr
+    assert "the same: " not in replayed.stdout
