@@ -33,17 +33,13 @@ class Counted:
 
 
 class Counting(training.Handle):
-    """A handle that puts a counter around the optimizer, and notes when it is closed."""
+    """A handle that puts a counter around the optimizer."""
 
     made: list[Counted] = []
-    closed = 0
 
     def optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
         self.made.append(Counted(optimizer))
         return self.made[-1]
-
-    def close(self, model: nn.Module) -> None:
-        type(self).closed += 1
 
 
 def on_counting(party: training.Party, model: nn.Module, wrapped: list[str]) -> nn.Module:
