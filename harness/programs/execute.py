@@ -144,7 +144,9 @@ def _trained(
     seen = names["train"](party, model)
     remains.also("the stack's ", party.root(model).named_parameters())
     cleared, toggled = program.steps[-1].zero == "none", any(step.toggle for step in program.steps)
-    left = residue.misplaced(party.root(model), plain, cleared=cleared, toggled=toggled)
+    whole = promises_of(program).whole_parameters
+    left = residue.misplaced(party.root(model), plain, cleared=cleared, toggled=toggled, whole=whole)
+    party.handle.close(party.root(model))
     residue.release(party.root(model))
     if not torch.equal(random, residue.randomness()):
         left.append(residue.Left("random numbers"))
@@ -165,7 +167,8 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
         training.clean_up()
     of_rank.model, of_rank.handle = None, training.Handle()
     names.clear()
-    left += remains.alive()
+    kept = remains.alive()  # collects garbage
+    left += kept if promises_of(program).frees_model else []
     took = time.perf_counter() - began  # includes the destruction of process groups that are freed here
     left += residue.left(before, groups_freed=promises_of(program).frees_groups)
     residue.keep()

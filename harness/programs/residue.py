@@ -257,17 +257,18 @@ def misplaced(
     *,
     cleared: bool = False,
     toggled: bool = False,
+    whole: bool = True,
 ) -> list[Left]:
     """Return what is wrong with a model's parameters after a run, by their names in the plain model.
 
     ``cleared``: whether gradients were last set to None; ``toggled``: whether requires_grad of some parameters was
-    toggled.
+    toggled; ``whole``: whether the stack promises that parameters keep their shapes.
     Parameters must be leaves. A gradient must have its parameter's shape, dtype and device, must be a DTensor if the
     parameter is one, and must not require a gradient itself. FSDP1's flat parameters replace others, so their names and
     shapes are not checked.
     """
     wrong: list[Left] = []
-    flat = any(isinstance(m, FullyShardedDataParallel) for m in model.modules())
+    flat = not whole or any(isinstance(m, FullyShardedDataParallel) for m in model.modules())
     seen = {_plain(name): parameter for name, parameter in model.named_parameters()}
     if not flat and list(seen) != list(plain):
         wrong.append(Left("parameters", "", str(list(seen)), str(list(plain))))

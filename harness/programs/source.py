@@ -33,7 +33,8 @@ from harness.specs.program import (
     Twice,
 )
 from harness.specs.shapes import Named, walk, word
-from harness.stacks.registry import parted
+from harness.stacks.registry import parted, stack_of
+from harness.stacks.training import Handle
 
 _EPS = 0.0625
 _MODEL = (Code("party"), Code("model"))
@@ -183,6 +184,8 @@ def _train(program: Program) -> list[str]:
     figures = {"seed": p.seed, "span": p.span, "denominator": p.denominator}
     run = call("Run", Code("party"), **figures, inputs=p.model.inputs, tokens=p.model.tokens)
     lines = ["def train(party, model):", f"    run = {run}", f"    {_optimizer(p)}"]
+    if stack_of(p.layout).handle.optimizer is not Handle.optimizer:
+        lines.append(f"    optimizer = {call('with_optimizer', Code('party'), *_TRAINED)}")
     for number, step in enumerate(p.steps):
         lines += [f"    {line}" for line in _step(number, step)]
     return [*lines, "    return run.seen"]

@@ -98,7 +98,7 @@ def programs(
     True for programs with norms, attention, smooth activations, AdamW and clipping; None for both.
     ``any_world``: draw only what means the same on any number of ranks and in any number of micro-batches, as laws need
     it; ``compiled``: the stacks that are compiled if ``stack`` is dynamo; () for all that can be.
-    Errors: ValueError if there is no such stack.
+    Errors: ValueError if there is no such stack, or if its limits forbid all dtypes.
     """
     rounded = draw(EITHER) if smooth is None else smooth
     world = draw(among(sorted(fitting_sizes(worlds))))
@@ -107,7 +107,10 @@ def programs(
     limits = under.in_force() + (outer.in_force() if outer is not None else ())
     rules = _Rules(limits, Layout(under.name, world=1), rounded, outer is not None, any_world)
     claims = in_force().claims
-    dtype = draw(among(claimed_dtypes(dtypes)))
+    fitting = [each for each in claimed_dtypes(dtypes) if not _violated_by((), rules, each)]
+    if not fitting:
+        raise ValueError(f"the stack {stack!r} takes none of the dtypes {', '.join(dtypes)}")
+    dtype = draw(among(fitting))
     model = draw(_models(rules, dtype))
     named = tuple(walk(model))
     assume(any(trainable(n) for n in named))

@@ -46,8 +46,12 @@ class Promises:
     """Whether whole states of the optimizer can be read."""
     zeros_for_unused: bool = False
     """Whether a parameter that no micro-batch has used may have a gradient of zeros."""
+    whole_parameters: bool = True
+    """Whether the model's own parameters keep their shapes, and gradients stay in them."""
     unsynced_collectives: int = 0
     """The maximum number of collectives over data-parallel ranks in a backward without synchronization."""
+    frees_model: bool = True
+    """Whether nothing keeps the model in memory after a run."""
     frees_groups: bool = True
     """Whether process groups are destroyed along with the model, and with them their backend's threads."""
 

@@ -30,12 +30,22 @@ class Handle:
     and its function ``on_<stack>`` assigns that to :attr:`Party.handle`.
     """
 
+    def optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        """Return what is called instead of the optimizer, for a stack that puts the optimizer on ranks, too.
+
+        It has the optimizer's ``step`` and ``zero_grad``, and is what :meth:`states` gets.
+        """
+        return optimizer
+
     def set_sync(self, model: nn.Module, synced: bool) -> None:
         """Set whether the model's next backward averages gradients over ranks."""
         modules: Iterable[Any] = model.modules()
         for module in modules:
             if hasattr(module, "set_requires_gradient_sync"):
                 module.set_requires_gradient_sync(synced)
+
+    def close(self, model: nn.Module) -> None:
+        """Release what the stack keeps outside of the model, after the last step."""
 
     def clip(self, model: nn.Module, most: float) -> torch.Tensor:
         """Clip all gradients together, and return their norm before."""
@@ -182,6 +192,11 @@ def set_sync(party: Party, synced: bool) -> None:
         party.handle.set_sync(party.model, synced)
 
 
+def with_optimizer(party: Party, model: Any, optimizer: torch.optim.Optimizer) -> Any:
+    """Return what is called instead of the optimizer. On a single device, this is the optimizer itself."""
+    return party.handle.optimizer(party.root(model), optimizer)
+
+
 def launched() -> dict[tuple[int, ...], int]:
     """Return how many collectives this process has launched on each group, by its members' sorted global ranks."""
     counts: dict[tuple[int, ...], int] = {}
@@ -280,4 +295,5 @@ __all__ = [
     "set_sync",
     "since",
     "whole",
+    "with_optimizer",
 ]
