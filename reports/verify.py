@@ -124,6 +124,7 @@ def _judge(run: Run, data: bytes, name: str, checkout: Checkout | None, now: flo
             problems += other_worlds(run, by, checkout)
     findings.problems += (f"{name}: {problem}" for problem in problems)
     unchecked = [*unjudged(run, request), *how_made(run, checkout if here else None)]
+    unchecked += _other_defects(by, checkout if here else None)
     findings.unchecked += (f"{name}: {line}" for line in unchecked)
     notes = [*code_from_elsewhere(run), *_lacking(run), *_other_profile(by, checkout)]
     findings.notes += (f"{name}: {note}" for note in notes)
@@ -142,6 +143,15 @@ def _other_profile(by: Entitled | None, checkout: Checkout | None) -> Iterator[s
     for file, text in by.recorded.texts.items() if by is not None and checkout is not None else ():
         if checkout is not None and checkout.profiles.get(file, text) != text:
             yield f"its {file} is not the one here"
+
+
+def _other_defects(by: Entitled | None, checkout: Checkout | None) -> Iterator[str]:
+    """Name the owners whose defects are not those here, since whoever runs the suites could add to them."""
+    for owner, text in by.defects.items() if by is not None and checkout is not None else ():
+        used = {waiver.owner for waiver in by.profile.waivers if waiver.defect} if by is not None else set()
+        if owner in used and checkout is not None and checkout.defects.get(owner) != text:
+            what = "are not those here" if owner in checkout.defects else "are not known here"
+            yield f"its defects of {owner} {what}: which failures are {owner}'s is only what the bundle says"
 
 
 def _nothing_to_hold_it_against(runs: Sequence[Run], checkout: Checkout | None) -> Iterator[str]:
