@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.entry_points import PluginError
-from harness.profiles import Platform, Profile, ProfileError
+from harness.profiles import Platform, Profile, ProfileError, pattern
 from harness.profiles.shelf import Shelf
 from harness.results import torch_version
 
@@ -67,8 +67,13 @@ class Profiles:
 
     def chosen_for(self, nodeid: str) -> Profile | None:
         """Return the profile that this run uses, if any profile that it could use has a waiver for a test."""
-        matched = any(waiver.matches(nodeid) for profile in self.candidates for waiver in profile.waivers)
-        return self.chosen() if matched else None
+        return self.chosen() if any(pattern(glob).match(nodeid) for glob in self._waived) else None
+
+    @functools.cached_property
+    def _waived(self) -> list[str]:
+        """The globs of all waivers, each once: profiles share known defects."""
+        globs = (glob for profile in self.candidates for waiver in profile.waivers for glob in waiver.tests)
+        return list(dict.fromkeys(globs))
 
     def note_worker(self, file: str) -> None:
         """Note the file of the profile that a worker of pytest-xdist used; empty for none."""

@@ -25,6 +25,12 @@ OURS = Path(__file__).parents[2] / SHIPPED
 """Folder of the shipped profiles in Concord's own tree, for profiles elsewhere that inherit from them."""
 
 
+def shipped_defects(root: Path) -> list[Path]:
+    """Return the files of defects under a root directory, or, if it has no such folder, those in Concord's own tree."""
+    folder = root / SHIPPED_DEFECTS
+    return sorted((folder if folder.is_dir() else OURS.parents[1] / SHIPPED_DEFECTS).glob("*.toml"))
+
+
 class Shelf:
     """Profiles by name; it keeps the text of each file that it has read.
 
@@ -99,9 +105,7 @@ class Shelf:
         :class:`ProfileError` for a shipped file; those of packages that can't be read are left out.
         """
         if self._defects is None:
-            folder = self.root / SHIPPED_DEFECTS
-            folder = folder if folder.is_dir() else OURS.parents[1] / SHIPPED_DEFECTS
-            shipped = [self._defects_in(path) for path in sorted(folder.glob("*.toml"))]
+            shipped = [self._defects_in(path) for path in shipped_defects(self.root)]
             self._defects = (*shipped, *self._of_packages({each.owner for each in shipped}))
         return self._defects
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from invented import FILE, PROFILE, STARTED, Change, change, checkout, runs
+from invented import FILE, PROFILE, STARTED, WAIVER, Change, change, checkout, runs
 
 from harness.results import ProfileText
 from reports.build import build
@@ -145,14 +145,27 @@ def test_of_an_older_concord(tmp_path: Path) -> None:
     assert found.report.owners == {"pytorch": 1}
 
 
-@pytest.mark.parametrize(("here", "said"), [(DEFECTS.replace("test_two", "test_to"), "those"), (None, "known")])
-def test_other_defects(tmp_path: Path, here: str | None, said: str) -> None:
+def test_other_defects(tmp_path: Path) -> None:
     """Whoever adds to the defects of PyTorch does not show by it that a failure is PyTorch's."""
-    found = checked(tmp_path, owned(), here=here)
-    line = f"its defects of pytorch are not {said} here: which failures are pytorch's is only what the bundle says"
+    found = checked(tmp_path, owned(), here=DEFECTS.replace("test_two", "test_to"))
+    line = "its defects of pytorch are not those here: which failures are pytorch's only the bundle says"
     assert (found.problems, found.unchecked) == ((), (f"runs/1.jsonl: {line}", f"runs/2.jsonl: {line}"))
     assert found.report is not None
     assert found.report.conformant == ""
+
+
+def test_other_defects_that_do_not_matter(tmp_path: Path) -> None:
+    """Where no test is waived for an owner's defects, it does not matter whose they are."""
+    of_other = owned(DEFECTS.replace("test_two", "test_to"), profile=PROFILE, place=WAIVER, owner="made-up", defect="")
+    own = checked(tmp_path, of_other, change(WAIVED, waiver=WAIVER))
+    assert not any("defects of pytorch" in line for line in own.unchecked)
+
+
+def test_unknown_owner(tmp_path: Path) -> None:
+    """Defects of an owner who is not known here, such as a package, are noted, as profiles are."""
+    found = checked(tmp_path, owned(), here=None)
+    assert (found.problems, found.unchecked) == ((), ())
+    assert "runs/1.jsonl: tests are waived for defects of pytorch, which are not known here" in found.notes
 
 
 def test_does_not_show(tmp_path: Path) -> None:
