@@ -25,6 +25,8 @@ DEVICES = "concord.devices"
 """``TYPE = module``: the module that registers the type of device. Any process that uses such devices imports it."""
 PROFILES = "concord.profiles"
 """``NAME = package``: the package that contains ``NAME.toml``. It is not imported."""
+DEFECTS = "concord.defects"
+"""``OWNER = package``: the package that contains ``defects/OWNER.toml``. It is not imported."""
 SUITES = "concord.suites"
 """``NAME = package``: the package whose folder contains tests. pytest collects it; Concord does not import it."""
 REQUIREMENTS = "concord.requirements"
@@ -34,7 +36,7 @@ STACKS = "concord.stacks"
 SUBJECTS = "concord.subjects"
 """``NAME.STACK = module:function``: a subject's implementation of a stack (:mod:`harness.subjects`)."""
 
-GROUPS = (BACKENDS, DEVICES, PROFILES, REQUIREMENTS, STACKS, SUBJECTS, SUITES)
+GROUPS = (BACKENDS, DEFECTS, DEVICES, PROFILES, REQUIREMENTS, STACKS, SUBJECTS, SUITES)
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _ATTRIBUTE = re.compile(rf"{_MODULE.pattern}:{_MODULE.pattern}")
@@ -184,6 +186,14 @@ def profile_file(point: Point) -> Path:
     path = folder_of(point) / f"{point.name}.toml"
     if not path.is_file():
         raise PluginError(f"{point}: there is no {path.name} in the package {point.value}")
+    return path
+
+
+def defects_file(point: Point) -> Path:
+    """Return the file of a package's defects. Errors: :class:`PluginError` if there is none."""
+    path = folder_of(point) / "defects" / f"{point.name}.toml"
+    if not path.is_file():
+        raise PluginError(f"{point}: there is no defects/{path.name} in the package {point.value}")
     return path
 
 

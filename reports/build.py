@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness import results
-from harness.results import ProfileText, ResultsError, Run, TestResult
+from harness.results import ResultsError, Run, TestResult, WaiverEntry
 from harness.safe_io.files import FileError, contents
 from harness.safe_io.untrusted import Allowance
 from reports import levels
@@ -86,12 +87,13 @@ def ordered(read: Sequence[Parsed]) -> list[Parsed]:
 def made_of(read: Sequence[Parsed], wrong: Sequence[str] = ()) -> Report:
     """Make the report of runs, in their order; ``wrong``: further problems, with which no level is conformant."""
     names, runs = [(each.name, each.digest) for each in read], [each.run for each in read]
-    tests = _tests(runs)
+    profile = next((run.profile for run in runs if run.profile is not None), None)
+    entries = {waiver.place: waiver for waiver in profile.waivers} if profile else {}
+    tests = _tests(runs, entries)
     requirements = _requirements(runs, tests)
     first = runs[0].header
     problems = [*levels.problems(runs, differences(runs)), *wrong]
     judged = levels.levels(runs, requirements, tests, problems)
-    profile = next((run.profile for run in runs if run.profile is not None), None)
     return Report(
         concord=first.concord,
         made=max(run.end.finished if run.end else run.header.started for run in runs),
@@ -109,7 +111,8 @@ def made_of(read: Sequence[Parsed], wrong: Sequence[str] = ()) -> Report:
         levels=judged,
         counts=counted([test.verdict for test in tests]),
         runs=[_run(name, digest, run) for (name, digest), run in zip(names, runs, strict=True)],
-        waivers=_waivers(profile, tests),
+        waivers=_waivers(entries, tests),
+        owners=dict(Counter(test.owner for test in tests if test.owner).most_common()),
         requirements=requirements,
         tests=tests,
         matrix=_matrix(tests),
@@ -135,7 +138,7 @@ def shown_verdict(test: TestResult) -> str:
     return UNDECLARED if test.undeclared else test.verdict if test.verdict in ORDER else "not-run"
 
 
-def _tests(runs: Sequence[Run]) -> list[TestReport]:
+def _tests(runs: Sequence[Run], waivers: Mapping[str, WaiverEntry]) -> list[TestReport]:
     merged = []
     for nodeid in sorted({nodeid for run in runs for nodeid in run.tests}):
         of_runs = [run.tests.get(nodeid) for run in runs]
@@ -143,6 +146,7 @@ def _tests(runs: Sequence[Run]) -> list[TestReport]:
         number = min((i for i, v in enumerate(verdicts) if v), key=lambda i: ORDER.index(verdicts[i]))
         test = of_runs[number]
         assert test is not None
+        waiver = waivers.get(test.waiver) if verdicts[number] == "waived" else None
         merged.append(
             TestReport(
                 nodeid=nodeid,
@@ -157,6 +161,8 @@ def _tests(runs: Sequence[Run]) -> list[TestReport]:
                 reason=test.reason,
                 headline=test.headline,
                 waiver=test.waiver,
+                owner=waiver.owner if waiver else "",
+                defect=waiver.defect if waiver else "",
                 bare=test.bare,
                 run=number,
                 ranks=test.ranks,
@@ -226,8 +232,7 @@ def _run(name: str, digest: str, run: Run) -> RunReport:
     )
 
 
-def _waivers(profile: ProfileText | None, tests: Sequence[TestReport]) -> list[WaiverReport]:
-    entries = {w.place: w for w in profile.waivers} if profile else {}
+def _waivers(entries: Mapping[str, WaiverEntry], tests: Sequence[TestReport]) -> list[WaiverReport]:
     used: dict[str, list[TestReport]] = {}
     for test in tests:
         if test.verdict == "waived":
@@ -243,6 +248,8 @@ def _waivers(profile: ProfileText | None, tests: Sequence[TestReport]) -> list[W
                 expires=entry.expires if entry else "",
                 intermittent=entry.intermittent if entry else False,
                 tests=[test.nodeid for test in waived],
+                owner=entry.owner if entry else "",
+                defect=entry.defect if entry else "",
             )
         )
     order: Mapping[str, int] = {place: i for i, place in enumerate(entries)}

@@ -6,12 +6,12 @@ import datetime
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 import msgspec
 
-from harness.profiles import Claims, Platform, Profile, ProfileError, Waiver, parse
+from harness.profiles import Claims, Platform, Profile, ProfileError, Waiver, defects_among, parse
 from harness.profiles.recorded import as_recorded
 from harness.results import ENDED_BADLY, ProfileText, Run, TestResult, WaiverEntry, merged
 
@@ -27,6 +27,8 @@ class Entitled:
     recorded: ProfileText
     """The record of the profile that the run should have written."""
     subject: str
+    defects: Mapping[str, str] = field(default_factory=dict)
+    """The texts of the known defects, by owner."""
 
     def counts(self, waiver: Waiver) -> bool:
         """Whether a waiver applies to the platform and the subject of the run."""
@@ -49,15 +51,17 @@ def entitled(run: Run) -> tuple[Entitled | None, list[str]]:
     if hashlib.sha256(texts.encode(errors="surrogatepass")).hexdigest() != header.profile_hash:
         problems.append(f"the text of {told.file} is not the one that its hash is of")
     try:
-        profile = parse(told.texts[told.file], told.file, _Below(told.texts))
+        known = defects_among(told.texts)
+        profile = parse(told.texts[told.file], told.file, _Below(told.texts), known)
     except ProfileError as e:
         return None, [*problems, f"its profile can't be read: {e.mistakes[0]}"]
-    surplus = set(told.texts) - {profile.file, *profile.bases}
+    surplus = set(told.texts) - set(profile.files)
     if surplus:
         problems.append(f"texts that its profile does not inherit from: {', '.join(sorted(surplus)[:3])}")
     platform = platform_of(header.environment, profile)
     recorded = as_recorded(profile, told.texts, platform, header.subject)
-    return Entitled(profile, platform, profile.claims.on(platform), recorded, header.subject), problems
+    defects = {each.owner: told.texts[each.file] for each in known}
+    return Entitled(profile, platform, profile.claims.on(platform), recorded, header.subject, defects), problems
 
 
 class _Below:
@@ -114,7 +118,8 @@ def _waivers(told: list[WaiverEntry], real: Mapping[str, WaiverEntry]) -> Iterat
         if written is None:
             yield f"the waiver {entry.place} is not in the profile's text"
             continue
-        for what in WaiverEntry.__struct_fields__:
+        older = () if entry.owner else ("owner", "defect")  # of a Concord that did not record them
+        for what in (each for each in WaiverEntry.__struct_fields__ if each not in older):
             if getattr(entry, what) != getattr(written, what):
                 says, text = (_said(getattr(each, what)) for each in (entry, written))
                 yield f"the waiver {entry.place}: its {what} is {says}, and by the profile's text {text}"
@@ -166,7 +171,7 @@ def stale(run: Run, by: Entitled) -> Iterator[str]:
         for test in tests
     }
     for waiver, tests in about.items():
-        if waiver.intermittent:
+        if waiver.intermittent or not by.profile.expects(waiver):
             continue
         passed = [test.nodeid for test in tests if test.verdict == "passed" and test.nodeid not in accepted]
         if passed:
@@ -175,7 +180,7 @@ def stale(run: Run, by: Entitled) -> Iterator[str]:
 
 def unmatched(run: Run, by: Entitled) -> Iterator[str]:
     """Find waivers that cover no test of the run, which make a run of all suites fail."""
-    for waiver in by.profile.waivers:
+    for waiver in filter(by.profile.expects, by.profile.waivers):
         if by.counts(waiver) and not any(waiver.matches(nodeid) for nodeid in run.tests):
             yield f"{waiver.place} is about no test"
 

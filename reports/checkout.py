@@ -31,6 +31,8 @@ class Checkout:
     """The SHA-256 of each local file of harness, suites and fixtures, by its name in results."""
     profiles: Mapping[str, str] = field(default_factory=dict)
     """The text of each shipped profile, by file name."""
+    defects: Mapping[str, str] = field(default_factory=dict)
+    """The text of each shipped file of defects, by owner."""
 
     def test(self, nodeid: str) -> TestFacts | None:
         """Return the facts about a test; None if the suite has no such test.

@@ -61,6 +61,8 @@ def _add(suite: ElementTree.Element, test: TestReport) -> None:
         "concord.world": test.world,
         "concord.verdict": test.verdict,
         "concord.waived": test.waiver,
+        "concord.owner": test.owner,
+        "concord.defect": test.defect,
     }
     listed = ElementTree.SubElement(case, "properties")
     for key, value in properties.items():

@@ -21,6 +21,7 @@ def markdown(report: Report, *, largest: int = LARGEST) -> str:
     """Format a report in at most ``largest`` bytes; if failed tests at the end do not fit, say how many."""
     lines = list(_head(report))
     bad = [test for test in report.tests if test.verdict in BAD]
+    waived = list(_waived(report))
     size = sum(len(line.encode()) + 1 for line in lines) + 200  # for the note
     if bad:
         title = ["", f"### {plural(len(bad), 'test')} ended badly", ""]
@@ -33,6 +34,8 @@ def markdown(report: Report, *, largest: int = LARGEST) -> str:
             lines.append(f"- … and {len(bad) - number} more, which did not fit here; the report has all of them")
             break
         lines.append(line)
+    if waived and size + sum(len(line.encode()) + 1 for line in waived) <= largest:
+        lines += waived
     text = "\n".join(lines) + "\n"
     if len(text.encode()) <= largest:
         return text
@@ -54,7 +57,7 @@ def _head(report: Report) -> Iterable[str]:
     yield (
         f"{escaped(report.profile or 'no profile')}: {where}torch "
         f"{escaped(report.environment.get('torch', 'not said'))}, {moment(report.made)}, "
-        f"{plural(len(report.waivers), 'waiver')} for {plural(report.counts.get('waived', 0), 'test')}"
+        f"{plural(len(report.waivers), 'waiver')} for {plural(report.counts.get('waived', 0), 'test')}{_owners(report)}"
     )
     yield ""
     for problem in report.problems:
@@ -77,6 +80,24 @@ def _head(report: Report) -> Iterable[str]:
             yield f"{level.id}:"
             yield ""
             yield from (f"- {escaped(why)}" for why in own)
+
+
+def _owners(report: Report) -> str:
+    """Return the number of waived tests of each owner, after a colon; empty if no owner is known."""
+    counts = [f"{count} of {escaped(owner)}" for owner, count in report.owners.items()]
+    return f": {', '.join(counts)}" if counts else ""
+
+
+def _waived(report: Report) -> Iterable[str]:
+    """Yield the waived tests under the owners of their defects."""
+    for owner, count in report.owners.items():
+        yield ""
+        yield f"### {plural(count, 'test')} waived for known defects of {escaped(owner)}"
+        yield ""
+        for waiver in report.waivers:
+            if waiver.owner == owner:
+                name = f"{escaped(waiver.defect)}: " if waiver.defect else ""
+                yield f"- {name}{escaped(waiver.reason)}: {', '.join(map(escaped, waiver.tests))}"
 
 
 def _test(test: TestReport) -> str:

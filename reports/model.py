@@ -66,6 +66,15 @@ class WaiverReport(msgspec.Struct, kw_only=True):
     expires: str
     intermittent: bool
     tests: list[str]
+    owner: str = ""
+    """The owner of the defect, such as ``pytorch``, or the profile's name; empty if the results do not say it."""
+    defect: str = ""
+    """The id of the defect among those of its owner; empty for a waiver of the profile."""
+
+    @property
+    def named(self) -> str:
+        """The owner, with the id of the defect if it has one."""
+        return f"{self.owner}/{self.defect}" if self.defect else self.owner
 
 
 class AttemptReport(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -99,6 +108,9 @@ class TestReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     reason: str = ""
     headline: str = ""
     waiver: str = ""
+    owner: str = ""
+    """The owner of the defect for which it is waived, as in :class:`WaiverReport`."""
+    defect: str = ""
     bare: str = ""
     run: Count = 0
     """The index, from 0, of the run with the worst verdict, which has this evidence."""
@@ -172,6 +184,8 @@ class Report(msgspec.Struct, kw_only=True):
     counts: dict[str, Count]
     runs: list[RunReport]
     waivers: list[WaiverReport]
+    owners: dict[str, Count] = {}
+    """The number of waived tests by the owner of the defect; empty if the results do not say it."""
     requirements: list[RequirementReport]
     tests: list[TestReport]
     matrix: list[Cell]

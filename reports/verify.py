@@ -124,8 +124,10 @@ def _judge(run: Run, data: bytes, name: str, checkout: Checkout | None, now: flo
             problems += other_worlds(run, by, checkout)
     findings.problems += (f"{name}: {problem}" for problem in problems)
     unchecked = [*unjudged(run, request), *how_made(run, checkout if here else None)]
+    unchecked += _other_defects(run, by, checkout if here else None)
     findings.unchecked += (f"{name}: {line}" for line in unchecked)
     notes = [*code_from_elsewhere(run), *_lacking(run), *_other_profile(by, checkout)]
+    notes += _unknown_owners(run, by, checkout if here else None)
     findings.notes += (f"{name}: {note}" for note in notes)
     return with_suite_of(with_profile_of(run, by), checkout)
 
@@ -142,6 +144,29 @@ def _other_profile(by: Entitled | None, checkout: Checkout | None) -> Iterator[s
     for file, text in by.recorded.texts.items() if by is not None and checkout is not None else ():
         if checkout is not None and checkout.profiles.get(file, text) != text:
             yield f"its {file} differs from the local profile of that name"
+
+
+def _other_defects(run: Run, by: Entitled | None, checkout: Checkout | None) -> Iterator[str]:
+    """Name the owners whose defects are not those here, since whoever runs the suites could have added to them."""
+    for owner, text in _used_defects(run, by).items() if checkout is not None else ():
+        if checkout is not None and checkout.defects.get(owner, text) != text:
+            yield f"its defects of {owner} are not those here: which failures are {owner}'s only the bundle says"
+
+
+def _unknown_owners(run: Run, by: Entitled | None, checkout: Checkout | None) -> Iterator[str]:
+    """Note the owners whose defects are not here, such as packages, since their texts are not part of the suite."""
+    for owner in _used_defects(run, by) if checkout is not None else ():
+        if checkout is not None and owner not in checkout.defects:
+            yield f"tests are waived for defects of {owner}, which are not known here"
+
+
+def _used_defects(run: Run, by: Entitled | None) -> dict[str, str]:
+    """Return the texts of the known defects for which tests of a run are waived, by owner."""
+    if by is None:
+        return {}
+    used = {test.waiver for test in run.records() if test.verdict == "waived"}
+    owners = {waiver.owner for waiver in by.profile.waivers if waiver.defect and waiver.place in used}
+    return {owner: by.defects[owner] for owner in sorted(owners)}
 
 
 def _nothing_to_hold_it_against(runs: Sequence[Run], checkout: Checkout | None) -> Iterator[str]:

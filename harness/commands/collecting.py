@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 import harness
-from harness.profiles.shelf import SHIPPED
+from harness.profiles.shelf import SHIPPED, shipped_defects
 from harness.provenance import suite_hash
 from harness.results import VERSION
 from harness.suite_facts import SuiteFacts, decode
@@ -36,6 +36,7 @@ def checkout_of(root: Path) -> Checkout:
         facts=collected(root),
         files=files_of(root),
         profiles={f"{SHIPPED}/{path.name}": path.read_text() for path in (root / SHIPPED).glob("*.toml")},
+        defects={path.stem: path.read_text() for path in shipped_defects(root)},
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.commands.refusing import bad
-from harness.commands.requested import devices_for, profile_asked_for, read_profile, world_asked_for
+from harness.commands.requested import defects_in, devices_for, profile_asked_for, read_profile, world_asked_for
 from harness.profiles import Profile, ProfileError
 from harness.profiles.vocabulary import COLLECTIVES, DTYPES, STACKS
 from harness.safe_io.writing import write_whole
@@ -33,22 +33,27 @@ def profile() -> None:
 
 
 @profile_app.command()
-def check(files: Annotated[list[Path], typer.Argument(help="Profiles (.toml files).")]) -> None:
-    """Read profiles, and those that they inherit from, and report every mistake with file, line and key.
+def check(files: Annotated[list[Path], typer.Argument(help="Profiles, or files of defects (.toml).")]) -> None:
+    """Read profiles, with what they inherit and the known defects, and report every mistake with file, line and key.
 
     Exits with 0 if there is none, otherwise with 2.
     """
     wrong = 0
     for file in files:
         try:
+            if (defects := defects_in(file)) is not None:
+                typer.echo(f"{file}: {len(defects.defects)} known defects of {defects.owner}")
+                continue
             parsed = read_profile(str(file))
         except ProfileError as e:
             typer.echo(str(e), err=True)
             wrong += len(e.mistakes)
         else:
             over = f", over {', '.join(parsed.bases)}" if parsed.bases else ""
+            counts = Counter(waiver.owner for waiver in parsed.waivers)
+            of = f" ({', '.join(f'{n} of {owner}' for owner, n in counts.items())})" if counts else ""
             typer.echo(
-                f"{file}: {parsed.name}, {parsed.backend} on {parsed.device}, {len(parsed.waivers)} waivers{over}"
+                f"{file}: {parsed.name}, {parsed.backend} on {parsed.device}, {len(parsed.waivers)} waivers{of}{over}"
             )
     if wrong:
         raise bad(f"{wrong} mistake{'s' if wrong > 1 else ''}")

@@ -259,6 +259,8 @@ def _show(made: Report) -> None:
             )
             for why in level.why_not[len(made.problems) :]:
                 typer.echo(f"    {one_line(why)}")
+    if made.owners:
+        typer.echo(f"  waived: {', '.join(f'{count} of {one_line(owner)}' for owner, count in made.owners.items())}")
 
 
 def _check_outputs(outputs: Sequence[Path], runs: Sequence[Path]) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from harness import entry_points
 from harness.commands.refusing import bad
-from harness.profiles import Mistake, Profile, ProfileError
+from harness.profiles import Defects, Mistake, Profile, ProfileError, is_of_defects, parse_defects, text_of
 from harness.profiles.shelf import OURS, Shelf
 from harness.profiles.vocabulary import FORK
 
@@ -32,6 +32,17 @@ def read_profile(name: str) -> Profile:
         except ValueError as e:
             raise ProfileError([Mistake(name, 0, "", str(e))]) from e
     return Shelf(Path.cwd()).read(file)
+
+
+def defects_in(file: Path) -> Defects | None:
+    """Read a file of defects; None if it is something else, such as a profile.
+
+    Errors: :class:`~harness.profiles.ProfileError`.
+    """
+    if not file.is_file():
+        return None
+    text = text_of(file)
+    return parse_defects(text, str(file)) if is_of_defects(text) else None
 
 
 def profile_asked_for(option: str, name: str) -> Profile:

@@ -21,7 +21,14 @@ from harness.plugin.worlds import request_of
 from harness.redaction import current
 
 _PHASES = ("setup", "call", "teardown")
-_OF_ONE_ATTEMPT = ("concord.verdict", "concord.headline", "concord.first_rank", "concord.waived")
+_OF_ONE_ATTEMPT = (
+    "concord.verdict",
+    "concord.headline",
+    "concord.first_rank",
+    "concord.waived",
+    "concord.owner",
+    "concord.defect",
+)
 """Properties noted on a test when it fails. The next attempt must not inherit them."""
 _OF_THE_SESSION = (KeyboardInterrupt, pytest.exit.Exception)
 _SKIPPING = (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest)

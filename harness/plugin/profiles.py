@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.entry_points import PluginError
-from harness.profiles import Platform, Profile, ProfileError, parse
+from harness.profiles import Platform, Profile, ProfileError, pattern
 from harness.profiles.shelf import Shelf
 from harness.results import torch_version
 
@@ -31,11 +31,12 @@ class Profiles:
         self._used_by_workers: Profile | None = None
         self.shelf = Shelf(config.rootpath)
         self.broken: list[str] = []
-        """Profiles of packages that can't be read, one line each."""
+        """Profiles and defects of packages that can't be read, one line each."""
         try:
             self.candidates = self._read()
         except ProfileError as e:
             raise pytest.UsageError(f"profile: {e}" if len(e.mistakes) == 1 else f"profile:\n{e}") from None
+        self.broken += self.shelf.broken
 
     @property
     def explicit(self) -> Profile | None:
@@ -66,8 +67,13 @@ class Profiles:
 
     def chosen_for(self, nodeid: str) -> Profile | None:
         """Return the profile that this run uses, if any profile that it could use has a waiver for a test."""
-        matched = any(waiver.matches(nodeid) for profile in self.candidates for waiver in profile.waivers)
-        return self.chosen() if matched else None
+        return self.chosen() if any(pattern(glob).match(nodeid) for glob in self._waived) else None
+
+    @functools.cached_property
+    def _waived(self) -> list[str]:
+        """The globs of all waivers, each once: profiles share known defects."""
+        globs = (glob for profile in self.candidates for waiver in profile.waivers for glob in waiver.tests)
+        return list(dict.fromkeys(globs))
 
     def note_worker(self, file: str) -> None:
         """Note the file of the profile that a worker of pytest-xdist used; empty for none."""
@@ -78,7 +84,7 @@ class Profiles:
         profile = self.settled or (self.chosen() if "torch" in sys.modules else None)
         if profile is None:
             return "", ""
-        texts = "\0".join(self.shelf.texts[file] for file in (profile.file, *profile.bases))
+        texts = "\0".join(self.shelf.texts[file] for file in profile.files)
         return profile.name, hashlib.sha256(texts.encode(errors="surrogatepass")).hexdigest()
 
     def platform(self) -> Platform:
@@ -92,8 +98,8 @@ class Profiles:
         """Read the profiles. Workers of pytest-xdist use their controller's texts, in case a file changes meanwhile."""
         sent: tuple[list[str], dict[str, str]] | None = getattr(self._config, "workerinput", {}).get(_TEXTS)
         if sent is not None:
-            files, self.shelf.texts = sent[0], dict(sent[1])
-            return tuple(parse(self.shelf.texts[file], file, self.shelf.base) for file in files)
+            files, self.shelf = sent[0], Shelf(self._config.rootpath, sent[1])
+            return tuple(self.shelf.parse(self.shelf.texts[file], file) for file in files)
         if self._asked == NONE or self._config.option.help or self._config.option.version:
             return ()
         if self._asked is None:
@@ -129,7 +135,8 @@ class Profiles:
             return [f"concord: broken plug-in: {line}" for line in self.broken]
         if self.explicit is None:
             return "concord: no profile"
-        return f"concord: profile {self.explicit.name} ({self.explicit.file})"
+        profile = f"concord: profile {self.explicit.name} ({self.explicit.file})"
+        return [profile, *(f"concord: broken plug-in: {line}" for line in self.shelf.broken)]
 
 
 @functools.cache

@@ -1,9 +1,13 @@
-"""Waivers: a known defect does not fail a run. A defect that is gone, or a waiver that has expired, does."""
+"""Waivers: a known defect does not fail a run. A defect that is gone, or a waiver that has expired, does.
+
+A defect of another owner (PyTorch, the backend) that does not show fails only a run whose profile keeps that owner.
+"""
 
 from __future__ import annotations
 
 import datetime
 import functools
+from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +64,8 @@ class Review:
     """Why waivers did not cover a failure."""
     stale: tuple[str, ...]
     """Each is a reason for the run to fail."""
+    absent: tuple[str, ...] = ()
+    """Which defects of others did not show."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +107,13 @@ def review(
     lines: list[str] = []
     notes: list[str] = []
     stale: list[str] = []
+    absent: dict[str, list[str]] = {}
     for waiver in profile.waivers:
         nodeids = concerned.get(waiver, [])
         if waiver.place in used:
             now = "intermittent, " if waiver.intermittent else ""
-            lines.append(f"{waiver.place}: {waiver.reason} ({now}{waiver.link}, until {waiver.expires})")
+            said = f"{waiver.named}, {now}{waiver.link}, until {waiver.expires}"
+            lines.append(f"{waiver.place}: {waiver.reason} ({said})")
             lines.append(f"    {listed(sorted(used[waiver.place]), all_names)}")
         bad = [f"{n} {verdicts[n]}" for n in nodeids if verdicts[n] in BAD]
         if bad and waiver.has_expired(conditions.today):
@@ -114,6 +122,10 @@ def review(
         elif bad:
             notes.append(f"{waiver.place}: covers only {', '.join(waiver.verdicts)}: {listed(bad, all_names)}")
         passed = [n for n in nodeids if verdicts[n] == "passed" and n not in accepted]
+        if not profile.expects(waiver):
+            if passed and not waiver.intermittent and waiver.place not in used and not bad:
+                absent.setdefault(waiver.owner, []).append(waiver.defect)
+            continue
         if passed and not waiver.intermittent:
             stale.append(
                 f"{waiver.place}: stale: passed: {listed(passed, all_names)}; take it out, or make it narrower"
@@ -121,7 +133,18 @@ def review(
         if whole and conditions.are_of(waiver):
             unmatched = [glob for glob in waiver.tests if not _matches_any(glob, verdicts)]
             stale += [f"{waiver.place}: stale: there is no test {glob!r}" for glob in unmatched]
-    return Review(tuple(lines), tuple(notes), tuple(stale))
+    if used:
+        counts: Counter[str] = Counter()
+        for waiver in profile.waivers:  # in the order of owners there, whichever worker was first
+            counts[waiver.owner] += len(used.get(waiver.place, ()))
+        lines.append(
+            f"waived tests by owner: {', '.join(f'{owner} {count}' for owner, count in counts.items() if count)}"
+        )
+    not_shown = [
+        f"{len(ids)} known defect{'s' if len(ids) > 1 else ''} of {owner} did not show: {listed(ids, all_names)}"
+        for owner, ids in absent.items()
+    ]
+    return Review(tuple(lines), tuple(notes), tuple(stale), tuple(not_shown))
 
 
 def _matches_any(glob: str, nodeids: Iterable[str]) -> bool:
@@ -178,8 +201,9 @@ class Waivers:
         waiver = self._conditions.covering(profile, item.nodeid, verdict)
         if waiver is not None:
             report.outcome = "skipped"
-            report.wasxfail = f"{waiver.reason} ({waiver.link})"
-            for key, value in (("concord.waived", waiver.place), ("concord.verdict", verdict)):
+            report.wasxfail = f"{waiver.reason} ({waiver.named}, {waiver.link})"
+            noted = {"waived": waiver.place, "owner": waiver.owner, "defect": waiver.defect, "verdict": verdict}
+            for key, value in ((f"concord.{name}", value) for name, value in noted.items() if value):
                 item.user_properties.append((key, value))
                 report.user_properties.append((key, value))
         return report
@@ -225,11 +249,13 @@ class Waivers:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         review = self._review
-        if review is None or not (review.waived or review.notes or review.stale):
+        if review is None or not (review.waived or review.notes or review.stale or review.absent):
             return
         terminalreporter.section("waivers", sep="-")
         for line in review.waived:
             terminalreporter.write_line(line, yellow=not line.startswith(" "))
+        for line in review.absent:
+            terminalreporter.write_line(line)
         for line in (*review.notes, *review.stale):
             terminalreporter.write_line(line, red=True)
         if review.stale:

@@ -4,7 +4,8 @@ A profile is a TOML file (docs/profiles.md; JSON Schema: docs/schemas/profile.sc
 or reads the clock: callers pass the date and the platform of the run.
 """
 
-from harness.profiles.keys import KEYS
+from harness.profiles.defects import Defect, Defects
+from harness.profiles.keys import DEFECT_KEYS, KEYS
 from harness.profiles.model import (
     UNREPORTED,
     Claims,
@@ -18,14 +19,17 @@ from harness.profiles.model import (
     Waiver,
     pattern,
 )
-from harness.profiles.reading import Base, parse, read, text_of
+from harness.profiles.reading import Base, defects_among, is_of_defects, parse, parse_defects, read, text_of
 
 __all__ = [
+    "DEFECT_KEYS",
     "KEYS",
     "UNREPORTED",
     "Base",
     "Claims",
     "Condition",
+    "Defect",
+    "Defects",
     "Exclusion",
     "Mistake",
     "Platform",
@@ -33,7 +37,10 @@ __all__ = [
     "ProfileError",
     "Tolerance",
     "Waiver",
+    "defects_among",
+    "is_of_defects",
     "parse",
+    "parse_defects",
     "pattern",
     "read",
     "text_of",

@@ -165,6 +165,28 @@ def _variable(value: Any) -> str:
     return _text(value)
 
 
+def _name(value: Any) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,79}", _text(value), re.ASCII):
+        raise ValueError(f"a name of letters, digits, '_', '-' and '.', not {shown(value)}")
+    return _text(value)
+
+
+def _defect(value: Any) -> str:
+    if not re.fullmatch(r"[^/ ]+(/[^/ ]+)?", _text(value)):
+        raise ValueError(f'an owner, or a single defect as "owner/id", not {shown(value)}')
+    return _text(value)
+
+
+def _some_or_others(value: Any) -> tuple[str, ...]:
+    names: tuple[str, ...] = _list_of(_word)(value)
+    left_out = [name for name in names if name.startswith("!")]
+    if "!" in names:
+        raise ValueError("a name after every !")
+    if left_out and len(left_out) < len(names):
+        raise ValueError("either names, or names after a !, which are left out; not both")
+    return names
+
+
 def _module(value: Any) -> str:
     if not all(part.isidentifier() for part in _text(value).split(".")):
         raise ValueError(f"the name of a module, not {shown(value)}")
@@ -361,10 +383,57 @@ INTERMITTENT: Mapping[str, Key] = {
     ),
 }
 
+_DEFECTS: Schema = _items({"type": "string", "pattern": r"^[^/ ]+(/[^/ ]+)?$"}, empty=True)
+DEFECTS_TABLE: Mapping[str, Key] = {
+    "with": Key(
+        _list_of(_defect, empty=True),
+        '["gloo"]',
+        "Owners, or single defects as owner/id, that count here whatever their backends and devices are.",
+        _DEFECTS,
+    ),
+    "without": Key(
+        _list_of(_defect, empty=True),
+        '["pytorch/tp_import"]',
+        "Owners, or single defects as owner/id, that do not count here.",
+        _DEFECTS,
+    ),
+    "keep": Key(
+        _list_of(_name, empty=True),
+        '["gloo"]',
+        "Owners of which a defect that does not show fails the run. It is not inherited.",
+        _items(_WORD, empty=True),
+    ),
+}
+
 LISTS = ("waiver", "intermittent")
 """Lists of tables at the top level."""
-TABLES = ("collectives", "features", "tolerance")
+TABLES = ("collectives", "features", "tolerance", "defects")
 """Tables at the top level that have keys of their own."""
+
+# files of defects
+
+_BACKENDS = Key(
+    _some_or_others, '["gloo"]', "Backends on which it shows, or after a ! those on which it does not.", _items(_WORD)
+)
+OWNER: Mapping[str, Key] = {
+    "owner": Key(_name, '"my-package"', "Who owns the defects; its file has the same name.", _WORD, required=True),
+    "about": Key(_text, '"what it is"', "A line about the owner, for people.", _TEXT),
+    "backends": _BACKENDS,
+}
+DEFECT: Mapping[str, Key] = {
+    "id": Key(
+        _name, '"what_is_wrong"', "Its name, which stays; that of its script, if it has one.", _WORD, required=True
+    ),
+    **WAIVER,
+    "intermittent": Key(_boolean, "true", "Whether tests end badly only now and then.", {"type": "boolean"}),
+    "backends": _BACKENDS,
+    "devices": Key(
+        _some_or_others, '["cpu"]', "Types of devices on which it shows, or after a ! the others.", _items(_WORD)
+    ),
+}
+DEFECT_NOW_AND_THEN: Mapping[str, Key] = {**DEFECT, "verdicts": INTERMITTENT["verdicts"]}
+DEFECT_LIST = "defect"
+"""The list of tables of a file of defects."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "": (*HEAD, *TABLES, *LISTS),
@@ -375,5 +444,8 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "tolerance.DTYPE": tuple(TOLERANCE),
     "waiver": tuple(WAIVER),
     "intermittent": tuple(INTERMITTENT),
+    "defects": tuple(DEFECTS_TABLE),
 }
 """Every key that a profile can have, by table."""
+DEFECT_KEYS: Mapping[str, tuple[str, ...]] = {"": (*OWNER, DEFECT_LIST), DEFECT_LIST: tuple(DEFECT)}
+"""Every key that a file of defects can have, by table."""

@@ -114,6 +114,15 @@ class Waiver:
     intermittent: bool = False
     place: str = ""
     """``file:line``."""
+    owner: str = ""
+    """The owner of the defect, or the name of the profile whose file has the waiver."""
+    defect: str = ""
+    """The id of the defect, unique among those of its owner; empty for a waiver in a profile's file."""
+
+    @property
+    def named(self) -> str:
+        """Its owner, with the id of the defect if it has one: ``pytorch/tp_frozen``."""
+        return f"{self.owner}/{self.defect}" if self.defect else self.owner
 
     def matches(self, nodeid: str) -> bool:
         """Return whether it is about a test."""
@@ -241,14 +250,32 @@ class Profile:
     claims: Claims = EVERYTHING
     tolerances: tuple[Tolerance, ...] = ()
     waivers: tuple[Waiver, ...] = ()
-    """All waivers, including intermittent ones, in the file's order; inherited ones come first."""
+    """All waivers, including intermittent ones: those of known defects first, then inherited ones, then its own, in the
+    order of the files."""
+    with_defects: tuple[str, ...] = ()
+    """Owners of defects, or single defects as ``owner/id``, that count whatever their backends and devices are."""
+    without_defects: tuple[str, ...] = ()
+    """Owners of defects, or single defects, that do not count."""
+    keeps: tuple[str, ...] = ()
+    """Owners of which a defect that does not show is an error."""
     file: str = ""
     bases: tuple[str, ...] = ()
     """Files of the profiles that it inherits from, nearest first."""
+    defect_files: tuple[str, ...] = ()
+    """Files of the defects that may count for it, whether any of them does."""
 
     def is_about(self, backend: str, device: str) -> bool:
         """Return whether its claims are about worlds of this backend on this device type."""
         return (self.backend, self.device) == (backend, device)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that decide what it is, its own first."""
+        return (self.file, *self.bases, *self.defect_files)
+
+    def expects(self, waiver: Waiver) -> bool:
+        """Return whether a waiver that is not needed is an error: one of its own, or of an owner whom it keeps."""
+        return not waiver.defect or waiver.owner in self.keeps
 
     @property
     def asks_for_device_name(self) -> bool:

@@ -1,13 +1,14 @@
-"""Read profiles from TOML, with the profiles that they inherit from; report each mistake with file, line and key."""
+"""Read profiles and defects from TOML; report each mistake with file, line and key."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from harness.profiles import keys
+from harness.profiles.defects import Defect, Defects, names_of, with_defects
 from harness.profiles.keys import BadItem, Key, nearest, shown_key
 from harness.profiles.model import (
     Claims,
@@ -34,13 +35,13 @@ Base = Callable[[str, str], tuple[str, str]]
 Errors: ValueError that says why there is none."""
 
 
-def read(path: Path, file: str = "", base: Base | None = None) -> Profile:
+def read(path: Path, file: str = "", base: Base | None = None, known: Sequence[Defects] = ()) -> Profile:
     """Read a profile.  ``file``: its name in messages.  Errors: :class:`ProfileError`."""
-    return parse(text_of(path, file), file or str(path), base)
+    return parse(text_of(path, file), file or str(path), base, known)
 
 
 def text_of(path: Path, file: str = "") -> str:
-    """Read the text of a profile.  ``file``: its name in messages.  Errors: :class:`ProfileError`."""
+    """Read the text of a profile or of defects.  ``file``: its name in messages.  Errors: :class:`ProfileError`."""
     file = file or str(path)
     try:
         data = contents(path, TOML_SIZE)
@@ -53,26 +54,56 @@ def text_of(path: Path, file: str = "") -> str:
         raise ProfileError([Mistake(file, line, "", f"not UTF-8: byte 0x{data[e.start]:02x}")]) from None
 
 
-def parse(text: str, file: str, base: Base | None = None) -> Profile:
+def parse(text: str, file: str, base: Base | None = None, known: Sequence[Defects] = ()) -> Profile:
     """Parse a profile.  ``file``: its name in messages.  ``base`` finds the profile that it inherits from.
 
+    ``known``: all known defects, of which those that concern the profile are among its waivers.
     Errors: :class:`ProfileError`, about this file or one that it inherits from.
     """
-    return _parsed(text, file, base, (file,))
+    return with_defects(_parsed(text, file, base, (file,), known), known)
 
 
-def _parsed(text: str, file: str, base: Base | None, seen: tuple[str, ...]) -> Profile:
+def parse_defects(text: str, file: str) -> Defects:
+    """Parse a file of defects.  ``file``: its name in messages.  Errors: :class:`ProfileError`."""
+    document, lines = _document(text, file)
+    reader = _Reader(file, lines)
+    owner = reader.defects(document)
+    reader.finish()
+    return owner
+
+
+def is_of_defects(text: str) -> bool:
+    """Return whether a text is a file of defects, which has an owner, and not a profile, which has a name."""
+    try:
+        document = toml(text.replace("\r\n", "\n"))
+    except Refused:
+        return False
+    return ("owner" in document or keys.DEFECT_LIST in document) and "name" not in document
+
+
+def defects_among(texts: Mapping[str, str]) -> tuple[Defects, ...]:
+    """Return the defects in texts of profiles and of defects, by the file's name in messages.
+
+    Errors: :class:`ProfileError`.
+    """
+    return tuple(parse_defects(text, file) for file, text in texts.items() if is_of_defects(text))
+
+
+def _document(text: str, file: str) -> tuple[Mapping[str, Any], Mapping[Where, int]]:
     text = text.replace("\r\n", "\n")
     try:
         document = toml(text)
     except Refused as e:
         raise ProfileError([Mistake(file, e.line, "", e.what)]) from None
-    lines = lines_of(text)
-    reader = _Reader(file, lines)
+    return document, lines_of(text)
+
+
+def _parsed(text: str, file: str, base: Base | None, seen: tuple[str, ...], known: Sequence[Defects]) -> Profile:
+    document, lines = _document(text, file)
+    reader = _Reader(file, lines, known)
     below = reader.base(document, base, seen)
     entries = reader.said(document, () if "inherits" in document else [n for n, k in keys.HEAD.items() if k.required])
-    if reader.mistakes:
-        raise ProfileError(_first(sorted(reader.mistakes, key=lambda mistake: mistake.line)))
+    reader.finish()
     return entries.over(below, file)
 
 
@@ -94,6 +125,7 @@ class _Said:
     features: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tolerances: tuple[Tolerance, ...] = ()
     waivers: tuple[Waiver, ...] = ()
+    defects: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def over(self, below: Profile | None, file: str) -> Profile:
         """Return the profile that results from these contents and the inherited profile.
@@ -121,10 +153,21 @@ class _Said:
             **head,
             claims=claims,
             tolerances=(*(t for t in under.tolerances if t.dtype not in own), *self.tolerances),
-            waivers=(*_inherited(under.waivers, self.head.get("inherit_waivers")), *self.waivers),
+            waivers=(
+                *_inherited(under.waivers, self.head.get("inherit_waivers")),
+                *(replace(waiver, owner=head["name"]) for waiver in self.waivers),
+            ),
+            with_defects=self.defects.get("with", under.with_defects),
+            without_defects=self.defects.get("without", under.without_defects),
+            keeps=self.defects.get("keep", ()),
             file=file,
             bases=(under.file, *under.bases) if below else (),
         )
+
+
+def _of_any_owner(name: str, known: Sequence[str]) -> str:
+    """Return the defect whose id is a name, of whichever owner; empty if there is none."""
+    return next((each for each in known if each.partition("/")[2] == name), "")
 
 
 def _inherited(waivers: Sequence[Waiver], globs: Sequence[str] | None) -> Iterator[Waiver]:
@@ -138,10 +181,16 @@ def _inherited(waivers: Sequence[Waiver], globs: Sequence[str] | None) -> Iterat
 class _Reader:
     """A check of a file's tables against their keys, which collects mistakes."""
 
-    def __init__(self, file: str, lines: Mapping[Where, int]) -> None:
+    def __init__(self, file: str, lines: Mapping[Where, int], known: Sequence[Defects] = ()) -> None:
         self.file = file
         self.lines = lines
+        self.known = known
         self.mistakes: list[Mistake] = []
+
+    def finish(self) -> None:
+        """Raise the mistakes, if there are any.  Errors: :class:`ProfileError`."""
+        if self.mistakes:
+            raise ProfileError(_first(sorted(self.mistakes, key=lambda mistake: mistake.line)))
 
     def line(self, where: Where) -> int:
         """Return the line of a value, or of the innermost table around it that has a line."""
@@ -153,7 +202,7 @@ class _Reader:
         """Note a mistake."""
         names = [shown_key(part) for part in where if isinstance(part, str)]
         count = next((i for i, part in enumerate(where) if not isinstance(part, str)), 0)
-        count = count or (1 if where[:1] in ((name,) for name in keys.LISTS) else 0)
+        count = count or (1 if where[:1] in ((name,) for name in (*keys.LISTS, keys.DEFECT_LIST)) else 0)
         table = [f"[[{'.'.join(names[:count])}]]"] if count else []
         key = " ".join([*table, *([".".join(names[count:])] if names[count:] else [])])
         self.mistakes.append(Mistake(self.file, self.line(where), key, what))
@@ -178,7 +227,7 @@ class _Reader:
         if len(seen) > _MOST_BASES:
             self.wrong(("inherits",), f"more than {_MOST_BASES} profiles, one over the other")
             return None
-        return _parsed(text, file, base, (*seen, file))
+        return _parsed(text, file, base, (*seen, file), self.known)
 
     def said(self, document: Mapping[str, Any], required: Sequence[str]) -> _Said:
         """Return the converted contents of the file."""
@@ -202,6 +251,8 @@ class _Reader:
         )
         entries.features = self.table(self.nested(document, "features"), keys.FEATURES_TABLE, ("features",))
         entries.tolerances = tuple(self.tolerances(self.nested(document, "tolerance")))
+        entries.defects = self.table(self.nested(document, "defects"), keys.DEFECTS_TABLE, ("defects",))
+        self.known_defects(entries.defects)
         return entries
 
     def tolerances(self, tables: Mapping[str, Any]) -> Iterator[Tolerance]:
@@ -222,6 +273,51 @@ class _Reader:
             return None
         place = f"{self.file}:{self.line(where)}"
         return Waiver(**self.conditioned(found), intermittent=kind == "intermittent", place=place)
+
+    # defects
+
+    def known_defects(self, named: Mapping[str, Sequence[str]]) -> None:
+        """Note names of owners and of defects that do not exist, and contradictions."""
+        owners, every = [each.owner for each in self.known], names_of(self.known)
+        for key, names in named.items():
+            existing = owners if key == "keep" else every
+            for name in names:
+                if name not in existing:
+                    near = self.near(name, existing) or _of_any_owner(name, existing)
+                    hint = f"did you mean {near}?" if near else f"owners are {', '.join(owners) or 'not known here'}"
+                    self.wrong(("defects", key), f"there is no {keys.shown(name)}; {hint}")
+        for name in set(named.get("with", ())) & set(named.get("without", ())):
+            self.wrong(("defects", "without"), f"{name} is in with, too")
+
+    def defects(self, document: Mapping[str, Any]) -> Defects:
+        """Return the contents of a file of defects."""
+        plain = {k: v for k, v in document.items() if k != keys.DEFECT_LIST}
+        head = self.table(plain, keys.OWNER, (), (keys.DEFECT_LIST,))
+        owner = head.get("owner", "")
+        if owner and owner != PurePosixPath(self.file).stem:
+            self.wrong(("owner",), f"the file of {owner} is called {owner}.toml")
+        listed: list[Defect] = []
+        ids: dict[str, Where] = {}
+        for where, table in self.tables(document.get(keys.DEFECT_LIST, []), (keys.DEFECT_LIST,)):
+            defect = self.defect(owner, where, table, head.get("backends", ()))
+            if defect is not None:
+                first = ids.setdefault(defect.waiver.defect, where)
+                if first is not where:
+                    self.wrong((*where, "id"), f"{defect.waiver.defect} is there already, in line {self.line(first)}")
+                listed.append(defect)
+        return Defects(owner, self.file, head.get("about", ""), tuple(listed))
+
+    def defect(self, owner: str, where: Where, table: Mapping[str, Any], backends: tuple[str, ...]) -> Defect | None:
+        """Return the defect of a table; None if it has mistakes.  ``backends``: where it shows unless it says so."""
+        known = keys.DEFECT_NOW_AND_THEN if table.get("intermittent") is True else keys.DEFECT
+        found = self.whole(table, known, where)
+        if found is None:
+            return None
+        backends, devices = found.pop("backends", backends), found.pop("devices", ())
+        place = f"{self.file}:{self.line(where)}"
+        defect = found.pop("id")
+        waiver = Waiver(**self.conditioned(found), place=place, owner=owner, defect=defect)
+        return Defect(waiver, backends, devices)
 
     # tables
 
@@ -252,9 +348,13 @@ class _Reader:
         when = Condition(**{k: values[k] for k in keys.CONDITION if k in values})
         return {**{k: v for k, v in values.items() if k not in keys.CONDITION}, "when": when}
 
+    def near(self, name: object, known: Sequence[str]) -> str:
+        """Return the nearest name, for the first mistakes only: a search takes 0.3 ms."""
+        return nearest(name, known) if len(self.mistakes) < _MOST_MISTAKES else ""
+
     def unknown(self, where: Where, known: Sequence[str]) -> str:
         """Note an unknown key.  Returns the key that was probably meant."""
-        near = nearest(where[-1], known) if len(self.mistakes) < _MOST_MISTAKES else ""  # a search takes 0.3 ms
+        near = self.near(where[-1], known)
         hint = f"did you mean {near}?" if near else f"known are {', '.join(known)}"
         self.wrong(where, f"no such key; {hint}")
         return near

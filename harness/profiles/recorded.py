@@ -11,13 +11,13 @@ from harness.results import ProfileText, WaiverEntry
 def as_recorded(profile: Profile, texts: Mapping[str, str], platform: Platform, subject: str) -> ProfileText:
     """Return the record of a profile.
 
-    ``texts``: the texts of its file and of the files that it inherits from, by their names in messages.  A run writes
-    the record, and a check of the run makes it again from the texts alone.
+    ``texts``: the texts of its file, of the files that it inherits from, and of the defects that may count for it, by
+    their names in messages.  A run writes the record, and a check of the run makes it again from the texts alone.
     """
     return ProfileText(
         name=profile.name,
         file=profile.file,
-        texts={file: texts[file] for file in (profile.file, *profile.bases) if file in texts},
+        texts={file: texts[file] for file in profile.files if file in texts},
         backend=profile.backend,
         device=profile.device,
         about=profile.about,
@@ -35,6 +35,8 @@ def as_recorded(profile: Profile, texts: Mapping[str, str], platform: Platform, 
                 verdicts=list(waiver.verdicts),
                 intermittent=waiver.intermittent,
                 applies=waiver.when.holds(platform) and subject in waiver.subjects,
+                owner=waiver.owner,
+                defect=waiver.defect,
             )
             for waiver in profile.waivers
         ],

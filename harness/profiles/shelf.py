@@ -1,21 +1,34 @@
-"""The search for profiles by name: next to the inheriting file, in the shipped folder, and in installed packages."""
+"""The search for profiles by name: next to the inheriting file, in the shipped folder, and in installed packages.
+
+Known defects are found here, too: those in the shipped folder, and those of installed packages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness import entry_points
-from harness.entry_points import PROFILES
+from harness.entry_points import DEFECTS, PROFILES, PluginError
+from harness.profiles.defects import Defects
 from harness.profiles.keys import nearest
 from harness.profiles.model import Profile
-from harness.profiles.reading import parse, text_of
+from harness.profiles.reading import defects_among, parse, parse_defects, text_of
 
 SHIPPED = Path("fixtures/profiles")
 """Folder of the shipped profiles, relative to the root directory."""
 
+SHIPPED_DEFECTS = Path("fixtures/defects")
+"""Folder of the shipped files of defects, relative to the root directory."""
+
 OURS = Path(__file__).parents[2] / SHIPPED
 """Folder of the shipped profiles in Concord's own tree, for profiles elsewhere that inherit from them."""
+
+
+def shipped_defects(root: Path) -> list[Path]:
+    """Return the files of defects under a root directory, or, if it has no such folder, those in Concord's own tree."""
+    folder = root / SHIPPED_DEFECTS
+    return sorted((folder if folder.is_dir() else OURS.parents[1] / SHIPPED_DEFECTS).glob("*.toml"))
 
 
 class Shelf:
@@ -29,6 +42,9 @@ class Shelf:
         self.root = root
         self.texts: dict[str, str] = dict(texts or {})
         """Texts by the file's name in messages."""
+        self.broken: list[str] = []
+        """Files of defects of packages that can't be read, one line each."""
+        self._defects = defects_among(self.texts) if texts is not None else None
 
     @property
     def folder(self) -> Path:
@@ -76,7 +92,41 @@ class Shelf:
     def read(self, path: Path) -> Profile:
         """Read a profile, with those that it inherits from.  Errors: :class:`ProfileError`."""
         file, text = self.text(path)
-        return parse(text, file, self.base)
+        return self.parse(text, file)
+
+    def parse(self, text: str, file: str) -> Profile:
+        """Parse a profile, with those that it inherits from and known defects.  Errors: :class:`ProfileError`."""
+        return parse(text, file, self.base, self.defects())
+
+    def defects(self) -> tuple[Defects, ...]:
+        """Return all known defects: PyTorch's and the backends' that are shipped, and those of packages.
+
+        They are those of the root directory if it has any, and otherwise those of Concord's own tree.  Errors:
+        :class:`ProfileError` for a shipped file; those of packages that can't be read are left out.
+        """
+        if self._defects is None:
+            shipped = [self._defects_in(path) for path in shipped_defects(self.root)]
+            self._defects = (*shipped, *self._of_packages({each.owner for each in shipped}))
+        return self._defects
+
+    def _of_packages(self, taken: set[str]) -> Iterator[Defects]:
+        for name, point in entry_points.points(DEFECTS)[0].items():
+            try:
+                if name in taken:
+                    raise PluginError(f"{point}: the defects of {name} are shipped with Concord")
+                of_package = self._defects_in(entry_points.defects_file(point))
+                anywhere = [each for each in of_package.defects if not each.backends or each.backends[0][0] == "!"]
+                if anywhere:
+                    why = "name its backends: only PyTorch's defects count for any backend"
+                    raise PluginError(f"{anywhere[0].waiver.place}: {anywhere[0].waiver.defect}: {why}")
+            except ValueError as e:
+                self.broken += str(e).split("\n")
+            else:
+                yield of_package
+
+    def _defects_in(self, path: Path) -> Defects:
+        file, text = self.text(path)
+        return parse_defects(text, file)
 
     def base(self, name: str, file: str) -> tuple[str, str]:
         """Find the profile that a file inherits from (:data:`Base`).  Returns its name in messages, and its text."""

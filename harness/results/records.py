@@ -86,6 +86,10 @@ class WaiverEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     intermittent: bool = False
     applies: bool = True
     """Whether it applies to the platform and the subject of this run."""
+    owner: str = ""
+    """The owner of the defect, or the name of the profile that has the waiver; empty in older files."""
+    defect: str = ""
+    """The id of the defect among those of its owner; empty for a waiver of the profile."""
 
 
 class ProfileText(msgspec.Struct, tag="profile", tag_field="record", kw_only=True):

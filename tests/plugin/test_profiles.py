@@ -87,6 +87,8 @@ PROFILE = (
     + entry("suites/*::test_other*", 'torch = "<2.11"')
 )
 WHERE = "fixtures/profiles/cpu-gloo.toml"
+ELSEWHERE = 'owner = "gloo"\nbackends = ["gloo"]\n' + entry("suites/*::test_not_here*", 'id = "x"', kind="defect")
+"""Known defects of which no test is there."""
 BAD = {"test_dies_unexpectedly[2ranks]": "crashed", "test_long_known[2ranks]": "failed"}
 WAIVED = {
     "test_known[2ranks]",
@@ -112,6 +114,7 @@ def folder(make_folder: Callable[[dict[str, str]], Folder]) -> Folder:
             "suites/collectives/test_it.py": SUITE,
             WHERE: PROFILE,
             "fixtures/profiles/cuda-nccl.toml": other,
+            "fixtures/defects/gloo.toml": ELSEWHERE,
         }
     )
 
@@ -149,9 +152,10 @@ class TestWaivers:
         assert "assert 1 == 2" in tests["test_known_without_ranks"].headline
 
     def test_profile_of_the_run(self, session: Session) -> None:
-        """The results say which profile the run went by, with a hash of its text."""
+        """The results say which profile the run went by, with a hash of its text and of the known defects'."""
         header = run_of(session).header
-        assert (header.profile, header.profile_hash) == ("cpu-gloo", hashlib.sha256(PROFILE.encode()).hexdigest())
+        both = hashlib.sha256(f"{PROFILE}\0{ELSEWHERE}".encode()).hexdigest()
+        assert (header.profile, header.profile_hash) == ("cpu-gloo", both)
 
     def test_verdicts(self, session: Session) -> None:
         """The results file has the verdict and the reason of each test, and the exit status of the run."""
@@ -160,7 +164,7 @@ class TestWaivers:
         assert {name for name, test in tests.items() if test.verdict == "waived"} == WAIVED
         assert {name for name, test in tests.items() if test.verdict == "passed"} == PASSED
         assert {name: test.verdict for name, test in tests.items() if name in BAD} == BAD
-        assert tests["test_known[2ranks]"].reason == "about suites/*::test_known* (unreported)"
+        assert tests["test_known[2ranks]"].reason == "about suites/*::test_known* (cpu-gloo, unreported)"
         unsupported = "unsupported: profile cpu-gloo claims worlds of 2, 3 ranks, not of 4"
         assert tests["test_too_large[4ranks]"].reason == unsupported
         assert (run.complete, run.exit_status) == (True, 1)
@@ -173,11 +177,12 @@ class TestWaivers:
         session.lines.fnmatch_lines(
             [
                 "*- waivers -*",
-                f"{WHERE}:5: about suites/[*]::test_known[*] (unreported, until 2999-12-31)",
+                f"{WHERE}:5: about suites/[*]::test_known[*] (cpu-gloo, unreported, until 2999-12-31)",
                 "    " + names.replace("[", "[[]"),
-                f"{WHERE}:11: about suites/[*]::test_dies[[]2ranks] (unreported, until 2999-12-31)",
+                f"{WHERE}:11: about suites/[*]::test_dies[[]2ranks] (cpu-gloo, unreported, until 2999-12-31)",
                 "    suites/collectives/test_it.py::test_dies[[]2ranks] crashed",
-                "*: about suites/[*]::test_now[*] (intermittent, unreported, until 2999-12-31)",
+                "*: about suites/[*]::test_now[*] (cpu-gloo, intermittent, unreported, until 2999-12-31)",
+                "*waived tests by owner: cpu-gloo 6",
             ]
         )
 
@@ -207,7 +212,7 @@ class TestWaivers:
     def test_shown_by_pytest(self, session: Session) -> None:
         """-rx shows why a test is waived."""
         expected = (
-            "XFAIL suites/collectives/test_it.py::test_dies[[]2ranks] - about suites/[*]::test_dies[[]2ranks] (un*"
+            "XFAIL suites/collectives/test_it.py::test_dies[[]2ranks] - about suites/[*]::test_dies[[]2ranks] (cpu-*"
         )
         session.lines.fnmatch_lines([expected])
 
@@ -219,6 +224,112 @@ class TestWaivers:
         assert [child.tag for child in case if child.tag in ("skipped", "failure")] == ["skipped"]
         properties = {p.get("name"): p.get("value") for p in case.iter("property")}
         assert (properties["concord.waived"], properties["concord.verdict"]) == (f"{WHERE}:11", "crashed")
+        assert (properties["concord.owner"], "concord.defect" in properties) == ("cpu-gloo", False)
+
+
+OWNED = """
+    def badly(rank):
+        assert rank.index == 7
+
+    def test_theirs(world):
+        world.run(badly)
+
+    def test_mine(world):
+        world.run(badly)
+
+    def test_absent(world):
+        world.run(lambda rank: None)
+"""
+THEIRS = (
+    'owner = "pytorch"\n'
+    + entry("suites/*::test_theirs*", 'id = "their_bug"', kind="defect")
+    + entry("suites/*::test_absent*", 'id = "gone_bug"', kind="defect")
+    + entry("suites/*::test_elsewhere*", 'id = "other_bug"', 'devices = ["!cpu"]', kind="defect")
+)
+VENDOR = HEAD.replace("cpu-gloo", "vendor") + entry("suites/*::test_mine*")
+
+
+@pytest.fixture(scope="module")
+def owned(make_folder: Callable[[dict[str, str]], Folder]) -> Folder:
+    """A suite in which a test fails for a defect of PyTorch and another for one of the vendor's."""
+    folder = make_folder({"suites/collectives/test_it.py": OWNED, "vendor.toml": VENDOR})
+    folder.write("strict.toml", VENDOR.replace("vendor", "strict") + '[defects]\nkeep = ["pytorch"]\n')
+    folder.write("without.toml", VENDOR + '[defects]\nwithout = ["pytorch/their_bug", "pytorch/gone_bug"]\n')
+    folder.write("wrong.toml", VENDOR + '[defects]\nwithout = ["pytorch/ther_bug"]\n')
+    folder.write("fixtures/defects/pytorch.toml", THEIRS)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[("-n0",), ("-n2",)], ids=["alone", "with workers"])
+def of_vendor(owned: Folder, request: pytest.FixtureRequest) -> Session:
+    out = f"out{request.param[0]}"
+    options = ("--concord-results", out, f"--junitxml={out}.xml", "-rx")
+    return owned.run("suites", "--profile", "vendor.toml", *request.param, *options)
+
+
+class TestKnownDefects:
+    def test_green(self, of_vendor: Session) -> None:
+        """A defect of PyTorch is waived without a word, and one that does not show fails no vendor's run."""
+        assert (of_vendor.counts, of_vendor.code) == ({"xfailed": 2, "passed": 1}, 0)
+
+    def test_summary(self, of_vendor: Session) -> None:
+        """The summary has the owner of each waived test, a count by owner, and what did not show."""
+        of_vendor.lines.fnmatch_lines(
+            [
+                "fixtures/defects/pytorch.toml:2: about * (pytorch/their_bug, unreported, until 2999-12-31)",
+                "    suites/collectives/test_it.py::test_theirs[[]2ranks] failed",
+                "vendor.toml:5: about * (vendor, unreported, until 2999-12-31)",
+                "    suites/collectives/test_it.py::test_mine[[]2ranks] failed",
+                "waived tests by owner: pytorch 1, vendor 1",
+                "1 known defect of pytorch did not show: gone_bug",
+            ]
+        )
+
+    def test_results(self, of_vendor: Session) -> None:
+        """Results have the text of the defects, and the owner and the id of each waiver."""
+        profile = run_of(of_vendor).profile
+        assert profile is not None
+        assert list(profile.texts) == ["vendor.toml", "fixtures/defects/pytorch.toml"]
+        assert [(w.owner, w.defect) for w in profile.waivers] == [
+            ("pytorch", "their_bug"),
+            ("pytorch", "gone_bug"),
+            ("vendor", ""),
+        ]
+
+    def test_junit(self, of_vendor: Session) -> None:
+        """JUnit XML has owner and defect as properties of the waived test."""
+        name = "out-n2.xml" if "workers" in of_vendor.out else "out-n0.xml"
+        owners = {}
+        for case in ElementTree.parse(of_vendor.folder / name).iter("testcase"):
+            properties = {p.get("name"): p.get("value") for p in case.iter("property")}
+            owners[case.get("name")] = (properties.get("concord.owner"), properties.get("concord.defect"))
+        assert owners == {
+            "test_theirs[2ranks]": ("pytorch", "their_bug"),
+            "test_mine[2ranks]": ("vendor", None),
+            "test_absent[2ranks]": (None, None),
+        }
+
+    def test_kept(self, owned: Folder) -> None:
+        """A profile that keeps the owner fails where a defect does not show."""
+        session = owned.run("suites", "--profile", "strict.toml")
+        assert (session.counts, session.code) == ({"xfailed": 2, "passed": 1, "stale": 1}, 1)
+        stale = (
+            "fixtures/defects/pytorch.toml:9: stale: passed: suites/collectives/test_it.py::test_absent[[]2ranks]; *"
+        )
+        session.lines.fnmatch_lines([stale])
+
+    def test_left_out(self, owned: Folder) -> None:
+        """A defect that the profile leaves out is waived no more, and nothing is said of it."""
+        session = owned.run("suites", "--profile", "without.toml")
+        assert (session.counts, session.code) == ({"xfailed": 1, "passed": 1, "failed": 1}, 1)
+        assert "known defect" not in session.out
+
+    def test_mistake(self, owned: Folder) -> None:
+        """A defect that there is not ends the session before it begins, with the nearest one."""
+        session = owned.run("suites", "--profile", "wrong.toml")
+        near = "there is no 'pytorch/ther_bug'; did you mean pytorch/their_bug?"
+        assert session.code == 4
+        assert f"ERROR: profile: wrong.toml:12: defects.without: {near}" in session.err + session.out
 
 
 @pytest.mark.parametrize(

@@ -132,3 +132,24 @@ def test_check(tmp_path: Path, concord: Callable[..., Any]) -> None:
         "bad.toml:5: collectives.ops: 'sum' is not a reduction; did you mean SUM?",
         "concord: 2 mistakes",
     ]
+
+
+def test_check_of_defects(tmp_path: Path, concord: Callable[..., Any]) -> None:
+    """Files of known defects are checked as profiles are, and a profile says how many it has of each owner."""
+    bad = tmp_path / "bad.toml"
+    bad.write_text('owner = "bad"\n[[defect]]\nid = "x"\ntest = ["suites/*"]\nlink = 3\n')
+    good = ROOT / "fixtures/defects/gloo.toml"
+    ended = concord("profile", "check", str(good), "cpu-gloo", str(bad))
+    assert ended.exit_code == 2
+    count = good.read_text().count("[[defect]]")
+    assert f"gloo.toml: {count} known defects of gloo\n" in ended.stdout
+    assert "cpu-gloo, gloo on cpu, " in ended.stdout
+    assert f"{count} of gloo" in ended.stdout
+    place = f"{bad}:"
+    assert [line.replace(place, "") for line in ended.stderr.splitlines()] == [
+        '2: [[defect]] reason: is missing; write reason = "what is wrong"',
+        "2: [[defect]] expires: is missing; write expires = 2027-06-30",
+        "4: [[defect]] test: no such key; did you mean tests?",
+        "5: [[defect]] link: a text in quotes, not 3",
+        "concord: 4 mistakes",
+    ]

@@ -177,6 +177,7 @@ def records(
         link="https://example.com/issues/1",
         expires="2027-06-30",
         verdicts=["failed"],
+        owner="made-up",
     )
     given = [] if seed == "default" else ["--concord-seed", "random" if drawn else seed]
     header = RunHeader(

@@ -367,6 +367,10 @@ FORGERIES: dict[str, tuple[Change, str]] = {
         waiver(reason="well"),
         f"the waiver {WAIVER}: its reason is well, and by the profile's text known",
     ),
+    "waiver-owner": (
+        waiver(owner="pytorch", defect="tp_frozen"),
+        f"the waiver {WAIVER}: its owner is pytorch, and by the profile's text made-up",
+    ),
     "waiver-link": (waiver(link="unreported"), f"the waiver {WAIVER}: its link is unreported, and by the profile's"),
     "waiver-expires": (waiver(expires="2037-06-30"), f"the waiver {WAIVER}: its expires is 2037-06-30, and by the"),
     "waiver-intermittent": (waiver(intermittent=True), f"the waiver {WAIVER}: its intermittent is True, and by the"),

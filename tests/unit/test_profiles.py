@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -81,6 +82,7 @@ class TestGoodFiles:
             ("passed", "hung"),
             intermittent=True,
             place="p.toml:4",
+            owner="cpu-gloo",
         )
         assert (second.place, second.when.torch, second.intermittent) == ("p.toml:10", ">=2.11", False)
         assert second.verdicts == ("failed", "crashed", "hung")
@@ -340,7 +342,8 @@ NOW = Conditions(TODAY, Platform("2.13.0+cpu"))
 
 
 def waiver(*tests: str, line: int = 1, expires: datetime.date = TODAY, **other: object) -> Waiver:
-    return Waiver(tests or ("*",), "wrong", "unreported", expires, place=f"p:{line}", **other)  # type: ignore[arg-type]
+    values: dict[str, Any] = {"place": f"p:{line}", "owner": "mine", **other}
+    return Waiver(tests or ("*",), "wrong", "unreported", expires, **values)
 
 
 def profile(*waivers: Waiver) -> Profile:
@@ -447,7 +450,11 @@ class TestReview:
         """Waived tests are grouped by waiver."""
         used = {"b": ("p:1", "hung"), "a": ("p:1", "failed")}
         found = review(profile(waiver()), {"a": "waived", "b": "waived"}, used, NOW, whole=True)
-        assert found.waived == ("p:1: wrong (unreported, until 2027-01-01)", "    a failed, b hung")
+        assert found.waived == (
+            "p:1: wrong (mine, unreported, until 2027-01-01)",
+            "    a failed, b hung",
+            "waived tests by owner: mine 2",
+        )
         assert (found.notes, found.stale) == ((), ())
 
     def test_stale(self) -> None:
