@@ -50,8 +50,12 @@ def build() -> Finding:
     """Describe the installed PyTorch, and what it was built for."""
     import torch
 
-    built = {name: version for name in ("cuda", "hip", "xpu") if (version := getattr(torch.version, name, None))}
-    built_for = ", ".join(f"{name} {version}" for name, version in built.items()) or "the host alone"
+    # The versions of the runtimes that it was built for; None for the others.
+    runtimes = {name: version for name, version in vars(torch.version).items() if name[0] != "_"}
+    built = [
+        f"{name} {v}" for name, v in runtimes.items() if isinstance(v, str) and name not in ("git_version", "version")
+    ]
+    built_for = ", ".join(built) or "the host alone"
     return Finding("PyTorch", f"{torch.__version__}, built for {built_for}")
 
 
