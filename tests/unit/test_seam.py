@@ -13,6 +13,7 @@ WORLDS = Path(__file__).parents[2] / "harness" / "worlds"
 
 BELOW = {
     "blackbox": "the page that a rank on this host shares with the controller",
+    "debugging": "runs on the rank",
     "guardian": "the process above the server",
     "listening": "waits for ranks on this host",
     "local": "starts ranks on this host",
