@@ -23,6 +23,7 @@ BELOW = {
     "processes": "processes as this kernel shows and ends them",
     "rank": "runs on the rank",
     "residue": "runs on the rank",
+    "runtimes": "runs in the server, on the ranks' host",
     "server": "runs on the ranks' host",
     "unpickling": "runs in the process that reads results first",
     "wire": "frames on a socket, for both ends of one",
