@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from harness import faults
-from harness.audit import mutants, worker
+from harness.audit import mutants, sites, worker
 from harness.audit.records import (
     FAILED,
     KILLED,
@@ -155,7 +155,7 @@ class Audit:
         self.kills: Counter[str] = Counter()
         self.equivalent = equivalents(root / EQUIVALENT)
         self.environment = {**environment({}), "torch": torch_version(), "subject": plan.subject}
-        files = [mutants.file(m) for c in plan.components for m in mutants.sources(c, plan.subject)]
+        files = [sites.file(m) for c in plan.components for m in mutants.sources(c, plan.subject)]
         self.files = list(dict.fromkeys(files))
         about = [plan.subject] if plan.subject != TORCH else []
         about += [*plan.components, *(["again"] if plan.again else [])]

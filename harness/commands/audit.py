@@ -127,9 +127,10 @@ def reach(
 
     Run it where the suites are. What an audit of the same tree has already recorded is reused.
     """
-    from harness.audit.mutants import file, sources
+    from harness.audit.mutants import sources
     from harness.audit.reach import report
     from harness.audit.run import Audit, Plan
+    from harness.audit.sites import file
     from harness.audit.table import Shown
 
     console = Console()

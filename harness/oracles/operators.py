@@ -23,7 +23,7 @@ class Operator(NamedTuple):
     ``empty``: it makes tensors without values.  ``view``: results lie in the operand's storage.  ``moves``: it is
     linear, and results are elements of operands or numbers among its arguments.  ``whole``: it is exact and not linear,
     so ranks, too, give it whole values; or it makes values.  Anything else is the rule of that name in
-    :mod:`harness.oracles.proof`.
+    :mod:`harness.oracles.proof_rules`.
     """
     rounds: bool = True
     """Whether results are rounded; if not, they are numbers from the inputs, or zero."""

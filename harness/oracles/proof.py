@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,16 +35,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.oracles.operators import OPERATORS, Proof, followed
+from harness.oracles.operators import OPERATORS, followed
+from harness.oracles.proof_rules import ENDLESS, RULES, Terms, Unproven, exponent_of, flattened
 
 aten = torch.ops.aten
 
 _BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
-_ENDLESS = 1 << 20  # the exponent of the granularity of zero, which every power of two divides
 _NOT_LOOKED_AT = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _MOST_SAID = 20
-_Terms = tuple[torch.Tensor, int]
-"""Magnitudes, and the exponent of the granularity."""
 
 
 class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own is not typed
@@ -102,23 +100,23 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if known.ignored:
             return func(*args, **kwargs)
         name, base = known.name, known.base
-        plans: list[_Terms | None] = []
+        plans: list[Terms | None] = []
         why = ""
         try:
             if func.namespace != "aten":
-                raise _Unproven("not an operation of aten")
+                raise Unproven("not an operation of aten")
             if known.listed:
                 for each, given, named in _single(func, name, args, kwargs):
                     plans += self._plan(each, _operation(each), given, named) or [None]
             else:
                 plans = self._plan(func, known, args, kwargs) or [None]
-        except _Unproven as reason:
+        except Unproven as reason:
             why = str(reason)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:  # a mistake of the caller is raised below
             why = f"could not be repeated on absolute values ({str(error).splitlines()[0]})"
         result = func(*args, **kwargs)
         changed = args[0] if known.in_place else kwargs.get("out", result)
-        outputs = _flat([changed])
+        outputs = flattened([changed])
         if why:
             plans = []
             if any(x.dtype not in _NOT_LOOKED_AT for x in _tensors((outputs, args, *kwargs.values()))):
@@ -130,19 +128,19 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     # What an operation does to magnitudes and granularity.
 
-    def _plan(self, func: Any, known: _Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
+    def _plan(self, func: Any, known: _Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Terms | None]:
         """Compute the facts of each result; None, or no entry, means that they start anew from the result's values.
 
-        Errors: _Unproven, with the reason.
+        Errors: Unproven, with the reason.
         """
         base = known.base
         if base in _EMPTY:
             return []
-        rule = _RULES.get(base)
+        rule = RULES.get(base)
         if (rule is None and base not in _EXACT) or func.__name__ in _OTHERWISE:
-            raise _Unproven("not known to be a sum of products")
-        numbers, tensors, floats, exponent = 0, 0, 0, _ENDLESS
-        for x in _flat((*args, *kwargs.values())):
+            raise Unproven("not known to be a sum of products")
+        numbers, tensors, floats, exponent = 0, 0, 0, ENDLESS
+        for x in flattened((*args, *kwargs.values())):
             if isinstance(x, torch.Tensor):
                 tensors += 1
                 if x.dtype not in _NOT_LOOKED_AT:
@@ -155,7 +153,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             return []
         if not floats:
             if rule is not None and (base in ("div", "mean") or kwargs.get("dtype") or numbers):
-                raise _Unproven("makes floating-point numbers of whole ones")
+                raise Unproven("makes floating-point numbers of whole ones")
             return []
         changed = args[0] if known.in_place else kwargs.get("out")
         if isinstance(changed, torch.Tensor) and not changed.dtype.is_floating_point:
@@ -168,13 +166,13 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             not args[0].dtype.is_floating_point or kwargs.get("dtype", args[0].dtype) != torch.float64
         ):
             return []
-        terms = self._mirror(func, args, kwargs)
+        terms = self.mirror(func, args, kwargs)
         if base in _TAKE_WHOLE_NUMBERS or (base in ("cat", "stack", "where") and floats < tensors):
             exponent = min(exponent, 0)
         # Numbers among the arguments may be negative.
         return [(x.abs_() if isinstance(x, torch.Tensor) else x, exponent) for x in terms]
 
-    def _mirror(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    def mirror(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Execute the same operation on magnitudes, in place if it is in place."""
         result = func(*map(self._shadow, args), **{k: self._shadow(v) for k, v in kwargs.items()})
         return list(result) if isinstance(result, (list, tuple)) else [result]
@@ -186,46 +184,46 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             return [self._shadow(e) for e in x]
         return x
 
-    def _terms(self, x: torch.Tensor | float) -> _Terms:
+    def terms(self, x: torch.Tensor | float) -> Terms:
         """Return the magnitude and the exponent of an operand, which is a tensor of any dtype or a number."""
         if not isinstance(x, torch.Tensor):
-            return abs(x), _exponent(float(x))  # type: ignore[return-value]  # wrapped by the operation
+            return abs(x), exponent_of(float(x))  # type: ignore[return-value]  # wrapped by the operation
         if x.dtype == torch.float64:
             seen = self._look(x)
             return seen.of(x), seen.exponent
         return (x if x.dtype == torch.bool else x.abs()), 0
 
-    def _require(self, magnitude: torch.Tensor, exponent: int, factor: float = 1.0) -> None:
+    def require(self, magnitude: torch.Tensor, exponent: int, factor: float = 1.0) -> None:
         """Require that sums up to ``magnitude`` times ``factor`` of multiples of ``2**exponent`` are representable.
 
-        Errors: _Unproven, which says what is missing.
+        Errors: Unproven, which says what is missing.
         """
         top = float(magnitude.amax()) * factor if magnitude.numel() else 0.0
         if top == 0:
             return
         if not math.isfinite(top):
-            raise _Unproven("infinity, NaN, or sums beyond float64")
+            raise Unproven("infinity, NaN, or sums beyond float64")
         half, above = math.frexp(top)
         # A power of two needs one bit less, except in float64, where it may be a larger number that was rounded.
         bits = above - exponent - (half == 0.5 and self._bits < 53) + self._spare
         if bits > self._bits:
             spare = f", {self._spare} of them spare" if self._spare else ""
-            raise _Unproven(f"partial sums need {bits} bits{spare}, {self._name} has {self._bits}")
+            raise Unproven(f"partial sums need {bits} bits{spare}, {self._name} has {self._bits}")
         if math.ldexp(top, self._beyond) > self._most:
             beyond = f", and 2^{self._beyond} times that on ranks" if self._beyond else ""
-            raise _Unproven(f"partial sums may reach {top:g}{beyond}, {self._name} {self._most:g}")
+            raise Unproven(f"partial sums may reach {top:g}{beyond}, {self._name} {self._most:g}")
         if exponent - self._beyond < self._least:
-            raise _Unproven(f"terms are multiples of 2^{exponent}, {self._name} goes down to 2^{self._least}")
+            raise Unproven(f"terms are multiples of 2^{exponent}, {self._name} goes down to 2^{self._least}")
 
     # The facts about every storage.
 
     def _look(self, x: torch.Tensor) -> _Watched:
         """Return the facts about a float64 tensor; those of a new one come from its whole storage.
 
-        Errors: _Unproven for another dtype.
+        Errors: Unproven for another dtype.
         """
         if x.dtype != torch.float64:
-            raise _Unproven(f"has an operand of {str(x.dtype).removeprefix('torch.')} among those of float64")
+            raise Unproven(f"has an operand of {str(x.dtype).removeprefix('torch.')} among those of float64")
         storage = x.untyped_storage()
         seen = self._watched.get(storage.data_ptr()) if x.numel() else _NOTHING
         if seen is None:
@@ -234,7 +232,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             seen = self._watched[storage.data_ptr()] = _Watched(storage, values.abs(), _granularity(values))
         return seen
 
-    def _note(self, name: str, output: torch.Tensor, terms: _Terms | None, *, forget: bool) -> None:
+    def _note(self, name: str, output: torch.Tensor, terms: Terms | None, *, forget: bool) -> None:
         """Keep the facts about a result, which lies in an operand's storage if the operation was in place."""
         if output.dtype != torch.float64:
             return self._say(f"aten.{name}", f"gives {str(output.dtype).removeprefix('torch.')}, not float64")
@@ -242,7 +240,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         seen = self._watched.get(storage.data_ptr())
         if forget and seen is None:
             flat = torch.zeros(storage.nbytes() // 8, dtype=torch.float64)
-            self._watched[storage.data_ptr()] = _Watched(storage, flat, _ENDLESS)
+            self._watched[storage.data_ptr()] = _Watched(storage, flat, ENDLESS)
             return None
         if terms is None or isinstance(output, nn.Parameter):
             values = output.detach()
@@ -254,7 +252,7 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             if size == magnitude.numel() and output.is_contiguous() and magnitude.is_contiguous():
                 self._watched[storage.data_ptr()] = _Watched(storage, magnitude.view(-1), exponent)
                 return None
-            seen = _Watched(storage, torch.zeros(size, dtype=torch.float64), _ENDLESS)
+            seen = _Watched(storage, torch.zeros(size, dtype=torch.float64), ENDLESS)
             self._watched[storage.data_ptr()] = seen
         mine = seen.of(output)
         if mine.data_ptr() != magnitude.data_ptr():
@@ -273,13 +271,13 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             self._say(what, f"{values[~same][0].item()!r} is not a number of {self._name}")
 
     def _scalar(self, x: float) -> int:
-        """Return the exponent of a number's granularity.  Errors: _Unproven for a number that the dtype lacks."""
+        """Return the exponent of a number's granularity.  Errors: Unproven for a number that the dtype lacks."""
         _, above = math.frexp(x)
-        exponent = _exponent(x)
+        exponent = exponent_of(x)
         if not math.isfinite(x) or abs(x) > self._most or (x and (above - exponent > self._bits)):
-            raise _Unproven(f"takes {x!r}, which is not a number of {self._name}")
+            raise Unproven(f"takes {x!r}, which is not a number of {self._name}")
         if x and exponent < self._least:
-            raise _Unproven(f"takes {x!r}, which is too small for {self._name}")
+            raise Unproven(f"takes {x!r}, which is too small for {self._name}")
         return exponent
 
     def _say(self, what: str, why: str) -> None:
@@ -291,10 +289,6 @@ class Exactness(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
 class NotExact(Exception):
     """The error that stops a computation that is not shown to be exact; it says why."""
-
-
-class _Unproven(Exception):
-    """The error for an operation that is not shown to be exact; it says why."""
 
 
 class _Watched:
@@ -310,42 +304,23 @@ class _Watched:
         return self.magnitude.as_strided(x.size(), x.stride(), x.storage_offset()) if x.numel() else x.detach()
 
 
-_NOTHING = _Watched(None, torch.zeros(0, dtype=torch.float64), _ENDLESS)
+_NOTHING = _Watched(None, torch.zeros(0, dtype=torch.float64), ENDLESS)
 
 
 def _granularity(x: torch.Tensor) -> int:
     """Return the exponent of the largest power of two that divides every element of float64[...]."""
     if not x.numel():
-        return _ENDLESS
+        return ENDLESS
     mantissa, exponent = np.frexp(x.reshape(-1).numpy())  # for so few elements, it takes a third of torch's time
     with np.errstate(invalid="ignore"):  # infinity and NaN are reported elsewhere
         whole = (mantissa * 2.0**53).astype(np.int64)
     lowest = np.frexp((whole & -whole).astype(np.float64))[1]  # k + 1 for 2**k, and 0 for zero
-    exponents = np.where(lowest > 0, exponent + lowest, _ENDLESS)
-    return min(int(exponents.min()) - 54, _ENDLESS)
-
-
-def _exponent(x: float) -> int:
-    """Return the exponent of the largest power of two that divides a number."""
-    if not x or not math.isfinite(x):
-        return _ENDLESS
-    above, below = x.as_integer_ratio()
-    return (above & -above).bit_length() - below.bit_length()
-
-
-def _flat(x: Sequence[Any]) -> list[Any]:
-    """Flatten nested lists and tuples, in order."""
-    items: list[Any] = []
-    for each in x:
-        if isinstance(each, (list, tuple)):
-            items += _flat(each)
-        else:
-            items.append(each)
-    return items
+    exponents = np.where(lowest > 0, exponent + lowest, ENDLESS)
+    return min(int(exponents.min()) - 54, ENDLESS)
 
 
 def _tensors(x: Sequence[Any]) -> list[torch.Tensor]:
-    return [each for each in _flat(x) if isinstance(each, torch.Tensor)]
+    return [each for each in flattened(x) if isinstance(each, torch.Tensor)]
 
 
 class _Operation(NamedTuple):
@@ -375,197 +350,20 @@ def _operation(func: Any) -> _Operation:
 def _single(
     func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """Split a _foreach operation into an operation for each element.  Errors: _Unproven."""
+    """Split a _foreach operation into an operation for each element.  Errors: Unproven."""
     one, kind = name.removeprefix("_foreach_"), func.__name__.split(".")[1]
     base = one.removesuffix("_")
     overload = {"add": "Tensor", "sub": "Tensor", "mul": "Tensor", "div": "Tensor"}.get(base, "default")
     if base not in ("add", "sub", "mul", "div", "neg", "zero", "copy", "addcmul"):
-        raise _Unproven("not known to be a sum of products")
+        raise Unproven("not known to be a sum of products")
     if base == "addcmul":
         if kind != "Scalar":
-            raise _Unproven("has a value for each tensor")
+            raise Unproven("has a value for each tensor")
         args, kwargs = args[:3], {"value": args[3] if len(args) > 3 else kwargs.get("value", 1)}
     each = getattr(getattr(aten, one), overload)
     for i in range(len(args[0])):
         yield each, tuple(x[i] if isinstance(x, (list, tuple)) else x for x in args), kwargs
 
-
-# Sums and products.
-
-_Rule = Callable[[Exactness, Any, tuple[Any, ...], dict[str, Any]], list[_Terms | None]]
-
-
-def _product(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """Follow mm, bmm, mv, dot and mul: a product of the first two operands."""
-    (a, i), (b, j) = watch._terms(args[0]), watch._terms(args[1])
-    magnitude = func(a, b, **_out(watch, kwargs))
-    watch._require(magnitude, i + j)
-    return [(magnitude, i + j)]
-
-
-def _added(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """Follow add, sub and rsub, with their ``alpha``."""
-    given, name = {**kwargs}, func.__name__
-    alpha = given.pop("alpha", args[2] if len(args) > 2 else 1)
-    (a, i), (b, j) = watch._terms(args[0]), watch._terms(args[1])
-    if name.startswith("rsub"):
-        a, b, i, j, alpha = b, a * abs(alpha), j, i + _exponent(float(alpha)), 1
-        a, b, i, j, func = b, a, j, i, aten.add.Tensor
-    elif name.startswith("sub"):
-        func = getattr(getattr(aten, _operation(func).name.replace("sub", "add")), name.split(".")[1])
-    exponent = min(i, j + _exponent(float(alpha)))
-    magnitude = func(a, b, alpha=abs(alpha), **_out(watch, given))
-    watch._require(magnitude, exponent)
-    return [(magnitude, exponent)]
-
-
-def _product_added(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """Follow addmm, its variants and addcmul: beta times the first plus alpha (or value) times the others' product."""
-    given = {**kwargs}
-    beta = given.pop("beta", args[3] if len(args) > 3 else 1)
-    alpha = given.pop("value", given.pop("alpha", args[4] if len(args) > 4 else 1))
-    factors = {"value": abs(alpha)} if "addcmul" in func.__name__ else {"beta": abs(beta), "alpha": abs(alpha)}
-    (c, k), (a, i), (b, j) = map(watch._terms, args[:3])
-    exponent = min(k + _exponent(float(beta)), i + j + _exponent(float(alpha)))
-    magnitude = func(c, a, b, **factors, **_out(watch, given))
-    watch._require(magnitude, exponent)
-    if 0 < abs(alpha) != 1:  # the product may be summed before it is scaled
-        watch._require(magnitude, min(exponent, i + j), max(1.0, 1 / abs(alpha)))
-    return [(magnitude, exponent)]
-
-
-def _summed(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """Follow sum, cumsum, and operations that sum while they move: linear in all their float64 operands."""
-    if any(x is True for x in args[4:5]) and "embedding" in func.__name__:
-        raise _Unproven("divides by how often an index occurs")
-    exponent = min([watch._terms(x)[1] for x in _floats(args)], default=_ENDLESS)
-    terms = watch._mirror(func, args, kwargs)
-    watch._require(terms[0], exponent)
-    return [(terms[0], exponent)]
-
-
-def _scattered(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """Follow index_add with its ``alpha``."""
-    alpha = kwargs.get("alpha", 1)
-    exponent = min(watch._terms(args[0])[1], watch._terms(args[3])[1] + _exponent(float(alpha)))
-    terms = watch._mirror(func, args, {**kwargs, "alpha": abs(alpha)})
-    watch._require(terms[0], exponent)
-    return [(terms[0], exponent)]
-
-
-def _averaged(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    (magnitude,) = watch._mirror(func, args, kwargs)
-    count = args[0].numel() // max(1, magnitude.numel())
-    if count < 1 or count & (count - 1):
-        raise _Unproven(f"divides by {count}, which is not a power of two")
-    exponent = watch._terms(args[0])[1]
-    watch._require(magnitude, exponent, float(count))
-    exponent -= count.bit_length() - 1
-    watch._require(magnitude, exponent)
-    return [(magnitude, exponent)]
-
-
-def _divided(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """Follow a division by powers of two."""
-    if kwargs.get("rounding_mode") is not None:
-        raise _Unproven("rounds")
-    by = torch.as_tensor(args[1], dtype=torch.float64).detach().abs()
-    half, above = torch.frexp(by)
-    if not bool((half == 0.5).all()):
-        raise _Unproven(f"divides by {by[half != 0.5].reshape(-1)[0].item():g}, which is not a power of two")
-    magnitude, exponent = watch._terms(args[0])
-    magnitude = func(magnitude, by if isinstance(args[1], torch.Tensor) else abs(args[1]), **_out(watch, kwargs))
-    exponent -= int(above.amax()) - 1 if by.numel() else 0
-    watch._require(magnitude, exponent)
-    return [(magnitude, exponent)]
-
-
-def _power(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    if not isinstance(args[1], (int, float)) or args[1] not in (1, 2, 3):
-        raise _Unproven("a power other than 1, 2 and 3")
-    magnitude, exponent = watch._terms(args[0])
-    magnitude, exponent = func(magnitude, args[1], **_out(watch, kwargs)), exponent * int(args[1])
-    watch._require(magnitude, exponent)
-    return [(magnitude, exponent)]
-
-
-def _negated(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    magnitude, exponent = watch._terms(args[0])
-    return [(magnitude.clone(), exponent)]
-
-
-def _masked(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """Follow threshold_backward and max_pool2d_with_indices_backward, which are linear in the first operand.
-
-    The other operands select elements.
-    """
-    magnitude, exponent = watch._terms(args[0])
-    named = {k: watch._terms(v)[0] if k in ("grad_input", "out") else v for k, v in kwargs.items()}
-    magnitude = func(magnitude, *args[1:], **named)
-    watch._require(magnitude, exponent)
-    return [(magnitude, exponent)]
-
-
-def _convolved(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    (a, i), (b, j) = watch._terms(args[0]), watch._terms(args[1])
-    c, k = watch._terms(args[2]) if args[2] is not None else (None, _ENDLESS)
-    magnitude = func(a, b, c, *args[3:], **_out(watch, kwargs))
-    watch._require(magnitude, min(i + j, k))
-    return [(magnitude, min(i + j, k))]
-
-
-def _convolved_back(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    if any(isinstance(x, torch.Tensor) for x in kwargs.values()):
-        raise _Unproven("writes to results given")
-    (g, h), (a, i), (b, j) = map(watch._terms, args[:3])
-    terms: list[_Terms | None] = []
-    for magnitude, exponent in zip(func(g, a, b, *args[3:], **kwargs), (h + j, h + i, h), strict=True):
-        if magnitude is not None:
-            watch._require(magnitude, exponent)
-        terms.append((magnitude, exponent))
-    return terms
-
-
-def _put(watch: Exactness, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Terms | None]:
-    """Follow index_put, which writes or adds.  Writing to duplicate indices is a race, which is not detected."""
-    exponent = min(watch._terms(args[0])[1], watch._terms(args[2])[1])
-    (magnitude,) = watch._mirror(func, args, kwargs)
-    if kwargs.get("accumulate", args[3] if len(args) > 3 else False):
-        watch._require(magnitude, exponent)
-    return [(magnitude, exponent)]
-
-
-def _floats(args: Sequence[Any]) -> list[torch.Tensor]:
-    return [x for x in _flat(args) if isinstance(x, torch.Tensor) and x.dtype == torch.float64]
-
-
-def _out(watch: Exactness, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of an operation on magnitudes: only ``out``, which says where its result goes.
-
-    Errors: _Unproven for other keyword arguments.
-    """
-    if any(v is not None for k, v in kwargs.items() if k not in ("out", "rounding_mode")):
-        raise _Unproven(f"takes {', '.join(sorted(kwargs))}")
-    return {"out": watch._terms(kwargs["out"])[0]} if "out" in kwargs else {}
-
-
-_FOLLOWED: dict[Proof, _Rule] = {
-    "product": _product,
-    "added": _added,
-    "product_added": _product_added,
-    "summed": _summed,
-    "scattered": _scattered,
-    "averaged": _averaged,
-    "divided": _divided,
-    "power": _power,
-    "negated": _negated,
-    "masked": _masked,
-    "convolved": _convolved,
-    "convolved_back": _convolved_back,
-    "put": _put,
-}
-_RULES = {name: _FOLLOWED[op.proof] for name, op in OPERATORS.items() if op.proof in _FOLLOWED}
-"""The rule of each operation that adds or multiplies, by the operation's name."""
 
 _EMPTY, _VIEWS, _WHOLE = followed("empty"), followed("view"), followed("whole")
 _EXACT = _VIEWS | _WHOLE | followed("moves")

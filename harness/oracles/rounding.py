@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +12,8 @@ from torch._C._functorch import is_batchedtensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.oracles.operators import OPERATORS, Operator
+from harness.oracles.rounding_noise import cut_before, cut_out, noise_of
+from harness.oracles.rounding_operations import Operation, length_of, one_by_one, operation_of, without_writing
 
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """Unit roundoff: the largest relative error of one rounding to nearest."""
@@ -22,8 +23,6 @@ WIDEN = 3.0
 
 _TRUE = torch.float64
 _HALF_TINY = 2.0**-25  # half the distance between float16's smallest numbers
-_NOISE = 1 << 13
-
 _UNKNOWN = Operator()
 
 
@@ -31,17 +30,6 @@ class _Slot(NamedTuple):
     """A placeholder for a tensor in recorded arguments."""
 
     number: int
-
-
-class _Operation(NamedTuple):
-    """What the tape needs to know about an operation."""
-
-    kind: str
-    """view, exact, pointwise, reduction, random, made (no tensors as inputs), list (a _foreach operation), read
-    (returns no tensor) or unknown."""
-    name: str
-    """The name without the trailing underscore of operations that write to their first argument."""
-    writes: bool
 
 
 class _Errors(NamedTuple):
@@ -102,11 +90,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        operation = _operation(func)
+        operation = operation_of(func)
         kind = operation.kind
         if kind == "list":
             with self:
-                return _one_by_one(operation.name, args, kwargs)
+                return one_by_one(operation.name, args, kwargs)
         if kind == "read":
             return func(*args, **kwargs)
         if kind == "made" or (kind == "random" and not operation.writes):
@@ -192,7 +180,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._steps.append(_Step(call, given, {}, written=slot, errors=_Errors(results=unit)))
 
     def _write(
-        self, func: Any, operation: _Operation, args: tuple[Any, ...], taken: tuple[Any, ...], named: dict[str, Any]
+        self, func: Any, operation: Operation, args: tuple[Any, ...], taken: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
         target, slot = args[0], taken[0].number
         self._mutated.add(_storage(target))
@@ -201,9 +189,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._steps.append(_Step(torch.clone, (_Slot(drawn),), {}, written=slot))
             return
         errors = self._errors(operation, args, (target,))
-        self._steps.append(_Step(_without_writing(func, operation.name), taken, named, written=slot, errors=errors))
+        self._steps.append(_Step(without_writing(func, operation.name), taken, named, written=slot, errors=errors))
 
-    def _errors(self, operation: _Operation, args: tuple[Any, ...], results: Sequence[Any]) -> _Errors:
+    def _errors(self, operation: Operation, args: tuple[Any, ...], results: Sequence[Any]) -> _Errors:
         if operation.kind == "exact" or not any(isinstance(t, torch.Tensor) and t.dtype == _TRUE for t in results):
             return _NONE
         unit, within = self._unit, self._unit_within
@@ -212,7 +200,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return _Errors(first=within if known.cancels else 0.0, results=unit)
         if known.own_precision:
             within = unit
-        length = _length(operation.name, args, results)
+        length = length_of(operation.name, args, results)
         return self._sum(length, within, known.factors)
 
     def _sum(self, length: int, within: float, leading: int = 1) -> _Errors:
@@ -272,7 +260,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         The first sample has no random errors.
         """
         outputs = [self._slot(tensor) for tensor in wanted]
-        noise, rounded, starts = _noise(samples, seed)
+        noise, rounded, starts = noise_of(samples, seed)
         if self._dtype == torch.float16:
             rounded = rounded.index_fill(0, torch.tensor(0), True)  # it underflows as every run does
         env: dict[int, torch.Tensor] = {}
@@ -293,7 +281,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tiny[1::2] = 0
 
         # To cut an error out of the noise costs as much as to inject it, unless an earlier program has cut it already.
-        cut = [_cut_before(samples, seed, at, shape) for at, shape in enumerate(self._shapes_of_errors(), 1)]
+        cut = [cut_before(samples, seed, at, shape) for at, shape in enumerate(self._shapes_of_errors(), 1)]
 
         def once(
             values: Sequence[torch.Tensor], tiny: torch.Tensor, noise: torch.Tensor, cut: Sequence[torch.Tensor]
@@ -362,7 +350,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             at += 1
             if at <= len(cut) and cut[at - 1].shape == shape:
                 return cut[at - 1]
-            return _cut(noise, starts[at % len(starts)], shape)
+            return cut_out(noise, starts[at % len(starts)], shape)
 
         def moved(tensor: torch.Tensor, size: float) -> torch.Tensor:
             if not half:
@@ -405,8 +393,6 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tuple([of_each(env[slot]) for slot in outputs])
 
 
-_RANDOM = ("rand", "bernoulli", "normal", "uniform", "exponential", "multinomial", "log_normal", "geometric", "cauchy")
-
 _Place = tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]
 _NONE = _Errors()
 
@@ -418,110 +404,6 @@ def _storage(tensor: torch.Tensor) -> int:
 
 def _place(tensor: torch.Tensor) -> _Place:
     return _storage(tensor), int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype
-
-
-@lru_cache(maxsize=8)
-def _noise(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Draw the noise of all samples.
-
-    Returns errors, uniform from -1 to 1, as [1 + samples, _NOISE]; which constants are rounded to the dtype, as bool
-    [1 + samples, 61]; and places in the errors to start at.  The first sample has no errors and no rounded constants.
-    In every second sample, all constants are rounded.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.rand(samples + 1, _NOISE, generator=generator, dtype=_TRUE) * 2 - 1
-    noise[0] = 0
-    rounded = torch.rand(samples + 1, 61, generator=generator) < 0.5
-    rounded[0] = False
-    rounded[1::2] = True
-    return noise, rounded, torch.randint(0, _NOISE // 2, (4093,), generator=generator).tolist()
-
-
-def _cut(noise: torch.Tensor, start: int, shape: torch.Size) -> torch.Tensor:
-    """Cut errors of a shape, [..., *shape], out of the noise, [..., _NOISE], which is repeated if it is too short."""
-    count = shape.numel()
-    if count > _NOISE // 2:
-        noise, start = noise.repeat(*[1] * (noise.dim() - 1), -(-count // _NOISE)), 0
-    return noise[..., start : start + count].view(*noise.shape[:-1], *shape)
-
-
-@lru_cache(maxsize=4096)
-def _cut_before(samples: int, seed: int, at: int, shape: torch.Size) -> torch.Tensor:
-    """Return the errors of all samples at one place of a run: [1 + samples, *shape], a view of the noise.
-
-    Errors that are too large to be kept have the shape [1 + samples, 0].
-    """
-    noise, _, starts = _noise(samples, seed)
-    return noise[:, :0] if shape.numel() > _NOISE // 2 else _cut(noise, starts[at % len(starts)], shape)
-
-
-@cache
-def _operation(func: Any) -> _Operation:
-    schema = func._schema
-    full = schema.name.removeprefix("aten::")
-    name = full.removesuffix("_")
-    writes = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
-    if full.startswith("_foreach_"):
-        return _Operation("list", name.removeprefix("_foreach_") + full[len(name) :], bool(writes))
-    if not any("Tensor" in str(r.type) for r in schema.returns):
-        return _Operation("unknown" if writes else "read", name, bool(writes))
-    tensors_in = any("Tensor" in str(a.type) for a in schema.arguments)
-    if writes and (writes != [0] or torch.Tag.inplace_view in func.tags or name in ("set", "resize", "resize_as")):
-        kind = "unknown"
-    elif not tensors_in:
-        kind = "made"
-    elif torch.Tag.nondeterministic_seeded in func.tags and name.startswith(_RANDOM):
-        kind = "random"
-    elif not writes and any(r.alias_info is not None for r in schema.returns):
-        kind = "view"
-    elif not OPERATORS.get(name, _UNKNOWN).rounds:
-        kind = "exact"
-    else:
-        kind = "pointwise" if torch.Tag.pointwise in func.tags else "reduction"
-    return _Operation(kind, name, bool(writes))
-
-
-def _without_writing(func: Any, name: str) -> Callable[..., Any]:
-    """Return an operation whose result is what ``func`` writes to its first argument."""
-    if name == "copy":
-        return lambda target, source, non_blocking=False: source.to(target.dtype).expand(target.shape)
-    if name == "zero":
-        return torch.zeros_like
-    # vmap has no rule for these, and would execute them one sample at a time.
-    if name == "lerp":
-        return lambda start, end, weight: start + weight * (end - start)
-    if name == "addcdiv":
-        return lambda start, a, b, value=1: torch.add(start, a / b, alpha=value)
-    packet = getattr(torch.ops.aten, name)
-    return getattr(packet, func._overloadname)  # type: ignore[no-any-return]
-
-
-def _one_by_one(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Execute a _foreach operation as one operation on each tensor."""
-    call = getattr(torch.ops.aten, "linalg_vector_norm" if name == "norm" else name)
-    count = len(args[0])
-
-    def item(value: Any, i: int) -> Any:
-        return value[i] if isinstance(value, (list, tuple)) and len(value) == count else value
-
-    results = [
-        call(*[item(a, i) for a in args], **{key: item(value, i) for key, value in kwargs.items()})
-        for i in range(count)
-    ]
-    return None if name.endswith("_") else results
-
-
-def _length(name: str, args: tuple[Any, ...], results: Sequence[Any]) -> int:
-    """Estimate how many terms the sums inside an operation have."""
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    if name in ("mm", "bmm", "addmm", "baddbmm"):
-        return int(args[-1 if name in ("mm", "bmm") else 2].shape[-2])
-    if name == "convolution":
-        return int(args[1].numel() // max(1, args[1].shape[0]))
-    most = max((t.numel() for t in tensors), default=1)
-    least = min((t.numel() for t in results if isinstance(t, torch.Tensor)), default=1)
-    last = max((t.shape[-1] for t in tensors if t.dim()), default=1)
-    return max(1, last, most // max(1, least))
 
 
 __all__ = ["UNIT", "Tape"]

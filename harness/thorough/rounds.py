@@ -13,7 +13,7 @@ import importlib.metadata
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest  # raised by Hypothesis if there is nothing to replay
@@ -35,7 +35,7 @@ from harness.thorough.journal import (
     Session,
     key_of,
 )
-from harness.thorough.live import Live
+from harness.thorough.telling import Ticker, table
 
 ROUND = 100
 """The number of examples from one seed."""
@@ -96,10 +96,10 @@ class Thorough:
             self._folder = config.rootpath / (os.environ.get(STATE) or Path("reports") / "out" / "thorough")
             self._session = secrets.token_hex(8)
         self._journal = self._opened()
-        self._ticker: _Ticker | None = None
+        self._ticker: Ticker | None = None
         if worker is None:
             self._begin()
-            self._ticker = _Ticker(self._opened(), self.effort, config)
+            self._ticker = Ticker(self._opened(), self.effort, config)
 
     def _opened(self) -> Journal:
         path = self._folder / "progress.jsonl"
@@ -403,64 +403,11 @@ class _Watch:
             self._broken = e
 
 
-class _Ticker:
-    """Shows the progress of properties at intervals. It reads the journal, whatever else the process does."""
-
-    def __init__(self, kept: Journal, asked: Effort, config: pytest.Config) -> None:
-        self._journal, self._asked = kept, asked
-        self._seen: dict[str, tuple[int, int]] = {}
-        every = min(60.0, max(1.0, asked.budget / 60)) if asked.budget else 30.0
-        live = Live(config, self._news, every, "concord-progress")
-        self.start, self.stop = live.start, live.stop
-
-    def _news(self) -> str:
-        try:
-            tally = self._journal.read()
-        except JournalError:
-            return ""  # the process that runs tests meets and reports it, too
-        lines = []
-        for key, p in tally.properties.items():
-            counts = p.passed, p.given_up
-            if p.outcome or counts == self._seen.get(key, (0, 0)):
-                continue
-            self._seen[key] = counts
-            lines.append(f"concord: {line_of(p, timed=bool(self._asked.budget))}")
-        return "\n".join(lines) + f"; {tally.done} of {len(tally.properties)} properties done\n" if lines else ""
-
-
 def count_of(item: pytest.Item) -> int:
     """Return the number of examples that a property has by default; 0 for other tests."""
     function: Any = getattr(item, "obj", None)
     inner = getattr(getattr(function, "hypothesis", None), "inner_test", None)
     return int(getattr(inner, "concord_examples", 0) or getattr(function, "concord_examples", 0)) if inner else 0
-
-
-def line_of(p: Progress, *, timed: bool) -> str:
-    """Return a line about the progress of a property."""
-    left = f"{shown(max(0.0, p.goal - p.seconds))} left" if timed else f"{max(0, round(p.goal) - p.passed)} left"
-    return f"{p.test}: {p.passed} passed, {p.given_up} given up, {shown(p.seconds)}, {left}"
-
-
-def table(properties: Any) -> Iterator[str]:
-    """Yield the lines of a table of what a run has done."""
-    rows = [
-        (
-            p.test,
-            str(p.passed),
-            str(len(p.contents)),
-            str(p.given_up),
-            shown(p.seconds),
-            (p.outcome or ("interrupted" if p.seconds else "not begun"))
-            + (f" (seed {p.seed})" if p.outcome == "failed" and p.seed is not None else ""),
-        )
-        for p in properties
-    ]
-    head = ("property", "passed", "unique", "given up", "time", "outcome")
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(5)]
-    for row in (head, *rows):
-        yield "  ".join(
-            [f"{row[0]:<{widths[0]}}", *(f"{x:>{w}}" for x, w in zip(row[1:5], widths[1:], strict=True)), row[5]]
-        )
 
 
 def _version(name: str) -> str:

@@ -27,44 +27,8 @@ from harness.worlds.launch import AUTOLOAD, Exit, LaunchError, ServerLost, impor
 from harness.worlds.listening import LocalListener
 from harness.worlds.local_rank import LocalRank
 from harness.worlds.network import Refusal
+from harness.worlds.preloading import preload_of
 from harness.worlds.rank import RankSetup
-
-PRELOAD = (
-    "torch",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.tensor.parallel.fsdp",
-    "torch.distributed._composable.replicate",
-    "torch.distributed._composable.replicate_with_fsdp",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.nn.parallel.distributed",
-    "torch._dynamo",
-    "torch._dynamo.convert_frame",
-    "torch._dynamo.backends.registry",
-    "torch._dynamo.testing",
-    "torch._functorch.aot_autograd",
-    "torch._functorch.compilers",
-    "torch._inductor.compile_fx",
-    "functorch.compile",
-    "torch.fx.experimental.symbolic_shapes",
-    "torch.profiler._cupti_monitor",
-    "sympy",
-)
-"""Modules that the server imports once, so that no rank has to; modules that a PyTorch does not have are skipped."""
-
-_OF_RANKS = (
-    "cloudpickle",
-    "_pytest.assertion",
-    "_pytest._code",
-    "harness.worlds.rank",
-    "harness.worlds.recorder",
-    "harness.oracles.exact",
-)
-"""Imported in the server in any case."""
-
-PRELOAD_VARIABLE = "CONCORD_PRELOAD"
-"""The environment variable that replaces :data:`PRELOAD`: names of modules, with commas between them."""
 
 RANK_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # as torchrun does: many ranks share the cores
@@ -82,12 +46,6 @@ _UNFORKABLE = (
 )
 _ENDING = 3.0  # seconds for the guardian to end everything below it
 _MOST_PACKET = 65536
-
-
-def preload_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the modules that the server imports: those that ``CONCORD_PRELOAD`` names, or :data:`PRELOAD`."""
-    names = tuple(name.strip() for name in environment.get(PRELOAD_VARIABLE, "").split(",") if name.strip())
-    return (names or PRELOAD) + _OF_RANKS
 
 
 class LocalLauncher:

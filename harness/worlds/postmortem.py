@@ -22,7 +22,7 @@ _TRANSPORT = re.compile(
 )
 _GROUP_ERROR = re.compile(r"^torch\.distributed\.|\bgloo/transport/|\bProcessGroup[A-Z]+\b|\bNCCL error\b")
 """Matches the type or message of errors of process groups, wherever they are raised."""
-_OURS = ("/harness/worlds/rank.py", "/harness/worlds/server.py")
+_OURS = ("/harness/worlds/rank.py", "/harness/worlds/debugging.py", "/harness/worlds/server.py")
 _OUTPUT_SHOWN = 4000
 _MOST_FRAMES = 200  # of a stack that is shown
 _LONGEST_DUMP = 1 << 20  # characters

@@ -7,7 +7,6 @@ thread, and reports how each ended.  It never decides anything: the controller j
 from __future__ import annotations
 
 import atexit
-import bdb
 import contextlib
 import faulthandler
 import os
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.worlds import answers, evidence, monitor, residue, unpickling, wire
 from harness.worlds.blackbox import BlackBox
+from harness.worlds.debugging import Debugging
 from harness.worlds.launch import AUTOLOAD
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ class _RankProcess:
         self.job = 0
         self.pid = os.getpid()
         self.known: tuple[bytes, Any] = (b"", None)
+        self.debugging = Debugging(self, setup.index, setup.debug_rank)
 
     def live(self, watch: socket.socket, listener: int | None) -> None:
         self.adopt_environment()
@@ -174,7 +175,7 @@ class _RankProcess:
         except BaseException as e:
             self.send(answers.raised(0, self.describe(e)))
             signal.pause()  # the controller kills us once it has collected the evidence
-        sys.breakpointhook = self.breakpoint
+        sys.breakpointhook = self.debugging.breakpoint
         baseline = residue.take(self.setup.device)
         self.answer(answers.Ready(0, self.control.fileno()))
         while True:
@@ -285,10 +286,7 @@ class _RankProcess:
             self.end_if_forked(None)
         except BaseException as e:
             self.end_if_forked(e)
-            if self.setup.debug_rank == self.rank.index and not isinstance(e, SystemExit | bdb.BdbQuit):
-                with contextlib.suppress(BaseException):
-                    where = e.__traceback__.tb_next if e.__traceback__ is not None else None
-                    self.debug(lambda pdb: pdb.interaction(None, where))
+            self.debugging.failed(e)
             report = self.describe(e)
             e.__traceback__ = None
             self.flush()
@@ -354,55 +352,6 @@ class _RankProcess:
         self.flush()
         os._exit(0)
 
-    # debugging
-
-    def debug(self, use: Any) -> None:
-        with self.terminal() as (stdin, stdout):
-            use(_debugger(self.rank.index, stdin, stdout))
-
-    @contextlib.contextmanager
-    def terminal(self) -> Iterator[tuple[Any, Any]]:
-        """Borrow the controller's own terminal; yields its input and output streams."""
-        stdin, stdout = self.borrow_terminal()
-        try:
-            yield stdin, stdout
-        finally:
-            stdin.close()
-            stdout.close()
-            self.answer(answers.Debugged(self.job))
-
-    def borrow_terminal(self) -> tuple[Any, Any]:
-        self.box.enter("debugging", self.job)
-        self.answer(answers.Debug(self.job))
-        stdin, stdout = wire.receive(self.control, self.reader)
-        try:
-            return _open_terminal(stdin, os.O_RDONLY), _open_terminal(stdout, os.O_WRONLY)
-        except OSError as e:
-            self.answer(answers.Debugged(self.job))
-            raise RuntimeError(f"no terminal to debug on: {e}") from e
-
-    def breakpoint(self, *_args: Any, **_kwargs: Any) -> None:
-        """Implement ``breakpoint()``: debug here if this rank is being debugged; a no-op if another one is.
-
-        Errors: RuntimeError if no rank is being debugged.
-        """
-        index = self.rank.index
-        if self.setup.debug_rank is None:
-            raise RuntimeError(
-                f"breakpoint() on rank {index}, which has no terminal: run pytest with --rank-pdb {index}"
-            )
-        if self.setup.debug_rank != index:
-            return
-        stdin, stdout = self.borrow_terminal()
-
-        def leave() -> None:
-            stdin.close()
-            stdout.close()
-            self.box.enter("running", self.job)
-            self.answer(answers.Debugged(self.job))
-
-        _debugger(self.rank.index, stdin, stdout, leave).set_trace(sys._getframe(1))
-
 
 def _import_device_packages() -> None:
     """Import the packages that extend torch, as ``import torch`` does; the server imported torch without them.
@@ -437,41 +386,3 @@ def _without(message: bytes) -> Iterator[None]:
         os.close(held)
         if kept:
             os.write(2, b"".join(kept))
-
-
-def _open_terminal(ways: Sequence[str], flags: int) -> Any:
-    """Open a stream on the controller's terminal, by the first path that leads there.
-
-    The terminal must not become our controlling terminal: it would be hung up when we end.
-    """
-    for path in ways:
-        try:
-            return os.fdopen(os.open(path, flags | os.O_NOCTTY), "r" if flags == os.O_RDONLY else "w")
-        except OSError as e:
-            error = e
-    raise error
-
-
-def _debugger(index: int, stdin: Any, stdout: Any, leave: Any = None) -> Any:
-    import pdb  # noqa: T100  --rank-pdb needs it
-
-    class RankPdb(pdb.Pdb):
-        left = False
-
-        def leave(self) -> None:
-            if leave is not None and not self.left:
-                self.left = True
-                leave()
-
-        def set_continue(self) -> None:
-            super().set_continue()
-            self.leave()
-
-        def set_quit(self) -> None:
-            super().set_quit()
-            self.leave()
-
-    debugger = RankPdb(stdin=stdin, stdout=stdout, nosigint=True)
-    debugger.prompt = f"(rank {index}) "
-    debugger.reset()
-    return debugger

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from harness import Pool, Rank, World, WorldSpec
-from harness.worlds.local import PRELOAD, RANK_ENVIRONMENT, LocalLauncher
+from harness.worlds.local import RANK_ENVIRONMENT, LocalLauncher
+from harness.worlds.preloading import PRELOAD
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow

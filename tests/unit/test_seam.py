@@ -13,6 +13,7 @@ WORLDS = Path(__file__).parents[2] / "harness" / "worlds"
 
 BELOW = {
     "blackbox": "the page that a rank on this host shares with the controller",
+    "debugging": "runs on the rank",
     "guardian": "the process above the server",
     "listening": "waits for ranks on this host",
     "local": "starts ranks on this host",
@@ -22,6 +23,7 @@ BELOW = {
     "processes": "processes as this kernel shows and ends them",
     "rank": "runs on the rank",
     "residue": "runs on the rank",
+    "runtimes": "runs in the server, on the ranks' host",
     "server": "runs on the ranks' host",
     "unpickling": "runs in the process that reads results first",
     "wire": "frames on a socket, for both ends of one",

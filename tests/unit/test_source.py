@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 PRIVATE_TORCH = {
     "harness/audit/mutants.py": "names of the modules whose functions are edited",
+    "harness/audit/sites.py": "a call that only logs is known by its name",
     "harness/worlds/wire.py": "tensors of newer dtypes can only be put together again by torch's own function",
     "harness/worlds/unpickling.py": "pickles of tensors name the functions that put them together",
     "harness/worlds/monitor.py": "the Flight Recorder has no public reader, nor have the names of process groups",
@@ -22,7 +23,7 @@ PRIVATE_TORCH = {
     "harness/programs/residue.py": "what a run left in the process is where no public name reaches",
     "harness/oracles/proof.py": "what sees every operation, whatever issues it, has no public name",
     "harness/worlds/runtimes.py": "what starts the runtime of a device is in torch._C alone",
-    "harness/worlds/local.py": "names of modules that the server imports ahead, so that no rank has to",
+    "harness/worlds/preloading.py": "names of modules that the server imports ahead, so that no rank has to",
     "harness/reference/replicate.py": "the registry of composable APIs, and what runs at the end of a backward",
     "harness/reference/replicate_fsdp.py": "the registry, the end of a backward, and the mesh that a dimension is of",
     "harness/reference/tp_extension.py": "sharded tensors, and collectives that have not ended, have no public names",
@@ -59,6 +60,9 @@ NAMED = {
     ("suites/replicate/test_application.py", "cuda"): "a type of device that torch always knows, and no rank is on",
 }
 """Where a name of a backend, or of a type of device, is written all the same, and why."""
+
+LONGEST = 450
+"""How many lines a file of harness/ or reports/ may have without a reason in docs/architecture.md."""
 
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 
@@ -103,6 +107,47 @@ def private_torch(file: str) -> list[str]:
 def test_name_says_what_it_is_about(file: str) -> None:
     """No file or folder is called something that says nothing."""
     assert not VAGUE & {part.removeprefix("test_").removesuffix(".py") for part in Path(file).parts}
+
+
+def long_files() -> list[str]:
+    files = python_files("harness", "reports")
+    return [file for file in files if len((ROOT / file).read_text().splitlines()) > LONGEST]
+
+
+def explained() -> list[str]:
+    """The files that have a reason in the architecture page's table of long files."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (section,) = re.findall(rf"^## Files over {LONGEST} lines\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    return sorted(re.findall(r"^\| `([^`|]+)` \| *\w[^|]* \|$", section, re.MULTILINE))
+
+
+def test_long_files_have_a_reason() -> None:
+    """The architecture page says of every long file, and of no other, why it is not two."""
+    assert long_files() == explained()
+
+
+def test_long_files_are_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is long with one line more than allowed; a row of the table without a reason explains nothing."""
+    for file, lines in (
+        ("harness/a/long.py", LONGEST + 1),
+        ("harness/short.py", LONGEST),
+        ("suites/x.py", 2 * LONGEST),
+    ):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("pass\n" * lines)
+    (tmp_path / "docs").mkdir()
+    rows = ["| `before.py` | why |", f"## Files over {LONGEST} lines", "", "| file | reason |", "|---|---|"]
+    rows += [
+        "| `b.py` | one automaton |",
+        "| `none.py` |  |",
+        "| `a.py` | one table |",
+        "## Next",
+        "| `after.py` | why |",
+    ]
+    (tmp_path / "docs" / "architecture.md").write_text("\n".join(rows) + "\n")
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert long_files() == ["harness/a/long.py"]
+    assert explained() == ["a.py", "b.py"]
 
 
 @pytest.mark.parametrize("file", python_files("harness"))

@@ -18,7 +18,8 @@ from harness import Pool, Rank, WorldSpec
 from harness.profiles.vocabulary import FORK, SPAWN, STARTS
 from harness.worlds import runtimes
 from harness.worlds.launch import AUTOLOAD, LaunchError
-from harness.worlds.local import PRELOAD, LocalLauncher
+from harness.worlds.local import LocalLauncher
+from harness.worlds.preloading import PRELOAD
 from tests.worlds.conftest import add_up
 
 PACKAGE = "no_such_accelerator"
