@@ -271,12 +271,7 @@ HEAD: Mapping[str, Key] = {
     "world_sizes": Key(_list_of(_whole), "[1, 2, 4]", "Numbers of ranks that are claimed.", _items(_WHOLE)),
     "ranks_per_device": Key(_whole, "1", "How many ranks may share an accelerator.", _WHOLE),
     "warm": Key(_boolean, "true", "Whether worlds are used again by other tests.", {"type": "boolean"}),
-    "start": Key(
-        _one_of(STARTS, "a way to start ranks"),
-        '"spawn"',
-        "How processes of ranks begin: forked from one that has imported torch, or each as a new Python.",
-        {"enum": list(STARTS)},
-    ),
+    "start": Key(_one_of(STARTS, "a way to start ranks"), '"spawn"', "How ranks begin.", {"enum": list(STARTS)}),
     "timeout": Key(
         _seconds,
         "60",
