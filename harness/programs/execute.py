@@ -147,7 +147,6 @@ def _trained(
     whole = promises_of(program).whole_parameters
     left = residue.misplaced(party.root(model), plain, cleared=cleared, toggled=toggled, whole=whole)
     party.handle.close(party.root(model))
-    residue.release(party.root(model))
     if not torch.equal(random, residue.randomness()):
         left.append(residue.Left("random numbers"))
     if party.unwaited:

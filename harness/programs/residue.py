@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
@@ -232,17 +231,6 @@ class Remains:
         return [Left("memory", name) for name, thing in self._of.items() if thing() is not None]
 
 
-def release(model: nn.Module) -> None:
-    """Break the reference cycles of FSDP1's flat parameters, which the garbage collector does not see.
-
-    These cycles are a defect (docs/findings/tp_memory.py), and would hide anything else that is kept.
-    """
-    for module in model.modules():
-        handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
-        if handle is not None:
-            vars(handle.flat_param).clear()
-
-
 # parameters and gradients
 
 
@@ -264,19 +252,18 @@ def misplaced(
     ``cleared``: whether gradients were last set to None; ``toggled``: whether requires_grad of some parameters was
     toggled; ``whole``: whether the stack promises that parameters keep their shapes.
     Parameters must be leaves. A gradient must have its parameter's shape, dtype and device, must be a DTensor if the
-    parameter is one, and must not require a gradient itself. FSDP1's flat parameters replace others, so their names and
-    shapes are not checked.
+    parameter is one, and must not require a gradient itself. Names and shapes of parameters are checked if they are
+    whole.
     """
     wrong: list[Left] = []
-    flat = not whole or any(isinstance(m, FullyShardedDataParallel) for m in model.modules())
     seen = {_plain(name): parameter for name, parameter in model.named_parameters()}
-    if not flat and list(seen) != list(plain):
+    if whole and list(seen) != list(plain):
         wrong.append(Left("parameters", "", str(list(seen)), str(list(plain))))
     for name, parameter in seen.items():
         if not isinstance(parameter, nn.Parameter) or not parameter.is_leaf:
             now = f"a {type(parameter).__name__} that is {'a' if parameter.is_leaf else 'no'} leaf"
             wrong.append(Left("parameters", name, now, "a Parameter that is a leaf"))
-        if not flat and name in plain:
+        if whole and name in plain:
             shape, dtype, required = plain[name]
             if (parameter.shape, parameter.dtype) != (shape, dtype):
                 wrong.append(Left("parameters", name, kind(parameter), kind_of(dtype, shape)))
@@ -309,4 +296,4 @@ def _plain(name: str) -> str:
     return name.replace("_fsdp_wrapped_module.", "").replace("_orig_mod.", "")
 
 
-__all__ = ["Left", "Remains", "State", "keep", "left", "misplaced", "parameters_of", "randomness", "release", "take"]
+__all__ = ["Left", "Remains", "State", "keep", "left", "misplaced", "parameters_of", "randomness", "take"]

@@ -205,6 +205,7 @@ def _promises(layout: Layout) -> Promises:
         gradients=options.get("use_orig_params") is not False,
         states=False,  # states are those of flat parameters
         zeros_for_unused=True,
+        whole_parameters=False,  # flat parameters replace them
         unsynced_collectives=len(layout.wrapped) if resharded else 0,  # gathers again what was resharded
         frees_groups=False,  # docs/findings/tp_memory.py
     )
