@@ -1,3 +1,3 @@
-"""Load Concord's pytest plug-in in a tree where Concord is not installed."""
+"""Loads the plug-in where Concord is not installed; nothing else."""
 
 pytest_plugins = ["harness.plugin"]

@@ -222,7 +222,7 @@ def test_private_is_not_made_up() -> None:
         def close(self) -> None:
             pass
 
-    pool = Pool(launcher=lambda private: Refusing())  # type: ignore[arg-type,return-value]
+    pool = Pool(launcher=lambda **how: Refusing())  # type: ignore[arg-type,return-value]
     with pytest.raises(
         LaunchError, match="ranks can't have a network of their own: the kernel refuses; another kernel"
     ):
