@@ -82,7 +82,7 @@ def test_honest_inputs_are_read() -> None:
     files = honest()
     inputs = [packed({**files, MANIFEST: manifest_of(files, "0.1.0")}), PROFILE.encode(), files["report.json"], night()]
     said = [check(kind + data) for kind, data in zip(KINDS, inputs, strict=True)]
-    assert said[0].startswith("no suite here")
+    assert said[0].startswith("there is no local suite")
     assert said[1] == "made-up"
     assert "24" in said[2] or "8 unchanged" in said[2]
     assert said[3] == "n"
@@ -99,6 +99,6 @@ def test_inputs_get_deep() -> None:
                 said.append(check(data))
             except ReportError:
                 said.append("")
-    read = [text for text in said if "no suite here" in text]
+    read = [text for text in said if "no local suite" in text]
     assert len(read) > len(said) / 10
     assert len(set(said)) > len(said) / 4

@@ -18,11 +18,13 @@ PIDS = []
 @pytest.mark.world(1)
 @pytest.mark.parametrize("turn", range(2))
 def test_rank(world, turn):
-    ((pid, preloaded),) = world.run(lambda rank: (os.getpid(), "torch._inductor.compile_fx" in sys.modules))
+    ((pid, preloaded),) = world.run(lambda rank: (os.getpid(), "wave" in sys.modules))
     PIDS.append(pid)
     assert not preloaded
     assert len(set(PIDS)) == 1
 """
+SERVER = {"CONCORD_PRELOAD": "torch,wave"}
+"""What the server imports: a module that nothing else imports shows that ranks are its forks."""
 PROFILE = """
 name = "spawning"
 backend = "gloo"
@@ -36,13 +38,13 @@ start = "spawn"
 )
 def test_new_pythons(make_folder: Callable[[dict[str, str]], Folder], arguments: tuple[str, ...]) -> None:
     folder = make_folder({"test_starts.py": TESTS, "spawning.toml": PROFILE})
-    session = folder.run(*arguments)
+    session = folder.run(*arguments, env=SERVER)
     assert session.counts == {"passed": 2}, session.out
 
 
 def test_key_is_overridden(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """The command line has the last word."""
     folder = make_folder({"test_starts.py": TESTS, "spawning.toml": PROFILE})
-    session = folder.run("--profile", "./spawning.toml", "--rank-start", "fork", "-k", "0")
+    session = folder.run("--profile", "./spawning.toml", "--rank-start", "fork", "-k", "0", env=SERVER)
     assert session.counts == {"failed": 1}, session.out
     assert "assert not True" in session.out
