@@ -174,6 +174,7 @@ def test_selected_properties_that_are_done_begin_anew(folder: Folder) -> None:
     assert len(drawn(folder, "first")) >= count + 300
 
 
+@pytest.mark.nightly
 def test_failures_come_first(folder: Folder) -> None:
     """A failure is repeated from its seed, and is the first example of the next run, in CI and in workers too."""
     folder.write("defect", "")

@@ -55,6 +55,7 @@ def concord(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
     return lambda *arguments: CliRunner().invoke(app, list(arguments))
 
 
+@pytest.mark.nightly
 def test_defective_backend(tmp_path: Path, concord: Callable[..., Any]) -> None:
     """A crash, a hang and wrong values are outcomes; all else is found, and claimed in the draft."""
     (tmp_path / "defective.py").write_text(DEFECTIVE)

@@ -116,6 +116,7 @@ def hangs_in_second_step(rank: Rank) -> None:
     torch.optim.SGD.step, torch.optim.SGD._undamaged = step, plain  # type: ignore[method-assign,attr-defined]
 
 
+@pytest.mark.nightly
 def test_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deadlock shrinks as well, in less than the ranks' timeout would cost for a few examples."""
     monkeypatch.setattr(patience, "SHRINKING", 500.0)  # to the end, however busy the machine is

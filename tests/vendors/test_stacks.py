@@ -36,6 +36,7 @@ def test_sample_is_small() -> None:
     assert len(text.splitlines()) < 150
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_healthy(ddp: Environment, tmp_path: Path) -> None:
     """Programs and laws of the package's own suite hold."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from environments import ROOT
 from walkthrough import blocks_of
 
@@ -33,6 +34,7 @@ def test_the_example_passes_and_notices_a_wrong_sum(tmp_path: Path) -> None:
     assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 def test_the_example_that_draws(tmp_path: Path) -> None:
     """Training runs are drawn, and are on ranks what they are on one device."""
     _, example = examples()
