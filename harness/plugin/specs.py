@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from harness.worlds.world import WorldSpec
 
 
+USUAL_TIMEOUT = 60.0
+"""Seconds for one run on ranks, if nobody says otherwise."""
+
+
 class Specs:
     """The worlds that requests mean, in one pytest process.
 
@@ -63,7 +67,7 @@ class Specs:
             device=kind,
             warm=warm if warm is not None else not inventory.on_host or start == SPAWN,
             start=start,
-            timeout=mark.timeout or option("world_timeout") or (claims and claims.timeout) or 60.0,
+            timeout=_timeout(mark.timeout, option("world_timeout"), claims.timeout if claims is not None else None),
             env=tuple(sorted({**dict(claims.env if claims else ()), **dict(mark.env)}.items())),
             shared_device_env=claims.shared_device_env if claims else (),
             imports=tuple(
@@ -134,6 +138,16 @@ class Specs:
         if need > have:
             return TooFewDevices(spec.size, need, inventory.kind, have)
         return None
+
+
+def _timeout(of_test: float | None, option: float | None, of_profile: float | None) -> float:
+    """Return the seconds for one run on ranks.
+
+    A test that states its own has the host in mind: where the profile allows more than is usual, so does the test.
+    """
+    if of_test is not None:
+        return of_test * max(1.0, (of_profile or USUAL_TIMEOUT) / USUAL_TIMEOUT)
+    return option or of_profile or USUAL_TIMEOUT
 
 
 def _brought_by(backend: str, kind: str) -> tuple[str, ...]:

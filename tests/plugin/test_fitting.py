@@ -40,6 +40,11 @@ def test_four(worlds, program):
 def test_law(worlds, law, program):
     assert_law(worlds, program, law)
 
+@pytest.mark.world(1, timeout=2)
+def test_patience(world):
+    print("seconds:", world.spec.timeout)
+    world.run(lambda rank: None)
+
 @pytest.mark.world(4, 8)
 @given(program=programs.programs("replicate", (4, 8), most_steps=1))
 def test_none(worlds, program):
@@ -50,6 +55,7 @@ name = "small"
 backend = "gloo"
 device = "cpu"
 world_sizes = [1, 2]
+timeout = 120
 """
 
 
@@ -76,6 +82,12 @@ def test_sizes_that_do_not_fit(session: Session) -> None:
     assert result(session, "test_four[worlds]")[::2] == ("unsupported", needs)
     claims = "unsupported: profile small claims worlds of 1, 2 ranks, not of 4"
     assert result(session, "test_none[worlds]")[::2] == ("unsupported", claims)
+
+
+def test_timeouts_of_tests_grow_with_the_profile_s(session: Session) -> None:
+    """On a backend that has twice the usual time, a test that allows 2 s allows 4 s."""
+    assert result(session, "test_patience[1rank]")[0] == "passed"
+    assert "seconds: 4.0" in session.out
 
 
 def test_laws(session: Session) -> None:
