@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from harness.worlds.world import WorldSpec
 
 
-USUAL_TIMEOUT = 60.0
-"""Seconds for one run on ranks, if nobody says otherwise."""
-
-
 class Specs:
     """The worlds that requests mean, in one pytest process.
 
@@ -67,7 +63,9 @@ class Specs:
             device=kind,
             warm=warm if warm is not None else not inventory.on_host or start == SPAWN,
             start=start,
-            timeout=_timeout(mark.timeout, option("world_timeout"), claims.timeout if claims is not None else None),
+            timeout=_timeout(
+                mark.timeout, option("world_timeout"), claims.timeout if claims else None, usual=WorldSpec.timeout
+            ),
             env=tuple(sorted({**dict(claims.env if claims else ()), **dict(mark.env)}.items())),
             shared_device_env=claims.shared_device_env if claims else (),
             imports=tuple(
@@ -140,14 +138,14 @@ class Specs:
         return None
 
 
-def _timeout(of_test: float | None, option: float | None, of_profile: float | None) -> float:
+def _timeout(of_test: float | None, option: float | None, of_profile: float | None, *, usual: float) -> float:
     """Return the seconds for one run on ranks.
 
     A test that states its own has the host in mind: where the profile allows more than is usual, so does the test.
     """
     if of_test is not None:
-        return of_test * max(1.0, (of_profile or USUAL_TIMEOUT) / USUAL_TIMEOUT)
-    return option or of_profile or USUAL_TIMEOUT
+        return of_test * max(1.0, (of_profile or usual) / usual)
+    return option or of_profile or usual
 
 
 def _brought_by(backend: str, kind: str) -> tuple[str, ...]:

@@ -180,7 +180,7 @@ class Waivers:
 
     @property
     def left_out(self) -> list[LeftOut]:
-        """Whether tests were deselected or could not be collected, as far as the processes of the run have said."""
+        """What this run left out (deselected tests, files that fail to collect), as far as its processes have said."""
         return sorted(self._left_out, key=str, reverse=True)
 
     @functools.cached_property

@@ -142,8 +142,13 @@ class Worlds:
             self.config.hook.pytest_leave_pdb(config=self.config, pdb=None)
 
     @contextlib.contextmanager
-    def leased(self, item: pytest.Item, asked: WorldRequest) -> Iterator[tuple[WorldSpec, tuple[str, ...]]]:
-        """Lease the devices of a test's world. Yields its specification and the device of each rank."""
+    def leased(
+        self, item: pytest.Item, asked: WorldRequest
+    ) -> Iterator[tuple[WorldSpec, tuple[str, ...], tuple[int, ...]]]:
+        """Lease the devices of a test's world.
+
+        Yields its specification, the device of each rank, and the sizes that a test with several worlds can have.
+        """
         from harness.devices import NoDeviceError, dealt
 
         try:
@@ -162,12 +167,13 @@ class Worlds:
         per_device = self.specs.ranks_per_device(spec)
         count = len(inventory.devices) if spec.exclusive else inventory.demand(spec.size, per_device)
         with self.slots.leased(item, inventory, count) as leased, obeying(obeyed):
-            yield spec, () if inventory.on_host else dealt(leased, spec.size, per_device, whole=spec.exclusive)
+            devices = () if inventory.on_host else dealt(leased, spec.size, per_device, whole=spec.exclusive)
+            yield spec, devices, sizes
 
     @contextlib.contextmanager
     def world_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[World]:
         """Yield the world of one test."""
-        with self.leased(item, asked) as (spec, devices):
+        with self.leased(item, asked) as (spec, devices, _):
             world = self.pool.acquire(spec, devices)
             self._tell_replaced(item)
             try:
@@ -193,8 +199,7 @@ class Worlds:
     @contextlib.contextmanager
     def worlds_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[SeveralWorlds]:
         """Yield the worlds of one test, created as it asks for them."""
-        with self.leased(item, asked) as (spec, devices):
-            sizes = self.specs.fitting(asked.mark.sizes, spec, self.specs.inventory(spec.device))
+        with self.leased(item, asked) as (spec, devices, sizes):
             worlds = SeveralWorlds(self.pool, spec, devices, sizes)
             try:
                 yield worlds

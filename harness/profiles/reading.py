@@ -145,8 +145,9 @@ class _Said:
             exclusions=(*under.claims.exclusions, *self.exclusions),
             features=tuple(sorted({**dict(under.claims.features), **self.features}.items())),
         )
-        if "env" in head:
-            head["env"] = tuple(sorted({**dict(under.env), **dict(head["env"])}.items()))
+        for name in ("env", "shared_device_env"):
+            if name in head:
+                head[name] = tuple(sorted({**dict(getattr(under, name)), **dict(head[name])}.items()))
         own = {tolerance.dtype for tolerance in self.tolerances}
         return replace(
             under,

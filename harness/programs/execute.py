@@ -167,8 +167,9 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
     of_rank.model, of_rank.handle = None, training.Handle()
     names.clear()
     kept = remains.alive()  # collects garbage
-    left += kept if promises_of(program).frees_model else []
+    promises = promises_of(program)
+    left += kept if promises.frees_model else []
     took = time.perf_counter() - began  # includes the destruction of process groups that are freed here
-    left += residue.left(before, groups_freed=promises_of(program).frees_groups)
+    left += residue.left(before, groups_freed=promises.frees_groups)
     residue.keep()
     return Outcome(seen, tuple(of_rank.graphs), of_rank.launched, of_rank.hooked, tuple(left), took)

@@ -19,11 +19,11 @@ from harness.oracles.exact import compare
 from harness.profiles.obeyed import in_force
 from harness.programs import assertion, execute, resumption
 from harness.programs.check import tame, truth_of
-from harness.programs.claimed import fitting_sizes
 from harness.programs.connecting import once_connected
 from harness.programs.execute import Tensors
 from harness.programs.options import case_of, casts_of, takes
 from harness.programs.problem import Different, Problem
+from harness.results import NoFittingSize, unsupported
 from harness.specs.program import Branch, Option, Program, Scale
 from harness.specs.shapes import walk
 from harness.stacks.registry import stack_of
@@ -66,6 +66,8 @@ class Law:
     """Executes the second run."""
     ranks: int = 1
     """Ranks that it needs at least."""
+    ends_as: Callable[[Program], Program] = lambda program: program
+    """Returns the second run's program in the world in which it ends."""
     same_order: bool = False
     """Whether both runs execute the same operations in the same order: bits are compared even after rounding."""
 
@@ -206,7 +208,7 @@ LAWS: dict[str, Law] = {
     "undivided": Law(undivided, ranks=2),
     "flattened": Law(flattened, ranks=4),
     "never-saved": Law(never_saved),
-    "resumed": Law(resumed, second=_resume, ranks=2),
+    "resumed": Law(resumed, second=_resume, ends_as=_continued, ranks=2),
     "eager": Law(eager, same_order=True),
     "single": Law(single, second=plainly, same_order=True),
 }
@@ -222,7 +224,7 @@ def assert_law(worlds: Worlds, program: Program, law: str) -> None:
     __tracebackhide__ = True
     sizes = in_force().sizes
     if sizes is not None and max(sizes) < LAWS[law].ranks:
-        fitting_sizes([LAWS[law].ranks])
+        unsupported(NoFittingSize((LAWS[law].ranks,), sizes))
     assume(holds(worlds, program, law))
 
 
@@ -233,7 +235,7 @@ def holds(worlds: Worlds, program: Program, law: str) -> bool:
     if pair is None or not all(_comparable(each, LAWS[law]) for each in dict.fromkeys(pair)):
         return False
     first, second = pair
-    needed = {each.layout.world for each in (*pair, *([_continued(second)] if law == "resumed" else []))}
+    needed = {each.layout.world for each in (*pair, LAWS[law].ends_as(second))}
     if not all(map(in_force().fits, needed)):
         return False
     try:

@@ -176,7 +176,7 @@ class _RankProcess:
             self.send(answers.raised(0, self.describe(e)))
             signal.pause()  # the controller kills us once it has collected the evidence
         sys.breakpointhook = self.debugging.breakpoint
-        baseline = residue.take(self.setup.device)
+        baseline = residue.take(on_device=":" in self.setup.device)
         self.answer(answers.Ready(0, self.control.fileno()))
         while True:
             self.box.enter("idle")

@@ -65,8 +65,8 @@ class Residue:
     device: OnDevice | None
 
 
-def take(device: str = "cpu") -> Residue:
-    """Record the state of this process.  ``device``: the rank's, as torch names it."""
+def take(*, on_device: bool) -> Residue:
+    """Record the state of this process, and of its accelerator if the rank has one (``on_device``)."""
     import torch.distributed as dist
 
     threads = frozenset(
@@ -82,7 +82,7 @@ def take(device: str = "cpu") -> Residue:
         cwd=_cwd(),
         environ=dict(os.environ),
         switches=switches.take(),
-        device=OnDevice.take() if ":" in device else None,
+        device=OnDevice.take() if on_device else None,
     )
 
 
@@ -96,9 +96,7 @@ def compare(before: Residue, *, restore: bool = False) -> list[str]:
 
     if before.device is not None:
         before.device.restore()
-    after = (
-        take() if before.device is None else take(f"{torch.accelerator.current_accelerator()}:{before.device.index}")
-    )
+    after = take(on_device=before.device is not None)
     left = sorted(after.threads - before.threads)
     left += [f"child process {pid}" for pid in sorted(after.children - before.children)]
     if after.groups != before.groups:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,14 +15,11 @@ def take() -> dict[str, Any]:
     return {name: read() for name, (read, _) in _switches()}
 
 
-def restore(before: dict[str, Any]) -> list[str]:
-    """Set back those that have changed since; returns their names."""
-    changed = []
+def restore(before: dict[str, Any]) -> None:
+    """Set back those that have changed since."""
     for name, (read, write) in _switches():
         if name in before and read() != before[name]:
             write(before[name])
-            changed.append(name)
-    return changed
 
 
 def _switches() -> Iterator[tuple[str, Switch]]:
@@ -36,10 +32,10 @@ def _switches() -> Iterator[tuple[str, Switch]]:
     yield "deterministic algorithms", (_deterministic, lambda modes: _set_deterministic(*modes))
     yield "anomaly detection", (torch.is_anomaly_enabled, torch.set_anomaly_enabled)
     yield "float32 matmul precision", (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
-    backends = {name: module for name, module in sys.modules.items() if name.startswith("torch.backends.")}
-    for name, module in sorted(backends.items()):
+    backends = [module for module in vars(torch.backends).values() if isinstance(module, types.ModuleType)]
+    for module in backends:
         for flag in _flags(module):
-            yield f"{name}.{flag}", _flag(module, flag)
+            yield f"{module.__name__}.{flag}", _flag(module, flag)
 
 
 def _flags(module: types.ModuleType) -> list[str]:

@@ -227,7 +227,7 @@ class TestMistakes:
 class TestInheritance:
     FILES: Mapping[str, str] = {
         "base": 'name = "base"\nbackend = "b"\ndevice = "d"\nworld_sizes = [1, 2]\ntimeout = 9\n'
-        'env = { A = "1", B = "1" }\n'
+        'env = { A = "1", B = "1" }\nshared_device_env = { HOST = "h{rank}", LOW = "1" }\n'
         '[collectives]\ndtypes = ["int8"]\nops = ["SUM"]\n[[collectives.except]]\nops = ["SUM"]\nreason = "r"\n'
         '[features]\ndynamo = []\n[tolerance.float16]\nfactor = 2\nreason = "r"\n'
         '[[waiver]]\ntests = ["suites/a/*", "suites/b/*"]\nreason = "w"\nlink = "unreported"\nexpires = 2027-06-30\n',
@@ -248,16 +248,18 @@ class TestInheritance:
         """Values and lists of values are replaced, tables joined, lists of tables go on."""
         found = self.parsed(
             'name = "p"\ninherits = "base"\nworld_sizes = [4]\ninherit_waivers = ["suites/b*"]\nenv = { B = "2" }\n'
+            'shared_device_env = { LOW = "2" }\n'
             '[collectives]\nops = ["AVG"]\n[[collectives.except]]\nops = ["AVG"]\nreason = "r"\n'
             '[features]\nreplicate = []\n[tolerance.bfloat16]\nfactor = 3\nreason = "r"\n'
         )
         assert (found.name, found.backend, found.device, found.timeout) == ("p", "b", "d", 9.0)
         assert (found.world_sizes, found.env) == ((4,), (("A", "1"), ("B", "2")))
+        assert found.shared_device_env == (("HOST", "h{rank}"), ("LOW", "2"))
         assert (found.claims.dtypes, found.claims.ops) == (("int8",), ("AVG",))
         assert [e.ops for e in found.claims.exclusions] == [("SUM",), ("AVG",)]
         assert found.claims.features == (("dynamo", ()), ("replicate", ()))
         assert {t.dtype: t.factor for t in found.tolerances} == {"float16": 2.0, "bfloat16": 3.0}
-        assert [(w.tests, w.place) for w in found.waivers] == [(("suites/b/*",), "base.toml:18")]
+        assert [(w.tests, w.place) for w in found.waivers] == [(("suites/b/*",), "base.toml:19")]
         assert (found.file, found.bases) == ("p.toml", ("base.toml",))
 
     def test_no_waivers(self) -> None:
