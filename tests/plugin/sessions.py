@@ -15,12 +15,13 @@ import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from warm import WARM, Forked, can_fork
 
 from harness import results
 
@@ -75,6 +76,19 @@ class Session:
         return found
 
 
+def _started(
+    arguments: Sequence[str], folder: Path, env: Mapping[str, str], files: Sequence[int], *, fork: bool
+) -> subprocess.Popen[bytes] | Forked:
+    """Start ``pytest ARGUMENTS``, with ``files`` as its standard input, output and error."""
+    if fork:
+        return WARM.fork(arguments, folder, env, files)
+    command = [sys.executable, "-m", "pytest", *arguments]
+    stdin, stdout, stderr = files
+    return subprocess.Popen(
+        command, cwd=folder, env=env, preexec_fn=interruptible, stdin=stdin, stdout=stdout, stderr=stderr
+    )
+
+
 def _between(lines: list[str], begins: Callable[[str], bool]) -> str:
     starts = [i for i, line in enumerate(lines) if begins(line)]
     assert len(starts) == 1, f"{len(starts)} such sections in:\n" + "\n".join(lines)
@@ -107,16 +121,9 @@ class Running:
         self._terminal, slave = pty.openpty() if terminal else (-1, -1)
         self._seen = ""
         self._out, self._err = (folder / f"{name}-{value}.txt" for name in ("stdout", "stderr"))
-        with open(self._out, "wb") as out, open(self._err, "wb") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", *arguments],
-                cwd=folder,
-                env=environment,
-                preexec_fn=interruptible,
-                stdin=slave if terminal else subprocess.DEVNULL,
-                stdout=slave if terminal else out,
-                stderr=slave if terminal else err,
-            )
+        with open(os.devnull, "rb") as null, open(self._out, "wb") as out, open(self._err, "wb") as err:
+            files = [slave] * 3 if terminal else [null.fileno(), out.fileno(), err.fileno()]
+            self.process = _started(arguments, folder, environment, files, fork=can_fork(env))
         if terminal:
             os.close(slave)
 
