@@ -78,6 +78,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     facts = {
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "os": operating_system(),
         "machine": platform.machine(),
         "cpu": processor(),
         "cores": str(cores()),
@@ -110,12 +111,18 @@ def devices_and_libraries(imports: Sequence[str] = ()) -> dict[str, str]:
         if torch.accelerator.is_available():
             kind = torch.accelerator.current_accelerator().type
             names = [device_name(kind, i) for i in range(torch.accelerator.device_count())]
+            facts["device"] = names[0]
             facts["accelerator"] = ", ".join(f"{names.count(n)} of {n}" for n in dict.fromkeys(names))
             facts |= _libraries(torch.get_device_module(kind))
             facts["driver"] = _driver()
     except Exception as e:  # a broken driver is part of the environment, too
         facts["accelerator"] = f"can't be asked: {type(e).__name__}: {redacted(str(e))[:200]}"
     return {key: value for key, value in facts.items() if value}
+
+
+def operating_system() -> str:
+    """Return the operating system and its release, such as ``Linux 6.1.0``."""
+    return f"{platform.system()} {platform.release()}"
 
 
 def version_of(package: str) -> str:

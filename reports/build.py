@@ -154,7 +154,7 @@ def _tests(runs: Sequence[Run], waivers: Mapping[str, WaiverEntry]) -> list[Test
                 verdicts=verdicts,
                 stack=test.stack,
                 requirements=next((t.requirements for t in of_runs if t is not None and t.requirements), []),
-                world=test.world,
+                world=str(test.world or ""),
                 size=test.size,
                 dtype=test.dtype,
                 seconds=test.seconds,

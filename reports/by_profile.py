@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -80,15 +79,12 @@ class _Below:
 
 def platform_of(environment: Mapping[str, str], profile: Profile) -> Platform:
     """Return the platform of a run according to its recorded environment."""
-    machine = environment.get("machine", "")
-    told = re.match(rf"([A-Za-z]+)-(.+?)(?:-{re.escape(machine)}(?:-.*)?)?$", environment.get("platform", ""))
-    device = re.match(r"\d+ of ([^,]+)", environment.get("accelerator", ""))
-    name = device[1] if device and profile.device != "cpu" else profile.device
+    name = environment.get("device", profile.device) if profile.device != "cpu" else profile.device
     return Platform(
         torch=environment.get("torch", ""),
         python=environment.get("python", ""),
-        machine=machine,
-        os=f"{told[1]} {told[2]}" if told else "",
+        machine=environment.get("machine", ""),
+        os=environment.get("os", ""),
         device_name=name if profile.asks_for_device_name else "",
     )
 

@@ -11,7 +11,7 @@ from harness.results import RequirementText, Run, TestResult, foreign
 from harness.suite_facts import TestFacts
 from reports.by_profile import Entitled
 from reports.checkout import Checkout, swept
-from reports.coherence import listed, never_begun, world_of
+from reports.coherence import listed, never_begun
 
 _SAYS_HOW = 4
 """Since this version, results say which plug-ins and files were loaded."""
@@ -98,11 +98,13 @@ def other_worlds(run: Run, by: Entitled, checkout: Checkout) -> Iterator[str]:
     """Find tests that ran on a backend or device other than the one that the test, or else the profile, names."""
     elsewhere: dict[str, list[str]] = {}
     for test in run.tests.values():
-        world, facts = world_of(test), checkout.test(test.nodeid)
+        world, facts = test.world, checkout.test(test.nodeid)
         if world is not None and facts is not None:
             real = (facts.backend or by.profile.backend, facts.device or by.profile.device)
-            if world[1:] != real:
-                what = f"tests ran on {world[1]} on {world[2]}, but the profile is about {real[0]} on {real[1]}"
+            if (world.backend, world.device) != real:
+                what = (
+                    f"tests ran on {world.backend} on {world.device}, but the profile is about {real[0]} on {real[1]}"
+                )
                 elsewhere.setdefault(what, []).append(test.nodeid)
     yield from (listed(what, tests) for what, tests in elsewhere.items())
 

@@ -25,7 +25,7 @@ from harness.results import (
 from reports.arguments import Asked
 from reports.text import moment
 
-INTRODUCED = {2: "2026-11-21", 3: "2026-11-22", 4: "2026-11-22", 5: "2026-11-23"}
+INTRODUCED = {2: "2026-11-21", 3: "2026-11-22", 4: "2026-11-22", 5: "2026-11-23", 6: "2026-11-23"}
 """The day (UTC) on which Concord first wrote each version of results; no run with that version is older."""
 SLACK = 5.0
 """Seconds by which clocks of processes may disagree, rounding included."""
@@ -35,7 +35,6 @@ _LONGEST = 200
 _INTERRUPTED, _BROKEN, _NOTHING_RUN = 2, 3, 5
 _STATUSES = range(6)
 """The exit statuses of pytest."""
-_WORLD = re.compile(r"(\d+) ranks? \((\S+) on (\S+)\)")
 _SIZE = re.compile(r"\[(\d+)ranks?[\]-]")
 _SEVERAL = re.compile(r"\[worlds[\]-]")
 
@@ -100,12 +99,6 @@ def listed(what: str, names: Iterable[str]) -> str:
     every = sorted(names)
     more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
     return f"{what}: {', '.join(every[:_SHOWN])}{more}"
-
-
-def world_of(test: TestResult) -> tuple[int, str, str] | None:
-    """Parse the size, backend and device of a test's world from its text; None if it has none."""
-    match = _WORLD.fullmatch(test.world)
-    return (int(match[1]), match[2], match[3]) if match and len(match[1]) < 10 else None
 
 
 def _lines(data: bytes) -> list[_Line]:
@@ -179,16 +172,14 @@ def _drawn_smaller(test: TestResult, ranks: int) -> bool:
 def _world(test: TestResult) -> Iterator[str]:
     parameters = test.nodeid.partition("[")[2]
     named = _SIZE.search(test.nodeid)
-    world = world_of(test)
+    world = test.world
     told = not (never_begun(test) or test.verdict == "crashed")  # a process that died did not report its world
     if named and len(named[1]) < 10 and int(named[1]) != test.size and (test.size or told):
         yield f"its size is {test.size}, but its name says {named[1]} ranks"
     if test.dtype and test.dtype not in parameters:
         yield f"its dtype is {test.dtype}, but its name does not say so"
-    if test.world and world is None:
-        yield f"{test.world!r} is not a world"
-    elif world is not None and world[0] != test.size and (test.size or told) and not _drawn_smaller(test, world[0]):
-        yield f"its size is {test.size}, but its world has {world[0]} ranks"
+    if world is not None and world.ranks != test.size and (test.size or told) and not _drawn_smaller(test, world.ranks):
+        yield f"its size is {test.size}, but its world has {world.ranks} ranks"
     elif test.size and world is None and test.verdict == "passed":
         yield f"passed on {test.size} ranks, but has no world"
     elif not 0 <= test.size < 1 << 20:

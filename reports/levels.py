@@ -91,10 +91,10 @@ def _elsewhere(name: str, run: Run) -> list[str]:
     profile = run.profile
     if profile is None or not profile.backend:
         return []
-    about = f"({profile.backend} on {profile.device})"
-    ran = {t.world.partition(" (")[2] for t in run.tests.values() if t.stack and t.world and t.verdict != "unsupported"}
-    others = sorted(world[:-1] for world in ran - {about[1:]})
-    return [f"{name} had worlds of {each}, and its profile is about {about[1:-1]}." for each in others]
+    worlds = [t.world for t in run.tests.values() if t.stack and t.world and t.verdict != "unsupported"]
+    others = sorted({(world.backend, world.device) for world in worlds} - {(profile.backend, profile.device)})
+    about = f"its profile is about {profile.backend} on {profile.device}"
+    return [f"{name} had worlds of {backend} on {device}, and {about}." for backend, device in others]
 
 
 def _seeds(runs: Sequence[Run], stack: str) -> list[str]:

@@ -24,7 +24,6 @@ from harness.suite_facts import TestFacts
 from reports.arguments import Asked
 from reports.by_profile import Entitled
 from reports.checkout import Checkout
-from reports.coherence import world_of
 
 _RAN = ("passed", "failed", "crashed", "hung", "flaky", "waived")
 _SHOWN = 200
@@ -37,7 +36,7 @@ class _Judge:
     def __init__(self, run: Run, by: Entitled, asked: Asked) -> None:
         self.run, self.by, self.asked = run, by, asked
         self.ran = [test for test in run.tests.values() if test.verdict in _RAN and test.size]
-        self.worlds = {world[1:] for test in self.ran if (world := world_of(test)) is not None}
+        self.worlds = {(test.world.backend, test.world.device) for test in self.ran if test.world is not None}
         causes = [test.cause for test in run.tests.values()]
         self.counted = {(cause.kind, cause.have) for cause in causes if isinstance(cause, TooFewDevices)}
 
@@ -97,9 +96,13 @@ class _Judge:
                 f"says that {cause}, but in the suite it has worlds of {', '.join(map(str, facts.sizes)) or 'one size'}"
             )
         kind = self._kind(facts)
-        most = max((t.size for t in self.ran if (world := world_of(t)) and world[2] == kind), default=0)
+        most = self._most_ranks(kind)
         there = [size for size in cause.sizes if size in claimed and (kind == "cpu" or size <= most)]
         return f"says that {cause}, but other tests of the run had worlds of {there[0]} ranks" if there else ""
+
+    def _most_ranks(self, kind: str) -> int:
+        """Return the size of the largest world on a type of device that a test of the run had; 0 if there is none."""
+        return max((t.size for t in self.ran if t.world is not None and t.world.device == kind), default=0)
 
     def _claimed(self, facts: TestFacts) -> list[int]:
         """Return the sizes of the test's worlds that the profile claims."""
@@ -115,7 +118,7 @@ class _Judge:
             return f"says that there are too few devices for {facts.size} ranks, but its numbers do not fit: {cause}"
         if len({count for kind, count in self.counted if kind == cause.kind}) > 1:
             return f"tests of the run contradict each other about the number of {cause.kind} devices"
-        most = max((t.size for t in self.ran if (world := world_of(t)) and world[2] == cause.kind), default=0)
+        most = self._most_ranks(cause.kind)
         if most >= cause.size:
             return f"says that there are too few devices for {cause.size} ranks, but another test had {most} ranks"
         return ""
@@ -160,15 +163,15 @@ class _Judge:
         says = f"says that the host has no {cause.what}"
         if not facts.needs.of_accelerators or cause.what != facts.needs.of_accelerators:
             return f"{says}, but the test needs no such feature of an accelerator"
-        world = world_of(test)
-        return "" if world is None or world[2] == "cpu" else f"{says}, but its world is on {world[2]}"
+        device = test.world.device if test.world is not None else "cpu"
+        return "" if device == "cpu" else f"{says}, but its world is on {device}"
 
     def should_not_run(self, test: TestResult, facts: TestFacts) -> str:
         """Say why a test that was run should have been unsupported; empty if it should not."""
-        world, profile = world_of(test), self.by.profile
-        if world is None or world[1:] != (profile.backend, profile.device):
+        world, profile = test.world, self.by.profile
+        if world is None or (world.backend, world.device) != (profile.backend, profile.device):
             return ""  # the claims do not cover this world
-        ran = world[0] if facts.sizes else facts.size
+        ran = world.ranks if facts.sizes else facts.size
         if profile.world_sizes and ran not in profile.world_sizes:
             return f"ran on {ran} ranks, but the profile does not claim worlds of that size"
         if facts.sizes and profile.device == "cpu" and ran != max(self._claimed(facts)):

@@ -14,7 +14,7 @@ from harness import provenance, reproducers
 from harness.plugin.claims import with_case
 from harness.plugin.profiles import Profiles
 from harness.plugin.seeds import MARKER
-from harness.plugin.worlds import plugin_of, request_of
+from harness.plugin.worlds import given_to, plugin_of, request_of
 from harness.profiles.recorded import as_recorded
 from harness.redaction import redacted
 from harness.requirements import LEVELS, stack_of
@@ -69,10 +69,11 @@ class Facts:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         report = yield
         if report.when == "setup":
-            asked = request_of(item)
+            asked, given = request_of(item), given_to(item)
             report.concord_facts = {
                 "dtype": dtype_of(getattr(getattr(item, "callspec", None), "params", {})),
                 "size": asked.size if asked is not None else 0,
+                "world": msgspec.to_builtins(given),
                 "property_based": item.get_closest_marker(MARKER) is not None,
                 "requirements": [msgspec.to_builtins(r) for r in requirements_of(item)],
             }

@@ -13,6 +13,7 @@ import pytest
 from harness.entry_points import PluginError
 from harness.profiles import Platform, Profile, ProfileError, pattern
 from harness.profiles.shelf import Shelf
+from harness.provenance import operating_system
 from harness.results import torch_version
 
 NONE = "none"
@@ -149,7 +150,7 @@ def here(device: str = "") -> Platform:
         torch=torch_version(),
         python=platform.python_version(),
         machine=platform.machine(),
-        os=f"{platform.system()} {platform.release()}",
+        os=operating_system(),
         device_name=_device_name(device) if device else "",
     )
 

@@ -27,6 +27,7 @@ from harness.results import (
     VERDICTS,
     Cause,
     Collected,
+    GivenWorld,
     RankEvidence,
     Reproducer,
     RequirementText,
@@ -252,12 +253,13 @@ class Summary:
 
     def _finished(self, nodeid: str, told: Told) -> None:
         properties = told.properties
-        self._used_worlds |= "world" in properties
         verdict = told.verdict
         failed = verdict in BAD or verdict == "waived"
         cause = told.cause if verdict == "unsupported" else None
         about = told.facts or self._facts.get(nodeid, {})
         self._facts[nodeid] = about
+        world = about.get("world")
+        self._used_worlds |= world is not None
         before = self.attempts.setdefault(nodeid, [])
         for told_of in about.get("requirements", ()):
             if told_of["id"] not in self._requirements:
@@ -270,7 +272,7 @@ class Summary:
             attempt=len(before) + 1,
             stack=stack_of(nodeid),
             requirements=[r for r in properties.get("requirements", "").split(",") if r],
-            world=properties.get("world", ""),
+            world=GivenWorld(**world) if world is not None else None,
             seconds=round(told.seconds, 4),
             waited=round(told.waited, 4),
             reason=told.reason if cause is None else f"{UNSUPPORTED}{cause}",

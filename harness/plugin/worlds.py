@@ -20,7 +20,7 @@ from harness.plugin.specs import Specs
 from harness.profiles.obeyed import obeying
 from harness.profiles.vocabulary import FORK
 from harness.requirements import stack_of
-from harness.results import NoDevice, unsupported
+from harness.results import GivenWorld, NoDevice, unsupported
 from harness.subjects import TORCH
 from harness.thorough import rounds
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from harness.worlds.world import World, WorldSpec
 
 FIXTURE, SEVERAL = "world", "worlds"
+_GIVEN = pytest.StashKey[GivenWorld]()
 
 
 class ResidueWarning(pytest.PytestWarning):
@@ -65,6 +66,11 @@ def request_of(item: pytest.Item) -> WorldRequest | None:
     params = callspec.params if callspec is not None else {}
     asked = params.get(FIXTURE) or params.get(SEVERAL)
     return asked if isinstance(asked, WorldRequest) else None
+
+
+def given_to(item: pytest.Item) -> GivenWorld | None:
+    """Return the world that a test was given in its setup, or None if it has none."""
+    return item.stash.get(_GIVEN, None)
 
 
 @pytest.fixture
@@ -158,7 +164,8 @@ class Worlds:
         sizes = self.specs.fitting(asked.mark.sizes, spec, inventory) if asked.several else ()
         if asked.several:
             spec = dataclasses.replace(spec, size=max(sizes, default=min(asked.mark.sizes)))
-        note(item, "world", str(spec))
+        item.stash[_GIVEN] = GivenWorld(spec.size, spec.backend, spec.device)
+        note(item, "world", str(item.stash[_GIVEN]))
         obeyed = dataclasses.replace(self.specs.obeyed(spec), sizes=sizes or None)
         cause = self.subject.lacks(stack_of(item.nodeid)) or self.specs.unsupported(spec, inventory)
         cause = cause or self.specs.unclaimed(item, obeyed, inventory)

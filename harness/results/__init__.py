@@ -11,7 +11,8 @@ cannot turn it into a passed one. Readers merge the attempts (:func:`merged`). V
 files that the run loaded.
 
 Since version 5, the cause of an unsupported test and the reasons why tests were left out are data (:mod:`~.causes`,
-:mod:`~.left_out`). Readers turn the sentences of older files into the same data (:mod:`~.old`).
+:mod:`~.left_out`). Since version 6, so are the world of a test (:class:`GivenWorld`) and the platform of a run. Readers
+turn the sentences of older files into the same data (:mod:`~.old`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from harness.results.records import (
     VERDICTS,
     VERSION,
     Collected,
+    GivenWorld,
     ProfileText,
     RankEvidence,
     Record,
@@ -69,6 +71,7 @@ __all__ = [
     "Cause",
     "Collected",
     "Deselected",
+    "GivenWorld",
     "HostLacks",
     "LeftOut",
     "MaybeLeftOut",

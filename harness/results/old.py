@@ -1,4 +1,4 @@
-"""The reader of records from before version 5, which stored sentences and no data.
+"""The reader of records from before version 6, which stored sentences where there are data now.
 
 This is the only place that parses one of Concord's own sentences.
 """
@@ -6,7 +6,7 @@ This is the only place that parses one of Concord's own sentences.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from harness.results.left_out import LeftOut, MaybeLeftOut, OnlySome, OptionGive
 from harness.results.records import (
     UNSUPPORTED,
     Collected,
+    GivenWorld,
     ProfileText,
     Record,
     RequirementText,
@@ -35,8 +36,9 @@ from harness.results.records import (
     TestResult,
 )
 
-BEFORE = 5
-"""The first version that stores data."""
+BEFORE = 6
+"""The first version that stores no sentence that a reader would have to parse."""
+_HAS_CAUSES = 5
 
 _DTYPE = re.compile(r"\b(?:bfloat16|float\d+\w*|u?int\d+|complex\d+|bool)\b")
 _COLLECTIVE = re.compile(r"([a-z]\w*)(?: of | with |\(|$)")
@@ -51,26 +53,61 @@ class _OldEnd(RunEnd, tag="end", tag_field="record"):
 
 
 class _OldTest(TestResult, tag="test", tag_field="record", kw_only=True, omit_defaults=True):
-    """A test as it was: whatever a file calls its cause does not count."""
+    """A test as it was: its world is a text, and what a file before version 5 calls its cause does not count."""
 
     cause: Any = None
+    world: Any = ""
 
 
 _DECODER = msgspec.json.Decoder(RunHeader | Collected | ProfileText | RequirementText | _OldTest | _OldEnd)
 
 
-def decode(line: bytes) -> Record:
-    """Decode a record from before version 5, and turn its sentences into data.  Errors: msgspec.MsgspecError."""
-    record: Record = _DECODER.decode(line)
-    if isinstance(record, _OldTest):
-        fields = {name: getattr(record, name) for name in TestResult.__struct_fields__}
-        fields["cause"] = cause_in(record.reason) if record.verdict == "unsupported" else None
-        return TestResult(**fields)
-    if isinstance(record, _OldEnd):
-        fields = {name: getattr(record, name) for name in RunEnd.__struct_fields__}
-        fields["left_out"] = [left_out_in(sentence) for sentence in record.partial]
-        return RunEnd(**fields)
-    return record
+def decoder(version: int) -> Callable[[bytes], Record]:
+    """Return a decoder of records of a version before :data:`BEFORE`, which turns their sentences into data.
+
+    Errors of the decoder: msgspec.MsgspecError.
+    """
+
+    def decode(line: bytes) -> Record:
+        record: Record = _DECODER.decode(line)
+        if isinstance(record, _OldTest):
+            fields = {name: getattr(record, name) for name in TestResult.__struct_fields__}
+            fields["world"] = world_in(record.world) if isinstance(record.world, str) else None
+            if version >= _HAS_CAUSES:
+                fields["cause"] = msgspec.convert(record.cause, Cause | None)
+            else:
+                fields["cause"] = cause_in(record.reason) if record.verdict == "unsupported" else None
+            return TestResult(**fields)
+        if isinstance(record, _OldEnd):
+            fields = {name: getattr(record, name) for name in RunEnd.__struct_fields__}
+            if version >= _HAS_CAUSES:
+                fields["left_out"] = msgspec.convert(record.left_out or [], list[LeftOut])
+            else:
+                fields["left_out"] = [left_out_in(sentence) for sentence in record.partial]
+            fields["environment"] = environment_in(record.environment)
+            return RunEnd(**fields)
+        return record
+
+    return decode
+
+
+def environment_in(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts about a platform, with the operating system and the device's name as facts of their own."""
+    facts = dict(environment)
+    machine = re.escape(facts.get("machine", ""))
+    system = re.match(rf"([A-Za-z]+)-(.+?)(?:-{machine}(?:-.*)?)?$", facts.get("platform", ""))
+    device = re.match(r"\d+ of ([^,]+)", facts.get("accelerator", ""))
+    if system is not None:
+        facts.setdefault("os", f"{system[1]} {system[2]}")
+    if device is not None:
+        facts.setdefault("device", device[1])
+    return facts
+
+
+def world_in(text: str) -> GivenWorld | None:
+    """Return the world that a text names; None if it names none."""
+    match = re.fullmatch(r"(\d{1,6}) ranks? \((\S{1,1000}) on (\S{1,1000})\)", text)
+    return GivenWorld(int(match[1]), match[2], match[3]) if match is not None else None
 
 
 def cause_in(reason: str) -> Cause | None:

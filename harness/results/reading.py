@@ -115,7 +115,9 @@ def parse(data: bytes, name: str, allowance: Allowance | None = None) -> Run:
             raise ResultsError(f"{name}: version {record.version}, and this Concord reads up to {VERSION}; update it")
         else:
             header = record
-            decode = old.decode if header.version < old.BEFORE else decode
+            if header.version < old.BEFORE:
+                header.environment = old.environment_in(header.environment)
+                decode = old.decoder(header.version)
         if isinstance(record, RunEnd) and record.digest and record.digest != digest.hexdigest():
             damaged = f"line {number}: the file is not the one that the run wrote (its digest is another)"
         digest.update(line + b"\n")

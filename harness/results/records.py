@@ -8,11 +8,11 @@ import msgspec
 
 from harness.results.causes import Cause, NotClaimed
 from harness.results.left_out import LeftOut
-from harness.safe_io.untrusted import Count, Moment, Ranks, Seconds, Status
+from harness.safe_io.untrusted import Count, Moment, Ranks, Seconds, Status, Words
 from harness.safe_io.untrusted import Version as VersionNumber
 
 SCHEMA = "concord.results"
-VERSION = 5
+VERSION = 6
 
 VERDICTS = ("passed", "failed", "crashed", "hung", "flaky", "unsupported", "waived", "not-run")
 """The verdicts of a test.  ``unsupported``: the backend, the profile or the machine does not support it.  ``not-run``:
@@ -31,6 +31,18 @@ DEFAULT_SEED = "default"
 """The seed of a run whose properties have examples that depend on their source only, the same in every run."""
 FREE_SEED = "free"
 """The seed of a run in which Hypothesis chooses the examples."""
+
+
+class GivenWorld(msgspec.Struct, frozen=True):
+    """The world that a test was given."""
+
+    ranks: Ranks
+    backend: Words
+    device: Words
+    """The type of device, as torch names it."""
+
+    def __str__(self) -> str:
+        return f"{self.ranks} rank{'s' if self.ranks > 1 else ''} ({self.backend} on {self.device})"
 
 
 class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
@@ -152,7 +164,8 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
     """The number of the attempt, from 1; other plug-ins may rerun a failed test."""
     stack: str = ""
     requirements: list[str] = []
-    world: str = ""
+    world: GivenWorld | None = None
+    """Its world; the largest of them for a test with several."""
     seconds: Seconds = 0.0
     """The time that it took, without the time for which it waited for devices."""
     waited: Seconds = 0.0
@@ -164,7 +177,7 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
     headline: str = ""
     ranks: list[RankEvidence] = []
     size: Ranks = 0
-    """The largest number of ranks of its world; 0 if it has no world."""
+    """The largest number of ranks that it asks for; 0 if it asks for no world."""
     dtype: str = ""
     """The dtype of the test, if it has a single one."""
     bare: str = ""

@@ -9,7 +9,7 @@ import pytest
 
 from harness.profiles import Profile
 from harness.profiles.model import EVERYTHING
-from harness.results import Cause, NoFittingSize, SizeNotClaimed, TestResult
+from harness.results import Cause, GivenWorld, NoFittingSize, SizeNotClaimed, TestResult
 from harness.suite_facts import TestFacts
 from reports.arguments import Asked
 from reports.coherence import _world
@@ -19,7 +19,7 @@ NODEID = "suites/replicate/test_programs.py::test_exact[worlds]"
 FACTS = TestFacts(size=4, sizes=[1, 2, 4])
 
 
-def result(world: str, verdict: str = "passed", cause: Cause | None = None, size: int = 4) -> TestResult:
+def result(world: GivenWorld | None, verdict: str = "passed", cause: Cause | None = None, size: int = 4) -> TestResult:
     reason = f"unsupported: {cause}" if cause is not None else ""
     return TestResult(nodeid=NODEID, verdict=verdict, world=world, size=size, cause=cause, reason=reason)
 
@@ -34,18 +34,18 @@ def judged(test: TestResult, *others: TestResult, device: str = "cpu", sizes: tu
 
 def ranks(size: int, device: str = "cpu") -> TestResult:
     """Another test, which ran on so many ranks."""
-    return TestResult(nodeid="x", verdict="passed", world=f"{size} ranks (any on {device})", size=size)
+    return TestResult(nodeid="x", verdict="passed", world=GivenWorld(size, "any", device), size=size)
 
 
 @pytest.mark.parametrize(
     ("test", "how"),
     [
-        (result("4 ranks (any on cpu)"), {}),
-        (result("2 ranks (any on cpu)"), {"sizes": (1, 2)}),
-        (result("2 ranks (any on gpu)"), {"device": "gpu"}),
-        (result("", "unsupported", SizeNotClaimed("p", (8,), 1)), {"sizes": (8,)}),
-        (result("", "unsupported", NoFittingSize((4,), (1, 2))), {"sizes": (1, 2)}),
-        (result("", "unsupported", NoFittingSize((4,), (1, 2))), {"device": "gpu"}),
+        (result(GivenWorld(4, "any", "cpu")), {}),
+        (result(GivenWorld(2, "any", "cpu")), {"sizes": (1, 2)}),
+        (result(GivenWorld(2, "any", "gpu")), {"device": "gpu"}),
+        (result(None, "unsupported", SizeNotClaimed("p", (8,), 1)), {"sizes": (8,)}),
+        (result(None, "unsupported", NoFittingSize((4,), (1, 2))), {"sizes": (1, 2)}),
+        (result(None, "unsupported", NoFittingSize((4,), (1, 2))), {"device": "gpu"}),
     ],
 )
 def test_honest(test: TestResult, how: dict[str, Any]) -> None:
@@ -57,12 +57,12 @@ def test_honest(test: TestResult, how: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("test", "how", "says"),
     [
-        (result("2 ranks (any on cpu)"), {}, "at most 2 ranks, but the host has room for 4"),
-        (result("4 ranks (any on cpu)"), {"sizes": (1, 2)}, "ran on 4 ranks, but the profile does not claim"),
-        (result("", "unsupported", NoFittingSize((4,), (1, 2))), {}, "other tests of the run had worlds of 4 ranks"),
-        (result("", "unsupported", NoFittingSize((8,), (1, 2))), {}, "in the suite it has worlds of 1, 2, 4"),
-        (result("", "unsupported", NoFittingSize((2,), (1,))), {"device": "gpu"}, "had worlds of 2 ranks"),
-        (result("", "unsupported", SizeNotClaimed("p", (1, 2), 4)), {"sizes": (1, 2)}, "claims worlds of 1, 2 ranks"),
+        (result(GivenWorld(2, "any", "cpu")), {}, "at most 2 ranks, but the host has room for 4"),
+        (result(GivenWorld(4, "any", "cpu")), {"sizes": (1, 2)}, "ran on 4 ranks, but the profile does not claim"),
+        (result(None, "unsupported", NoFittingSize((4,), (1, 2))), {}, "other tests of the run had worlds of 4 ranks"),
+        (result(None, "unsupported", NoFittingSize((8,), (1, 2))), {}, "in the suite it has worlds of 1, 2, 4"),
+        (result(None, "unsupported", NoFittingSize((2,), (1,))), {"device": "gpu"}, "had worlds of 2 ranks"),
+        (result(None, "unsupported", SizeNotClaimed("p", (1, 2), 4)), {"sizes": (1, 2)}, "claims worlds of 1, 2 ranks"),
     ],
 )
 def test_forged(test: TestResult, how: dict[str, Any], says: str) -> None:
@@ -70,15 +70,15 @@ def test_forged(test: TestResult, how: dict[str, Any], says: str) -> None:
     assert says in judged(test, ranks(2, how.get("device", "cpu")), **how)
 
 
-@pytest.mark.parametrize("text", ["8 ranks (any on cpu)", "0 ranks (any on cpu)"])
-def test_incoherent(text: str) -> None:
+@pytest.mark.parametrize("given", [GivenWorld(8, "any", "cpu"), GivenWorld(0, "any", "cpu")])
+def test_incoherent(given: GivenWorld) -> None:
     """A property's world is not larger than its largest size, nor empty."""
-    assert any("its world has" in line for line in _world(result(text)))
+    assert any("its world has" in line for line in _world(result(given)))
 
 
 def test_other_tests_have_their_size() -> None:
     """A test with a world of one size has that one."""
     test = TestResult(
-        nodeid="suites/x/test_a.py::test_b[4ranks]", verdict="passed", world="2 ranks (any on cpu)", size=4
+        nodeid="suites/x/test_a.py::test_b[4ranks]", verdict="passed", world=GivenWorld(2, "any", "cpu"), size=4
     )
     assert any("its world has 2 ranks" in line for line in _world(test))

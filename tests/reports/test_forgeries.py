@@ -30,6 +30,7 @@ from harness.results import (
     VERSION,
     Cause,
     Deselected,
+    GivenWorld,
     HostLacks,
     MaybeLeftOut,
     NoBackend,
@@ -254,7 +255,7 @@ def other_devices(made: list[Any]) -> None:
     of(ProfileText, device="cuda")(made)
     for record in made:
         if isinstance(record, TestResult):
-            record.world = record.world.replace("cpu", "cuda")
+            record.world = msgspec.structs.replace(record.world, device="cuda")
     unsupported("[3ranks-float32]", TooFewDevices(3, 3, "cuda", 2))(made)
     unsupported("[3ranks]", TooFewDevices(3, 3, "cuda", 2))(made)
     unsupported(CASE, UNDECLARED)(made)
@@ -327,11 +328,13 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     # worlds
     "size": (change(ONE, size=3), f"{ONE}: its size is 3, but its name says 2 ranks"),
     "no-size": (change(ONE, size=0), f"{ONE}: its size is 0, but its name says 2 ranks"),
-    "size-of-world": (change(ONE, world="4 ranks (gloo on cpu)"), f"{ONE}: its size is 2, but its world has 4 ranks"),
-    "no-world": (change(ONE, world=""), f"{ONE}: passed on 2 ranks, but has no world"),
-    "garbled-world": (change(ONE, world="many ranks"), f"{ONE}: 'many ranks' is not a world"),
+    "size-of-world": (
+        change(ONE, world=GivenWorld(4, "gloo", "cpu")),
+        f"{ONE}: its size is 2, but its world has 4 ranks",
+    ),
+    "no-world": (change(ONE, world=None), f"{ONE}: passed on 2 ranks, but has no world"),
     "other-backend": (
-        change(ONE, world="2 ranks (nccl on cuda)"),
+        change(ONE, world=GivenWorld(2, "nccl", "cuda")),
         f"tests ran on nccl on cuda, but the profile is about gloo on cpu: {ONE}",
     ),
     "dtype": (change(TWO, dtype="float64"), f"{TWO}: its dtype is float64, but its name does not say so"),
@@ -853,7 +856,7 @@ def some_of_dynamo(made: list[Any]) -> None:
 
 def died_in_setup(made: list[Any]) -> None:
     """The process of a test died before it could tell what the test is."""
-    facts: dict[str, Any] = {"requirements": [], "size": 0, "dtype": "", "property_based": False, "world": ""}
+    facts: dict[str, Any] = {"requirements": [], "size": 0, "dtype": "", "property_based": False, "world": None}
     change(ONE, verdict="crashed", headline="worker 'gw1' crashed", **facts)(made)
 
 
@@ -907,7 +910,7 @@ def test_worlds_that_were_asked_for(path: Path) -> None:
         arguments("--world-backend", "mpi")(made)
         for record in made:
             if isinstance(record, TestResult):
-                record.world = record.world.replace("gloo", "mpi")
+                record.world = msgspec.structs.replace(record.world, backend="mpi")
 
     found = checked(path, on_another, change(CASE, verdict="passed", reason="", cause=None))
     assert (found.problems, found.unchecked) == ((), ())

@@ -14,8 +14,10 @@ from harness.plugin.telling import _by_function, _cause
 from harness.redaction import Redactor
 from harness.results import (
     CAUSES,
+    VERSION,
     Cause,
     Deselected,
+    GivenWorld,
     HostLacks,
     LeftOut,
     MaybeLeftOut,
@@ -144,6 +146,60 @@ def test_left_out_in_an_old_file(data: LeftOut, sentence: str) -> None:
     run = parse(old(4, {"record": "end", "finished": 2.0, "exit_status": 0, "partial": [sentence]}), "x")
     assert run.end is not None
     assert (run.end.left_out, run.end.exit_status, run.complete) == ([data], 0, True)
+
+
+@pytest.mark.parametrize("version", [1, 4, 5])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1 rank (gloo on cpu)", GivenWorld(1, "gloo", "cpu")),
+        ("16 ranks (nccl on cuda)", GivenWorld(16, "nccl", "cuda")),
+        ("", None),
+        ("many ranks", None),
+        (f"{'9' * 9} ranks (gloo on cpu)", None),
+    ],
+)
+def test_world_in_an_old_file(version: int, text: str, expected: GivenWorld | None) -> None:
+    """The text of an older file becomes the world that it names."""
+    record = {"record": "test", "nodeid": "a", "verdict": "passed", "world": text}
+    assert parse(old(version, record), "x").tests["a"].world == expected
+
+
+@pytest.mark.parametrize(
+    "given", ["2 ranks (gloo on cpu)", [2, "gloo", "cpu"], {"ranks": -1, "backend": "", "device": ""}]
+)
+def test_text_is_no_world(given: object) -> None:
+    """A world that no run writes makes a file unreadable."""
+    with pytest.raises(ResultsError, match="line 2"):
+        parse(old(VERSION, {"record": "test", "nodeid": "a", "verdict": "passed", "world": given}), "x")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"platform": "Linux-6.1.0-x86_64-with-glibc2.36", "machine": "x86_64"}, {"os": "Linux 6.1.0"}),
+        ({"accelerator": "8 of NVIDIA H200, 1 of other"}, {"device": "NVIDIA H200"}),
+        ({"platform": "", "accelerator": "can't be asked: x"}, {}),
+        ({"platform": "Linux-6.1.0", "os": "said by itself"}, {}),
+    ],
+)
+def test_platform_of_an_old_file(environment: dict[str, str], expected: dict[str, str]) -> None:
+    """The operating system and the device of an older file are facts of their own, whichever record has them."""
+    header = {"record": "run", "schema": "concord.results", "version": 5, "started": 1.0, "environment": environment}
+    end = {"record": "end", "finished": 2.0, "exit_status": 0, "environment": environment}
+    for first, last in ((header, {**end, "environment": {}}), ({**header, "environment": {}}, end)):
+        run = parse(b"\n".join(map(msgspec.json.encode, (first, last))) + b"\n", "x")
+        assert run.header.environment == {**environment, **expected}
+
+
+def test_causes_of_version_5() -> None:
+    """A file of version 5 has its causes as data, and is read as it is."""
+    cause, end = TorchLacks("x"), {"record": "end", "finished": 2.0, "exit_status": 0}
+    left_out = msgspec.to_builtins([OptionGiven("-k")])
+    run = parse(old(5, skipped("", cause=msgspec.to_builtins(cause)), {**end, "left_out": left_out}), "x")
+    assert run.tests["a"].cause == cause
+    assert run.end is not None
+    assert run.end.left_out == [OptionGiven("-k")]
 
 
 @pytest.mark.parametrize(
