@@ -49,7 +49,6 @@ __all__ = [
     "MANIFEST",
     "Contents",
     "Manifest",
-    "contents",
     "made",
     "manifest_of",
     "packed",
@@ -78,11 +77,6 @@ class Contents:
     report: Report
     runs: tuple[Run, ...]
     """The runs, in the order of their names."""
-
-
-def contents(files: Sequence[tuple[str, bytes]], concord: str) -> dict[str, bytes]:
-    """Return the files of a bundle of some runs, by name, without the manifest.  Errors: as for :func:`made`."""
-    return made(files).files
 
 
 def made(files: Sequence[tuple[str, bytes]]) -> Contents:

@@ -12,9 +12,6 @@ from rich.text import Text
 from harness.bench.figures import algbw, busbw
 from harness.bench.records import COUNTS, Measurement, percentile, size_of
 
-_LEAST = 200
-"""Width in columns; nothing uses it."""
-
 
 def seconds(value: float) -> str:
     """Format a duration in seconds for people: ``12.3 us``, ``1.23 ms``."""

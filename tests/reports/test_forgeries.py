@@ -53,7 +53,7 @@ from harness.results import (
 )
 from harness.thorough.effort import LARGEST
 from reports import bundle
-from reports.bundle import MANIFEST, contents, manifest_of, packed
+from reports.bundle import MANIFEST, manifest_of, packed
 from reports.coherence import INTRODUCED
 from reports.model import ReportError
 from reports.verify import Checked, verify
@@ -79,7 +79,7 @@ def checked(path: Path, *changes: Change, also: Callable[[list[bytes]], None] | 
         if also is not None:
             data = relined(data, also)
         files.append((name, data))
-    found = contents(files, "0.1.0")
+    found = bundle.made(files).files
     path.write_bytes(packed({**found, MANIFEST: manifest_of(found, "0.1.0")}))
     return verify(path, "0.1.0", checkout(), NOW)
 

@@ -15,7 +15,7 @@ from invented import FILE, PROFILE, STARTED, WAIVER, Change, change, checkout, r
 
 from harness.results import ProfileText
 from reports.build import build
-from reports.bundle import MANIFEST, contents, manifest_of, packed
+from reports.bundle import MANIFEST, made, manifest_of, packed
 from reports.junit import junit
 from reports.markdown import markdown
 from reports.model import encode
@@ -54,7 +54,7 @@ def owned(defects: str = DEFECTS, profile: str = PLAIN, **entry: Any) -> Change:
 
 def checked(path: Path, *changes: Change, here: str | None = DEFECTS, status: int | None = None) -> Checked:
     """The check of a bundle; ``here``: the defects of PyTorch in the checkout, if it has any."""
-    found = contents(runs(*changes, status=status), "0.1.0")
+    found = made(runs(*changes, status=status)).files
     file = path / "x.zip"
     file.write_bytes(packed({**found, MANIFEST: manifest_of(found, "0.1.0")}))
     defects = {} if here is None else {"pytorch": here}

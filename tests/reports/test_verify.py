@@ -36,7 +36,7 @@ from invented import (
 from harness.requirements import LEVELS
 from harness.results import TestResult
 from reports import bundle
-from reports.bundle import MANIFEST, contents, manifest_of, packed, unpacked
+from reports.bundle import MANIFEST, manifest_of, packed, unpacked
 from reports.checkout import Checkout
 from reports.model import ReportError, decode, encode
 from reports.verify import Checked, verify
@@ -55,13 +55,13 @@ def checked(path: Path, files: Files, checkout: Checkout | None = HERE, now: flo
 
 def honest(*changes: Any) -> Files:
     """The files of a bundle, with the manifest that belongs to them."""
-    found = contents(runs(*changes), "0.1.0") if changes else dict(_untouched())
+    found = bundle.made(runs(*changes)).files if changes else dict(_untouched())
     return {**found, MANIFEST: manifest_of(found, "0.1.0")}
 
 
 @functools.cache
 def _untouched() -> Files:
-    return contents(runs(), "0.1.0")
+    return bundle.made(runs()).files
 
 
 def signed_off(files: Files) -> Files:
@@ -372,7 +372,7 @@ def test_exit_status(path: Path) -> None:
     """Failures and an exit status that tells of none do not go together."""
     first = records()
     change("dynamo/test_a.py::test_one[2", verdict="failed")(first)
-    found = contents([("a", written(first, status=0))], "0.1.0")
+    found = bundle.made([("a", written(first, status=0))]).files
     problems = checked(path, signed_off(found)).problems
     assert "runs/1.jsonl: tests ended badly, but by its exit status none did" in problems
 
@@ -389,7 +389,7 @@ def test_runs_of_different_things(path: Path, fields: dict[str, Any], says: str)
     """Runs of one bundle are on the same environment, suite and subject."""
     second = records("123", drawn=True, later=1000)
     header(**fields)(second)
-    found = contents([("a", written(records())), ("b", written(second))], "0.1.0")
+    found = bundle.made([("a", written(records())), ("b", written(second))]).files
     assert says in checked(path, signed_off(found)).problems
 
 
@@ -397,7 +397,7 @@ def test_uneven_runs(path: Path) -> None:
     """A test that one whole run has and the other has not is missing in one of them."""
     second = records("123", drawn=True, later=1000)
     without_tests(second)
-    found = contents([("a", written(records())), ("b", written(second))], "0.1.0")
+    found = bundle.made([("a", written(records())), ("b", written(second))]).files
     problems = checked(path, signed_off(found), None).problems
     says = "each run says that it ran all of dynamo, but these are not in every run: "
     assert f"{says}suites/dynamo/test_a.py::test_one[2ranks]" in problems

@@ -16,7 +16,7 @@ Values are logarithms, ``[night, series]``, NaN where there is none.  ``docs/per
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -102,12 +102,6 @@ class Judgement:
 
     noise: Noise
     steps: tuple[Step, ...]
-    single: Array = field(repr=False)
-    """``[series]``: probability of the change to slower of that series alone; 1: not judged."""
-    size: Array = field(repr=False)
-    """``[series]``: distance of the newest night from its level without the common factor; logarithm of a ratio."""
-    deviation: Array = field(repr=False)
-    """``[series]``: the same, including the common factor."""
 
 
 def residuals(values: Array, memory: int) -> Array:
@@ -353,13 +347,7 @@ def judge(noise: Noise, added: Array | None = None) -> Judgement:
     for sign, chances, tail in ((1, slower, noise.slower), (-1, faster, noise.faster)):
         rare = np.flatnonzero(np.nan_to_num(chances.min(0), nan=1.0) <= tail.chance)
         steps += [_step(int(i), sized[:, i], wide[:, i], chances[:, i], noise, sign) for i in rare]
-    return Judgement(
-        noise=noise,
-        steps=tuple(steps),
-        single=np.minimum(1.0, CONFIRM * np.min(slower[:, :-1], 0)),
-        size=own[-1],
-        deviation=residual[-1] - noise.centre,
-    )
+    return Judgement(noise=noise, steps=tuple(steps))
 
 
 def _step(index: int, off: Array, scale: Array, chances: Array, noise: Noise, sign: int) -> Step:
