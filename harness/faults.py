@@ -1,6 +1,6 @@
 """Faults: named defects that are injected into every rank, to see whether the suites detect them.
 
-A catalogue is a package whose modules contain functions marked with :func:`fault`, or a list of faults called
+A catalog is a package whose modules contain functions marked with :func:`fault`, or a list of faults called
 ``FAULTS``. Each function puts one defect into the process in which it is called: it replaces a part of torch by
 something wrong. It never undoes this, because the process is a rank that ends with its world.
 """
@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from harness.subjects import STACKS
 
-CATALOGUE = "fixtures.faults"
-"""The package of Concord's own catalogue."""
+CATALOG = "fixtures.faults"
+"""The package of Concord's own catalog."""
 
 COMPONENTS = (*STACKS, "performance")
 """Where a defect can be: in a stack, or in performance, which suites/perf is about."""
@@ -116,8 +116,8 @@ def _with(put: Callable[..., Any], value: Any) -> Callable[[], None]:
     return lambda: put(value)
 
 
-def catalogue(package: str = CATALOGUE) -> dict[str, Fault]:
-    """Return every fault of a catalogue by name.
+def catalog(package: str = CATALOG) -> dict[str, Fault]:
+    """Return every fault of a catalog by name.
 
     Errors: ValueError if two have the same name; ImportError if there is no such package.
     """
@@ -159,8 +159,8 @@ def _marked(module: types.ModuleType) -> list[Fault]:
 
 
 def put(name: str) -> None:
-    """Put a fault of the catalogue into this process. Errors: KeyError if none has that name."""
-    catalogue()[name].put()
+    """Put a fault of the catalog into this process. Errors: KeyError if none has that name."""
+    catalog()[name].put()
 
 
 # for authors of faults

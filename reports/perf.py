@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 View = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
-_COLOURS = ("#3b6fb6", "#c2571a", "#3f8f5b", "#8a5aa8", "#b03a48", "#6b7280", "#1a8a99", "#a67c00")
+_COLORS = ("#3b6fb6", "#c2571a", "#3f8f5b", "#8a5aa8", "#b03a48", "#6b7280", "#1a8a99", "#a67c00")
 _EXPOSED, _COMPUTE, _HIDDEN = "#c2571a", "#3b6fb6", "#9db7d8"
 _TICKS = ["8 B", "1 KiB", "32 KiB", "1 MiB", "32 MiB", "1 GiB"]
 _TICKS_AT = [8, 1 << 10, 1 << 15, 1 << 20, 1 << 25, 1 << 30]
@@ -110,22 +110,22 @@ def _by_collective(
     counts: dict[str, int] = {}
     for name, rows in swept.items():
         collective = rows[0]["operation"]
-        colour = _COLOURS[counts.get(collective, 0) % len(_COLOURS)]
+        color = _COLORS[counts.get(collective, 0) % len(_COLORS)]
         counts[collective] = counts.get(collective, 0) + 1
-        for trace in traces(name, rows, colour):
+        for trace in traces(name, rows, color):
             figure.add_trace(trace)
             of.append(collective)
     return _chosen(figure, list(counts), of)
 
 
 def _bandwidth(swept: Mapping[str, Rows]) -> go.Figure | None:
-    def traces(name: str, rows: Rows, colour: str) -> Iterable[go.Scatter]:
+    def traces(name: str, rows: Rows, color: str) -> Iterable[go.Scatter]:
         yield go.Scatter(
             x=[r["bytes"] for r in rows],
             y=[r["busbw"] for r in rows],
             name=_short(rows),
             mode="lines+markers",
-            line={"color": colour},
+            line={"color": color},
             customdata=[[r["size"]] for r in rows],
             hovertemplate="%{customdata[0]}: %{y:.3g} GB/s",
         )
@@ -134,7 +134,7 @@ def _bandwidth(swept: Mapping[str, Rows]) -> go.Figure | None:
 
 
 def _latency(swept: Mapping[str, Rows]) -> go.Figure | None:
-    def traces(name: str, rows: Rows, colour: str) -> Iterable[go.Scatter]:
+    def traces(name: str, rows: Rows, color: str) -> Iterable[go.Scatter]:
         sizes = [r["bytes"] for r in rows]
         for percentile, dash in (("p50", "solid"), ("p99", "dot")):
             yield go.Scatter(
@@ -142,7 +142,7 @@ def _latency(swept: Mapping[str, Rows]) -> go.Figure | None:
                 y=[r[percentile] * 1e6 for r in rows],
                 name=f"{_short(rows)}, {percentile}",
                 mode="lines+markers",
-                line={"color": colour, "dash": dash},
+                line={"color": color, "dash": dash},
                 customdata=[[r["size"]] for r in rows],
                 hovertemplate="%{customdata[0]}: %{y:.4g} us",
             )
@@ -190,14 +190,14 @@ def _steps(steps: Rows) -> go.Figure | None:
         "compute": ([step["compute"] for step in steps], _COMPUTE),
         "exposed communication": ([max(0.0, step["exposed"]) for step in steps], _EXPOSED),
     }
-    for name, (values, colour) in shown.items():
+    for name, (values, color) in shown.items():
         figure.add_trace(
             go.Bar(
                 y=names,
                 x=[value * 1e3 for value in values],
                 name=name,
                 orientation="h",
-                marker={"color": colour},
+                marker={"color": color},
                 hovertemplate="%{x:.3g} ms",
             )
         )
@@ -241,7 +241,7 @@ def _history(histories: Rows) -> go.Figure | None:
                 },
                 name=_text(f"{row['unit']}, {row['nights_known']} nights"),
                 mode="lines+markers",
-                line={"color": _COLOURS[0]},
+                line={"color": _COLORS[0]},
                 text=[_text(commit) for commit in row["commits"]],
                 hovertemplate=f"%{{y:.4g}} {_text(row['unit'])}<br>%{{text}}",
             )
@@ -254,7 +254,7 @@ def _history(histories: Rows) -> go.Figure | None:
                     y=[step["value"] * scale] * 2,
                     name=_text(step["text"]),
                     mode="lines",
-                    line={"color": _EXPOSED if step["worse"] else _COLOURS[2], "width": 3, "dash": "dash"},
+                    line={"color": _EXPOSED if step["worse"] else _COLORS[2], "width": 3, "dash": "dash"},
                     hovertemplate=_text(step["text"]),
                 )
             )

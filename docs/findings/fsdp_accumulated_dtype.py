@@ -1,4 +1,4 @@
-# with a reduce_dtype, a layer that an unsynchronised backward left out breaks the next backward
+# with a reduce_dtype, a layer that an unsynchronized backward left out breaks the next backward
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 fsdp_accumulated_dtype.py

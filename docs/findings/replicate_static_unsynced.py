@@ -1,4 +1,4 @@
-# with static_graph, a first backward that is not synchronised is an internal assertion
+# with static_graph, a first backward that is not synchronized is an internal assertion
 # https://github.com/pytorch/pytorch/issues/143580
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 replicate_static_unsynced.py

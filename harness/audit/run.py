@@ -89,7 +89,7 @@ def targets(plan: Plan) -> list[Target]:
     """Return every defect of a plan.  Errors: ValueError if the catalog has two faults with one name."""
     chosen: list[Target] = []
     if plan.faults and plan.subject == TORCH:
-        for fault in faults.catalogue().values():
+        for fault in faults.catalog().values():
             if fault.component in plan.components:
                 about = " ".join(filter(None, (fault.kind, fault.issue)))
                 defect = Defect(

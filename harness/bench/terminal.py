@@ -19,19 +19,17 @@ def seconds(value: float) -> str:
     return f"{value * scale:.3g} {unit}"
 
 
-def shown(measurements: Sequence[Measurement], width: int, *, colour: bool) -> list[str]:
+def shown(measurements: Sequence[Measurement], width: int, *, color: bool) -> list[str]:
     """Format measurements as two tables: collectives with their bandwidths, and steps with their parts.
 
-    ``width``: columns of the terminal; tables are at least 60 columns wide.  ``colour``: whether to write ANSI colors.
+    ``width``: columns of the terminal; tables are at least 60 columns wide.  ``color``: whether to write ANSI colors.
     Returns lines.
     """
     collectives = sorted((m for m in measurements if m.series.bytes), key=_place)
     steps = [m for m in measurements if not m.series.bytes]
     tables = [t for t in (_collectives(collectives), _steps(steps)) if t.row_count]
     out = io.StringIO()
-    console = Console(
-        file=out, width=max(width, 60), force_terminal=colour, color_system="standard" if colour else None
-    )
+    console = Console(file=out, width=max(width, 60), force_terminal=color, color_system="standard" if color else None)
     for table in tables:
         console.print(table)
     return out.getvalue().rstrip("\n").split("\n")

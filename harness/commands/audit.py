@@ -14,7 +14,7 @@ from rich.text import Text
 
 from harness.commands.refusing import refusing
 from harness.devices import cores
-from harness.faults import CLASSES, COMPONENTS, catalogue
+from harness.faults import CLASSES, COMPONENTS, catalog
 from harness.safe_io.writing import write_whole
 from harness.subjects import STACKS
 
@@ -32,7 +32,7 @@ def faults(components: Components = None) -> None:
         chosen = _known(components or COMPONENTS)
         sys.path.insert(0, str(Path.cwd()))
         console = Console()
-        for fault in catalogue().values():
+        for fault in catalog().values():
             if fault.component in chosen:
                 about = ", ".join(filter(None, (fault.component, CLASSES[fault.kind], fault.issue)))
                 console.print(Text(fault.name, style="bold"), soft_wrap=True)  # unwrapped, so that it can be copied
@@ -42,7 +42,7 @@ def faults(components: Components = None) -> None:
 def audit(
     components: Components = None,
     with_faults: Annotated[
-        bool, typer.Option("--faults/--no-faults", help="Whether to include the faults of the catalogue.")
+        bool, typer.Option("--faults/--no-faults", help="Whether to include the faults of the catalog.")
     ] = True,
     mutants: Annotated[
         str,
@@ -172,7 +172,7 @@ def _root() -> Path:
     root = Path.cwd()
     if not (root / "suites").is_dir():
         raise ValueError(f"{root} has no folder suites; run this where they are")
-    sys.path.insert(0, str(root))  # the catalogue of faults is there
+    sys.path.insert(0, str(root))  # the catalog of faults is there
     return root
 
 

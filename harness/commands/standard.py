@@ -118,7 +118,7 @@ it; [reports](reports.md) state the exact rule, and [the vendors' page](vendors.
 How to read the tables:
 
 - An **id** is `STACK-TOPIC-NN`. It keeps its meaning and is never used again: reports are compared by it.
-- The **source** is the page or symbol of PyTorch that promises the behaviour, with issues in which it was broken.
+- The **source** is the page or symbol of PyTorch that promises the behavior, with issues in which it was broken.
 - A requirement holds if all of its **tests** pass. Each runs on several world sizes, most with many dtypes, shapes or
   options. A *property* draws its cases, so that a level needs a second run from another seed.
 - Requirements are **mandatory** unless marked *optional*. Optional ones are reported, and no level depends on them.

@@ -63,7 +63,7 @@ def add(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="Inject a fault of the catalogue (fixtures/faults) into every rank, to see whether the suites detect it. "
+        help="Inject a fault of the catalog (fixtures/faults) into every rank, to see whether the suites detect it. "
         "Repeatable. `concord faults` lists them.",
     )
     group.addoption(
@@ -143,13 +143,13 @@ def subject(config: pytest.Config) -> Subject:
 def _check_fault(name: str) -> None:
     from difflib import get_close_matches
 
-    from harness.faults import catalogue
+    from harness.faults import catalog
 
     try:
-        names = list(catalogue())
+        names = list(catalog())
     except ImportError as e:
-        raise pytest.UsageError(f"--fault {name}: no catalogue of faults here: {e}") from e
+        raise pytest.UsageError(f"--fault {name}: no catalog of faults here: {e}") from e
     if name not in names:
         near = get_close_matches(name, names)
         hint = f"did you mean {near[0]}?" if near else "`concord faults` lists them"
-        raise pytest.UsageError(f"--fault {name}: no such fault in the catalogue; {hint}")
+        raise pytest.UsageError(f"--fault {name}: no such fault in the catalog; {hint}")

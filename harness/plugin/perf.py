@@ -274,7 +274,7 @@ class Nights:
 
             terminalreporter.section("figures", sep="-")
             width = terminalreporter._tw.fullwidth
-            for text in shown(self.measurements, width, colour=terminalreporter.hasmarkup):
+            for text in shown(self.measurements, width, color=terminalreporter.hasmarkup):
                 terminalreporter.write_line(text)
             if self.path is not None and not self._lost:
                 terminalreporter.write_line(f"figures: {os.path.relpath(self.path, self._config.rootpath)}")

@@ -152,7 +152,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     defect(
         "replicate_static_unsynced",
-        "With a static graph, a first backward that is not synchronised is an internal assertion.",
+        "With a static graph, a first backward that is not synchronized is an internal assertion.",
         lambda case: bool(case.options.get("static_graph")) and case.accumulates,
     ),
     defect(

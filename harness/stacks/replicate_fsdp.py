@@ -209,7 +209,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     defect(
         "fsdp_accumulated_dtype",
-        "With a reduce_dtype, a layer that an unsynchronised backward left out breaks the next backward.",
+        "With a reduce_dtype, a layer that an unsynchronized backward left out breaks the next backward.",
         lambda case: bool(_casts(case.options)) and case.optional and case.accumulates,
         torch=">=2.11,<2.15",
     ),

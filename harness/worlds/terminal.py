@@ -38,7 +38,7 @@ class Terminal:
             lines, rest = [*lines, rest], b""
         self._partial[index] = rest
         for line in lines:
-            _show(prefixed(index, coloured(line.decode(errors="replace"))), flush=True)
+            _show(prefixed(index, colored(line.decode(errors="replace"))), flush=True)
 
     def finished(self, index: int, output: Output) -> None:
         """Show everything that a rank printed in a run, or only its unfinished last line if the rest was shown live."""
@@ -52,7 +52,7 @@ class Terminal:
         """Show the unfinished last line of a rank that prints no more, so that the next output does not continue it."""
         rest = self._partial.pop(index, b"")
         if rest:
-            _show(prefixed(index, coloured(rest.decode(errors="replace"))), flush=True)
+            _show(prefixed(index, colored(rest.decode(errors="replace"))), flush=True)
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[tuple[int, int]]:
@@ -72,7 +72,7 @@ def _show(line: str, *, flush: bool = False) -> None:
 _COLOUR = re.compile(r"(\x1b\[[0-9;]{0,40}m)")
 
 
-def coloured(line: str) -> str:
+def colored(line: str) -> str:
     """Return a line with its colors kept and all other unprintable characters escaped."""
     parts = _COLOUR.split(line.removesuffix("\r"))
     shown = "".join(part if i % 2 else printable(part) for i, part in enumerate(parts))

@@ -77,7 +77,7 @@
   const theme = one("#theme");
   const root = document.documentElement;
   let dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const paint = () => { theme.textContent = dark ? "Light colours" : "Dark colours"; };
+  const paint = () => { theme.textContent = dark ? "Light colors" : "Dark colors"; };
   theme.addEventListener("click", () => { dark = !dark; root.dataset.theme = dark ? "dark" : "light"; paint(); });
   addEventListener("hashchange", reveal);
   paint();

@@ -1,4 +1,4 @@
-"""The audit from end to end: a small suite, a small catalogue, real pytest processes and real ranks."""
+"""The audit from end to end: a small suite, a small catalog, real pytest processes and real ranks."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fixtures.faults.collectives import gradients, membership, values, works
 from fixtures.faults.collectives.calls import Damage
-from fixtures.faults.collectives.catalogue import CATALOGUE, NONE
+from fixtures.faults.collectives.catalog import CATALOG, NONE
 from harness import World
 from tests.collectives.broken import BrokenWorld
 from tests.collectives.repairs import REPAIRS
@@ -47,7 +47,7 @@ class Finding:
     """Seconds, for a test that hangs."""
 
     def __post_init__(self) -> None:
-        assert self.damage in (CATALOGUE | RELATIVES)
+        assert self.damage in (CATALOG | RELATIVES)
 
     @property
     def repairs(self) -> tuple[Damage, ...]:
@@ -55,7 +55,7 @@ class Finding:
 
     def run(self, world: World) -> None:
         """The test, with the damage."""
-        self._run(BrokenWorld(world, (*self.repairs, (CATALOGUE | RELATIVES)[self.damage]), self.timeout))
+        self._run(BrokenWorld(world, (*self.repairs, (CATALOG | RELATIVES)[self.damage]), self.timeout))
 
     def run_undamaged(self, world: World) -> None:
         """The test with collectives that are replaced, or repaired, and right."""

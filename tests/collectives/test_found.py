@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.faults.collectives.catalogue import CATALOGUE, NONE
+from fixtures.faults.collectives.catalog import CATALOG, NONE
 from harness import RanksFailed, World
 from tests.collectives import found, found_relatives
 from tests.collectives.finding import ASSERTION, ERROR, HANG, SILENCE, WRONG, Finding
@@ -135,6 +135,6 @@ def test_what_only_accelerators_have_is_damaged_there() -> None:
 
 
 def test_every_damage_is_looked_for() -> None:
-    """No damage of the catalogue is without a test that finds it, and no repair without a test that needs it."""
-    assert {name for name in CATALOGUE if name != NONE.name} <= {finding.damage for finding in FOUND}
+    """No damage of the catalog is without a test that finds it, and no repair without a test that needs it."""
+    assert {name for name in CATALOG if name != NONE.name} <= {finding.damage for finding in FOUND}
     assert set(REPAIRS) == {finding.repair for finding in FOUND if finding.repair}

@@ -176,7 +176,7 @@ def put(fault: Callable[..., None], *arguments: Any) -> Iterator[None]:
 
 
 def steps(rank: Rank, fault: Callable[..., None], *arguments: Any) -> tuple[list[int], list[torch.Tensor]]:
-    """Collectives of backwards, with DDP's own and with the fault's: synchronised, then not; and gradients."""
+    """Collectives of backwards, with DDP's own and with the fault's: synchronized, then not; and gradients."""
     counts, gradients = [], []
     for damaged in (False, True):
         torch.manual_seed(0)
@@ -212,7 +212,7 @@ def steps(rank: Rank, fault: Callable[..., None], *arguments: Any) -> tuple[list
 def test_collectives_of_a_backward(
     world: World, fault: Callable[..., None], arguments: tuple[float, ...], expected: list[int]
 ) -> None:
-    """As many as the fault says, synchronised and not; the same gradients."""
+    """As many as the fault says, synchronized and not; the same gradients."""
     for counts, gradients in world.run(steps, fault, *arguments):
         assert counts == expected
         half = len(gradients) // 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from fixtures.faults.collectives.catalogue import CATALOGUE
+from fixtures.faults.collectives.catalog import CATALOG
 from harness import World
 from tests.collectives import found, found_relatives
 from tests.collectives.broken import changed
@@ -71,6 +71,6 @@ def test_six(world: World, finding: Finding) -> None:
 def test_damages_are_taken_back() -> None:
     """After a damage a process has torch's own functions again."""
     right = dist.all_reduce
-    with changed(CATALOGUE["AVG does not divide"]):
+    with changed(CATALOG["AVG does not divide"]):
         assert dist.all_reduce is not right
     assert dist.all_reduce is right

@@ -195,7 +195,7 @@ def contrast(page: Any, selector: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours(opened: Any, page: Any, scheme: str) -> None:
+def test_colors(opened: Any, page: Any, scheme: str) -> None:
     """Texts can be read in both schemes (a contrast of 4.5), and the button changes it for the page."""
     page.emulate_media(color_scheme=scheme)
     opened(

@@ -8,7 +8,7 @@ from scipy import stats
 
 from harness.bench.detection.changes import (
     CONFIRM,
-    Judgement,
+    Judgment,
     judge,
     learn,
     memory_of,
@@ -23,12 +23,12 @@ from tests.perf.nights import noisy
 HISTORY, SERIES = 40, 24
 
 
-def newest(logs: np.ndarray, **given: object) -> Judgement:
+def newest(logs: np.ndarray, **given: object) -> Judgment:
     _, residual = memory_of(logs)
     return judge(learn(residual, len(logs) - 1, **given))  # type: ignore[arg-type]
 
 
-def slower(found: Judgement) -> set[int]:
+def slower(found: Judgment) -> set[int]:
     return {step.series for step in found.steps if step.size > 0}
 
 

@@ -82,7 +82,7 @@ def test_unknown(folder: Folder) -> None:
     """A name that there is not ends the session before it begins, and the nearest is named."""
     session = folder.run("--fault", "nothing-don")
     assert session.code == pytest.ExitCode.USAGE_ERROR
-    assert "--fault nothing-don: no such fault in the catalogue; did you mean nothing-done?" in session.err
+    assert "--fault nothing-don: no such fault in the catalog; did you mean nothing-done?" in session.err
 
 
 @pytest.mark.nightly
@@ -90,7 +90,7 @@ def test_unlike_any(folder: Folder) -> None:
     """Where nothing is near, it is said how to list them."""
     session = folder.run("--fault", "x")
     assert session.code == pytest.ExitCode.USAGE_ERROR
-    assert "--fault x: no such fault in the catalogue; `concord faults` lists them" in session.err
+    assert "--fault x: no such fault in the catalog; `concord faults` lists them" in session.err
 
 
 @pytest.mark.nightly

@@ -10,7 +10,7 @@ from sessions import Folder, Session
 pytestmark = pytest.mark.slow
 
 BAD_MARKS = {
-    "unknown_argument": ("(2, colour=3)", "@pytest.mark.world has no argument 'colour'; it has backend, device, env"),
+    "unknown_argument": ("(2, color=3)", "@pytest.mark.world has no argument 'color'; it has backend, device, env"),
     "size_0": ("(0)", "a world size is a whole number from 1, not 0"),
     "size_text": ("('2')", "a world size is a whole number from 1, not '2'"),
     "size_bool": ("(True)", "a world size is a whole number from 1, not True"),

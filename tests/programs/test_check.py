@@ -278,7 +278,7 @@ SHARDED = Program(
     ids=["tensor-parallel", "gathered", "reduced-too", "unsharded"],
 )
 def test_unsynced_where_groups_differ(group: tuple[int, ...], count: int, strategy: str, problem: bool) -> None:
-    """Without synchronisation tensor-parallel ranks go on, data-parallel ones gather what is sharded, and no more."""
+    """Without synchronization tensor-parallel ranks go on, data-parallel ones gather what is sharded, and no more."""
     program = Program(SHARDED.model, _with(SHARDED.layout, options=(("strategy", strategy),)), SHARDED.steps)
     synced = [{(0, 2): 1}, {(1, 3): 1}] * 2
     early: list[dict[tuple[int, ...], int]] = [{group: count} if rank in group else {} for rank in range(4)]

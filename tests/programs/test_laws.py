@@ -255,7 +255,7 @@ def test_what_is_drawn_is_taken(stack: str) -> None:
 
 
 def test_what_is_not_drawn_is_not_taken() -> None:
-    """Original parameters over tensor-parallel layers, accumulating without synchronisation: tp_no_sync.py."""
+    """Original parameters over tensor-parallel layers, accumulating without synchronization: tp_no_sync.py."""
     layout = Layout("tp_extension", 4, 2, plan=(("linear0", "columns"),))
     for rows, expected in (((4,), True), ((4, 4), False)):
         assert takes(Program(MODEL, layout, (Step(rows=rows),), dtype="float32")) == expected

@@ -162,7 +162,7 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "says", "colour"),
+    ("files", "says", "color"),
     [
         (runs, "L5, 1 waived", "yellow"),
         (
@@ -173,11 +173,11 @@ def test_names() -> None:
         (lambda: runs()[:1], "not conformant", "red"),
     ],
 )
-def test_badge(files: Any, says: str, colour: str) -> None:
+def test_badge(files: Any, says: str, color: str) -> None:
     """The badge says the level, and how much is waived; it is XML, and needs nothing from elsewhere."""
     report = build(files())
     found = json.loads(badge.endpoint(report))
-    assert (found["schemaVersion"], found["message"], found["color"]) == (1, says, colour)
+    assert (found["schemaVersion"], found["message"], found["color"]) == (1, says, color)
     tree = ElementTree.fromstring(badge.svg(report))
     assert [node.text for node in tree.iter() if node.text and node.text.strip()] == ["concord", says]
     assert b"href" not in badge.svg(report)

@@ -1,4 +1,4 @@
-"""The catalogue of faults: how faults are named, found, refused, and put into a process."""
+"""The catalog of faults: how faults are named, found, refused, and put into a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.commands.audit import faults
-from harness.faults import CLASSES, COMPONENTS, Fault, catalogue, everywhere, fault, on_call, put
+from harness.faults import CLASSES, COMPONENTS, Fault, catalog, everywhere, fault, on_call, put
 
 Package = Callable[..., str]
 NUMBERS = itertools.count()
@@ -24,7 +24,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
     """Makes a package of modules: ``package(one="...", two="...")``; its name."""
 
     def make(**modules: str) -> str:
-        name = f"catalogue_{next(NUMBERS)}"
+        name = f"catalog_{next(NUMBERS)}"
         for module, text in {"__init__": "", **modules}.items():
             path = tmp_path / name / f"{module.replace('__of__', '/')}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,35 +123,35 @@ class TestMarking:
 
 
 class TestFinding:
-    """Which faults a catalogue has."""
+    """Which faults a catalog has."""
 
     def test_of_modules(self, package: Package) -> None:
         """Marked functions of every module, in folders too; not again where one is imported."""
         name = package(
             one=one("first") + one("second"), two=one("third"), folder__of____init__="", folder__of__three=one("fourth")
         )
-        assert list(catalogue(name)) == ["fourth", "first", "second", "third"]
+        assert list(catalog(name)) == ["fourth", "first", "second", "third"]
 
     def test_of_lists(self, package: Package) -> None:
         """What is in a module's FAULTS, beside its marked functions."""
         made = 'FAULTS = [Fault("listed", "dynamo", "SW", "Wrong.", "anything", lambda: None)]\n'
-        assert list(catalogue(package(one=made + one("marked")))) == ["listed", "marked"]
+        assert list(catalog(package(one=made + one("marked")))) == ["listed", "marked"]
 
     def test_imported(self, package: Package) -> None:
         """A function or a list that another module imports is there once."""
         made = 'FAULTS = [Fault("listed", "dynamo", "SW", "Wrong.", "anything", lambda: None)]\n' + one("marked")
-        assert len(catalogue(package(one=made, two="from .one import FAULTS, marked\n"))) == 2
+        assert len(catalog(package(one=made, two="from .one import FAULTS, marked\n"))) == 2
 
     def test_same_name(self, package: Package) -> None:
         """Two of one name are refused, with the module of the second."""
         name = package(one=one("same"), two=one("same", kind="HG"))
         with pytest.raises(ValueError, match=rf"two faults are called 'same', the second in {name}\.two"):
-            catalogue(name)
+            catalog(name)
 
-    def test_no_catalogue(self) -> None:
+    def test_no_catalog(self) -> None:
         """A package that there is not."""
         with pytest.raises(ImportError):
-            catalogue("no_such_catalogue")
+            catalog("no_such_catalog")
 
     def test_unknown_name(self) -> None:
         """put() of a name that there is not."""
@@ -160,16 +160,16 @@ class TestFinding:
 
 
 class TestShipped:
-    """The catalogue that Concord brings along."""
+    """The catalog that Concord brings along."""
 
     def test_names(self) -> None:
         """Words with hyphens, and the entry of a family in brackets."""
-        strange = [name for name in catalogue() if not re.fullmatch(r"[a-z0-9]+([-.][a-z0-9]+)*(\[[\w ,.-]+\])?", name)]
+        strange = [name for name in catalog() if not re.fullmatch(r"[a-z0-9]+([-.][a-z0-9]+)*(\[[\w ,.-]+\])?", name)]
         assert strange == []
 
     def test_components(self) -> None:
         """Faults are of known components and classes, and say an issue as owner/repository#number."""
-        for found in catalogue().values():
+        for found in catalog().values():
             assert found.component in COMPONENTS
             assert found.kind in CLASSES
             assert re.fullmatch(r"|[\w-]+/[\w.-]+#\d+", found.issue), found.name
@@ -177,7 +177,7 @@ class TestShipped:
 
     def test_performance_is_performance(self) -> None:
         """What is slow is of class PF, and nothing else is among it."""
-        assert {f.kind for f in catalogue().values() if f.component == "performance"} == {"PF"}
+        assert {f.kind for f in catalog().values() if f.component == "performance"} == {"PF"}
 
 
 class TestEverywhere:
@@ -235,5 +235,5 @@ def test_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     faults(["dynamo"])
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == [
-        name for name, fault in catalogue().items() if fault.component == "dynamo"
+        name for name, fault in catalog().items() if fault.component == "dynamo"
     ]

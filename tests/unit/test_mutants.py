@@ -86,7 +86,7 @@ def test_edit(module: Callable[[str], ModuleType], body: str, edit: str, given: 
 
 
 def test_left_alone(module: Callable[[str], ModuleType]) -> None:
-    """Docstrings, messages, logging, types and what runs at import are no behaviour to edit."""
+    """Docstrings, messages, logging, types and what runs at import are no behavior to edit."""
     text = '''
 import logging
 from typing import TYPE_CHECKING, cast, overload

@@ -139,17 +139,17 @@ def test_rank_that_is_gone(live: Terminal, capsys: pytest.CaptureFixture[str]) -
         (b"10%\r20%", "10%\\r20%"),
         (b"line\r", "line"),
     ],
-    ids=["driving", "colours", "bidi", "progress", "windows"],
+    ids=["driving", "colors", "bidi", "progress", "windows"],
 )
 def test_live_output_drives_nothing(
     live: Terminal, capsys: pytest.CaptureFixture[str], line: bytes, expected: str
 ) -> None:
-    """Output that is shown as it comes keeps its colours, which end with the line; all else is shown as escapes."""
+    """Output that is shown as it comes keeps its colors, which end with the line; all else is shown as escapes."""
     live.live(0, line + b"\n")
     assert capsys.readouterr().out == f"[rank 0] {expected}\n"
 
 
 def test_captured_output_drives_nothing(captured: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
-    """Output that is shown at the end of a run is shown as escapes, colours included."""
+    """Output that is shown at the end of a run is shown as escapes, colors included."""
     captured.finished(0, output_of(b"\x1b[31mred\x1b[2J\x1b[0m\n"))
     assert capsys.readouterr().out == "[rank 0] \\x1b[31mred\\x1b[2J\\x1b[0m\n"

@@ -97,7 +97,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
+class Judgment:
     """The judgment of one night."""
 
     noise: Noise
@@ -327,7 +327,7 @@ def _quantile(values: Array, share: float) -> Array:
     return np.asarray(under + (over - under) * (place - low), np.float64)
 
 
-def judge(noise: Noise, added: Array | None = None) -> Judgement:
+def judge(noise: Noise, added: Array | None = None) -> Judgment:
     """Judge the newest nights.  ``added[window, series]``: a step to add to them, to see whether it is found."""
     residual = noise.residual if added is None else noise.residual + added
     shared, others = across(residual, noise.loading, noise.spread)
@@ -347,7 +347,7 @@ def judge(noise: Noise, added: Array | None = None) -> Judgement:
     for sign, chances, tail in ((1, slower, noise.slower), (-1, faster, noise.faster)):
         rare = np.flatnonzero(np.nan_to_num(chances.min(0), nan=1.0) <= tail.chance)
         steps += [_step(int(i), sized[:, i], wide[:, i], chances[:, i], noise, sign) for i in rare]
-    return Judgement(noise=noise, steps=tuple(steps))
+    return Judgment(noise=noise, steps=tuple(steps))
 
 
 def _step(index: int, off: Array, scale: Array, chances: Array, noise: Noise, sign: int) -> Step:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from harness.bench.detection.changes import (
     CONFIRM,
     Array,
-    Judgement,
+    Judgment,
     Noise,
     Step,
     across,
@@ -36,7 +36,7 @@ class Followed:
     """Every step in the order of detection, including those that were undone, without those that were accepted."""
     standing: tuple[Step, ...]
     """For each series, the step that stands since the last accepted level; size and interval use all nights since."""
-    newest: Judgement
+    newest: Judgment
     memory: int
     """Number of nights in the median that is the level."""
     values: Array
@@ -80,7 +80,7 @@ def follow(
     known = [_Regime(series, since, np.zeros(count), True, 0.0, since) for series, since in accepted]
     regimes: list[_Regime] = []
     residual = np.full_like(values, np.nan)
-    newest: Judgement | None = None
+    newest: Judgment | None = None
     for night in range(nights):
         regimes += [one for one in known if one.since == night]
         residual[night] = residuals(aligned[max(0, night - memory - CONFIRM) : night + 1], memory)[-1]
@@ -130,7 +130,7 @@ def _move(one: _Regime, aligned: Array, clean: Array, size: float, noise: Noise)
 
 
 def _realign(
-    one: _Regime, aligned: Array, clean: Array, last: int, newest: Judgement | None, memory: int
+    one: _Regime, aligned: Array, clean: Array, last: int, newest: Judgment | None, memory: int
 ) -> npt.NDArray[np.intp]:
     """Repeat the move with the nights up to ``last``.  Returns the indices of the series that it is about.
 

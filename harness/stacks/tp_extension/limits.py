@@ -234,7 +234,7 @@ DEFECTS: tuple[Limit, ...] = (
     ),
     defect(
         "tp_no_sync",
-        "Original parameters over tensor-parallel layers fail in the forward after an unsynchronised backward.",
+        "Original parameters over tensor-parallel layers fail in the forward after an unsynchronized backward.",
         lambda case: original(case) and bool(case.layout.plan) and case.accumulates,
     ),
     defect(
