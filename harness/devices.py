@@ -202,6 +202,16 @@ def device_name(kind: str, index: int = 0) -> str:
     return str(named(index)) if named is not None else kind
 
 
+def is_built_for(name: str) -> bool:
+    """Return whether this build of torch is for a platform, as ``torch.version`` names it: ``cuda``, ``hip``, ``xpu``.
+
+    A build for HIP calls its devices ``cuda`` and its backend ``nccl``, too: only this tells it from one for CUDA.
+    """
+    import torch
+
+    return bool(getattr(torch.version, name, None))
+
+
 def backend_for(kind: str) -> str:
     """Return the backend that torch itself would choose for a type of device."""
     import torch.distributed as dist

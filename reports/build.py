@@ -32,6 +32,8 @@ FILE = "results.jsonl"
 LARGEST = 1 << 30
 """The largest results file that is read, in bytes.  If all tests fail with all the evidence that ranks can give, it has
 a tenth of that size."""
+DID_NOT_RUN = ("unsupported", "not-run")
+"""Verdicts of results whose test ran nothing."""
 MAY_DIFFER = ("variable CONCORD_", "variable PYTEST_ADDOPTS", "memory")
 """The beginnings of environment keys that may differ between the runs of a report."""
 
@@ -102,6 +104,7 @@ def made_of(read: Sequence[Parsed], wrong: Sequence[str] = ()) -> Report:
         backend=profile.backend if profile else "",
         device=profile.device if profile else "",
         about=profile.about if profile else "",
+        never_run=profile.never_run if profile else False,
         claims=dict(profile.claims) if profile else {},
         subject=first.subject,
         suite_hash=first.suite_hash,
@@ -156,6 +159,7 @@ def _tests(runs: Sequence[Run], waivers: Mapping[str, WaiverEntry]) -> list[Test
                 requirements=next((t.requirements for t in of_runs if t is not None and t.requirements), []),
                 world=str(test.world or ""),
                 size=test.size,
+                sizes=_drawn_from(of_runs),
                 dtype=test.dtype,
                 seconds=test.seconds,
                 reason=test.reason,
@@ -172,6 +176,19 @@ def _tests(runs: Sequence[Run], waivers: Mapping[str, WaiverEntry]) -> list[Test
             )
         )
     return merged
+
+
+def _drawn_from(of_runs: Sequence[TestResult | None]) -> list[int]:
+    """Return the sizes of worlds from which a test drew, of the run with the smallest largest; empty if it did not.
+
+    Older results have only the largest of these sizes, which is less than the test asks for if not every size fitted.
+    """
+    drawn = [
+        list(test.world.sizes) or ([test.world.ranks] if test.world.ranks < test.size else [])
+        for test in of_runs
+        if test is not None and test.world is not None and test.verdict not in DID_NOT_RUN
+    ]
+    return min((sizes for sizes in drawn if sizes), key=max, default=[])
 
 
 def _attempt(test: TestResult) -> AttemptReport:
@@ -260,5 +277,5 @@ def _matrix(tests: Sequence[TestReport]) -> list[Cell]:
     cells: dict[tuple[str, str, int], list[str]] = {}
     for test in tests:
         if test.stack:
-            cells.setdefault((test.stack, test.dtype, test.size), []).append(test.verdict)
+            cells.setdefault((test.stack, test.dtype, test.most_ranks), []).append(test.verdict)
     return [Cell(stack=s, dtype=d, size=n, counts=counted(v)) for (s, d, n), v in sorted(cells.items())]

@@ -95,7 +95,7 @@ def profile_problems(run: Run, by: Entitled) -> Iterator[str]:
     assert told is not None
     if real.name != run.header.profile:
         yield f"it went by the profile {run.header.profile!r}, and the text is that of {real.name!r}"
-    for what in ("name", "file", "backend", "device", "about"):
+    for what in ("name", "file", "backend", "device", "about", "never_run"):
         if getattr(told, what) != getattr(real, what):
             yield f"the profile's {what} is {getattr(told, what)!r}, and its text says {getattr(real, what)!r}"
     for claim in sorted({*told.claims, *real.claims}):

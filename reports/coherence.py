@@ -184,6 +184,11 @@ def _world(test: TestResult) -> Iterator[str]:
         yield f"passed on {test.size} ranks, but has no world"
     elif not 0 <= test.size < 1 << 20:
         yield f"its size is {test.size}"
+    sizes = world.sizes if world is not None else ()
+    if world is not None and sizes and (sizes[-1] != world.ranks or list(sizes) != sorted({*sizes}) or sizes[0] < 1):
+        yield f"its largest world has {world.ranks} ranks, but it drew from worlds of {', '.join(map(str, sizes))}"
+    if sizes and not _SEVERAL.search(test.nodeid):
+        yield "drew from several worlds, but by its name it has one"
 
 
 def _counts(run: Run) -> Iterator[str]:

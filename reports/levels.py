@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from harness.requirements import LEVELS
 from harness.results import BAD, DEFAULT_SEED, Run, TestResult
 from reports.model import FINE, ORDER, UNDECLARED, LevelReport, RequirementReport, TestReport, counted
+from reports.text import plural
 
 _SHOWN = 3
 _NOT_TO_ITS_END = (2, 3, 4)
@@ -40,6 +42,8 @@ def levels(
         why = [*problems, *_seeds(runs, stack), *_requirements(mine, level, verdicts), *_without_requirement(of_stack)]
         if below and level != "P":
             why.append(f"{below}, on which {level} stands, is not conformant.")
+        drawing = [t for t in of_stack if t.sizes]
+        drawn = Counter(size for t in drawing for size in t.sizes)
         report = LevelReport(
             id=level,
             stack=stack,
@@ -47,6 +51,8 @@ def levels(
             why_not=why,
             requirements=counted([r.verdict for r in mine]),
             tests=counted([t.verdict for t in of_stack]),
+            drawn={str(size): drawn[size] for size in sorted(drawn)},
+            notes=_smaller(drawing),
         )
         judged.append(report)
         below = "" if report.conformant else level
@@ -144,6 +150,17 @@ def _sentence(requirement: RequirementReport, verdicts: Mapping[str, str]) -> st
     parts = [f"{counts[v]} {says[v]}" for v in ORDER if v in says and v in counts]
     first = min(requirement.tests, key=lambda nodeid: ORDER.index(verdicts[nodeid]))
     return f"{requirement.id}: {' and '.join(parts)} of {total} test{'s' if total != 1 else ''}; first {first}."
+
+
+def _smaller(drawing: Sequence[TestReport]) -> list[str]:
+    """Say how many tests that draw their worlds had only smaller ones than they ask for; empty if none."""
+    few = [t for t in drawing if t.most_ranks < t.size]
+    if not few:
+        return []
+    most, asked = max(t.most_ranks for t in few), max(t.size for t in few)
+    alone = " alone, where nothing is communicated" if most == 1 else ""
+    had = f"had worlds of at most {plural(most, 'rank')}{alone}; they ask for up to {asked}"
+    return [f"{len(few)} of {plural(len(drawing), 'test')} that draw their worlds {had}."]
 
 
 def _without_requirement(tests: Sequence[TestReport]) -> list[str]:

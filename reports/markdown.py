@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from harness.profiles import NEVER_RUN
 from harness.results import BAD
 from reports.model import ORDER, Report, TestReport
 from reports.page import answer, foreign
@@ -60,6 +61,9 @@ def _head(report: Report) -> Iterable[str]:
         f"{plural(len(report.waivers), 'waiver')} for {plural(report.counts.get('waived', 0), 'test')}{_owners(report)}"
     )
     yield ""
+    if report.never_run:
+        yield f"The profile: {NEVER_RUN}."
+        yield ""
     for problem in report.problems:
         yield f"- {escaped(problem)}"
     for name, where in foreign(report).items():
@@ -74,7 +78,7 @@ def _head(report: Report) -> Iterable[str]:
             cells = " | ".join(str(level.tests.get(verdict, "")) for verdict in columns)
             yield f"| {level.id} | {level.stack} | {'yes' if level.conformant else 'no'} | {cells} |"
     for level in report.levels:
-        own = level.why_not[len(report.problems) :]
+        own = [*level.notes, *level.why_not[len(report.problems) :]]
         if level.tests and own:
             yield ""
             yield f"{level.id}:"

@@ -102,6 +102,8 @@ class TestReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     requirements: list[str] = []
     world: str = ""
     size: Ranks = 0
+    sizes: list[Ranks] = []
+    """The sizes of worlds from which it drew, if it draws them; of the run whose largest was the smallest."""
     dtype: str = ""
     seconds: Seconds = 0.0
     """The time that the test took in the run with the worst verdict."""
@@ -119,6 +121,11 @@ class TestReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     reproducer: Reproducer | None = None
     attempts: list[AttemptReport] = []
     """Every attempt in that run, in order, if there were several."""
+
+    @property
+    def most_ranks(self) -> int:
+        """The size of the largest world that it had, if it draws them; of others, the size that they ask for."""
+        return max(self.sizes, default=self.size)
 
 
 class RequirementReport(msgspec.Struct, kw_only=True):
@@ -146,6 +153,11 @@ class LevelReport(msgspec.Struct, kw_only=True):
     """The number of its requirements with each verdict."""
     tests: dict[str, Count]
     """The number of its stack's tests with each verdict."""
+    drawn: dict[str, Count] = {}
+    """The number of its stack's tests that drew from worlds of each size, smallest first."""
+    notes: list[str] = []
+    """What a reader should know of it, conformant or not: whether its tests drew from smaller worlds than they ask for,
+    in sentences."""
 
 
 class Cell(msgspec.Struct, kw_only=True):
@@ -155,7 +167,7 @@ class Cell(msgspec.Struct, kw_only=True):
     dtype: str
     """Empty for tests with several dtypes or none."""
     size: Ranks
-    """The world size; 0 for tests without a world."""
+    """The world size; of tests that draw it, the largest that they had; 0 for tests without a world."""
     counts: dict[str, Count]
 
 
@@ -172,6 +184,8 @@ class Report(msgspec.Struct, kw_only=True):
     backend: str
     device: str
     about: str
+    never_run: bool = False
+    """Whether the profile's author has never run it on such a device, so that it rests on documentation alone."""
     claims: dict[str, str]
     subject: str
     suite_hash: str

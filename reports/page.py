@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import jinja2
 import markupsafe
 
+from harness.profiles import NEVER_RUN
 from harness.requirements import LEVELS
 from reports.model import ORDER, Cell, Report, ReportError, RequirementReport, TestReport
 from reports.text import duration, moment, plural, shortened, visible
@@ -77,6 +78,7 @@ def _rendered(report: Report, longest: int) -> str | None:
             waived=report.counts.get("waived", 0),
             undeclared=report.counts.get("undeclared", 0),
             foreign=foreign(report),
+            never_run=NEVER_RUN,
         )
     )
     written, length = [], 0

@@ -176,6 +176,10 @@ class _Judge:
             return f"ran on {ran} ranks, but the profile does not claim worlds of that size"
         if facts.sizes and profile.device == "cpu" and ran != max(self._claimed(facts)):
             return f"ran in worlds of at most {ran} ranks, but the host has room for {max(self._claimed(facts))}"
+        fitting = [size for size in self._claimed(facts) if size <= ran]
+        if facts.sizes and world.sizes and sorted(fitting) != list(world.sizes):
+            drew, could = (", ".join(map(str, sizes)) for sizes in (world.sizes, fitting))
+            return f"drew from worlds of {drew} ranks, but in the suite and the profile they are {could}"
         if profile.device == "cpu" and facts.needs.of_accelerators:
             return f"ran on the host, but needs an accelerator for {facts.needs.of_accelerators}"
         missing = facts.needs.unclaimed(self.by.claims)

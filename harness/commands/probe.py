@@ -12,7 +12,7 @@ import typer
 
 from harness.commands.refusing import bad
 from harness.commands.requested import defects_in, devices_for, profile_asked_for, read_profile, world_asked_for
-from harness.profiles import Profile, ProfileError
+from harness.profiles import NEVER_RUN, Profile, ProfileError
 from harness.profiles.vocabulary import COLLECTIVES, DTYPES, STACKS
 from harness.safe_io.writing import write_whole
 
@@ -50,6 +50,7 @@ def check(files: Annotated[list[Path], typer.Argument(help="Profiles, or files o
             wrong += len(e.mistakes)
         else:
             over = f", over {', '.join(parsed.bases)}" if parsed.bases else ""
+            over += f"; {NEVER_RUN}" if parsed.never_run else ""
             counts = Counter(waiver.owner for waiver in parsed.waivers)
             of = f" ({', '.join(f'{n} of {owner}' for owner, n in counts.items())})" if counts else ""
             typer.echo(

@@ -17,6 +17,7 @@ import typer
 import harness
 from harness.commands.collecting import checkout_of
 from harness.commands.refusing import bad
+from harness.profiles import NEVER_RUN
 from harness.provenance import suite_hash
 from harness.requirements import LEVELS
 from harness.results import VERSION
@@ -249,6 +250,8 @@ def _report_of(path: Path) -> Report:
 
 def _show(made: Report) -> None:
     typer.echo(f"{answer(made)}: {one_line(made.profile or 'no profile')}")
+    if made.never_run:
+        typer.echo(f"  the profile: {NEVER_RUN}")
     for problem in made.problems:
         typer.echo(f"  {one_line(problem)}")
     for level in made.levels:
@@ -257,8 +260,8 @@ def _show(made: Report) -> None:
             typer.echo(
                 f"  {level.id} {level.stack}: {'conformant' if level.conformant else 'not conformant'} ({counts})"
             )
-            for why in level.why_not[len(made.problems) :]:
-                typer.echo(f"    {one_line(why)}")
+            for sentence in (*level.notes, *level.why_not[len(made.problems) :]):
+                typer.echo(f"    {one_line(sentence)}")
     if made.owners:
         typer.echo(f"  waived: {', '.join(f'{count} of {one_line(owner)}' for owner, count in made.owners.items())}")
 

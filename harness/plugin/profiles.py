@@ -55,15 +55,16 @@ class Profiles:
 
     @functools.cached_property
     def _fitting(self) -> Profile | None:
-        """Of the profiles for this run's backend and device, the one named after both, or else the first."""
-        from harness.devices import DeviceError, backend_for, inventory
+        """Of the profiles for this run's backend, device and torch, the one named after both, or else the first."""
+        from harness.devices import DeviceError, backend_for, inventory, is_built_for
 
         try:
             kind = inventory(self._config.getoption("world_device")).kind
         except DeviceError:
             return None
         backend = self._config.getoption("world_backend") or backend_for(kind)
-        fitting = [profile for profile in self.candidates if profile.is_about(backend, kind)]
+        about = [profile for profile in self.candidates if profile.is_about(backend, kind)]
+        fitting = [profile for profile in about if not profile.torch_build or is_built_for(profile.torch_build)]
         return min(fitting, key=lambda profile: (profile.name != f"{kind}-{backend}", profile.name), default=None)
 
     def chosen_for(self, nodeid: str) -> Profile | None:

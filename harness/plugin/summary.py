@@ -19,6 +19,7 @@ from harness.plugin.folder import LOST, folder_of, lose
 from harness.plugin.loaded import Loaded
 from harness.plugin.profiles import Profiles
 from harness.plugin.seeds import Seeds
+from harness.profiles import NEVER_RUN
 from harness.provenance import suite_hash
 from harness.requirements import stack_of
 from harness.results import (
@@ -272,7 +273,7 @@ class Summary:
             attempt=len(before) + 1,
             stack=stack_of(nodeid),
             requirements=[r for r in properties.get("requirements", "").split(",") if r],
-            world=GivenWorld(**world) if world is not None else None,
+            world=msgspec.convert(world, GivenWorld | None),
             seconds=round(told.seconds, 4),
             waited=round(told.waited, 4),
             reason=told.reason if cause is None else f"{UNSUPPORTED}{cause}",
@@ -364,6 +365,9 @@ class Summary:
             for name, where in foreign(self.loaded.plugins()).items():
                 line = f"plug-in of neither pytest nor Concord: {name} ({where})"
                 terminalreporter.write_line(printable(line), yellow=True)
+            profile = self.profiles.settled
+            if profile is not None and profile.never_run:
+                terminalreporter.write_line(f"profile {profile.name}: {NEVER_RUN}", yellow=True)
             terminalreporter.write_line(f"results: {_shown(self.writer.path, self.config.rootpath)}")
 
 

@@ -164,7 +164,7 @@ class Worlds:
         sizes = self.specs.fitting(asked.mark.sizes, spec, inventory) if asked.several else ()
         if asked.several:
             spec = dataclasses.replace(spec, size=max(sizes, default=min(asked.mark.sizes)))
-        item.stash[_GIVEN] = GivenWorld(spec.size, spec.backend, spec.device)
+        item.stash[_GIVEN] = GivenWorld(spec.size, spec.backend, spec.device, tuple(sorted(sizes)))
         note(item, "world", str(item.stash[_GIVEN]))
         obeyed = dataclasses.replace(self.specs.obeyed(spec), sizes=sizes or None)
         cause = self.subject.lacks(stack_of(item.nodeid)) or self.specs.unsupported(spec, inventory)

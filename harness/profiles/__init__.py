@@ -7,6 +7,7 @@ or reads the clock: callers pass the date and the platform of the run.
 from harness.profiles.defects import Defect, Defects
 from harness.profiles.keys import DEFECT_KEYS, KEYS
 from harness.profiles.model import (
+    NEVER_RUN,
     UNREPORTED,
     Claims,
     Condition,
@@ -24,6 +25,7 @@ from harness.profiles.reading import Base, defects_among, is_of_defects, parse, 
 __all__ = [
     "DEFECT_KEYS",
     "KEYS",
+    "NEVER_RUN",
     "UNREPORTED",
     "Base",
     "Claims",

@@ -233,6 +233,8 @@ def _globs(value: Any) -> tuple[str, ...]:
 _TEXT: Schema = {"type": "string", "pattern": r"\S"}
 _WORD: Schema = {"type": "string", "pattern": r"^\S+$"}
 _WHOLE: Schema = {"type": "integer", "minimum": 1, "maximum": _MOST_RANKS}
+_BOOLEAN: Schema = {"type": "boolean"}
+_VARIABLES: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 _GLOBS: Schema = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "uniqueItems": True}]}
 
 
@@ -270,7 +272,7 @@ HEAD: Mapping[str, Key] = {
     "about": Key(_text, '"who made it, for what"', "A line about the backend, for people.", _TEXT),
     "world_sizes": Key(_list_of(_whole), "[1, 2, 4]", "Numbers of ranks that are claimed.", _items(_WHOLE)),
     "ranks_per_device": Key(_whole, "1", "How many ranks may share an accelerator.", _WHOLE),
-    "warm": Key(_boolean, "true", "Whether worlds are used again by other tests.", {"type": "boolean"}),
+    "warm": Key(_boolean, "true", "Whether worlds are used again by other tests.", _BOOLEAN),
     "start": Key(_one_of(STARTS, "a way to start ranks"), '"spawn"', "How ranks begin.", {"enum": list(STARTS)}),
     "timeout": Key(
         _seconds,
@@ -290,21 +292,18 @@ HEAD: Mapping[str, Key] = {
         "Modules that ranks import first, because they register the backend or the device.",
         _items({"type": "string", "pattern": r"^\w+(\.\w+)*$"}),
     ),
-    "env": Key(
-        _environment,
-        '{ NAME = "value" }',
-        "Environment variables of ranks.",
-        {"type": "object", "additionalProperties": {"type": "string"}},
-    ),
+    "env": Key(_environment, '{ NAME = "value" }', "Environment variables of ranks.", _VARIABLES),
     "shared_device_env": Key(
         _environment,
         '{ NAME = "host-{rank}" }',
         "Further environment variables of ranks that share a device with another rank; {rank} is the rank's number.",
-        {"type": "object", "additionalProperties": {"type": "string"}},
+        _VARIABLES,
     ),
     "visible_devices": Key(
         _variable, '"MY_VISIBLE_DEVICES"', "The environment variable that masks devices.", {"type": "string"}
     ),
+    "torch_build": Key(_word, '"my_platform"', "What torch.version must name for it to be chosen.", _WORD),
+    "never_run": Key(_boolean, "true", "Whether its author has never run it on such a device.", _BOOLEAN),
     "stacks": _words(STACKS, "a stack", '["collectives"]', "Stacks that are claimed."),
     "inherits": Key(_word, '"other-profile"', "A profile whose values count where this one has none.", _WORD),
     "inherit_waivers": Key(

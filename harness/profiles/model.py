@@ -20,6 +20,9 @@ from harness.results import ENDED_BADLY
 UNREPORTED = "unreported"
 """The link of a defect that has not been reported."""
 
+NEVER_RUN = "its author has never run it on such a device: it claims what documentation says"
+"""What is said of a profile with ``never_run``, after its name."""
+
 
 @dataclass(frozen=True)
 class Mistake:
@@ -228,7 +231,12 @@ class Profile:
     name: str
     backend: str
     device: str
+    torch_build: str = ""
+    """The name in ``torch.version`` that a build of torch must have set for the profile to be chosen without being
+    named, such as ``hip``; empty: any build."""
     about: str = ""
+    never_run: bool = False
+    """Whether its author has never run it on such a device, so that it rests on documentation alone; not inherited."""
     world_sizes: tuple[int, ...] = ()
     """The claimed numbers of ranks; empty: any."""
     ranks_per_device: int = 1

@@ -148,6 +148,7 @@ class _Said:
         for name in ("env", "shared_device_env"):
             if name in head:
                 head[name] = tuple(sorted({**dict(getattr(under, name)), **dict(head[name])}.items()))
+        head.setdefault("never_run", False)  # it is about this file: whoever inherits from it may have run it
         own = {tolerance.dtype for tolerance in self.tolerances}
         return replace(
             under,

@@ -21,6 +21,7 @@ def as_recorded(profile: Profile, texts: Mapping[str, str], platform: Platform, 
         backend=profile.backend,
         device=profile.device,
         about=profile.about,
+        never_run=profile.never_run,
         claims={
             "world sizes": ", ".join(map(str, profile.world_sizes)) or "any",
             "ranks on a device": str(profile.ranks_per_device),

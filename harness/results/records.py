@@ -33,13 +33,15 @@ FREE_SEED = "free"
 """The seed of a run in which Hypothesis chooses the examples."""
 
 
-class GivenWorld(msgspec.Struct, frozen=True):
-    """The world that a test was given."""
+class GivenWorld(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The world that a test was given; the largest of them for a test with several."""
 
     ranks: Ranks
     backend: Words
     device: Words
     """The type of device, as torch names it."""
+    sizes: tuple[Ranks, ...] = ()
+    """The sizes of the worlds of a test with several, smallest first; empty for others, and in older files."""
 
     def __str__(self) -> str:
         return f"{self.ranks} rank{'s' if self.ranks > 1 else ''} ({self.backend} on {self.device})"
@@ -115,6 +117,8 @@ class ProfileText(msgspec.Struct, tag="profile", tag_field="record", kw_only=Tru
     backend: str = ""
     device: str = ""
     about: str = ""
+    never_run: bool = False
+    """Whether its author has never run it on such a device."""
     claims: dict[str, str] = {}
     """Its claims for readers: a subject, and the amount claimed."""
     waivers: list[WaiverEntry] = []

@@ -7,6 +7,9 @@ from collections.abc import Callable
 import pytest
 from sessions import Folder, Session
 
+from harness.profiles import NEVER_RUN
+from harness.results import GivenWorld
+
 pytestmark = pytest.mark.slow
 
 TESTS = """
@@ -56,6 +59,7 @@ backend = "gloo"
 device = "cpu"
 world_sizes = [1, 2]
 timeout = 120
+never_run = true
 """
 
 
@@ -65,14 +69,14 @@ def session(make_folder: Callable[[dict[str, str]], Folder]) -> Session:
     return folder.run("--profile", "./small.toml", "--concord-results", "out", "-s", "-n0")
 
 
-def result(session: Session, test: str) -> tuple[str, str, str]:
+def result(session: Session, test: str) -> tuple[str, GivenWorld | None, str]:
     found = session.results.tests[f"test_fitting.py::{test}"]
     return found.verdict, found.world, found.reason
 
 
 def test_sizes_that_fit_are_drawn(session: Session) -> None:
-    """Of 1, 2 and 4 ranks, worlds of 1 and 2 are drawn, and the result names the largest that the property had."""
-    assert result(session, "test_property[worlds]") == ("passed", "2 ranks (gloo on cpu)", "")
+    """Of 1, 2 and 4 ranks, worlds of 1 and 2 are drawn, and the result names both, and the larger as its world."""
+    assert result(session, "test_property[worlds]") == ("passed", GivenWorld(2, "gloo", "cpu", (1, 2)), "")
     assert "drawn: [1, 2]" in session.out
 
 
@@ -94,3 +98,10 @@ def test_laws(session: Session) -> None:
     """A law that needs more ranks than there are is unsupported; others hold."""
     verdicts = {name: result(session, f"test_law[worlds-{name}]")[0] for name in ("never-saved", "flattened")}
     assert verdicts == {"never-saved": "passed", "flattened": "unsupported"}, session.out
+
+
+def test_a_profile_that_was_never_run(session: Session) -> None:
+    """The summary says that nobody has run the profile before, and the results have it as data."""
+    assert f"profile small: {NEVER_RUN}" in session.out
+    assert session.results.profile is not None
+    assert session.results.profile.never_run

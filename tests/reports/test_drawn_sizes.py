@@ -43,6 +43,8 @@ def ranks(size: int, device: str = "cpu") -> TestResult:
         (result(GivenWorld(4, "any", "cpu")), {}),
         (result(GivenWorld(2, "any", "cpu")), {"sizes": (1, 2)}),
         (result(GivenWorld(2, "any", "gpu")), {"device": "gpu"}),
+        (result(GivenWorld(4, "any", "cpu", (1, 2, 4))), {}),
+        (result(GivenWorld(4, "any", "cpu", (1, 4))), {"sizes": (1, 4, 8)}),
         (result(None, "unsupported", SizeNotClaimed("p", (8,), 1)), {"sizes": (8,)}),
         (result(None, "unsupported", NoFittingSize((4,), (1, 2))), {"sizes": (1, 2)}),
         (result(None, "unsupported", NoFittingSize((4,), (1, 2))), {"device": "gpu"}),
@@ -59,6 +61,8 @@ def test_honest(test: TestResult, how: dict[str, Any]) -> None:
     [
         (result(GivenWorld(2, "any", "cpu")), {}, "at most 2 ranks, but the host has room for 4"),
         (result(GivenWorld(4, "any", "cpu")), {"sizes": (1, 2)}, "ran on 4 ranks, but the profile does not claim"),
+        (result(GivenWorld(4, "any", "cpu", (1, 4))), {}, "drew from worlds of 1, 4 ranks, but in the suite"),
+        (result(GivenWorld(4, "any", "cpu", (1, 2, 4))), {"sizes": (1, 4)}, "and the profile they are 1, 4"),
         (result(None, "unsupported", NoFittingSize((4,), (1, 2))), {}, "other tests of the run had worlds of 4 ranks"),
         (result(None, "unsupported", NoFittingSize((8,), (1, 2))), {}, "in the suite it has worlds of 1, 2, 4"),
         (result(None, "unsupported", NoFittingSize((2,), (1,))), {"device": "gpu"}, "had worlds of 2 ranks"),
@@ -74,6 +78,19 @@ def test_forged(test: TestResult, how: dict[str, Any], says: str) -> None:
 def test_incoherent(given: GivenWorld) -> None:
     """A property's world is not larger than its largest size, nor empty."""
     assert any("its world has" in line for line in _world(result(given)))
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (4, 2), (2, 2, 4), (0, 4), (1, 2, 4, 8)])
+def test_incoherent_sizes(sizes: tuple[int, ...]) -> None:
+    """The sizes from which a property drew are ascending, and the last is that of its largest world."""
+    assert any("its largest world has 4 ranks" in line for line in _world(result(GivenWorld(4, "any", "cpu", sizes))))
+
+
+def test_other_tests_draw_nothing() -> None:
+    """A test with a world of one size drew from no others."""
+    nodeid = "suites/x/test_a.py::test_b[4ranks]"
+    test = TestResult(nodeid=nodeid, verdict="passed", world=GivenWorld(4, "any", "cpu", (2, 4)), size=4)
+    assert list(_world(test)) == ["drew from several worlds, but by its name it has one"]
 
 
 def test_other_tests_have_their_size() -> None:

@@ -9,11 +9,15 @@ import pytest
 from invented import change, every_test, records, runs, tried, written
 
 from harness.requirements import LEVELS
-from harness.results import VERSION, NotClaimed, OptionGiven, RunEnd, TestResult
+from harness.results import VERSION, GivenWorld, NotClaimed, OptionGiven, RunEnd, TestResult
 from reports.build import build
 from reports.model import ORDER, ReportError, decode, encode, json_schema, worst
 
 BAD = "suites/replicate_fsdp/test_a.py::test_one[2ranks]"
+ALONE = (
+    "2 of 2 tests that draw their worlds had worlds of at most 1 rank alone, where nothing is communicated; "
+    "they ask for up to 4."
+)
 UNDRAWN = (
     "No run of all tests of collectives that draw from the seed has one drawn at random "
     "(--concord-seed random -m property_based)."
@@ -207,6 +211,59 @@ def test_matrix() -> None:
     cells = {(c.stack, c.dtype, c.size): c.counts for c in build(runs()).matrix}
     assert cells["replicate", "float32", 2] == {"waived": 1}
     assert cells["collectives", "", 3] == {"undeclared": 1}
+
+
+def drew(*sizes: int, run: int | None = None) -> list[tuple[str, bytes]]:
+    """Two runs in which the properties of ``replicate`` drew from such worlds; ``run``: in one of them only."""
+    made = [records(), records("123", drawn=True, later=1000)]
+    for number, each in enumerate(made):
+        had = sizes if run in (None, number) else (1, 2, 4)
+        world = GivenWorld(had[-1], "gloo", "cpu", had)
+        change("replicate/test_a.py::test_two", size=4, world=world)(each)
+    return [(str(number), written(each)) for number, each in enumerate(made)]
+
+
+@pytest.mark.parametrize(
+    ("files", "drawn", "notes"),
+    [
+        (lambda: drew(1, 2, 4), {"1": 2, "2": 2, "4": 2}, []),
+        (
+            lambda: drew(1, 2),
+            {"1": 2, "2": 2},
+            ["2 of 2 tests that draw their worlds had worlds of at most 2 ranks; they ask for up to 4."],
+        ),
+        (lambda: drew(1), {"1": 2}, [ALONE]),
+        (lambda: drew(1, run=1), {"1": 2}, [ALONE]),
+    ],
+)
+def test_drawn(files: Any, drawn: dict[str, int], notes: list[str]) -> None:
+    """A level says of which sizes its properties drew, and whether they ask for larger ones; of two runs, the worse."""
+    report = build(files())
+    found = {level.id: level for level in report.levels}
+    assert (found["L2"].drawn, found["L2"].notes, found["L2"].conformant) == (drawn, notes, True)
+    assert (found["L3"].drawn, found["L3"].notes) == ({}, [])
+    assert {(c.dtype, c.size) for c in report.matrix if c.stack == "replicate"} == {
+        ("", 2),
+        ("", 3),
+        ("float32", max(map(int, drawn))),
+    }
+
+
+def test_drawn_in_older_results() -> None:
+    """Results without the sizes have the largest, and show if it is smaller than what a property asks for."""
+    world = GivenWorld(1, "gloo", "cpu")
+    found = {level.id: level for level in build(runs(change("replicate/test_a.py::test_two[3", world=world))).levels}
+    assert found["L2"].drawn == {"1": 1}
+    assert "they ask for up to 3." in found["L2"].notes[0]
+
+
+def test_drawn_by_what_did_not_run() -> None:
+    """A property that is unsupported drew nothing."""
+    world = GivenWorld(1, "gloo", "cpu")
+    unsupported = change(
+        "replicate/test_a.py::test_two[3", world=world, verdict="unsupported", reason="unsupported: none"
+    )
+    assert next(level for level in build(runs(unsupported)).levels if level.id == "L2").drawn == {}
 
 
 def test_json() -> None:

@@ -20,7 +20,8 @@ from invented import FILE, STARTED, change, checkout, evidence, records, runs, t
 from typer.testing import CliRunner
 
 from harness.commands.main import app
-from harness.results import TestResult
+from harness.profiles import NEVER_RUN
+from harness.results import GivenWorld, ProfileText, TestResult
 from reports import badge, relay
 from reports.build import build
 from reports.compare import compare, lines
@@ -46,6 +47,38 @@ def failing(count: int, text: str = "no") -> Report:
         )
     made[1].tests += [test.nodeid for test in more]
     return build([("a", written([*made[:-1], *more, made[-1]]))])
+
+
+# notes
+
+
+def alone(found: list[Any]) -> None:
+    """The properties of a stack had one rank only, and its profile was never run by its author."""
+    change("replicate/test_a.py::test_two[3", world=GivenWorld(1, "gloo", "cpu", (1,)))(found)
+    (profile,) = (record for record in found if isinstance(record, ProfileText))
+    profile.never_run = True
+
+
+def test_notes(tmp_path: Path) -> None:
+    """The page, Markdown and the terminal say that properties had fewer ranks, and of a profile that nobody ran."""
+    for name, data in runs(alone):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.jsonl").write_bytes(data)
+    report = build(runs(alone))
+    assert report.conformant == "L5"
+    (note,) = next(level.notes for level in report.levels if level.id == "L2")
+    code, terminal = run("report", str(tmp_path / "first"), str(tmp_path / "second"))
+    assert code == 0
+    for text in (markdown(report), page(report), terminal):
+        assert note in text
+        assert NEVER_RUN in text
+    assert "Drawn worlds: 1 test of 1 rank." in page(report)
+
+
+def test_no_notes() -> None:
+    """Without these, neither is said."""
+    for text in (markdown(build(runs())), page(build(runs()))):
+        assert (NEVER_RUN in text, "draw their worlds" in text, "Drawn worlds" in text) == (False, False, False)
 
 
 # Markdown

@@ -133,10 +133,11 @@ class TestShipped:
         """Every shipped profile has those of PyTorch, and those of its backend alone, without a waiver of its own."""
         owners = {
             path.stem: sorted({waiver.owner for waiver in Shelf(ROOT).read(path).waivers})
-            for path in (ROOT / "fixtures/profiles").glob("c*.toml")
+            for path in (ROOT / "fixtures/profiles").glob("*-*.toml")
         }
         gloo = ["gloo", "pytorch"]
-        assert owners == {"cpu-gloo": gloo, "cuda-gloo": gloo, "cuda-nccl": ["pytorch"]}
+        others = {name: ["pytorch"] for name in ("cuda-nccl", "npu-hccl", "rocm-nccl", "xpu-xccl")}
+        assert owners == {"cpu-gloo": gloo, "cuda-gloo": gloo, **others}
 
 
 class TestCounting:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import datetime
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from harness.devices import Inventory
+from harness.plugin.profiles import Profiles
 from harness.plugin.waivers import Conditions, listed, review
 from harness.profiles import KEYS, Condition, Mistake, Platform, Profile, ProfileError, Waiver, parse, read
+from harness.profiles.recorded import as_recorded
 from harness.profiles.shelf import Shelf
 from harness.profiles.toml_lines import lines_of
 
@@ -96,6 +102,63 @@ class TestGoodFiles:
         text = (ROOT / "docs/profiles.md").read_text()
         named = [key for keys in KEYS.values() for key in keys]
         assert [key for key in named if f"`{key}`" not in text and f"\n[[{key}]]\n" not in text] == []
+
+
+class TestChoice:
+    """Of the shipped profiles, a run that names none has the one for its backend, its device and its torch."""
+
+    @pytest.fixture(params=["cuda", "xpu", "npu"])
+    def kind(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+        """A type of device of which this machine seems to have one, with the backend that its package registers."""
+        found = Inventory(request.param, (f"{request.param}:0",), (f"{request.param}-0",))
+        monkeypatch.setattr("harness.devices.inventory", lambda *_: found)
+        monkeypatch.setitem(dist.Backend.default_device_backend_map, "npu", "hccl")
+        return found.kind
+
+    @pytest.mark.parametrize("platform", ["cuda", "hip"])
+    def test_by_torch(self, kind: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A build for HIP calls its devices as one for CUDA does, and does not get the profile of NVIDIA's."""
+        for name in ("cuda", "hip"):
+            monkeypatch.setattr(torch.version, name, "1.0" if name == platform else None)
+        expected = {"xpu": "xpu-xccl", "npu": "npu-hccl", "cuda": "rocm-nccl" if platform == "hip" else "cuda-nccl"}
+        chosen = self.profiles().chosen()
+        assert chosen is not None
+        assert chosen.name == expected[kind]
+
+    @pytest.mark.parametrize(("platform", "expected"), [("cuda", "cuda-gloo"), ("hip", None)])
+    def test_by_backend(self, platform: str, expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No profile is about gloo on AMD's devices, so a run on them has none."""
+        monkeypatch.setattr("harness.devices.inventory", lambda *_: Inventory("cuda", ("cuda:0",), ("cuda-0",)))
+        for name in ("cuda", "hip"):
+            monkeypatch.setattr(torch.version, name, "1.0" if name == platform else None)
+        chosen = self.profiles(world_backend="gloo").chosen()
+        assert (chosen.name if chosen is not None else None) == expected
+
+    def profiles(self, **options: str) -> Profiles:
+        """The profiles of a session with such options."""
+        flags = SimpleNamespace(help=False, version=False)
+        config: Any = SimpleNamespace(rootpath=ROOT, getoption=options.get, option=flags)
+        return Profiles(config)
+
+
+class TestNeverRun:
+    def test_shipped(self) -> None:
+        """The shipped profiles of accelerators say that nobody of us has run them; those that CI runs do not."""
+        every = [Shelf(ROOT).read(path) for path in sorted((ROOT / "fixtures/profiles").glob("*.toml"))]
+        run = {"cpu-gloo", "sim"}
+        assert {profile.name for profile in every if not profile.never_run} == run
+        assert {profile.name for profile in every if "never run by us" not in profile.about} == run
+
+    def test_not_inherited(self) -> None:
+        """Whoever inherits from a profile that its author never ran may well run the own one."""
+        below = HEAD + "never_run = true\n"
+        over = parse('name = "p"\ninherits = "cpu-gloo"\n', "p.toml", lambda name, file: (f"{name}.toml", below))
+        assert (parse(below, "p.toml").never_run, over.never_run) == (True, False)
+
+    def test_recorded(self) -> None:
+        """A run records it."""
+        profile = parse(HEAD + "never_run = true\n", "p.toml")
+        assert as_recorded(profile, {"p.toml": HEAD}, Platform(), "torch").never_run
 
 
 class TestMistakes:

@@ -11,7 +11,7 @@ import pytest
 
 from harness import results
 from harness.plugin.summary import Summary, counts_by_stack, verdict_of
-from harness.results import VERDICTS, TestResult, TorchLacks
+from harness.results import VERDICTS, GivenWorld, TestResult, TorchLacks
 
 PASSED = {"setup": "passed", "call": "passed", "teardown": "passed"}
 
@@ -117,9 +117,11 @@ class TestSummary:
 
     def test_properties(self, summary: Summary) -> None:
         """What the plug-in noted on a test is in its result."""
-        notes = [("concord.world", "2 gloo"), ("concord.requirements", "A-B-01,A-B-02"), ("other", "x")]
-        test = finished(summary, report("setup", user_properties=notes), report("call"), report("teardown"))
-        assert (test.world, test.requirements) == ("2 gloo", ["A-B-01", "A-B-02"])
+        notes = [("concord.requirements", "A-B-01,A-B-02"), ("other", "x")]
+        facts = {"world": {"ranks": 2, "backend": "any", "device": "cpu", "sizes": [1, 2]}}
+        setup = report("setup", user_properties=notes, concord_facts=facts)
+        test = finished(summary, setup, report("call"), report("teardown"))
+        assert (test.world, test.requirements) == (GivenWorld(2, "any", "cpu", (1, 2)), ["A-B-01", "A-B-02"])
 
     def test_headline(self, summary: Summary) -> None:
         """The headline of a failure is the first line of its message."""

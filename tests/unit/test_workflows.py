@@ -1,0 +1,140 @@
+"""Workflows of GitHub: where secrets are, what a runner of one's own is given, and which torch a machine gets."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = {path.stem: path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml")}
+CPU = "https://download.pytorch.org/whl/cpu"
+PIP = """#!/usr/bin/env bash
+echo "$(basename "$0") $*" >>called
+[ "$1" = -c ] && echo 2.13.0+mine || true
+"""
+PYTHON = """#!/usr/bin/env bash
+echo "python3 $*" >>called
+mkdir -p .venv/bin
+for name in pip python concord; do cp "$(dirname "$0")/pip" .venv/bin/$name; done
+"""
+
+
+def steps(text: str) -> list[str]:
+    """The steps of a workflow."""
+    found = re.split(r"^      - ", text, flags=re.MULTILINE)[1:]
+    return [re.split(r"\n {0,4}\S", step)[0] for step in found]
+
+
+def scripts(text: str) -> list[str]:
+    """What the steps of a workflow run in a shell."""
+    inline = re.findall(r"^\s+(?:- )?run: ([^|>\n].*)$", text, re.MULTILINE)
+    blocks = re.findall(r"^      (?:- |  )run: [|>]-?\n((?: {10}.*\n)+)", text, re.MULTILINE)
+    return [*inline, *blocks]
+
+
+def value(workflow: str, key: str, **known: str) -> object:
+    """What an expression of a workflow comes to.
+
+    ``known``: inputs and variables that are set, with ``_`` for the dot: ``inputs_labels``.
+    """
+    found = re.search(rf"{key}: (?:>-\s+)?\$\{{\{{(.*?)\}}\}}", WORKFLOWS[workflow], re.DOTALL)
+    assert found is not None
+    names = re.findall(r"\b(?:inputs|vars)\.\w+", found[1])
+    python = re.sub(r"\b(inputs|vars)\.(\w+)", r"\1_\2", " ".join(found[1].split()))
+    python = re.sub(r"!(?!=)", " not ", python).replace("&&", " and ").replace("||", " or ")
+    values = {name.replace(".", "_"): "" for name in names} | known
+    return eval(python, {"fromJSON": lambda text: f"labels {text}"}, values)
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_secrets_are_given_to_single_steps(name: str) -> None:
+    """No secret is in the environment of a whole job; a job that is a workflow of ours hands it to such steps."""
+    told = [line for line in WORKFLOWS[name].splitlines() if "secrets." in line]
+    of_a_step = re.compile(r"(?:        env: \{ |          )CONCORD_HISTORY: ")
+    of_a_call = re.compile(r"    secrets: \{ CONCORD_HISTORY: ")
+    assert [line for line in told if not of_a_step.match(line) and not of_a_call.match(line)] == []
+    assert len(told) == {"nightly": 2, "gpu": 1}.get(name, 0)
+    assert "secrets: inherit" not in WORKFLOWS[name]
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_no_secrets_in_artifacts(name: str) -> None:
+    """Only what Concord has written is uploaded, by steps that are given no secret."""
+    uploads = [step for step in steps(WORKFLOWS[name]) if "upload-artifact" in step]
+    assert uploads
+    for step in uploads:
+        assert re.search(r"\bpath: reports/out\b", step)
+        assert ("secrets." in step, "env:" in step, "token" in step) == (False, False, False)
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_no_input_is_part_of_a_script(name: str) -> None:
+    """Inputs and names of branches reach scripts as variables: as text, they could be commands."""
+    assert scripts(WORKFLOWS[name])
+    assert [script for script in scripts(WORKFLOWS[name]) if "${{" in script] == []
+
+
+@pytest.mark.parametrize("name", ["gpu", "nightly"])
+def test_runners_of_ones_own(name: str) -> None:
+    """Whoever may open a pull request can't have a runner of one's own execute it, nor read the token that is left."""
+    head = WORKFLOWS[name].partition("\njobs:")[0]
+    assert ("pull_request:" in head, "push:" in head) == (False, False)
+    kept = [step for step in steps(WORKFLOWS[name]) if "actions/checkout" in step and "persist-cred" not in step]
+    assert len(kept) == {"gpu": 0, "nightly": 1}[name]  # that of the job on GitHub's own runner
+
+
+@pytest.mark.parametrize(
+    ("known", "runner", "index"),
+    [
+        ({}, "ubuntu-24.04", CPU),
+        ({"vars_CONCORD_RUNNER": "mine"}, "mine", ""),
+        ({"vars_CONCORD_RUNNER": "mine", "vars_CONCORD_TORCH_INDEX": "https://x/rocm"}, "mine", "https://x/rocm"),
+        ({"inputs_labels": '["gpu"]'}, 'labels ["gpu"]', ""),
+        ({"inputs_labels": '["gpu"]', "inputs_index": "https://x/xpu"}, 'labels ["gpu"]', "https://x/xpu"),
+    ],
+)
+def test_torch_of_the_night(known: dict[str, str], runner: str, index: str) -> None:
+    """Only GitHub's own runner gets wheels for the CPU."""
+    assert (value("nightly", "runs-on", **known), value("nightly", "TORCH_INDEX", **known)) == (runner, index)
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Path:
+    """A folder with the script that installs, and a Python and a pip that only note how they are called."""
+    for name, text in {"python3": PYTHON, "pip": PIP}.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    (tmp_path / "constraints.txt").write_text("torch==2.13.0\nnumpy==2\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("variables", "venv", "torch"),
+    [
+        ({}, "python3 -m venv .venv", ["pip install -q torch==2.13.0"]),
+        ({"TORCH": "", "TORCH_INDEX": ""}, "python3 -m venv .venv", ["pip install -q torch==2.13.0"]),
+        (
+            {"TORCH": "torch==2.12.1 torch_npu", "TORCH_INDEX": "https://x/y"},
+            "python3 -m venv .venv",
+            ["pip install -q torch==2.12.1 torch_npu --index-url https://x/y"],
+        ),
+        ({"TORCH": "installed", "TORCH_INDEX": "https://x/y"}, "python3 -m venv --system-site-packages .venv", []),
+    ],
+)
+def test_install(install: Path, variables: dict[str, str], venv: str, torch: list[str]) -> None:
+    """The torch that is asked for, or the one that is there, stays the one that is there."""
+    environment = {"PATH": f"{install / 'bin'}:/usr/bin:/bin", **variables}
+    subprocess.run(["bash", ".ci/install"], cwd=install, env=environment, check=True)
+    first, *others = (install / "called").read_text().splitlines()
+    assert first == venv
+    assert others[: len(torch)] == torch
+    assert others[-2:] == ["pip install -q -e . -c .venv/constraints.txt", "concord doctor"]
+    assert len(others) == len(torch) + 3
+    assert (install / ".venv/constraints.txt").read_text() == "torch==2.13.0+mine\nnumpy==2\n"
