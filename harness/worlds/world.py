@@ -62,6 +62,8 @@ class WorldSpec:
     start: str = FORK
     """``fork``: ranks are forked from a process that has imported torch.  ``spawn``: each rank is a new Python process
     that imports torch itself, for runtimes that do not survive a fork of a process with torch."""
+    bind_device: bool = False
+    """Whether ranks on an accelerator give their device to init_process_group."""
     debug_rank: int | None = None
     """The rank that opens a debugger when it fails."""
     traceback_style: str = "short"
@@ -269,6 +271,7 @@ class World:
                 first=spec.first,
                 record=spec.record,
                 warm=spec.warm,
+                bind_device=spec.bind_device,
                 traceback_style=spec.traceback_style,
                 show_locals=spec.show_locals,
                 verbosity=spec.verbosity,
