@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,6 +77,7 @@ class Leases:
         timeout: float | None = None,
         *,
         what: str = "",
+        prefer: Collection[str] = (),
         waiting: Callable[[Wait], None] = lambda wait: None,
         returns: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[str, ...]]:
@@ -84,6 +85,7 @@ class Leases:
 
         Waits as long as others hold them, for at most ``timeout`` seconds.
         what: the test that they are for, which others that wait for them are told.
+        prefer: names of devices to take if they are free; which lease comes first does not depend on it.
         waiting: called when a wait begins, and several times a second while it goes on.
         returns: called at the end; returns whether this process will want as many again at once.
         Errors: :class:`DeviceError` if there are not as many, the time is over, or locks can't be kept.
@@ -98,9 +100,11 @@ class Leases:
             count=count,
             number=time.time_ns(),
         )
-        taken = self._take(me, None if timeout is None else time.monotonic() + timeout, waiting)
+        devices = self.inventory.devices
+        order = sorted(range(len(devices)), key=lambda i: devices[i] not in prefer)
+        taken = self._take(me, order, None if timeout is None else time.monotonic() + timeout, waiting)
         try:
-            yield tuple(self.inventory.devices[i] for i in taken.locks)
+            yield tuple(devices[i] for i in sorted(taken.locks))
         finally:
             try:
                 if returns():
@@ -108,11 +112,13 @@ class Leases:
             finally:
                 taken.give_back()
 
-    def _take(self, me: Waiter, deadline: float | None, waiting: Callable[[Wait], None]) -> _Taken:
+    def _take(
+        self, me: Waiter, order: Sequence[int], deadline: float | None, waiting: Callable[[Wait], None]
+    ) -> _Taken:
         folders = self._places().folders
         for folder in folders:
             records.withdraw(folder)
-        taken = self._attempt(folders, me)
+        taken = self._attempt(folders, me, order)
         if taken is not None:
             return taken
         began = told = time.monotonic()
@@ -121,7 +127,7 @@ class Leases:
             while True:
                 looked = time.monotonic()
                 folders = self._places().folders
-                taken = self._attempt(folders, me, queue.ticket_in(folders[0]))
+                taken = self._attempt(folders, me, order, queue.ticket_in(folders[0]))
                 now = time.monotonic()
                 if taken is not None:
                     return taken
@@ -135,9 +141,12 @@ class Leases:
     def _too_late(self, count: int) -> str:
         return f"{count} devices of kind {self.inventory.kind} did not become free in time; others hold them"
 
-    def _attempt(self, folders: Sequence[Path], me: Waiter, ticket: Path | None = None) -> _Taken | None:
+    def _attempt(
+        self, folders: Sequence[Path], me: Waiter, order: Sequence[int], ticket: Path | None = None
+    ) -> _Taken | None:
         """Take the devices if they are free and nobody else comes first; else return None.
 
+        order: the indices of all devices, those to take first in front.
         Errors: :class:`DeviceError` if a device can't be locked in any place.
         """
         with self._alone(folders[0]) as alone:
@@ -146,7 +155,8 @@ class Leases:
             others = [w for w in records.waiters(folders[0], other_than=ticket) if _compete(w, me)]
             taken, held = _Taken(), Counter[str]()
             try:
-                for i, key in enumerate(self.inventory.keys):
+                for i in order:
+                    key = self.inventory.keys[i]
                     if not others and len(taken.locks) == me.count:
                         break
                     fds = self._lock(folders, key)

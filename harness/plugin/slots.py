@@ -7,7 +7,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -74,9 +74,12 @@ class Slots:
     # leases
 
     @contextlib.contextmanager
-    def leased(self, item: pytest.Item, inventory: Inventory, count: int) -> Iterator[tuple[str, ...]]:
+    def leased(
+        self, item: pytest.Item, inventory: Inventory, count: int, prefer: Collection[str] = ()
+    ) -> Iterator[tuple[str, ...]]:
         """Lease ``count`` devices of an inventory for a test, and yield their names.
 
+        ``prefer``: names of devices to take if they are free.
         The test's timeout stands still while it waits.
         """
         from harness.devices import DeviceError
@@ -88,7 +91,9 @@ class Slots:
             try:
                 leases = Leases(inventory)
                 with self._waiting(item) as waiting:
-                    hold = leases.hold(count, what=item.nodeid, waiting=waiting, returns=lambda: self._returns)
+                    hold = leases.hold(
+                        count, what=item.nodeid, prefer=prefer, waiting=waiting, returns=lambda: self._returns
+                    )
                     devices = stack.enter_context(hold)
             except DeviceError as e:
                 pytest.fail(str(e), pytrace=False)

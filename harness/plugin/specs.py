@@ -63,6 +63,7 @@ class Specs:
             device=kind,
             warm=warm if warm is not None else not inventory.on_host or start == SPAWN,
             start=start,
+            bind_device=claims is not None and claims.bind_device,
             timeout=_timeout(
                 mark.timeout, option("world_timeout"), claims.timeout if claims else None, usual=WorldSpec.timeout
             ),

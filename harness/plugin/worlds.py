@@ -173,7 +173,8 @@ class Worlds:
             unsupported(cause)
         per_device = self.specs.ranks_per_device(spec)
         count = len(inventory.devices) if spec.exclusive else inventory.demand(spec.size, per_device)
-        with self.slots.leased(item, inventory, count) as leased, obeying(obeyed):
+        prefer = self._pool.devices_of(spec) if self._pool is not None else ()
+        with self.slots.leased(item, inventory, count, prefer) as leased, obeying(obeyed):
             devices = () if inventory.on_host else dealt(leased, spec.size, per_device, whole=spec.exclusive)
             yield spec, devices, sizes
 

@@ -248,6 +248,8 @@ class Profile:
     """Whether later tests reuse worlds; None: only on accelerators, and where ranks are spawned."""
     start: str = ""
     """How ranks begin (:data:`~harness.profiles.vocabulary.STARTS`); empty: they are forked."""
+    bind_device: bool = False
+    """Whether ranks give their device to init_process_group, which then makes the communicator at once."""
     timeout: float | None = None
     """Timeout of one run on ranks, in seconds."""
     env: tuple[tuple[str, str], ...] = ()

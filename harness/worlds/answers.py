@@ -33,6 +33,7 @@ class Report(msgspec.Struct, forbid_unknown_fields=True):
     frames: Frames
     in_collective: bool
     skip: bool
+    out_of_memory: bool
     exit_code: Number | Line | None
     time_ns: Annotated[int, Meta(ge=0, le=1 << 62)]
 
@@ -120,6 +121,7 @@ def raised(job: int, report: Mapping[str, Any]) -> list[bytes]:
                 frames=[*frames[: _MOST_FRAMES // 3], *frames[_MOST_FRAMES // 3 :][-(_MOST_FRAMES // 3) :]],
                 in_collective=bool(report["in_collective"]),
                 skip=bool(report["skip"]),
+                out_of_memory=bool(report["out_of_memory"]),
                 exit_code=_cut(code, _LINE) if isinstance(code, str) else code,
                 time_ns=report["time_ns"],
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import sys
 import time
 import traceback
 from types import TracebackType
@@ -31,8 +32,8 @@ def describe_exception(
     The keys are: ``type``: its qualified name; ``message``: the beginning of its message; ``text``: the traceback as
     pytest shows it, without our own frames; ``frames``: (file, line, function) of the user's part, outermost first,
     without the middle if it is long; ``in_collective``: whether it was raised in torch.distributed or in the autograd
-    engine; ``skip``: whether it is a skip; ``exit_code``: of a SystemExit; ``time_ns``: now, on the monotonic clock;
-    ``context``: as given.
+    engine; ``skip``: whether it is a skip; ``out_of_memory``: whether it says that a device has no memory left;
+    ``exit_code``: of a SystemExit; ``time_ns``: now, on the monotonic clock; ``context``: as given.
 
     Takes a few seconds at most and returns a text of bounded length, whatever the exception is and whatever its
     ``__str__`` does.  Works even when there is no memory left, with less in the report.
@@ -47,6 +48,7 @@ def describe_exception(
         "frames": [],
         "in_collective": False,
         "skip": (type(error).__module__, type(error).__qualname__) in _SKIPS,
+        "out_of_memory": _is_out_of_memory(error),
         "exit_code": None,
         "time_ns": now,
     }
@@ -73,6 +75,12 @@ def name_of(kind: type) -> str:
 
 
 _MODULE, _QUALNAME = type.__dict__["__module__"], type.__dict__["__qualname__"]
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception is torch's own for a device without memory; False in a process without torch."""
+    kind = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+    return kind is not None and issubclass(type(error), kind)
 
 
 def _told(error: BaseException, tb: TracebackType | None, style: str, show_locals: bool) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from harness.profiles.vocabulary import FORK
 from harness.worlds import network
@@ -83,7 +84,8 @@ class Pool:
         return [text for launcher in self._launchers.values() if (text := launcher.network)]
 
     def _world(self, spec: WorldSpec, devices: Sequence[str]) -> World:
-        return World(spec, lambda: self._launcher_of(spec), devices=devices, terminal=self._terminal)
+        relieve = functools.partial(self._retire_on, devices)
+        return World(spec, lambda: self._launcher_of(spec), devices=devices, terminal=self._terminal, relieve=relieve)
 
     def acquire(self, spec: WorldSpec, devices: Sequence[str] = ()) -> World:
         """Return a world of this kind whose ranks are up: a warm one if there is one, else a fresh one.
@@ -158,6 +160,16 @@ class Pool:
         ranks = Counter(device for _, devices in self._warm for device in devices)
         crowded = {device for device, count in ranks.items() if count > self._most_on_a_device}
         return next((key for key in self._warm if crowded & set(key[1])), None)
+
+    def devices_of(self, spec: WorldSpec) -> tuple[str, ...]:
+        """Return the devices of the warm world with this spec that was used last; empty if none waits."""
+        return next((devices for waiting, devices in reversed(self._warm) if waiting == spec), ())
+
+    def _retire_on(self, devices: Collection[str]) -> None:
+        """End the warm worlds that wait on any of these devices, because a world there lacks memory."""
+        for key in [key for key in self._warm if not set(devices).isdisjoint(key[1])]:
+            self._warm.pop(key).kill()
+            self.retired.append((key[0], ("a world on its devices lacked memory",)))
 
     def forget_begun(self) -> None:
         """Kill worlds that were begun and not acquired."""

@@ -184,6 +184,11 @@ class RanksFailed(Exception):
         return self.explanation.culprits if self.explanation and not server_lost(self.ends) else ()
 
     @property
+    def out_of_memory(self) -> bool:
+        """Whether a rank raised because its device has no memory left."""
+        return any(end.report is not None and end.report.get("out_of_memory", False) for end in self.ends)
+
+    @property
     def place(self) -> tuple[str, int] | None:
         """File and line where the first rank failed, or where one of the ranks that could not go on was."""
         for end in [self.first] if self.first is not None else self.ends:

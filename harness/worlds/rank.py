@@ -66,6 +66,8 @@ class RankSetup:
     """Whether to keep Concord's own record of collectives."""
     warm: bool = False
     """Whether other tests may use the rank afterwards."""
+    bind_device: bool = False
+    """Whether to give the device, if it is an accelerator, to init_process_group."""
     traceback_style: str = "short"
     show_locals: bool = False
     verbosity: int = 0
@@ -248,7 +250,14 @@ class _RankProcess:
             store = dist.TCPStore(  # type: ignore[attr-defined]  # torch does not export it for mypy
                 host, port, setup.size, setup.index == 0, timeout=timeout, wait_for_workers=False, **options
             )
-        dist.init_process_group(setup.backend, store=store, rank=setup.index, world_size=setup.size, timeout=timeout)
+        dist.init_process_group(
+            setup.backend,
+            store=store,
+            rank=setup.index,
+            world_size=setup.size,
+            timeout=timeout,
+            device_id=device if setup.bind_device and device.index is not None else None,
+        )
         return Rank(setup, store)
 
     def connect(self) -> None:

@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from harness.profiles.vocabulary import SPAWN
-from harness.worlds import network, runtimes
+from harness.worlds import network, runtimes, segments
 from harness.worlds.network import Refusal
 from harness.worlds.processes import (
     ORPHANED,
@@ -97,6 +97,7 @@ class _Server:
         self.pid = os.getpid()
         self.parent = parent
         self.pids: dict[int, int] = {}  # pid -> token
+        self.mapped: dict[int, set[segments.Segment]] = {}  # by pid of a killed rank
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> int:
@@ -133,6 +134,7 @@ class _Server:
         elif "kill" in message:
             for pid, token in self.pids.items():
                 if token == message["kill"]:
+                    self.mapped.setdefault(pid, set()).update(segments.mapped_by(pid))
                     kill_group(pid)
         elif "listen" in message:
             self.listen(message["listen"])
@@ -201,6 +203,7 @@ class _Server:
                 when = time.monotonic_ns()
                 ended.append({"exited": token, "status": status, "time_ns": when, "maxrss_kib": usage.ru_maxrss})
                 ended[-1]["left"] = self.sweep(pid)
+                segments.remove(self.mapped.pop(pid, ()))
         if reaped and not ended:
             self.sweep(0)  # children of processes that were killed last time are ours now
         for message in ended:

@@ -62,6 +62,8 @@ class WorldSpec:
     start: str = FORK
     """``fork``: ranks are forked from a process that has imported torch.  ``spawn``: each rank is a new Python process
     that imports torch itself, for runtimes that do not survive a fork of a process with torch."""
+    bind_device: bool = False
+    """Whether ranks on an accelerator give their device to init_process_group."""
     debug_rank: int | None = None
     """The rank that opens a debugger when it fails."""
     traceback_style: str = "short"
@@ -96,6 +98,8 @@ class World:
     Worlds are made by a :class:`~harness.worlds.pool.Pool`; tests get one from the ``world`` fixture.  After a run
     that failed, the ranks are gone.  The next :meth:`run` starts fresh ones, so that a property can go on with its
     next example.
+
+    ``relieve``: gives memory of the devices back; called after a rank ran out of memory and after a failed start.
     """
 
     def __init__(
@@ -105,8 +109,10 @@ class World:
         *,
         devices: Sequence[str] = (),
         terminal: Terminal | None = None,
+        relieve: Callable[[], None] = lambda: None,
     ) -> None:
         self.spec = spec
+        self._relieve = relieve
         self._launcher_of = launcher
         self._devices = tuple(devices) or (spec.device,) * spec.size
         self._terminal = terminal
@@ -224,8 +230,11 @@ class World:
         )
         try:
             return waiting.results(frame, beside)
-        except BaseException:
+        except BaseException as e:
             self.kill()
+            # The lack of memory in a start has many faces: drivers and communicators have errors of their own for it.
+            if isinstance(e, RanksFailed) and (job == 0 or e.out_of_memory):
+                self._relieve()
             raise
 
     def start(self) -> None:
@@ -262,6 +271,7 @@ class World:
                 first=spec.first,
                 record=spec.record,
                 warm=spec.warm,
+                bind_device=spec.bind_device,
                 traceback_style=spec.traceback_style,
                 show_locals=spec.show_locals,
                 verbosity=spec.verbosity,

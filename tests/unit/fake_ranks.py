@@ -110,6 +110,7 @@ class FakeRank:
             "frames": [TEST],
             "in_collective": False,
             "skip": False,
+            "out_of_memory": False,
             "exit_code": None,
             "time_ns": self.launcher.clock.monotonic_ns() + self.clock_ahead_ns,
             **more,

@@ -10,11 +10,23 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
 from harness.worlds.evidence import describe_exception, is_collective_frame
 from harness.worlds.places import TORCH
 
-KEYS = {"type", "message", "text", "context", "frames", "in_collective", "skip", "exit_code", "time_ns"}
+KEYS = {
+    "type",
+    "message",
+    "text",
+    "context",
+    "frames",
+    "in_collective",
+    "skip",
+    "out_of_memory",
+    "exit_code",
+    "time_ns",
+}
 
 
 class Code(enum.IntEnum):
@@ -254,6 +266,21 @@ def test_skip(fail: Callable[[], Any], expected: bool) -> None:
 def test_class_called_skipped() -> None:
     """A class that is only called like pytest's is none of pytest's."""
     assert not described(throw(type("Skipped", (Exception,), {})()))["skip"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (torch.OutOfMemoryError, True),
+        (type("OfVendor", (torch.OutOfMemoryError,), {}), True),
+        (type("OutOfMemoryError", (RuntimeError,), {}), False),
+        (MemoryError, False),
+    ],
+    ids=["torch", "vendor", "same name", "host"],
+)
+def test_out_of_memory(kind: type[Exception], expected: bool) -> None:
+    """An error of torch's class for a device without memory is marked as one, whatever its message."""
+    assert described(throw(kind("out of memory")))["out_of_memory"] == expected
 
 
 def test_in_collective() -> None:

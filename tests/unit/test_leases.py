@@ -63,6 +63,39 @@ class TestLeases:
         with leases.hold(1) as one, leases.hold(3) as other:
             assert set(sim(4).devices) == {*one, *other}
 
+    @pytest.mark.parametrize(
+        ("prefer", "expected"),
+        [
+            (("sim:2", "sim:3"), ("sim:2", "sim:3")),
+            (("sim:3", "sim:1"), ("sim:0", "sim:3")),
+            (("sim:1",), ("sim:0", "sim:2")),
+            (("gpu:0",), ("sim:0", "sim:2")),
+        ],
+        ids=["both free", "one held", "none free", "none there"],
+    )
+    def test_preferred(self, tmp_path: Path, prefer: tuple[str, ...], expected: tuple[str, ...]) -> None:
+        """Preferred devices are taken if they are free, and others for those that are not; their order is fixed."""
+        leases = Leases(sim(4), tmp_path)
+        with leases.hold(1, prefer=("sim:1",)) as held, leases.hold(2, prefer=prefer) as ours:
+            assert (held, ours) == (("sim:1",), expected)
+
+    def test_preferred_before_others(self, tmp_path: Path) -> None:
+        """Preferred devices are also taken if others wait, whose turn comes later."""
+        with holder(tmp_path, 4, "hold", 1, "other") as first:
+            assert first_line(first) == "sim:0"
+            with holder(tmp_path, 4, "hold", 4, "other"):
+                queued(tmp_path, 1)
+                with Leases(sim(4), tmp_path).hold(2, prefer=("sim:3",), timeout=10) as ours:
+                    assert ours == ("sim:1", "sim:3")
+
+    def test_preference_does_not_overtake(self, tmp_path: Path) -> None:
+        """Who prefers devices that are free still waits behind a session that came first."""
+        leases = Leases(sim(2), tmp_path)
+        with leases.hold(1), holder(tmp_path, 2, "hold", 2):
+            queued(tmp_path, 1)
+            with pytest.raises(DeviceError, match="did not become free in time"):
+                leases.hold(1, prefer=("sim:1",), timeout=0.05).__enter__()
+
     def test_given_back(self, tmp_path: Path) -> None:
         """Devices come free when the block ends."""
         leases = Leases(sim(2), tmp_path)

@@ -41,6 +41,7 @@ def report(message: str = "boom", **other: Any) -> dict[str, Any]:
         "frames": [["test_x.py", 3, "body"]],
         "in_collective": False,
         "skip": False,
+        "out_of_memory": False,
         "exit_code": None,
         "time_ns": 0,
         **other,

@@ -18,6 +18,7 @@ BELOW = {
     "listening": "waits for ranks on this host",
     "local": "starts ranks on this host",
     "local_rank": "the handle of a rank on this host",
+    "segments": "shared memory of processes on this host",
     "monitor": "runs on the rank",
     "network": "gives the server a network of its own",
     "processes": "processes as this kernel shows and ends them",
@@ -38,7 +39,10 @@ CALLS = re.compile(
 FILES = re.compile(r"/(proc|sys|dev)\b")
 
 BY_THE_LAUNCHERS_CLOCK = ("looking", "postmortem", "ranks", "waiting", "watchdog", "world")
-LOCAL = {f"harness.worlds.{name}" for name in ("local", "local_rank", "listening", "guardian", "processes", "server")}
+LOCAL = {
+    f"harness.worlds.{name}"
+    for name in ("local", "local_rank", "listening", "guardian", "processes", "segments", "server")
+}
 
 
 @functools.cache

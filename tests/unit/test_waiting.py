@@ -22,7 +22,7 @@ from harness.worlds.postmortem import RanksFailed
 from harness.worlds.ranks import Ranks
 from harness.worlds.terminal import Terminal
 from harness.worlds.waiting import EXIT, Waiting
-from harness.worlds.world import WorldSpec
+from harness.worlds.world import World, WorldSpec
 from tests.unit.fake_ranks import SETUP, FakeLauncher, FakeRank, in_collective, record, snapshot
 
 SLEEPING = snapshot(frames=[("/repo/tests/test_x.py", 13, "slow")])
@@ -508,6 +508,19 @@ class TestDebugger:
         assert (error.ends[1].kind, terminal.returned) == ("exited", True)
 
 
+ON_GPUS = WorldSpec(2, backend="any", device="gpu", warm=True)
+
+
+def warm_world(pool: Pool, devices: tuple[str, str]) -> World:
+    """A clean warm world of made-up ranks that waits in the pool."""
+    world = pool.acquire(ON_GPUS, devices)
+    for rank in world._processes:
+        assert isinstance(rank, FakeRank)
+        rank.on_frame = lambda rank: rank.answers(answers.Checked(1, []))
+    assert pool.release(world, devices) == []
+    return world
+
+
 class TestWorlds:
     """Worlds of made-up ranks, from a pool that starts another launcher where one is lost."""
 
@@ -556,6 +569,57 @@ class TestWorlds:
         )
         Pool(launcher=lambda **how: launcher).acquire(spec, devices)
         assert [setup.env.get("HOST") for setup in launcher.spawned] == hosts
+
+    def test_warm_world_of_other_devices(self) -> None:
+        """A warm world serves only its own devices; the pool names those of the one that was used last."""
+        launchers = [FakeLauncher() for _ in range(3)]
+        made = iter(launchers)
+        pool = Pool(launcher=lambda **how: next(made))
+        worlds = []
+        for devices in (("gpu:0", "gpu:1"), ("gpu:2", "gpu:3")):
+            pool._launchers.clear()
+            worlds.append(warm_world(pool, devices))
+        assert (worlds[1] is worlds[0], pool.devices_of(ON_GPUS)) == (False, ("gpu:2", "gpu:3"))
+        assert pool.devices_of(dataclasses.replace(ON_GPUS, timeout=1.0)) == ()
+        assert pool.acquire(ON_GPUS, ("gpu:0", "gpu:1")) is worlds[0]
+        assert [launcher.spawned == [] for launcher in launchers] == [False, False, True]
+
+    @pytest.mark.parametrize(
+        ("fail", "gone"),
+        [
+            pytest.param(lambda r: r.raises("torch.OutOfMemoryError", out_of_memory=True), True, id="out of memory"),
+            pytest.param(lambda r: r.raises("RuntimeError", "out of memory"), False, id="other error"),
+        ],
+    )
+    def test_memory_is_given_back(self, fail: Callable[[FakeRank], None], gone: bool) -> None:
+        """If a rank runs out of memory, warm worlds that wait on its devices have ended when the test hears of it."""
+        launchers = [FakeLauncher() for _ in range(3)]
+        made = iter(launchers)
+        pool = Pool(launcher=lambda **how: next(made))
+        waiting = [warm_world(pool, ("gpu:1", "gpu:1"))]
+        pool._launchers.clear()
+        waiting.append(warm_world(pool, ("gpu:2", "gpu:3")))
+        pool._launchers.clear()
+        world = pool.acquire(WorldSpec(2, backend="any", device="gpu"), ("gpu:0", "gpu:1"))
+        launchers[2].ranks[1].on_frame = fail
+        with pytest.raises(RanksFailed):
+            world.run(os.getpid)
+        assert [each.live for each in waiting] == [not gone, True]
+        assert pool.devices_of(ON_GPUS) == ("gpu:2", "gpu:3")
+        assert bool(pool.retired) == gone
+
+    def test_memory_is_given_back_for_a_start(self) -> None:
+        """If a world does not come up, whatever it says, warm worlds that wait on its devices are ended."""
+        launchers = [FakeLauncher() for _ in range(2)]
+        made = iter(launchers)
+        pool = Pool(launcher=lambda **how: next(made))
+        waiting = warm_world(pool, ("gpu:0", "gpu:1"))
+        pool._launchers.clear()
+        rank = launchers[1].ranks[0]
+        rank.answers = lambda ready: rank.dies(int(signal.SIGABRT))  # type: ignore[method-assign]
+        with pytest.raises(RanksFailed):
+            pool.acquire(WorldSpec(2, backend="any", device="gpu"), ("gpu:0", "gpu:1"))
+        assert not waiting.live
 
     def test_failed_ranks_are_killed(self) -> None:
         """After a run that failed no rank is left, and the next run starts fresh ones."""

@@ -192,6 +192,63 @@ def test_suites(sim: Sim) -> None:
     assert done.returncode == 0, done.stdout[-3000:]
 
 
+@pytest.mark.nightly
+def test_warm_worlds_keep_their_devices(sim: Sim, tmp_path: Path) -> None:
+    """A test gets the devices of a warm world that waits, though the first device is free by then."""
+    file = tmp_path / "test_stays.py"
+    file.write_text(
+        textwrap.dedent(
+            """
+            import contextlib
+            import pytest
+            from harness.devices import inventory
+            from harness.leases import Leases
+
+            seen, others = [], contextlib.ExitStack()
+            others.enter_context(Leases(inventory("sim", imports=["concord_sim"])).hold(1))
+
+            @pytest.mark.parametrize("turn", [1, 2])
+            @pytest.mark.world(1, warm=True)
+            def test_stays(world, turn):
+                seen.append((world.pids, world.run(lambda rank: str(rank.device))))
+                others.close()
+                assert seen[0] == seen[-1]
+                assert seen[0][1] == ["sim:1"]
+            """
+        )
+    )
+    done = sim.suites(str(file), CONCORD_LEASES=str(tmp_path))
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.nightly
+def test_bound_device(sim: Sim, tmp_path: Path) -> None:
+    """Its backend takes the device. It does not split, so torch then refuses meshes of several dimensions."""
+    file, profile = tmp_path / "test_bound.py", tmp_path / "bound.toml"
+    profile.write_text('name = "bound"\ninherits = "sim"\nbind_device = true\n')
+    file.write_text(
+        textwrap.dedent(
+            """
+            import pytest
+            import torch
+            import torch.distributed as dist
+            from harness import spmd
+
+            @spmd(2)
+            def test_bound(rank):
+                assert rank.group.bound_device_id == rank.device
+                ones = torch.ones(1, device=rank.device)
+                dist.all_reduce(ones)
+                assert ones.item() == 2
+                with pytest.raises(RuntimeError):
+                    rank.mesh(1, 2)
+            """
+        )
+    )
+    done = sim.environment.suites(profile, str(file), timeout=300, CONCORD_LEASES=str(tmp_path))
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
 JUDGED = [
     f"suites/collectives/test_{n}.py" for n in ("all_reduce", "all_to_all", "broadcast", "reduce_scatter", "barriers")
 ]

@@ -188,6 +188,32 @@ def test_package_that_can_not_be_loaded(tmp_path: Path, monkeypatch: pytest.Monk
         pool.acquire(WorldSpec(1, "gloo"), devices=("meta",))
 
 
+@pytest.mark.parametrize(
+    ("device", "bind", "expected"),
+    [("cuda:1", True, "cuda:1"), ("cuda:1", False, None), ("cpu", True, None)],
+    ids=["bound", "not asked for", "host"],
+)
+def test_device_is_bound(pool: Pool, device: str, bind: bool, expected: str | None) -> None:
+    """Ranks give init_process_group their device if the world says so and they are on an accelerator."""
+
+    def join(rank: Rank) -> str | None:
+        """Join once more, in this rank's process, with everything replaced that needs a device or a group."""
+        from harness.worlds.rank import RankSetup, _RankProcess
+
+        given: dict[str, Any] = {}
+        torch.accelerator.set_device_index = lambda index: None
+        dist.TCPStore = lambda *args, **options: None  # type: ignore[attr-defined]
+        dist.init_process_group = lambda backend, **options: given.update(options)
+        setup = RankSetup(1, 2, "any", device, ("", 0), 60.0, bind_device=bind)
+        nothing: Any = None
+        _RankProcess(setup, nothing, nothing, nothing).join(None)
+        return str(given["device_id"]) if given["device_id"] is not None else None
+
+    world = pool.acquire(WorldSpec(1, "gloo"))
+    assert world.run(join) == [expected]
+    world.kill()
+
+
 # both ways
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,60 @@ def test_a_great_deal_of_output(world: World) -> None:
     assert output.endswith("the end\n")
     assert "bytes left out" in output
     assert len(output) < 1_000_000
+
+
+def nccl_segment() -> tuple[str, mmap.mmap]:
+    """Make and map a file as NCCL does; returns its path and the mapping, which lasts as long as somebody has it."""
+    fd, path = tempfile.mkstemp(prefix="nccl-", dir="/dev/shm")
+    os.ftruncate(fd, 4096)
+    try:
+        return path, mmap.mmap(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def fails(rank: Rank) -> None:
+    """Fail on rank 0, while the others wait for it."""
+    if rank.index == 0:
+        raise RuntimeError("the test's")
+    dist.barrier()
+
+
+def dies(rank: Rank) -> None:
+    """Kill rank 0, while the others wait for it."""
+    if rank.index == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+@pytest.mark.world(2)
+@pytest.mark.parametrize("end", [fails, dies])
+def test_segments_of_killed_ranks(world: World, end: Callable[[Rank], None]) -> None:
+    """Files of NCCL that killed ranks had mapped are removed, also if a rank died itself; those of others stay."""
+
+    def body(rank: Rank) -> str:
+        """Rank 0 makes a file, and both ranks keep it mapped, as the two ends of a connection do."""
+        made = nccl_segment() if rank.index == 0 else None
+        told = [made[0] if made else ""]
+        dist.broadcast_object_list(told)
+        with open(told[0], "r+b") as file:
+            torch.kept = mmap.mmap(file.fileno(), 4096), made  # type: ignore[attr-defined]  # as long as the rank lives
+        return told[0]
+
+    paths = []
+    mine, mapping = nccl_segment()
+    try:
+        with tempfile.NamedTemporaryFile(prefix="nccl-", dir="/dev/shm") as unmapped:
+            paths = world.run(body)
+            there = Path(paths[0]).exists()
+            with pytest.raises(RanksFailed):
+                world.run(end)
+            assert (there, Path(paths[0]).exists()) == (True, False)
+            assert (Path(mine).exists(), Path(unmapped.name).exists()) == (True, True)
+    finally:
+        mapping.close()
+        for path in [mine, *paths]:
+            Path(path).unlink(missing_ok=True)
 
 
 LEFT = {
