@@ -10,6 +10,7 @@ import typer
 from harness.commands import audit, perf, reports
 from harness.commands import probe as probing
 from harness.commands.doctor import doctor
+from harness.commands.findings import findings
 from harness.commands.nightly import nightly
 from harness.commands.replay import replay
 from harness.commands.standard import requirements
@@ -22,6 +23,7 @@ app.command()(audit.audit)
 app.command()(audit.faults)
 app.command()(audit.reach)
 app.command()(doctor)
+app.command()(findings)
 app.command()(nightly)
 app.command()(replay)
 app.command()(requirements)

@@ -7,11 +7,13 @@ The needs of a test follow from what it states already:
 - the parameters ``collective``, ``dtype`` and ``op`` are what their names say; so are these three attributes of a
   parameter that has them all, such as a case or what is timed;
 - the collective may also be the source of a requirement, as in ``torch.distributed.all_reduce``;
-- the test states the rest itself: ``@pytest.mark.needs(collective=, dtype=, op=, features=)``.
+- the test states the rest itself: ``@pytest.mark.needs(collective=, dtype=, op=, features=, torch=)``.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,6 +25,7 @@ from harness.profiles.vocabulary import COLLECTIVES, FEATURES, OPS, REDUCING, fe
 from harness.requirements import Requirement, stack_of
 
 _SOURCE = re.compile(r"torch\.distributed\.(\w+)(?![\w.,])")
+_OF_TORCH = re.compile(r"(torch(?:\.\w+)+)(?:\((\w+)\))?")
 MARK = "needs"
 
 
@@ -46,6 +49,7 @@ def needs(
         dtype=said.get("dtype") or name_of(parameters.get("dtype")),
         op=said.get("op") or (op if isinstance(op, str) and op in OPS else ""),
         features=(*features_of(stack, [r.id for r in requirements]), *said.get("features", ())),
+        torch=said.get("torch", ""),
     )
 
 
@@ -76,8 +80,25 @@ def needs_of(item: pytest.Item) -> Needs:
     return needs(item.nodeid, parameters, [r for r in requirements if isinstance(r, Requirement)], said)
 
 
+def torch_has(name: str) -> bool:
+    """Return whether this PyTorch has a name (:attr:`Needs.torch`).  Imports its modules."""
+    match = _OF_TORCH.fullmatch(name)
+    if match is None:
+        return False
+    parts = match[1].split(".")
+    value: Any = importlib.import_module(parts[0])
+    for number, part in enumerate(parts[1:], 1):
+        if not hasattr(value, part):
+            try:
+                importlib.import_module(".".join(parts[: number + 1]))
+            except ImportError:
+                return False
+        value = getattr(value, part)
+    return match[2] is None or match[2] in inspect.signature(value).parameters
+
+
 def _check(nodeid: str, mark: pytest.Mark) -> None:
-    known = {"collective": COLLECTIVES, "op": OPS, "dtype": None, "features": None}
+    known = {"collective": COLLECTIVES, "op": OPS, "dtype": None, "features": None, "torch": None}
     where = f"{nodeid}: @pytest.mark.{MARK}"
     if mark.args or (wrong := [key for key in mark.kwargs if key not in known]):
         what = f"argument {wrong[0]!r}" if not mark.args else "arguments without a name"
@@ -85,6 +106,8 @@ def _check(nodeid: str, mark: pytest.Mark) -> None:
     for key, words in known.items():
         if words is not None and (value := mark.kwargs.get(key)) is not None and value not in words:
             raise pytest.UsageError(f"{where}: {key}={value!r}: one of {', '.join(words)}")
+    if "torch" in mark.kwargs and not _OF_TORCH.fullmatch(name := str(mark.kwargs["torch"])):
+        raise pytest.UsageError(f"{where}: torch={name!r}: a name of PyTorch's, as in torch.distributed.gather_single")
     stack = stack_of(nodeid)
     for name in mark.kwargs.get("features", ()):
         if stack in FEATURES and name not in FEATURES[stack]:

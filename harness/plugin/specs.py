@@ -11,14 +11,14 @@ import pytest
 from harness import entry_points
 from harness.entry_points import BACKENDS, DEVICES
 from harness.plugin import options, perf
-from harness.plugin.claims import needs_of
+from harness.plugin.claims import needs_of, torch_has
 from harness.plugin.marks import MEASURED, WorldRequest
 from harness.plugin.profiles import Profiles
 from harness.profiles.obeyed import Obeyed
 from harness.profiles.obeyed import of as obeyed_of
 from harness.profiles.vocabulary import FORK, SPAWN
 from harness.redaction import remember
-from harness.results import Cause, HostLacks, NoBackend, SizeNotClaimed, TooFewDevices
+from harness.results import Cause, HostLacks, NoBackend, SizeNotClaimed, TooFewDevices, TorchLacks
 
 if TYPE_CHECKING:
     from harness.devices import Inventory
@@ -94,11 +94,12 @@ class Specs:
         return obeyed_of(self.claims(spec.backend, spec.device), self.profiles.platform())
 
     def unclaimed(self, item: pytest.Item, obeyed: Obeyed, inventory: Inventory) -> Cause | None:
-        """Return why the profile, or the type of device, keeps a test from running; None if neither does."""
+        """Return why the profile, the type of device or this PyTorch keeps a test from running; None if none does."""
         needs = needs_of(item)
         if inventory.on_host and (what := needs.of_accelerators):
             return HostLacks(what)
-        return needs.unclaimed(obeyed.claims, obeyed.profile) if obeyed.profile else None
+        unclaimed = needs.unclaimed(obeyed.claims, obeyed.profile) if obeyed.profile else None
+        return unclaimed or (TorchLacks(needs.torch) if needs.torch and not torch_has(needs.torch) else None)
 
     def ranks_per_device(self, spec: WorldSpec) -> int:
         """Return how many ranks of a world share an accelerator."""

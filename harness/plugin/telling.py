@@ -18,7 +18,7 @@ from harness.plugin.claims import needs_of
 from harness.plugin.facts import dtype_of, plain, requirements_of
 from harness.plugin.seeds import MARKER
 from harness.plugin.worlds import request_of
-from harness.results import CAUSES, UNSUPPORTED, Cause, RequirementText
+from harness.results import CAUSES, UNSUPPORTED, Cause, RequirementText, TorchLacks
 from harness.suite_facts import SuiteFacts, TestFacts, encode
 
 _OPTION = "--suite-facts"
@@ -43,7 +43,7 @@ def facts_of(items: list[pytest.Item]) -> SuiteFacts:
         for each in proves:
             requirements.setdefault(each.id, each)
         asked = request_of(item)
-        gives = _gives(item)
+        gives, needs = _gives(item), needs_of(item)
         tests[item.nodeid] = TestFacts(
             requirements=[each.id for each in proves],
             size=asked.size if asked is not None else 0,
@@ -52,8 +52,8 @@ def facts_of(items: list[pytest.Item]) -> SuiteFacts:
             property_based=item.get_closest_marker(MARKER) is not None,
             backend=(asked.mark.backend or "") if asked is not None else "",
             device=(asked.mark.device or "") if asked is not None else "",
-            needs=needs_of(item),
-            causes=list(gives.causes),
+            needs=needs,
+            causes=[*gives.causes, *([TorchLacks(needs.torch)] if needs.torch else [])],
             skips=list(gives.reasons),
         )
     return SuiteFacts(tests=tests, requirements=requirements)

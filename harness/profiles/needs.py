@@ -18,6 +18,9 @@ class Needs:
     dtype: str = ""
     op: str = ""
     features: tuple[str, ...] = ()
+    torch: str = ""
+    """A name of PyTorch's that not every version has, with its module, or a parameter of one in parentheses:
+    ``torch.distributed.gather_single``, ``torch.distributed.all_gather_object(weights_only)``."""
 
     def unclaimed(self, claims: Claims, profile: str = "") -> NotClaimed | None:
         """Return the first need that is not claimed; None if all are.  ``profile``: the name of the claims' profile."""

@@ -26,8 +26,6 @@ from harness.stacks.training import Party
 from harness.worlds.rank import Rank
 
 __all__ = [
-    "COMPILES_MESSAGES",
-    "COMPILES_ON_ONE_RANK",
     "REFUSED",
     "STACK",
     "GraphCounter",
@@ -49,12 +47,6 @@ __all__ = [
 ]
 
 Compiled = Callable[..., Any]
-
-COMPILES_MESSAGES = hasattr(torch._dynamo.config, "enable_p2p_compilation")
-"""Whether this version of torch can put isend and irecv into graphs."""
-
-COMPILES_ON_ONE_RANK = hasattr(getattr(dist, "config", None), "compile_on_one_rank")
-"""Whether this version of torch can make graphs that are the same on every rank."""
 
 REFUSED = torch._dynamo.exc.Unsupported
 """The exception that is raised if one graph is required, but something can't be part of it."""

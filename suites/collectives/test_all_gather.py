@@ -78,8 +78,7 @@ def test_uneven(rank: Rank) -> None:
     "all_gather_single gives the same result as all_gather_into_tensor.",
     source="torch.distributed.all_gather_single",
 )
-@pytest.mark.needs(collective="all_gather_into_tensor")
-@pytest.mark.skipif(not hasattr(dist, "all_gather_single"), reason="this version of torch does not have it")
+@pytest.mark.needs(collective="all_gather_into_tensor", torch="torch.distributed.all_gather_single")
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
 @pytest.mark.world(3)
 def test_newer_name(world: World, ranks: tuple[int, ...]) -> None:

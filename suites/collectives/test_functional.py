@@ -38,9 +38,8 @@ IN_PLACE = {
 
 
 def here(names: Any) -> list[Any]:
-    """Parametrize over functions; those that this version of torch lacks are skipped."""
-    absent = "this version of torch does not have it"
-    return [pytest.param(n, marks=pytest.mark.skipif(not hasattr(functional, n), reason=absent)) for n in names]
+    """Parametrize over functions, each of which this version of torch may lack."""
+    return [pytest.param(name, marks=pytest.mark.needs(torch=f"{functional.__name__}.{name}")) for name in names]
 
 
 def among(world: World, ranks: tuple[int, ...], body: Callable[[Any, int, int, torch.device], None]) -> None:

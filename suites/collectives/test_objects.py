@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import pickle
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, requirement, spmd
+from harness import Rank, World, assert_on_ranks, requirement, spmd
 
 
 def thing(rank: int, call: int = 0) -> Any:
@@ -226,3 +229,92 @@ def test_tensors_among_objects(rank: Rank) -> None:
             for expected, tensor in pairs:
                 assert (expected.dtype, expected.shape) == (tensor.dtype, tensor.shape)
                 assert torch.equal(expected, tensor)
+
+
+class Witness:
+    """An object whose unpickling leaves a trace."""
+
+    seen: ClassVar[list[str]] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Witness.seen.append, ("unpickled",))
+
+
+COLLECTIVES: dict[str, Callable[[Rank, Any], Any]] = {
+    "all_gather_object": lambda rank, given: _all_gathered(rank, given),
+    "broadcast_object_list": lambda rank, given: _broadcast(rank, given),
+    "gather_object": lambda rank, given: _gathered(rank, given),
+    "scatter_object_list": lambda rank, given: _scattered(rank, given),
+}
+"""Collectives of objects with ``weights_only``. Each returns on rank 0 what rank 1 has given."""
+
+
+def _all_gathered(rank: Rank, given: Any) -> Any:
+    gathered: list[Any] = [None] * rank.size
+    dist.all_gather_object(gathered, given, weights_only=True)
+    return gathered[1]
+
+
+def _broadcast(rank: Rank, given: Any) -> Any:
+    objects = [given if rank.index == 1 else None]
+    dist.broadcast_object_list(objects, src=1, weights_only=True)
+    return objects[0]
+
+
+def _gathered(rank: Rank, given: Any) -> Any:
+    gathered: list[Any] | None = [None] * rank.size if rank.index == 0 else None
+    dist.gather_object(given, gathered, dst=0, weights_only=True)
+    return gathered[1] if gathered is not None else given
+
+
+def _scattered(rank: Rank, given: Any) -> Any:
+    received: list[Any] = [None]
+    dist.scatter_object_list(received, [given] * rank.size if rank.index == 1 else None, src=1, weights_only=True)
+    return received[0]
+
+
+WITH_WEIGHTS_ONLY = pytest.mark.needs(torch="torch.distributed.all_gather_object(weights_only)")
+
+
+@requirement(
+    "COLL-OBJECT-12",
+    "With weights_only, object collectives carry plain data and tensors.",
+    source="torch.distributed.all_gather_object and the other collectives of objects: weights_only",
+)
+@WITH_WEIGHTS_ONLY
+@pytest.mark.parametrize("collective", list(COLLECTIVES))
+@pytest.mark.world(2)
+def test_weights_only(world: World, collective: str) -> None:
+    """Data are nested; a tensor among them keeps its dtype and elements."""
+    plain = {"a": [1, 2.5, "x", None, True], "b": {"c": (3, b"y")}}
+
+    def body(rank: Rank) -> Any:
+        tensor = torch.arange(3, dtype=torch.bfloat16) + rank.index
+        received = COLLECTIVES[collective](rank, {**plain, "tensor": tensor})
+        return {**received, "tensor": [str(received["tensor"].dtype), received["tensor"].tolist()]}
+
+    (received, _) = world.run(body)
+    assert received == {**plain, "tensor": ["torch.bfloat16", [1.0, 2.0, 3.0]]}
+
+
+@requirement(
+    "COLL-OBJECT-13",
+    "With weights_only, an object of any other class raises an error on the receiver before its code runs.",
+    source="torch.distributed.all_gather_object and the other collectives of objects: weights_only",
+)
+@WITH_WEIGHTS_ONLY
+@pytest.mark.parametrize("collective", list(COLLECTIVES))
+@pytest.mark.world(2)
+def test_weights_only_refuses_code(world: World, collective: str) -> None:
+    """Rank 1 sends an object whose unpickling would call a function on rank 0."""
+
+    def body(rank: Rank) -> list[str]:
+        with contextlib.ExitStack() as stack:
+            if rank.index == 0:
+                stack.enter_context(pytest.raises(pickle.UnpicklingError))
+            else:
+                stack.enter_context(contextlib.suppress(pickle.UnpicklingError))  # it receives its own object
+            COLLECTIVES[collective](rank, Witness() if rank.index == 1 else 7)
+        return list(Witness.seen)
+
+    assert_on_ranks([[], []], world.run(body))

@@ -66,8 +66,7 @@ def test_stacked(world: World, shape: tuple[int, ...]) -> None:
     "reduce_scatter_single gives the same result as reduce_scatter_tensor.",
     source="torch.distributed.reduce_scatter_single",
 )
-@pytest.mark.needs(collective="reduce_scatter_tensor")
-@pytest.mark.skipif(not hasattr(dist, "reduce_scatter_single"), reason="this version of torch does not have it")
+@pytest.mark.needs(collective="reduce_scatter_tensor", torch="torch.distributed.reduce_scatter_single")
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
 @pytest.mark.world(3)
 def test_newer_name(world: World, ranks: tuple[int, ...]) -> None:

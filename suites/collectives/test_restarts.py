@@ -184,7 +184,7 @@ def test_split(world: World) -> None:
     "support it.",
     source="torch.distributed.shrink_group",
 )
-@pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="this version of torch does not have it")
+@pytest.mark.needs(torch="torch.distributed.shrink_group")
 @pytest.mark.world(3)
 def test_shrink(world: World) -> None:
     """The last rank is left out and does not call; after an error the world is unchanged."""

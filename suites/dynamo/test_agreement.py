@@ -163,7 +163,7 @@ def _collectives(x: torch.Tensor, size: int, group: Any) -> torch.Tensor:
     "names differ.",
     source="torch/distributed/config.py: compile_on_one_rank",
 )
-@pytest.mark.skipif(not dynamo.COMPILES_ON_ONE_RANK, reason="this version of torch makes graphs for one rank only")
+@pytest.mark.needs(torch="torch.distributed.config.compile_on_one_rank")
 @pytest.mark.parametrize("group", ["implicit", "named", "own"])
 @pytest.mark.world(2)
 def test_made_for_every_rank(world: World, group: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from sessions import Folder, Session
 
 from harness.oracles.collectives import Case
-from harness.results import NotClaimed
+from harness.results import NotClaimed, TorchLacks
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +49,14 @@ TESTS = """
     @pytest.mark.needs(collective="all_reduce", dtype="int8")
     def test_said(world):
         raise AssertionError("no rank should have been asked")
+
+    @pytest.mark.needs(torch="torch.distributed.sail")
+    def test_of_another_torch(world):
+        raise AssertionError("no rank should have been asked")
+
+    @pytest.mark.needs(torch="torch.distributed.all_reduce(async_op)")
+    def test_of_this_torch(world):
+        world.run(lambda rank: None)
 
     def test_left_out(world):
         assert claimed(DTYPES) == [torch.float32]
@@ -160,6 +168,8 @@ def test_verdicts(session: Session) -> None:
         "test_feature[2ranks]": "unsupported",
         "test_source[2ranks]": "unsupported",
         "test_said[2ranks]": "unsupported",
+        "test_of_another_torch[2ranks]": "unsupported",
+        "test_of_this_torch[2ranks]": "passed",
         "test_left_out[2ranks]": "passed",
         "test_nothing_left[2ranks]": "unsupported",
         "test_refused_though_claimed[2ranks]": "failed",
@@ -188,6 +198,7 @@ def test_causes(session: Session) -> None:
         "test_feature[2ranks]": NotClaimed(what=objects, profile="mine", stack="collectives", feature="objects"),
         "test_source[2ranks]": NotClaimed(what="gather", profile="mine", collective="gather"),
         "test_said[2ranks]": int8(what="all_reduce of int8"),
+        "test_of_another_torch[2ranks]": TorchLacks("torch.distributed.sail"),
         "test_nothing_left[2ranks]": int8(what=str(Case("all_reduce", dtype=torch.int8)), op="SUM"),
     }
     assert [test for test in tests.values() if test.cause and test.reason != f"unsupported: {test.cause}"] == []

@@ -19,7 +19,7 @@ from harness.bench.measuring.collectives import Timed
 from harness.devices import DeviceError, accelerators, inventory
 from harness.oracles import collectives as model
 from harness.oracles.rounding import UNIT
-from harness.plugin.claims import Needs, _check, name_of, needs
+from harness.plugin.claims import Needs, _check, name_of, needs, torch_has
 from harness.profiles import Claims, Condition, Exclusion, Platform, Profile, ProfileError, parse, vocabulary
 from harness.profiles.obeyed import in_force, obeying, of
 from harness.profiles.schema import schema, text
@@ -490,9 +490,12 @@ class TestObeyed:
 @pytest.mark.parametrize(
     ("mark", "said"),
     [
-        (pytest.mark.needs("gather"), "has no arguments without a name; it has collective, op, dtype, features"),
+        (pytest.mark.needs("gather"), "has no arguments without a name; it has collective, op, dtype, features, torch"),
         (pytest.mark.needs(collectiv="gather"), "has no argument 'collectiv'; it has collective, "),
         (pytest.mark.needs(collective="gathr"), "collective='gathr': one of all_reduce, "),
+        (pytest.mark.needs(torch="gather_single"), "torch='gather_single': a name of PyTorch's, as in "),
+        (pytest.mark.needs(torch="os.getpid"), "torch='os.getpid': a name of PyTorch's, as in "),
+        (pytest.mark.needs(torch="torch.distributed.gather("), "torch='torch.distributed.gather(': a name of "),
         (pytest.mark.needs(features=("hooks",)), "'hooks' is no feature of replicate; it has buffers, "),
     ],
 )
@@ -514,3 +517,25 @@ class TestDevices:
         """A module that should register the device and can't be imported is named, with why."""
         with pytest.raises(DeviceError, match="^no x device: importing nowhere_at_all: ModuleNotFoundError: No module"):
             inventory("x", imports=["nowhere_at_all"])
+
+
+@pytest.mark.parametrize(
+    ("name", "has"),
+    [
+        ("torch.distributed.all_reduce", True),
+        ("torch.distributed.all_reduce(async_op)", True),
+        ("torch.distributed.all_reduce(asynchronous)", False),
+        ("torch.distributed.all_deduce", False),
+        ("torch.distributed.fsdp.FSDPModule.unshard", True),
+        ("torch.distributed.fsdp.FSDPModule.unshard(async_op)", True),
+        ("torch.nn.parallel.DistributedDataParallel(bucket_cap_mb)", True),
+        ("torch.nn.parallel.DistributedDataParallel.no_such_method", False),
+        ("torch.distributed.algorithms.ddp_comm_hooks.default_hooks", True),
+        ("torch.no.such.module", False),
+        ("torch._dynamo.config.no_such_setting", False),
+        ("torch._dynamo.config.suppress_errors", True),
+    ],
+)
+def test_torch_has(name: str, has: bool) -> None:
+    """A name of PyTorch's is found in its module, class or parameters, and in modules that nobody has imported."""
+    assert torch_has(name) == has

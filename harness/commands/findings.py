@@ -1,0 +1,73 @@
+"""``concord findings``: which of the findings are there in other versions of PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from harness.commands.refusing import bad
+from harness.versions import findings as by_version
+from harness.versions.findings import GONE, Script, UnusableError, Version, short
+
+
+def findings(
+    names: Annotated[list[str] | None, typer.Argument(help="Names of scripts; all without them.")] = None,
+    env: Annotated[
+        list[Path] | None,
+        typer.Option(help="A virtual environment, or a Python, with another PyTorch; may be given several times."),
+    ] = None,
+    record: Annotated[
+        bool, typer.Option(help=f"Keep the outcomes in {by_version.FILE}, and write {by_version.PAGE} anew.")
+    ] = True,
+) -> None:
+    """Run the scripts of docs/findings with this PyTorch, or with those of other environments.
+
+    Run it in a checkout of Concord. Each outcome is kept at once, so that nothing is lost if it is interrupted.
+    """
+    root = Path.cwd()
+    chosen = _chosen(root, names or [])
+    console = Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False)
+    known = by_version.read(root)
+    pythons = [_python(each) for each in env or [Path(sys.executable)]]
+    with Progress(console=console, disable=not sys.stdout.isatty(), transient=True) as progress:
+        task = progress.add_task("scripts", total=len(pythons) * len(chosen))
+        for python in pythons:
+            try:
+                for script, outcome, seconds, versions in by_version.tried(python, root, chosen):
+                    name = short(versions["torch"])
+                    version = known.setdefault(name, Version(versions["torch"], versions["python"], {}))
+                    version.torch, version.python = versions["torch"], versions["python"]
+                    before = version.outcomes.get(script.name)
+                    version.outcomes[script.name] = outcome
+                    changed = f"  (before: {before})" if before not in (None, outcome) else ""
+                    console.print(f"{name}  {script.name}: {outcome}, {seconds:.1f} s{changed}")
+                    progress.advance(task)
+                    if record:
+                        by_version.write(root, known)
+            except UnusableError as e:
+                raise bad(str(e)) from None
+    for name, version in known.items():
+        there = sum(outcome != GONE for outcome in version.outcomes.values())
+        console.print(f"{name}: {len(version.outcomes)} scripts, of which {there} show a defect")
+
+
+def _chosen(root: Path, names: list[str]) -> list[Script]:
+    every = {script.name: script for script in by_version.scripts(root)}
+    if not every:
+        raise bad(f"no scripts in {root / by_version.FOLDER}: run it in a checkout of Concord")
+    unknown = [name for name in names if Path(name).stem not in every]
+    if unknown:
+        raise bad(f"no such script: {', '.join(unknown)} (those of {by_version.FOLDER} that need no accelerator)")
+    return [every[Path(name).stem] for name in names] or list(every.values())
+
+
+def _python(env: Path) -> Path:
+    python = env / "bin/python" if env.is_dir() else env
+    if not python.is_file():
+        raise bad(f"{env}: neither a virtual environment nor a Python")
+    return python
