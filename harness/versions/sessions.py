@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -85,7 +86,7 @@ def look(environment: Environment, folder: Path, suite: str) -> Session:
     tests: dict[str, TestResult] = {}
     results = tuple(sorted(folder.glob(f"{RUN}*/*/{RESULTS}"), key=lambda path: path.stat().st_mtime_ns))
     status: int | None = None
-    problem = "it has not begun"
+    problem = "there are no results"
     for path in results:
         try:
             run = read(path)
@@ -100,7 +101,7 @@ def look(environment: Environment, folder: Path, suite: str) -> Session:
         if not run.complete:
             problem = "it was cut off"
         elif run.exit_status not in _FINISHED:
-            problem = f"pytest exited with status {run.exit_status}"
+            problem = "it ended early"
     if not problem and not tests:
         problem = "no test was chosen"
     return Session(environment, folder, status, tests, results, problem)
@@ -120,12 +121,14 @@ def run(environment: Environment, root: Path, arguments: Sequence[str], folder: 
     into = new_folder(folder / RUN)
     command = [str(environment.python), "-m", "pytest", *arguments, *_without_done(before, folder)]
     command += ["--concord-results", str(into), "-o", f"cache_dir={folder / 'cache'}"]
-    status = streamed(command, root, variables(environment.python, root), folder / "log.txt", say)
+    log = folder / "log.txt"
+    status = streamed(command, root, variables(environment.python, root), log, say)
     after = look(environment, folder, suite)
-    if after.results == before.results:  # it ended before it could write results
-        log = folder / "log.txt"
-        return Session(environment, folder, status, before.tests, before.results, f"pytest exited with {status}: {log}")
-    return after
+    if after.whole:
+        return after
+    return dataclasses.replace(
+        after, status=status, problem=f"{after.problem} (pytest exited with {status}, see {log})"
+    )
 
 
 def _without_done(before: Session, folder: Path) -> list[str]:

@@ -14,12 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 BY_VERSION = """
+    from importlib.metadata import version
     from pathlib import Path
     import pytest
-    import torch
 
-    Path("ran.txt").open("a").write(f"{torch.__version__}\\n")
-    VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+    Path("ran.txt").open("a").write(f"{version('torch')}\\n")
+    VERSION = tuple(map(int, version("torch").split(".")[:2]))
 
     def test_old():
         assert VERSION < (2, 14), "newer than 2.13"
@@ -41,7 +41,10 @@ def fake_environment(folder: Path, torch: str) -> Path:
     (fakes / "torch").mkdir(parents=True)
     version = f'__version__ = "{torch}"\ngit_version = "{"0" * 40}"\n'
     (fakes / "torch" / "version.py").write_text(version)
-    (fakes / "torch" / "__init__.py").write_text("from torch.version import __version__\n")
+    (fakes / "torch" / "__init__.py").write_text('raise ImportError("a torch that is only a version")\n')
+    (fakes / f"torch-{torch}.dist-info").mkdir()
+    metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {torch}\n"
+    (fakes / f"torch-{torch}.dist-info" / "METADATA").write_text(metadata)
     (fakes / "harness").mkdir()
     (fakes / "harness" / "__init__.py").write_text('raise ImportError("the Concord of the environment")\n')
     packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"

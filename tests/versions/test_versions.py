@@ -113,10 +113,11 @@ def test_a_session_that_cannot_begin(fake: Fake, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(fake_checkout(tmp_path / "checkout", by_version=BY_VERSION))
     done = versions("suites/", "--no-such-option", "--env", fake("2.13.0"))
     assert done.exit_code == 1
-    assert "not whole: pytest exited with 4" in done.output
+    assert "not whole: there are no results (pytest exited with 4" in done.output
     nothing = versions("suites/", "-k", "nothing", "--env", fake("2.13.0"))
     assert nothing.exit_code == 1
-    assert "not whole: pytest exited with status 5" in nothing.output
+    assert "2.13.0: not whole: " in nothing.output
+    assert "(pytest exited with 5, see " in nothing.output
 
 
 def test_bad_input(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
