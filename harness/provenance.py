@@ -18,7 +18,7 @@ from typing import Any
 from harness.devices import cores, device_name
 from harness.redaction import recorded, redacted
 
-_LEFT_OUT = ("harness/audit/", "harness/bench/", "harness/commands/")
+_LEFT_OUT = ("harness/audit/", "harness/bench/", "harness/commands/", "harness/versions/")
 """Folders of the harness that do not affect any verdict of the suites."""
 _SUFFIXES = (".py", ".json", ".toml")
 _SETTINGS = (
@@ -41,9 +41,9 @@ def suite_files(root: Path) -> dict[str, Path]:
     """Return the files of the suite by the names under which they are hashed.
 
     They are everything under ``suites/``, the modules of ``fixtures/`` that suites share, and the parts of the harness
-    that decide what runs and what is right (all but ``audit``, ``bench`` and ``commands``). Only Python, JSON and TOML
-    files count. Profiles do not, because their hash is kept separately. ``conftest.py`` and pytest's settings beside
-    ``suites`` are included. ``root``: the folder that contains ``suites``.
+    that decide what runs and what is right (all but ``audit``, ``bench``, ``commands`` and ``versions``). Only Python,
+    JSON and TOML files count. Profiles do not, because their hash is kept separately. ``conftest.py`` and pytest's
+    settings beside ``suites`` are included. ``root``: the folder that contains ``suites``.
     """
     settings = {name: root / name for name in _SETTINGS if (root / name).is_file()}
     candidates = {f"suites/{p.relative_to(root / 'suites').as_posix()}": p for p in (root / "suites").rglob("*")}

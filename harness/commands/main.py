@@ -9,11 +9,13 @@ import typer
 
 from harness.commands import audit, perf, reports
 from harness.commands import probe as probing
+from harness.commands.bisect import bisect
 from harness.commands.doctor import doctor
 from harness.commands.findings import findings
 from harness.commands.nightly import nightly
 from harness.commands.replay import replay
 from harness.commands.standard import requirements
+from harness.commands.versions import PASSED_ON, versions
 from harness.redaction import redacted
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -22,6 +24,7 @@ app.add_typer(perf.app, name="perf")
 app.command()(audit.audit)
 app.command()(audit.faults)
 app.command()(audit.reach)
+app.command()(bisect)
 app.command()(doctor)
 app.command()(findings)
 app.command()(nightly)
@@ -33,6 +36,7 @@ app.command()(reports.bundle)
 app.command("verify")(reports.verify_bundle)
 app.command()(probing.probe)
 app.add_typer(probing.profile_app, name="profile")
+app.command(context_settings=PASSED_ON)(versions)
 
 
 @app.callback()

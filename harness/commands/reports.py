@@ -16,6 +16,7 @@ import typer
 
 import harness
 from harness.commands.collecting import checkout_of
+from harness.commands.outputs import appended
 from harness.commands.refusing import bad
 from harness.profiles import NEVER_RUN
 from harness.provenance import suite_hash
@@ -24,7 +25,7 @@ from harness.results import VERSION
 from harness.safe_io.ceiling import Exceeded, ceiling
 from harness.safe_io.files import FileError, contents
 from harness.safe_io.shown import one_line
-from harness.safe_io.writing import append_or_nothing, write_whole
+from harness.safe_io.writing import write_whole
 from reports import badge as badges
 from reports import bundle as bundles
 from reports import compare as comparing
@@ -286,11 +287,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def _append(path: Path, data: bytes) -> None:
     try:
-        if not path.exists():
-            write_whole(path, data)
-            return
-        with path.open("ab", buffering=0) as stream:
-            append_or_nothing(stream.fileno(), data)
+        appended(path, data)
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}") from None
 
