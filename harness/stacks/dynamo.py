@@ -26,6 +26,7 @@ from harness.stacks.training import Party
 from harness.worlds.rank import Rank
 
 __all__ = [
+    "COMPILES_MESSAGES",
     "REFUSED",
     "STACK",
     "GraphCounter",
@@ -47,6 +48,9 @@ __all__ = [
 ]
 
 Compiled = Callable[..., Any]
+
+COMPILES_MESSAGES = "torch._dynamo.config.enable_p2p_compilation"
+"""The name in PyTorch without which isend and irecv can't be in graphs, for ``@pytest.mark.needs(torch=)``."""
 
 REFUSED = torch._dynamo.exc.Unsupported
 """The exception that is raised if one graph is required, but something can't be part of it."""

@@ -235,7 +235,7 @@ def test_forward_hooks(world: World) -> None:
     "Compiled messages reach the ranks they are addressed to, in any group, by global rank or by group rank.",
     source="torch/_dynamo/variables/functions.py: isend, irecv, batch_isend_irecv",
 )
-@pytest.mark.needs(torch="torch._dynamo.config.enable_p2p_compilation")
+@pytest.mark.needs(torch=dynamo.COMPILES_MESSAGES)
 @pytest.mark.parametrize("named", ["global", "group"])
 @pytest.mark.parametrize("members", [(0, 1), (1, 2), (0, 2)], ids=["first-two", "last-two", "ends"])
 @pytest.mark.world(3, timeout=15)
@@ -277,7 +277,7 @@ def test_messages(world: World, members: tuple[int, int], named: str) -> None:
     "A compiled batch of messages gives each tensor what its peer sent.",
     source="torch/_dynamo/variables/functions.py: batch_isend_irecv",
 )
-@pytest.mark.needs(torch="torch._dynamo.config.enable_p2p_compilation")
+@pytest.mark.needs(torch=dynamo.COMPILES_MESSAGES)
 @pytest.mark.world(2, 3)
 def test_batches(world: World) -> None:
     """Send around a ring in both directions."""

@@ -23,6 +23,7 @@ PRIVATE_TORCH = {
     "harness/programs/residue.py": "what a run left in the process is where no public name reaches",
     "harness/oracles/proof.py": "what sees every operation, whatever issues it, has no public name",
     "harness/worlds/runtimes.py": "what starts the runtime of a device is in torch._C alone",
+    "harness/versions/scripts_on_ranks.py": "names of modules that scripts of findings import, imported once for all",
     "harness/worlds/preloading.py": "names of modules that the server imports ahead, so that no rank has to",
     "harness/reference/replicate.py": "the registry of composable APIs, and what runs at the end of a backward",
     "harness/reference/replicate_fsdp.py": "the registry, the end of a backward, and the mesh that a dimension is of",
