@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -343,7 +344,7 @@ def test_imported_alone(world: World) -> None:
     """Compile a function of a module that has imported all_reduce but not torch."""
 
     def body(rank: Rank) -> list[float]:
-        module = types.ModuleType("has_all_reduce_alone")
+        module = sys.modules["has_all_reduce_alone"] = types.ModuleType("has_all_reduce_alone")
         exec(
             "from torch.distributed import all_reduce\ndef add(x):\n    all_reduce(x)\n    return x + 1\n", vars(module)
         )
