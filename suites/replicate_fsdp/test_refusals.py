@@ -47,6 +47,10 @@ WRONG: dict[str, tuple[Callable[[Rank], None], str]] = {
     "two-dtypes-in-a-group": (two_dtypes, "(?i)dtype"),
 }
 """The unsupported use, and a pattern of the error."""
+NEEDS = {
+    "reset-of-an-inner-module": pytest.mark.needs(torch="torch.distributed.fsdp.FSDPModule.reset_iter_state"),
+}
+"""What only newer versions of PyTorch have."""
 
 
 @requirement(
@@ -54,7 +58,7 @@ WRONG: dict[str, tuple[Callable[[Rank], None], str]] = {
     "Unsupported uses of a replicated module raise an error that names the problem on every rank.",
     source="torch.distributed.fsdp.FSDPModule; torch/distributed/_composable/replicate_with_fsdp.py",
 )
-@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("what", [pytest.param(what, marks=NEEDS.get(what, ())) for what in WRONG])
 @pytest.mark.world(2)
 def test_refused(world: World, what: str) -> None:
     """The error comes before any communication, so that no rank is left waiting."""

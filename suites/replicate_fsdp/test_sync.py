@@ -214,6 +214,7 @@ POLICIES: dict[str, dict[str, torch.dtype]] = {
     "With set_reduce_scatter_unused_params, a parameter that only some ranks use has the average over all ranks.",
     source="torch.distributed.fsdp.FSDPModule: set_reduce_scatter_unused_params",
 )
+@pytest.mark.needs(torch="torch.distributed.fsdp.FSDPModule.set_reduce_scatter_unused_params")
 @pytest.mark.parametrize("precision", POLICIES)
 @pytest.mark.world(2, 4)
 def test_used_by_some_ranks(world: World, precision: str) -> None:
