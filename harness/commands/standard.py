@@ -71,6 +71,7 @@ def standard(facts: SuiteFacts) -> str:
         for topic, of_topic in topics.items():
             lines += ["", f"### {topic}", "", "| id | requirement | source | tests |", "|---|---|---|---|"]
             lines += [_row(requirement, tests[requirement.id]) for requirement in of_topic]
+    lines += _by_version(facts)
     return "\n".join(lines) + "\n"
 
 
@@ -126,6 +127,21 @@ How to read the tables:
 
 This page is generated. To change it, change the tests under `suites/` ([writing suites](writing-suites.md)) and run
 `concord requirements {PAGE}`. CI fails while it is out of date."""
+
+
+def _by_version(facts: SuiteFacts) -> Iterator[str]:
+    """Yield the requirements that not every version of PyTorch can meet, by the name in PyTorch that they need."""
+    needing: dict[str, set[str]] = defaultdict(set)
+    for test in facts.tests.values():
+        if test.needs.torch:
+            needing[test.needs.torch].update(test.requirements)
+    if not needing:
+        return
+    yield from ("", "## Requirements that depend on the version", "")
+    yield "A test that needs one of these names is unsupported with a PyTorch that does not have it."
+    yield from ("", "| name in PyTorch | requirements |", "|---|---|")
+    for name in sorted(needing):
+        yield f"| `{name}` | {', '.join(f'`{each}`' for each in sorted(needing[name]))} |"
 
 
 def _tests(facts: SuiteFacts) -> dict[str, list[str]]:

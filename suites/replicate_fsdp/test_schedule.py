@@ -13,9 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from fixtures.layers import alone, layers, train
 from fixtures.models import TwoLayers, batch
-from harness import Rank, World, assert_on_ranks, requirement, unsupported
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.oracles import baseline
-from harness.results import TorchLacks
 from harness.stacks import replicate_fsdp
 
 SOURCE = "torch.distributed.fsdp.FSDPModule"
@@ -181,6 +180,7 @@ def test_left_on_meta(world: World) -> None:
     "After a step that an error interrupted, reset_iter_state makes the next step correct.",
     source=f"{SOURCE}: reset_iter_state",
 )
+@pytest.mark.needs(torch="torch.distributed.fsdp.FSDPModule.reset_iter_state")
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.world(2)
 def test_aborted(world: World, where: str) -> None:
@@ -192,11 +192,9 @@ def test_aborted(world: World, where: str) -> None:
     def interrupted(*args: Any) -> None:
         raise Interrupted
 
-    def body(rank: Rank) -> list[list[float]] | str:
+    def body(rank: Rank) -> list[list[float]]:
         model: Any = layers(rank.device)
         replicate_fsdp.apply(model, rank)
-        if not hasattr(model, "reset_iter_state"):
-            return "unsupported"
         if where == "forward":
             hook = model[1].register_forward_hook(interrupted)
         else:
@@ -210,7 +208,4 @@ def test_aborted(world: World, where: str) -> None:
         model.zero_grad()
         return train(model, rank.index)
 
-    results = world.run(body)
-    if "unsupported" in results:
-        unsupported(TorchLacks("reset_iter_state"))
-    assert_on_ranks([alone(2)] * 2, results)
+    assert_on_ranks([alone(2)] * 2, world.run(body))

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from fixtures.layers import Hidden
-from harness import Rank, World, assert_on_ranks, requirement, unsupported
-from harness.results import TorchLacks
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 from harness.stacks.training import launched, since
 
@@ -386,12 +385,11 @@ def test_forced_sums(world: World, dtype: str) -> None:
     "failed one.",
     source="torch.distributed.fsdp.FSDPModule: reset_iter_state",
 )
+@pytest.mark.needs(torch="torch.distributed.fsdp.FSDPModule.reset_iter_state")
 @pytest.mark.parametrize("failing", ["forward", "backward"])
 @pytest.mark.world(2)
 def test_after_a_failure(world: World, failing: str) -> None:
     """The second of three steps raises an error after one of two layers, each its own group."""
-    if not hasattr(FSDPModule, "reset_iter_state"):
-        unsupported(TorchLacks("reset_iter_state"))
 
     class Model(Layers):
         fails = False

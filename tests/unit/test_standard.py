@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from harness.commands.collecting import collected
 from harness.commands.main import app
 from harness.commands.standard import PAGE, flaws, standard
+from harness.profiles.needs import Needs
 from harness.results import RequirementText
 from harness.suite_facts import SuiteFacts, TestFacts
 
@@ -89,6 +90,17 @@ def test_one_row() -> None:
 
 
 _HEAD = "| id | requirement | source | tests |\n|---|---|---|---|\n"
+
+
+def test_names_that_not_every_version_has() -> None:
+    """The names in PyTorch that tests need are listed, each with the requirements of these tests."""
+    page = made(
+        text("DYNAMO-ONE-01"),
+        text("DYNAMO-ONE-02"),
+        test_one=TestFacts(requirements=["DYNAMO-ONE-02"], needs=Needs(torch="torch.a.b(c)")),
+        test_two=TestFacts(requirements=["DYNAMO-ONE-01"], needs=Needs(torch="torch.a.b(c)")),
+    )
+    assert page.endswith("|---|---|\n| `torch.a.b(c)` | `DYNAMO-ONE-01`, `DYNAMO-ONE-02` |\n")
 
 
 def test_some_parameters() -> None:
