@@ -224,6 +224,18 @@ class TestClosed:
         assert closed(proven, RUN_TIMEOUT)
         assert not closed([proven[0], found], RUN_TIMEOUT)
 
+    def test_records_of_an_ended_member_were_dropped(self) -> None:
+        """A rank that has ended may have issued what its recorder dropped."""
+        returned = on_device(1, done(SIDE), state="returned", complete=False)
+        assert not closed([on_device(0, done(SIDE), record()), returned], RUN_TIMEOUT)
+
+    def test_records_of_a_bystander_were_dropped(self) -> None:
+        """A rank for which no other one waits may have something outstanding that can complete."""
+        waits = view(2, record(group="late"), groups=(("late", (0, 2)),), complete=True)
+        circle = [on_device(0, record()), on_device(1, SIDE)]
+        assert closed([*circle, waits], RUN_TIMEOUT)
+        assert not closed([*circle, dataclasses.replace(waits, complete=False)], RUN_TIMEOUT)
+
     def test_same_collective(self) -> None:
         """What both have issued may complete at any time."""
         assert not closed([on_device(0, record()), on_device(1, record())], RUN_TIMEOUT)
