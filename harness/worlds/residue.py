@@ -69,6 +69,7 @@ def take(*, on_device: bool) -> Residue:
     """Record the state of this process, and of its accelerator if the rank has one (``on_device``)."""
     import torch.distributed as dist
 
+    device = OnDevice.take() if on_device else None  # first: what is queued there may still open connections
     threads = frozenset(
         f"thread {t.name!r}"
         for t in threading.enumerate()
@@ -82,7 +83,7 @@ def take(*, on_device: bool) -> Residue:
         cwd=_cwd(),
         environ=dict(os.environ),
         switches=switches.take(),
-        device=OnDevice.take() if on_device else None,
+        device=device,
     )
 
 
