@@ -58,6 +58,7 @@ class Residue:
     threads: frozenset[str]
     children: frozenset[int]
     groups: int
+    default_group: Any
     files: int
     cwd: str
     environ: dict[str, str]
@@ -79,6 +80,7 @@ def take(*, on_device: bool) -> Residue:
         threads=threads,
         children=frozenset(_children()),
         groups=len(dist.distributed_c10d._world.pg_map),
+        default_group=dist.group.WORLD,
         files=len(os.listdir("/proc/self/fd")),
         cwd=_cwd(),
         environ=dict(os.environ),
@@ -102,6 +104,8 @@ def compare(before: Residue, *, restore: bool = False) -> list[str]:
     left += [f"child process {pid}" for pid in sorted(after.children - before.children)]
     if after.groups != before.groups:
         left.append(f"{after.groups} process groups, {before.groups} before")
+    elif after.default_group is not before.default_group:
+        left.append("another default process group than before")
     elif after.files > before.files:
         left.append(f"{after.files - before.files} open file descriptors more than before")
     if before.device is not None and after.device is not None and after.device.allocated > before.device.allocated:
