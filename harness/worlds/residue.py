@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,7 @@ class Residue:
     children: frozenset[int]
     groups: int
     default_group: Any
+    """A weak reference: a group that a test destroys must go."""
     files: int
     cwd: str
     environ: dict[str, str]
@@ -80,7 +82,7 @@ def take(*, on_device: bool) -> Residue:
         threads=threads,
         children=frozenset(_children()),
         groups=len(dist.distributed_c10d._world.pg_map),
-        default_group=dist.group.WORLD,
+        default_group=weakref.ref(dist.group.WORLD) if dist.is_initialized() else None,
         files=len(os.listdir("/proc/self/fd")),
         cwd=_cwd(),
         environ=dict(os.environ),
@@ -104,7 +106,7 @@ def compare(before: Residue, *, restore: bool = False) -> list[str]:
     left += [f"child process {pid}" for pid in sorted(after.children - before.children)]
     if after.groups != before.groups:
         left.append(f"{after.groups} process groups, {before.groups} before")
-    elif after.default_group is not before.default_group:
+    elif after.default_group != before.default_group:
         left.append("another default process group than before")
     elif after.files > before.files:
         left.append(f"{after.files - before.files} open file descriptors more than before")
