@@ -75,7 +75,7 @@ class Watch:
 
     ``on_host``: whether the kernel's view of a rank is complete.  It is not for ranks on an accelerator: a rank that
     waits for one may spin, and what it waits for may still be on its way.  Then only what the records of collectives
-    prove counts as a proof.
+    prove counts as a proof: a difference, or that no collective can complete (:func:`~watchdog.closed`).
     """
 
     def __init__(
@@ -127,10 +127,14 @@ class Watch:
         if self._candidate is None or self._candidate[1] != moment:
             self._candidate = (now, moment)
             return None
-        if now - self._candidate[0] < self._settle:
+        settled = now - self._candidate[0]
+        if settled < self._settle:
             return None
         explanation = watchdog.explain(views)
-        return explanation if self._on_host or explanation.certain else None
+        if self._on_host or explanation.certain:
+            return explanation
+        proven = settled >= watchdog.SETTLE_ON_DEVICE and watchdog.closed(views, self._run_timeout)
+        return explanation if proven else None
 
     def _kernel(self, rank: RankHandle, now: float) -> tuple[bool, bool]:
         """Return whether a rank was quiet since the last look, and whether it has been stopped for a while."""

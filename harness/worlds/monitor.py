@@ -6,22 +6,26 @@ lock in C code, does not answer.  The controller then uses the black box, the ke
 
 from __future__ import annotations
 
+import functools
 import json
 import linecache
+import math
 import os
 import socket
 import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from harness.worlds.places import DISTRIBUTED, is_source
-from harness.worlds.watchdog import MOST_GROUPS, MOST_RECORDS, MOST_THREADS
+from harness.worlds.watchdog import MOST_GROUPS, MOST_RECORDERS, MOST_RECORDS, MOST_THREADS
 
 THREAD_NAME = "concord-monitor"
 _LENGTH = struct.Struct("!I")
 _MOST_FRAMES = 80
+_RUN = {"began_ns": 0}  # since the epoch
 
 
 def start(sock: socket.socket) -> threading.Thread:
@@ -101,45 +105,101 @@ def _timeout_of(frame: Any) -> float | None:
     return timeout.total_seconds() if hasattr(timeout, "total_seconds") else None
 
 
+def begin_run() -> None:
+    """Note that a run begins.  Whether records are complete is a question about the current run alone."""
+    _RUN["began_ns"] = time.time_ns()
+
+
 def flight_record() -> dict[str, Any]:
-    """Return the entries of PyTorch's Flight Recorder, and the process groups, as plain data.
+    """Return the entries of the flight recorders, whether they are complete, and the process groups, as plain data.
 
     On gloo, ``state`` stays ``scheduled``, but ``retired`` is set when a collective has completed (seen on 2.11 and
     2.13).  So an entry counts as done if either field says so.
     """
     torch = sys.modules.get("torch")
     if torch is None:
-        return {"records": None, "groups": {}}
+        return {"records": None, "complete": False, "groups": {}}
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     groups: dict[str, list[int]] = {}
     if c10d is not None:
         world = c10d._world
         for group, ranks in list(world.pg_group_ranks.items())[:MOST_GROUPS]:
             groups[str(world.pg_names.get(group, ""))] = sorted(ranks, key=lambda r: ranks[r])
-    records: list[dict[str, Any]] | None = None
+    dumps, complete = _dumps(torch._C._distributed_c10d)
+    carriers = {str(name) for dump in dumps for name in dump.get("carriers", ())}
+    records: list[dict[str, Any]] = []
     since_epoch = time.time_ns() - time.monotonic_ns()
-    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
-        dump = getattr(torch._C._distributed_c10d, name, None)
-        if dump is None:
-            continue
+    for dump in dumps:
+        entries = dump.get("entries", [])
+        complete &= _reaches_back(entries)
+        entries = [entry for entry in entries if _group_of(entry) not in carriers]
+        complete &= len(entries) <= MOST_RECORDS or _reaches_back(entries[-MOST_RECORDS:])
+        records += [_record(entry, since_epoch) for entry in entries[-MOST_RECORDS:]]
+    return {"records": records if dumps else None, "complete": complete, "groups": groups}
+
+
+def _record(entry: dict[str, Any], since_epoch: int) -> dict[str, Any]:
+    return {
+        "group": _group_of(entry),
+        "seq": entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id"),
+        "p2p": bool(entry.get("is_p2p")),
+        "op": str(entry.get("profiling_name", "?")).split(":", 1)[-1],
+        "sizes": entry.get("input_sizes") or [],
+        "dtypes": entry.get("input_dtypes") or [],
+        "done": bool(entry.get("retired")) or entry.get("state") == "completed",
+        "timeout_s": (entry.get("timeout_ms") or 0) / 1000,
+        "time_ns": entry.get("time_created_ns", 0) - since_epoch,
+    }
+
+
+def _dumps(c10d: Any) -> tuple[list[dict[str, Any]], bool]:
+    """Return what each flight recorder of this process holds, and whether all of them could be read.
+
+    These are PyTorch's own, NCCL's, and those that other libraries offer as NCCL does: by a handler
+    ``dump_<library>_trace_json`` of PyTorch's control plane.  Groups that a library uses to carry its bytes
+    (``carriers`` in its answer) are no groups of a user's.
+    """
+    own = [name for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") if hasattr(c10d, name)]
+    offered = [
+        name
+        for name in c10d._get_handler_names()
+        if name.startswith("dump_") and name.endswith("_trace_json") and name != "dump_nccl_trace_json"
+    ]
+    readers: list[Callable[[], str]] = [getattr(c10d, name) for name in own]
+    readers += [functools.partial(_handled, c10d, name) for name in offered]
+    readers = readers[:MOST_RECORDERS]
+    dumps: list[dict[str, Any]] = []
+    for read in readers:
         try:
-            entries = json.loads(dump()).get("entries", [])
+            dumps.append(json.loads(read()))
         except Exception:  # noqa: S112  half an answer is better evidence than none
             continue
-        records = records or []
-        for entry in entries[-MOST_RECORDS:]:
-            group = entry.get("process_group") or [""]
-            records.append(
-                {
-                    "group": str(group[0]),
-                    "seq": entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id"),
-                    "p2p": bool(entry.get("is_p2p")),
-                    "op": str(entry.get("profiling_name", "?")).split(":", 1)[-1],
-                    "sizes": entry.get("input_sizes") or [],
-                    "dtypes": entry.get("input_dtypes") or [],
-                    "done": bool(entry.get("retired")) or entry.get("state") == "completed",
-                    "timeout_s": (entry.get("timeout_ms") or 0) / 1000,
-                    "time_ns": entry.get("time_created_ns", 0) - since_epoch,
-                }
-            )
-    return {"records": records, "groups": groups}
+    return dumps, len(dumps) == len(readers)
+
+
+def _handled(c10d: Any, name: str) -> str:
+    """Return what a handler of PyTorch's control plane answers."""
+
+    class Response(c10d._Response):  # type: ignore[misc]  # its class is known only once torch has been imported
+        content = ""
+
+        def set_content(self, content: str, kind: str) -> None:
+            self.content = content
+
+        def set_status(self, status: int) -> None:
+            pass
+
+    response = Response()
+    c10d._get_handler(name)(c10d._Request(), response)
+    return response.content
+
+
+def _group_of(entry: dict[str, Any]) -> str:
+    return str((entry.get("process_group") or [""])[0])
+
+
+def _reaches_back(entries: list[dict[str, Any]]) -> bool:
+    """Return whether nothing is missing before these entries that was recorded in this run."""
+    if not entries or entries[0].get("record_id") == 0:
+        return True
+    return bool(entries[0].get("time_created_ns", math.inf) < _RUN["began_ns"])

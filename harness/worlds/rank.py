@@ -197,6 +197,7 @@ class _RankProcess:
                 continue
             if kind == "run":
                 self.box.enter("running", self.job)
+                monitor.begin_run()
                 self.run(*payload)
             elif kind == "check":
                 self.send(answers.checked(self.job, residue.compare(baseline, restore=True)))

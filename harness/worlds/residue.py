@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,8 @@ class Residue:
     threads: frozenset[str]
     children: frozenset[int]
     groups: int
+    default_group: Any
+    """A weak reference: a group that a test destroys must go."""
     files: int
     cwd: str
     environ: dict[str, str]
@@ -69,6 +72,7 @@ def take(*, on_device: bool) -> Residue:
     """Record the state of this process, and of its accelerator if the rank has one (``on_device``)."""
     import torch.distributed as dist
 
+    device = OnDevice.take() if on_device else None  # first: what is queued there may still open connections
     threads = frozenset(
         f"thread {t.name!r}"
         for t in threading.enumerate()
@@ -78,11 +82,12 @@ def take(*, on_device: bool) -> Residue:
         threads=threads,
         children=frozenset(_children()),
         groups=len(dist.distributed_c10d._world.pg_map),
+        default_group=weakref.ref(dist.group.WORLD) if dist.is_initialized() else None,
         files=len(os.listdir("/proc/self/fd")),
         cwd=_cwd(),
         environ=dict(os.environ),
         switches=switches.take(),
-        device=OnDevice.take() if on_device else None,
+        device=device,
     )
 
 
@@ -101,6 +106,8 @@ def compare(before: Residue, *, restore: bool = False) -> list[str]:
     left += [f"child process {pid}" for pid in sorted(after.children - before.children)]
     if after.groups != before.groups:
         left.append(f"{after.groups} process groups, {before.groups} before")
+    elif after.default_group != before.default_group:
+        left.append("another default process group than before")
     elif after.files > before.files:
         left.append(f"{after.files - before.files} open file descriptors more than before")
     if before.device is not None and after.device is not None and after.device.allocated > before.device.allocated:

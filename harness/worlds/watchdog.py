@@ -35,12 +35,14 @@ SETTLE = 0.75
 SETTLE_AFTER_FAILURE = 0.2
 """The same after a rank has raised or died: the run has failed anyway, and only the others' chance to finish is at
 stake."""
+SETTLE_ON_DEVICE = 3.0
+"""Seconds for which nothing may change before a deadlock is believed that only :func:`closed` proves."""
 STOPPED_FOR = 1.5
 """Seconds after which a stopped rank (SIGSTOP) is assumed not to come back."""
 
-MOST_THREADS, MOST_RECORDS, MOST_GROUPS = 1000, 400, 2000
-"""The most that a rank's monitor reports (records: from each of two recorders).  An answer with more than that is not
-from a monitor, and comparing it would take forever."""
+MOST_THREADS, MOST_RECORDS, MOST_RECORDERS, MOST_GROUPS = 1000, 400, 4, 2000
+"""The most that a rank's monitor reports (records: from each recorder).  An answer with more than that is not from a
+monitor, and comparing it would take forever."""
 
 _WAITING_PATHS = (DISTRIBUTED, os.path.join(TORCH, "nn", "parallel", "distributed.py"))
 _ENGINE = os.path.join(TORCH, "autograd", "graph.py")
@@ -49,8 +51,12 @@ _TRANSPARENT = {
     os.path.join(TORCH, "utils", "_contextlib.py"),
     os.path.join(WORLDS, "recorder.py"),
 }
-# A plain wait counts only without arguments, because an argument may be a time limit.
-_WAITING_CALL = re.compile(r"\b(wait\s*\(\s*\)|(wait_tensor|wait_all|synchronize|barrier)\s*(\.default\s*)?\()")
+# A plain wait counts only without arguments, because an argument may be a time limit.  The second line has the calls of
+# torch that wait for an accelerator.
+_WAITING_CALL = re.compile(
+    r"\b(wait\s*\(\s*\)|(wait_tensor|wait_all|barrier)\s*(\.default\s*)?\("
+    r"|(\w*synchronize\w*|item|tolist|cpu|numpy|equal|allclose)\s*(\.default\s*)?\()"
+)
 _SHAPE_MATTERS = {"all_reduce", "broadcast", "reduce", "all_gather", "allgather", "_allgather_base", "reduce_scatter"}
 
 ENDED = ("returned", "raised", "skipped", "died")
@@ -124,6 +130,8 @@ class View:
     """The name of a thread that may act later by itself; empty if there is none."""
     records: tuple[Record, ...] | None = None
     """Entries of the Flight Recorder, oldest first; None if there is no recorder."""
+    complete: bool = False
+    """Whether ``records`` has everything that it has issued since the run began, as far as the recorder can tell."""
     groups: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Names and global ranks of the process groups that it is a member of."""
 
@@ -162,6 +170,51 @@ def deadlocked(views: Sequence[View], run_timeout: float) -> bool:
     """Return whether no rank can move: each has ended or is blocked, and at least one has not ended."""
     alive = [v for v in views if v.state not in ENDED]
     return bool(alive) and all(blocked(v, run_timeout) for v in alive)
+
+
+def closed(views: Sequence[View], run_timeout: float) -> bool:
+    """Return whether the records show that no collective of any live rank can complete.
+
+    This is a proof of a deadlock on accelerators, where the kernel's view of a rank is not enough.  All of this must
+    hold:
+
+    - The ranks are :func:`deadlocked`, and each live one has a collective outstanding.
+    - Each outstanding collective lacks a member of its group: a live or ended rank whose newest record for the group is
+      older.
+
+    A member issues what it lacks only after one of its own outstanding collectives has completed, and each of those
+    lacks a member, too.  So none can be the first to complete, whatever the devices still do.  (A collective that can
+    complete on its source without the others has done so by now.)
+
+    Two things can't be excluded.  A rank may wait for other work of its device (a long kernel) and issue the missing
+    collective afterwards, or a thread of a library that Python does not know may issue it.  Therefore nothing may have
+    changed for :data:`SETTLE_ON_DEVICE`.
+
+    Nothing is proven if records are unknown or were dropped, if the members of a group are unknown, or if a
+    point-to-point operation is outstanding, because the records of the two sides of one can't be matched.
+    ``run_timeout``: seconds.
+    """
+    if not deadlocked(views, run_timeout):
+        return False
+    by_index = {v.index: v for v in views}
+    for view in views:
+        if view.state in ENDED:
+            continue
+        members = dict(view.groups)
+        outstanding = [r for r in view.records or () if not r.done]
+        if not (view.complete and outstanding) or any(r.p2p for r in outstanding):
+            return False
+        for record in outstanding:
+            if not any(_lacks(by_index.get(m), record) for m in members.get(record.group, ())):
+                return False
+    return True
+
+
+def _lacks(view: View | None, record: Record) -> bool:
+    """Return whether a member of the group is known not to have issued a collective."""
+    if view is None or not view.records or not view.complete:
+        return False
+    return all(r.seq < record.seq for r in view.records if r.group == record.group and not r.p2p)
 
 
 def progress(views: Sequence[View]) -> object:
@@ -347,7 +400,8 @@ def _read_snapshot(snapshot: Mapping[str, Any], alarm_of: Mapping[int, bool]) ->
     frames: tuple[tuple[str, int, str], ...] = ()
     called, timeout, alarm = "", None, ""
     told = (snapshot["threads"], snapshot.get("records") or (), snapshot.get("groups") or ())
-    if any(len(each) > most for each, most in zip(told, (MOST_THREADS, 2 * MOST_RECORDS, MOST_GROUPS), strict=True)):
+    limits = (MOST_THREADS, MOST_RECORDERS * MOST_RECORDS, MOST_GROUPS)
+    if any(len(each) > most for each, most in zip(told, limits, strict=True)):
         raise ValueError("more than a monitor tells")
     for thread in snapshot["threads"]:
         own = tuple((str(file), int(line), str(function)) for file, line, function in thread["frames"])
@@ -360,8 +414,9 @@ def _read_snapshot(snapshot: Mapping[str, Any], alarm_of: Mapping[int, bool]) ->
             alarm = str(thread["name"]) or "a thread without a name"
     raw = snapshot.get("records")
     records = None if raw is None else tuple(_read_record(r) for r in raw)
+    complete = snapshot.get("complete") is True
     groups = tuple((str(k), tuple(map(int, v))) for k, v in (snapshot.get("groups") or {}).items())
-    return View(0, "running", True, False, False, frames, called, timeout, alarm, records, groups)
+    return View(0, "running", True, False, False, frames, called, timeout, alarm, records, complete, groups)
 
 
 def _read_record(raw: Mapping[str, Any]) -> Record:

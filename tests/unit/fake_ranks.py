@@ -334,10 +334,12 @@ def is_a_launcher(launcher: FakeLauncher) -> Launcher:
     return launcher
 
 
-def record(op: str = "all_reduce", size: Sequence[int] = (4,), *, seq: int = 1, done: bool = False) -> dict[str, Any]:
+def record(
+    op: str = "all_reduce", size: Sequence[int] = (4,), *, seq: int = 1, done: bool = False, group: str = "0"
+) -> dict[str, Any]:
     """An entry of the Flight Recorder, as a monitor has it."""
     return {
-        "group": "0",
+        "group": group,
         "seq": seq,
         "p2p": False,
         "op": op,
@@ -359,7 +361,7 @@ def snapshot(*records: dict[str, Any], frames: Sequence[tuple[str, int, str]] = 
         "timeout": None,
         "frames": [LOOP, TEST, *frames],
     }
-    return {"threads": [thread], "records": list(records), "groups": {}}
+    return {"threads": [thread], "records": list(records), "complete": True, "groups": {}}
 
 
 def in_collective(*records: dict[str, Any]) -> dict[str, Any]:

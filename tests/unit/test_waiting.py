@@ -77,6 +77,18 @@ def block(*ranks: FakeRank, records: tuple[dict[str, Any], ...] = (record(),)) -
         rank.snapshot = in_collective(*records)
 
 
+GROUPS = {"0": [0, 1], "side": [0, 1]}
+SIDE = record(group="side")
+
+
+def circle(launcher: FakeLauncher) -> None:
+    """Have two ranks wait for one another, each in a group that the other has not used."""
+    for rank, issued in zip(launcher.ranks, (record(), SIDE), strict=True):
+        rank.main = "R"  # a wait for a device may spin
+        rank.ticks_per_second = 100
+        rank.snapshot = {**snapshot(issued, called="tensor.tolist()"), "groups": GROUPS}
+
+
 class TestAnswers:
     @settings(deadline=None, max_examples=10)
     @given(st.lists(st.floats(0, 2), min_size=1, max_size=4))
@@ -247,11 +259,47 @@ class TestDeadlock:
         assert (launcher.seconds >= 20.0, error.reason[:23]) == (True, "not finished after 20 s")
 
     def test_accelerator(self, launcher: FakeLauncher) -> None:
-        """Where ranks wait for a device, only a difference that the records show is a proof."""
+        """Where ranks wait for a device, only what the records show is a proof."""
         block(*launcher.ranks)
         for rank in launcher.ranks:
             launcher.at(9.0, rank.returns)
         assert waiting_for(launcher, on_host=False).results() == [None, None]
+
+    def test_circle_on_an_accelerator(self, launcher: FakeLauncher) -> None:
+        """Ranks that wait for a device, each in a group that the other has not used, are a deadlock in under 5 s."""
+        circle(launcher)
+        error = failure(launcher, on_host=False)
+        assert error.verdict == "hung"
+        assert "collective 1 of the default group" in error.headline
+        assert error.culprits == (1,)
+        assert 3.0 < launcher.seconds < 5.0
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            pytest.param({"records": [SIDE, record()]}, id="both issued"),
+            pytest.param({"records": [SIDE, {**record("send"), "p2p": True}]}, id="a message outstanding"),
+            pytest.param({"complete": False}, id="records dropped"),
+            pytest.param({"records": None}, id="no records"),
+            pytest.param({"threads": SLEEPING["threads"]}, id="may still issue it"),
+        ],
+    )
+    def test_no_circle_on_an_accelerator(self, launcher: FakeLauncher, other: dict[str, Any]) -> None:
+        """If a collective may still complete, ranks that wait for a device are waited for."""
+        circle(launcher)
+        launcher.ranks[1].snapshot = {**(launcher.ranks[1].snapshot or {}), **other}
+        for rank in launcher.ranks:
+            launcher.at(20.0, rank.returns, rank.index)
+        assert waiting_for(launcher, on_host=False).results() == [0, 1]
+
+    def test_circle_that_opens(self, launcher: FakeLauncher) -> None:
+        """A rank that waits for other work of its device, and then issues what was missing, has 3 s for it."""
+        circle(launcher)
+        opened = {**snapshot(SIDE, record(), called="tensor.tolist()"), "groups": GROUPS}
+        launcher.at(2.8, setattr, launcher.ranks[1], "snapshot", opened)
+        for rank in launcher.ranks:
+            launcher.at(20.0, rank.returns, rank.index)
+        assert waiting_for(launcher, on_host=False).results() == [0, 1]
 
     def test_stopped_by_a_signal(self, launcher: FakeLauncher) -> None:
         """A rank that somebody has stopped counts as gone after a while, and is named; it is not asked."""

@@ -17,6 +17,7 @@ from harness.worlds.watchdog import (
     Record,
     View,
     blocked,
+    closed,
     deadlocked,
     explain,
     in_collective,
@@ -88,6 +89,9 @@ class TestProven:
             ((TEST,), "torch.ops._c10d_functional.wait_tensor(x)"),
             ((TEST, OPS), "torch.ops._c10d_functional.wait_tensor.default(x)"),
             ((TEST,), "group.barrier(options)"),
+            ((TEST,), "tensor.tolist()"),
+            ((TEST,), "torch._C._cuda_synchronize()"),
+            ((TEST,), "torch._C._accelerator_synchronizeDevice(index)"),
         ],
     )
     def test_places_to_wait_in(self, frames: Sequence[tuple[str, int, str]], called: str) -> None:
@@ -151,6 +155,94 @@ class TestNotProven:
     def test_no_ranks(self) -> None:
         """Nothing is not deadlocked."""
         assert not deadlocked([], RUN_TIMEOUT)
+
+
+GROUPS = (("0", (0, 1)), ("side", (0, 1)))
+
+
+def on_device(index: int, *records: Record, **other: Any) -> View:
+    """A rank of two that waits for its device, with records from the beginning of the run."""
+    return view(index, *records, **{"groups": GROUPS, "complete": True, **other})
+
+
+SIDE = record(group="side")
+
+
+class TestClosed:
+    """What records alone prove where ranks wait for devices."""
+
+    def test_circle(self) -> None:
+        """Ranks that have each issued what the other has not are deadlocked."""
+        assert closed([on_device(0, record()), on_device(1, SIDE)], RUN_TIMEOUT)
+
+    def test_circle_of_three(self) -> None:
+        """Each rank waits for the next one, on a group of the two."""
+        groups = tuple((f"{i}", (i, (i + 1) % 3)) for i in range(3))
+        views = [
+            view(i, record(group=str(i)), complete=True, groups=[g for g in groups if i in g[1]]) for i in range(3)
+        ]
+        assert closed(views, RUN_TIMEOUT)
+
+    def test_later_in_the_run(self) -> None:
+        """What has completed before does not matter, nor does a group that both have used."""
+        before = [done(record()), done(SIDE)]
+        late = on_device(0, *before, record(2)), on_device(1, *before, record(2, group="side"))
+        assert closed(late, RUN_TIMEOUT)
+
+    def test_all_outstanding_lack_somebody(self) -> None:
+        """A rank may have several outstanding collectives, if none of them can complete."""
+        assert closed([on_device(0, record(), record(2)), on_device(1, SIDE, record(2, group="side"))], RUN_TIMEOUT)
+
+    def test_member_that_has_ended(self) -> None:
+        """A rank that has returned issues nothing any more."""
+        returned = on_device(1, done(SIDE), state="returned")
+        assert closed([on_device(0, done(SIDE), record()), returned], RUN_TIMEOUT)
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            pytest.param({"frames": (LOOP, TEST), "called": "time.sleep(5)"}, id="may still issue it"),
+            pytest.param({"alarm": "Timer-1"}, id="a thread of it may"),
+            pytest.param({"records": (SIDE, record())}, id="has issued what the other waits for"),
+            pytest.param({"records": (SIDE, record(2))}, id="is further on"),
+            pytest.param({"records": (SIDE, record(op="send", p2p=True))}, id="a message outstanding"),
+            pytest.param({"records": (record(op="send", p2p=True),)}, id="only a message"),
+            pytest.param({"records": (done(SIDE),)}, id="nothing outstanding"),
+            pytest.param({"records": ()}, id="nothing recorded"),
+            pytest.param({"records": None}, id="no records"),
+            pytest.param({"complete": False}, id="records dropped"),
+            pytest.param({"groups": GROUPS[:1]}, id="unknown group"),
+            pytest.param({"groups": (GROUPS[0], ("side", (1, 7)))}, id="unknown member"),
+            pytest.param({"answered": False, "stopped": True, "records": None}, id="stopped"),
+            pytest.param({"state": "died", "records": None}, id="died with its records"),
+        ],
+    )
+    def test_not_proven(self, other: dict[str, Any]) -> None:
+        """As long as one collective may complete, or as little is known, nothing is proven, whichever rank it is."""
+        proven = [on_device(0, record()), on_device(1, SIDE)]
+        found = dataclasses.replace(proven[1], **other)
+        assert closed(proven, RUN_TIMEOUT)
+        assert not closed([proven[0], found], RUN_TIMEOUT)
+
+    def test_records_of_an_ended_member_were_dropped(self) -> None:
+        """A rank that has ended may have issued what its recorder dropped."""
+        returned = on_device(1, done(SIDE), state="returned", complete=False)
+        assert not closed([on_device(0, done(SIDE), record()), returned], RUN_TIMEOUT)
+
+    def test_records_of_a_bystander_were_dropped(self) -> None:
+        """A rank for which no other one waits may have something outstanding that can complete."""
+        waits = view(2, record(group="late"), groups=(("late", (0, 2)),), complete=True)
+        circle = [on_device(0, record()), on_device(1, SIDE)]
+        assert closed([*circle, waits], RUN_TIMEOUT)
+        assert not closed([*circle, dataclasses.replace(waits, complete=False)], RUN_TIMEOUT)
+
+    def test_same_collective(self) -> None:
+        """What both have issued may complete at any time."""
+        assert not closed([on_device(0, record()), on_device(1, record())], RUN_TIMEOUT)
+
+    def test_all_ended(self) -> None:
+        """A world whose ranks have all ended is not deadlocked."""
+        assert not closed([ended(0, "returned"), ended(1, "returned")], RUN_TIMEOUT)
 
 
 class TestProgress:
@@ -405,6 +497,11 @@ class TestViewOf:
             groups=(("0", (0, 1)),),
         )
         assert expected == seen(snapshot())
+
+    @pytest.mark.parametrize(("said", "known"), [(True, True), (False, False), (1, False), ("yes", False)])
+    def test_complete(self, said: object, known: bool) -> None:
+        """Records are complete only if the monitor says so, in so many words."""
+        assert seen(snapshot(complete=said)).complete is known
 
     def test_what_a_monitor_says(self) -> None:
         """What the monitor of this very process says can be read."""

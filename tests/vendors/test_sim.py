@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -247,6 +248,58 @@ def test_bound_device(sim: Sim, tmp_path: Path) -> None:
     )
     done = sim.environment.suites(profile, str(file), timeout=300, CONCORD_LEASES=str(tmp_path))
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+CIRCLE = """
+    import torch, torch.distributed as dist
+    from harness import Pool, RanksFailed, WorldSpec
+
+    def body(rank):
+        side = dist.new_group([0, 1])
+        tensor = torch.ones(2, device=rank.device)
+        for group in (dist.group.WORLD, side):
+            dist.all_reduce(tensor, group=group)
+        torch.accelerator.synchronize()
+        dist.all_reduce(tensor, group=side if rank.index else dist.group.WORLD)
+        tensor.tolist()
+
+    pool = Pool()
+    devices = ["sim:0", "sim:1"]
+    spec = WorldSpec(2, backend="simccl", device="sim", imports=("concord_sim",), timeout=120.0)
+    try:
+        pool.acquire(spec, devices).run(body, timeout=120.0)
+    except RanksFailed as e:
+        print(e.headline)
+        print(e.verdict, e.culprits, sorted(line.partition(" at ")[0] for end in e.ends for line in end.collectives))
+    pool.close()
+"""
+"""Two ranks that wait for one another on two groups, each in a call that waits for its device."""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(200)
+def test_deadlock_is_proven(sim: Sim, tmp_path: Path) -> None:
+    """Two ranks that wait for one another on two groups are proven to be deadlocked, long before their timeout."""
+    script = tmp_path / "circle.py"  # the watchdog reads the call that a rank is in from the source
+    script.write_text(textwrap.dedent(CIRCLE))
+    done = sim.environment.run(str(script), timeout=180, PYTHONPATH=str(ROOT))
+    headline, evidence = done.stdout.splitlines()
+    assert headline.startswith("deadlock: rank 0 waits in all_reduce(float32[2]), collective 2 of the default group")
+    ended = [f"all_reduce(float32[2]) #1 on group {group}: ended" for group in (0, 0, 1, 1)]
+    waiting = [f"all_reduce(float32[2]) #2 on group {group}: NOT DONE" for group in (0, 1)]
+    assert evidence == f"hung (1,) {ended + waiting}"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_worlds_are_kept(sim: Sim) -> None:
+    """Tests share a warm world, though its ranks connect with the first collective; fresh worlds are not shared."""
+    script = ROOT / "tests" / "bench" / "warm_worlds.py"
+    how = ("--backend", "simccl", "--device", "sim", "--import", "concord_sim", "--tests", "5", "--rounds", "1")
+    done = sim.environment.run(str(script), *how, timeout=200)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [found[kind][0][0] for kind in ("warm", "fresh")] == [1, 5]
 
 
 JUDGED = [

@@ -144,7 +144,15 @@ def test_segments_of_killed_ranks(world: World, end: Callable[[Rank], None]) -> 
             Path(path).unlink(missing_ok=True)
 
 
+def start_again() -> None:
+    """Replace the default group by an equal one."""
+    store, rank, size = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.PrefixStore("again", store), rank=rank, world_size=size)
+
+
 LEFT = {
+    "default group": start_again,
     "thread": lambda: threading.Thread(target=threading.Event().wait, daemon=True, name="forgotten").start(),
     "process": lambda: subprocess.Popen(SLEEPER),
     "group": lambda: dist.new_group([0, 1]),
@@ -158,6 +166,7 @@ LEFT = {
         ("thread", "thread 'forgotten'"),
         ("process", "child process"),
         ("group", "process groups"),
+        ("default group", "another default process group"),
         ("descriptor", "open file descriptors more"),
     ],
 )
