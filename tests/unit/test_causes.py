@@ -338,13 +338,11 @@ def test_shipped_suites() -> None:
     folder = Path(__file__).parents[2] / "suites" / "replicate_fsdp"
     given = {
         name: gives.causes
-        for file in ("application", "schedule", "selection", "sync")
+        for file in ("application", "selection")
         for name, gives in _by_function(folder / f"test_{file}.py").items()
         if gives.causes
     }
     assert given == {
         "test_refused": (TorchLacks("dp_mesh_dims"),),
-        "test_aborted": (TorchLacks("reset_iter_state"),),
         "test_whole_mesh": (TorchLacks("dp_mesh_dims"),),
-        "test_after_a_failure": (TorchLacks("reset_iter_state"),),
     }
