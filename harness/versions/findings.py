@@ -27,6 +27,7 @@ SECONDS = 180.0
 """The limit of a script, whose own groups time out much earlier."""
 THERE, GONE = "there", "not there"
 _RANKS = re.compile(r"--nproc-per-node=(\d+)")
+_FRESH = "needs a Python that has imported nothing"
 _SEEN = re.compile(r"^# Seen with torch (\d+(?:\.\d+)*)", re.MULTILINE)
 _ERROR = re.compile(r"^(?:\[rank\d+\]: )?(?:\w+\.)*(\w+(?:Error|Exception|Unsupported|Interrupt|Exit))\b", re.MULTILINE)
 _COMPARED = re.compile(r"\bexpected .*\bobserved ")
@@ -54,6 +55,8 @@ class Script:
     ranks: int
     seen: str
     """The version of PyTorch for which it was written, without its build."""
+    fresh: bool = False
+    """Whether it needs a Python that has imported nothing, as it says itself."""
 
     @property
     def name(self) -> str:
@@ -68,7 +71,7 @@ def scripts(root: Path) -> list[Script]:
         text = path.read_text()
         ranks, seen = _RANKS.search(text), _SEEN.search(text)
         if ranks is not None and seen is not None and not path.name.startswith("accelerator_"):
-            kept.append(Script(path, int(ranks[1]), seen[1]))
+            kept.append(Script(path, int(ranks[1]), seen[1], fresh=_FRESH in text))
     return kept
 
 
@@ -124,7 +127,12 @@ class Ranks:
     def run(self, script: Script) -> str:
         """Run a script; returns how it ended."""
         assert self._process.stdin is not None
-        request = {"script": str(script.path.resolve()), "ranks": script.ranks, "seconds": SECONDS}
+        request = {
+            "script": str(script.path.resolve()),
+            "ranks": script.ranks,
+            "seconds": SECONDS,
+            "fresh": script.fresh,
+        }
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._answer(SECONDS + 60.0)

@@ -3,7 +3,7 @@
 It is run by the Python of another environment, which need not have Concord: it imports torch and the standard library.
 Each line of standard input is a request, and each line of standard output the answer to one:
 
-- ``{"script": path, "ranks": n, "seconds": limit}``
+- ``{"script": path, "ranks": n, "seconds": limit, "fresh": whether by a Python of its own}``
 - ``{"statuses": [exit code of each rank; minus the signal that killed it; null: killed at the limit], "outputs":
   [what each rank printed, its end]}``
 
@@ -46,17 +46,17 @@ def serve() -> None:
     _say({"torch": torch.__version__, "python": platform.python_version()})
     for line in sys.stdin:
         request = json.loads(line)
-        _say(_run(request["script"], request["ranks"], request["seconds"]))
+        _say(_run(request["script"], request["ranks"], request["seconds"], fresh=request["fresh"]))
 
 
 def _say(answer: dict[str, object]) -> None:
     print(json.dumps(answer), flush=True)
 
 
-def _run(script: str, ranks: int, seconds: float) -> dict[str, object]:
+def _run(script: str, ranks: int, seconds: float, *, fresh: bool) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         store, port = _fork_store()
-        pids = [_fork(script, rank, ranks, port, folder) for rank in range(ranks)]
+        pids = [_fork(script, rank, ranks, port, folder, fresh=fresh) for rank in range(ranks)]
         statuses = _ends(pids, time.monotonic() + seconds)
         os.kill(store, signal.SIGKILL)
         os.waitpid(store, 0)
@@ -85,15 +85,15 @@ def _ends(pids: list[int], deadline: float) -> dict[int, int | None]:
     return statuses
 
 
-def _fork(script: str, rank: int, ranks: int, port: int, folder: str) -> int:
+def _fork(script: str, rank: int, ranks: int, port: int, folder: str, *, fresh: bool) -> int:
     pid = os.fork()
     if not pid:
         os.setpgid(0, 0)
-        _become(script, rank, ranks, port, folder)
+        _become(script, rank, ranks, port, folder, fresh=fresh)
     return pid
 
 
-def _become(script: str, rank: int, ranks: int, port: int, folder: str) -> NoReturn:
+def _become(script: str, rank: int, ranks: int, port: int, folder: str, *, fresh: bool) -> NoReturn:
     """Run a script as torchrun would on a rank, and leave without the interpreter's own end, which takes long."""
     with open(os.devnull, "rb") as null, open(Path(folder, str(rank)), "wb") as out:
         for source, target in ((null, 0), (out, 1), (out, 2)):
@@ -109,6 +109,8 @@ def _become(script: str, rank: int, ranks: int, port: int, folder: str) -> NoRet
         "TORCHELASTIC_USE_AGENT_STORE": True,
     }
     os.environ.update({name: str(value) for name, value in of_torchrun.items()})
+    if fresh:
+        os.execv(sys.executable, [sys.executable, script])
     sys.argv, sys.path[0] = [script], str(Path(script).parent)
     code = 0
     try:

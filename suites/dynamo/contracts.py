@@ -56,6 +56,9 @@ def each(*names: str) -> Callable[[Setting], list[tuple[Any, ...]]]:
 
 SUM = ("all_reduce", "wait_tensor", "copy_")
 ADD = ("add",)
+WAITED = ("wait_tensors", "getitem") if hasattr(functional, "wait_tensors") else ("wait_tensor", "wait_tensor")
+"""How compiled code waits for two tensors of one collective, and takes the second: at once since PyTorch 2.15."""
+TAKEN = ("1",) if hasattr(functional, "wait_tensors") else ()
 NAME = "group_name$"
 
 NAMED = "gloo"
@@ -212,8 +215,8 @@ COLLECTIVES = [
         once(),
         Contract(
             "coalesced collectives",
-            ("mul", "all_reduce_coalesced", "getitem", "getitem", "wait_tensor", "wait_tensor", "add"),
-            ("2", "sum", "0", "0", "1", "1"),
+            ("mul", "all_reduce_coalesced", "getitem", "getitem", *WAITED, "add"),
+            ("2", "sum", "0", "0", "1", *TAKEN, "1"),
             ((r"WORLD$", "ID_MATCH"),),
         ),
     ),
@@ -222,8 +225,8 @@ COLLECTIVES = [
         once(),
         Contract(
             "coalesced collectives that gather",
-            ("mul", "all_gather_into_tensor_coalesced", "getitem", "getitem", "wait_tensor", "wait_tensor", "add"),
-            ("2", "2", "0", "0", "1", "1"),
+            ("mul", "all_gather_into_tensor_coalesced", "getitem", "getitem", *WAITED, "add"),
+            ("2", "2", "0", "0", "1", *TAKEN, "1"),
             ((r"WORLD$", "ID_MATCH"),),
         ),
     ),
@@ -234,9 +237,9 @@ COLLECTIVES = [
             "coalesced collectives that scatter",
             (
                 *("repeat", "mul", "reduce_scatter_tensor_coalesced"),
-                *("getitem", "getitem", "wait_tensor", "wait_tensor", "add"),
+                *("getitem", "getitem", *WAITED, "add"),
             ),
-            ("2", "3", "sum", "2", "0", "0", "1", "1"),
+            ("2", "3", "sum", "2", "0", "0", "1", *TAKEN, "1"),
             ((r"WORLD$", "ID_MATCH"),),
         ),
     ),
