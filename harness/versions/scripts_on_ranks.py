@@ -110,7 +110,7 @@ def _become(script: str, rank: int, ranks: int, port: int, folder: str, *, fresh
     }
     os.environ.update({name: str(value) for name, value in of_torchrun.items()})
     if fresh:
-        os.execv(sys.executable, [sys.executable, script])
+        os.execv(sys.executable, [sys.executable, script])  # noqa: S606 - as torchrun starts it
     sys.argv, sys.path[0] = [script], str(Path(script).parent)
     code = 0
     try:
