@@ -27,7 +27,7 @@ SECONDS = 180.0
 """The limit of a script, whose own groups time out much earlier."""
 THERE, GONE = "there", "not there"
 _RANKS = re.compile(r"--nproc-per-node=(\d+)")
-_FRESH = "needs a Python that has imported nothing"
+_FRESH = re.compile(r"^# Python: fresh$", re.MULTILINE)
 _SEEN = re.compile(r"^# Seen with torch (\d+(?:\.\d+)*)", re.MULTILINE)
 _ERROR = re.compile(r"^(?:\[rank\d+\]: )?(?:\w+\.)*(\w+(?:Error|Exception|Unsupported|Interrupt|Exit))\b", re.MULTILINE)
 _COMPARED = re.compile(r"\bexpected .*\bobserved ")
@@ -56,7 +56,7 @@ class Script:
     seen: str
     """The version of PyTorch for which it was written, without its build."""
     fresh: bool = False
-    """Whether it needs a Python that has imported nothing, as it says itself."""
+    """Whether it needs a Python that has imported nothing: its head has ``# Python: fresh``."""
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ def scripts(root: Path) -> list[Script]:
         text = path.read_text()
         ranks, seen = _RANKS.search(text), _SEEN.search(text)
         if ranks is not None and seen is not None and not path.name.startswith("accelerator_"):
-            kept.append(Script(path, int(ranks[1]), seen[1], fresh=_FRESH in text))
+            kept.append(Script(path, int(ranks[1]), seen[1], fresh=_FRESH.search(text) is not None))
     return kept
 
 

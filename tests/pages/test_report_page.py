@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from invented import PROFILE, change, evidence, records, runs, written
 
-from harness.results import OptionGiven, TestResult
+from harness.results import GivenWorld, OptionGiven, TestResult
 from reports.build import build
 from reports.page import page as page_of
 
@@ -241,7 +241,8 @@ def hostile(text: str) -> Callable[[list[Any]], None]:
                 record.nodeid = f"{before}[{text}]"
                 collected.tests = [record.nodeid if name == before else name for name in collected.tests]
                 record.verdict, record.bare, record.waiver = "waived", "failed", text
-                record.reason = record.headline = record.text = record.dtype = record.world = text
+                record.reason = record.headline = record.text = record.dtype = text
+                record.world = GivenWorld(2, text, text)
                 ranks = evidence(text)
                 record.ranks = [msgspec.structs.replace(r, output=text, stack=text, collectives=[text]) for r in ranks]
                 if record.reproducer is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from sessions import Folder, Session
 
-from harness.results import TestResult
+from harness.results import GivenWorld, TestResult
 
 pytestmark = pytest.mark.slow
 
@@ -220,5 +220,5 @@ def test_expected_failure(session: Session) -> None:
 
 def test_world_is_in_the_result(session: Session) -> None:
     """A result names the world of its test, also that of a test which could not have it."""
-    assert of(session, "test_default[2ranks]").world == "2 ranks (gloo on cpu)"
-    assert of(session, "test_unknown_backend[5ranks]").world == "5 ranks (no_such_backend on cpu)"
+    assert of(session, "test_default[2ranks]").world == GivenWorld(2, "gloo", "cpu")
+    assert of(session, "test_unknown_backend[5ranks]").world == GivenWorld(5, "no_such_backend", "cpu")

@@ -22,6 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.plugin.profiles import here
 from harness.profiles.obeyed import obeying, of
 from harness.profiles.shelf import OURS, Shelf
 from harness.programs import literals
@@ -172,7 +173,7 @@ def test_whatever_is_drawn_is_taken(stack: str, profile: str) -> None:
                 assert loads(dumps(each)) == each
 
     found = Shelf(OURS).read(OURS / f"{profile}.toml") if profile else None
-    with obeying(of(found, None)):
+    with obeying(of(found, here())):
         check()
 
 

@@ -52,7 +52,7 @@ SCRIPTS = {
     "raises": "raise ValueError('x') if dist.get_rank() else SystemExit(0)",
     "dies": "os.kill(os.getpid(), 9) if dist.get_rank() else None",
     "hangs": "threading.Event().wait() if dist.get_rank() else None",
-    "fresh": f"# it {findings._FRESH}\n            sys.exit('torch.distributed.fsdp' in sys.modules)",
+    "fresh": "sys.exit('torch.distributed.fsdp' in sys.modules)",
     "forked": "sys.exit('torch.distributed.fsdp' not in sys.modules)",
     "leaves": "subprocess.Popen(['sleep', '1000']) if dist.get_rank() else None",
 }
@@ -77,6 +77,7 @@ def checkout(tmp_path: Path) -> Path:
         text = f"""
             # Seen with torch 1.0
             # Run:  torchrun --standalone --nproc-per-node=2 {name}.py
+            # Python: {"fresh" if name == "fresh" else "any"}
             import os, subprocess, sys, threading
             import torch.distributed as dist
             dist.init_process_group("gloo")
