@@ -19,7 +19,7 @@ TESTS = """
 
     @pytest.mark.parametrize("number", range(60))
     def test_right(number, record_property):
-        record_property("concord.world", "x" * 2000)  # so that a record takes its space
+        record_property("concord.requirements", "x" * 2000)  # so that a record takes its space
 
     def test_last():
         pass

@@ -136,7 +136,7 @@ def test_other_requirement_in_a_genuine_run(made: Made, tmp_path: Path) -> None:
     from hashlib import sha256
 
     from harness import __version__
-    from reports.bundle import contents
+    from reports import bundle
 
     files = {name: data for name, data in unpacked(made.bundle).items() if name != MANIFEST}
     forged = []
@@ -148,7 +148,7 @@ def test_other_requirement_in_a_genuine_run(made: Made, tmp_path: Path) -> None:
         before = b"".join(lines[:-1])
         old = sha256(b"".join(files[name].splitlines(keepends=True)[:-1])).hexdigest()
         forged.append((name, before + lines[-1].replace(old.encode(), sha256(before).hexdigest().encode())))
-    found = contents(forged, __version__)
+    found = bundle.made(forged).files
     path = tmp_path / "forged.zip"
     path.write_bytes(packed({**found, MANIFEST: manifest_of(found, __version__)}))
     done = made.concord("verify", str(path), "--require", "L1")
