@@ -20,7 +20,7 @@ from harness.bench.history.nights import dumps as night_of
 from harness.bench.records import Fingerprint, Measurement, Night, Series
 from harness.results import OptionGiven
 from reports.archive import packed
-from reports.bundle import MANIFEST, contents, manifest_of
+from reports.bundle import MANIFEST, made, manifest_of
 
 KINDS = (b"bundle ", b"profile", b"report ", b"night  ")
 """What an input begins with: what it is to be."""
@@ -63,7 +63,7 @@ def honest() -> dict[str, bytes]:
     """A small bundle of two runs, without its manifest."""
     tests = every_test(("collectives", "replicate"))
     runs = [("a", written(records(of=tests))), ("b", written(records("12", drawn=True, of=tests, later=1000)))]
-    return contents(runs, "0.1.0")
+    return made(runs).files
 
 
 def bundle(r: random.Random) -> bytes:
