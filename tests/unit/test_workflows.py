@@ -138,3 +138,17 @@ def test_install(install: Path, variables: dict[str, str], venv: str, torch: lis
     assert others[-2:] == ["pip install -q -e . -c .venv/constraints.txt", "concord doctor"]
     assert len(others) == len(torch) + 3
     assert (install / ".venv/constraints.txt").read_text() == "torch==2.13.0+mine\nnumpy==2\n"
+
+
+def test_constraints_of_the_installer(install: Path) -> None:
+    """The constraints that it makes of ours pin the torch that is there, and pip finds the files that they name."""
+    for file in ROOT.glob("constraints*.txt"):
+        shutil.copy(file, install)
+    environment = {"PATH": f"{install / 'bin'}:/usr/bin:/bin"}
+    subprocess.run(["bash", ".ci/install"], cwd=install, env=environment, check=True)
+    made = install / ".venv/constraints.txt"
+    lines = made.read_text().splitlines()
+    assert "torch==2.13.0+mine" in lines
+    named = [made.parent / line.removeprefix("-c ") for line in lines if line.startswith("-c ")]
+    assert named
+    assert [file for file in named if not file.is_file()] == []
