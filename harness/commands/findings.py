@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,9 @@ from rich.progress import Progress
 
 from harness.commands.refusing import bad
 from harness.versions import findings as by_version
-from harness.versions.findings import GONE, Script, UnusableError, Version, short
+from harness.versions.environments import EnvironmentProblem
+from harness.versions.findings import GONE, Version, short
+from harness.versions.scripts import FOLDER, Script, scripts
 
 
 def findings(
@@ -34,35 +37,46 @@ def findings(
     console = Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False)
     known = by_version.read(root)
     pythons = [_python(each) for each in env or [Path(sys.executable)]]
-    with Progress(console=console, disable=not sys.stdout.isatty(), transient=True) as progress:
-        task = progress.add_task("scripts", total=len(pythons) * len(chosen))
-        for python in pythons:
-            try:
-                for script, outcome, seconds, versions in by_version.tried(python, root, chosen):
-                    name = short(versions["torch"])
-                    version = known.setdefault(name, Version(versions["torch"], versions["python"], {}))
-                    version.torch, version.python = versions["torch"], versions["python"]
-                    before = version.outcomes.get(script.name)
-                    version.outcomes[script.name] = outcome
-                    changed = f"  (before: {before})" if before not in (None, outcome) else ""
-                    console.print(f"{name}  {script.name}: {outcome}, {seconds:.1f} s{changed}")
+    try:
+        with Progress(console=console, disable=not sys.stdout.isatty(), transient=True) as progress:
+            task = progress.add_task("scripts", total=len(pythons) * len(chosen))
+            for python in pythons:
+                for line in _tried(root, python, chosen, known, record=record):
+                    console.print(line)
                     progress.advance(task)
-                    if record:
-                        by_version.write(root, known)
-            except UnusableError as e:
-                raise bad(str(e)) from None
+    except EnvironmentProblem as e:
+        raise bad(str(e)) from None
+    finally:
+        if record and known:
+            by_version.write(root, known)
     for name, version in known.items():
         there = sum(outcome != GONE for outcome in version.outcomes.values())
         console.print(f"{name}: {len(version.outcomes)} scripts, of which {there} show a defect")
 
 
+def _tried(
+    root: Path, python: Path, chosen: Sequence[Script], known: dict[str, Version], *, record: bool
+) -> Iterator[str]:
+    """Run scripts with a Python, and add to what is known how each ended; yields a line for each."""
+    for script, outcome, seconds, versions in by_version.tried(python, root, chosen):
+        name = short(versions["torch"])
+        version = known.setdefault(name, Version(versions["torch"], versions["python"], {}))
+        version.torch, version.python = versions["torch"], versions["python"]
+        before = version.outcomes.get(script.name)
+        version.outcomes[script.name] = outcome
+        if record:
+            by_version.keep(root, known)
+        changed = f"  (before: {before})" if before not in (None, outcome) else ""
+        yield f"{name}  {script.name}: {outcome}, {seconds:.1f} s{changed}"
+
+
 def _chosen(root: Path, names: list[str]) -> list[Script]:
-    every = {script.name: script for script in by_version.scripts(root)}
+    every = {script.name: script for script in scripts(root)}
     if not every:
-        raise bad(f"no scripts in {root / by_version.FOLDER}: run it in a checkout of Concord")
+        raise bad(f"no scripts in {root / FOLDER}: run it in a checkout of Concord")
     unknown = [name for name in names if Path(name).stem not in every]
     if unknown:
-        raise bad(f"no such script: {', '.join(unknown)} (those of {by_version.FOLDER} that need no accelerator)")
+        raise bad(f"no such script: {', '.join(unknown)} (those of {FOLDER} that need no accelerator)")
     return [every[Path(name).stem] for name in names] or list(every.values())
 
 

@@ -12,23 +12,21 @@ import select
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
+from packaging.version import Version as Order
 
 from harness.safe_io.writing import write_whole
+from harness.versions.environments import EnvironmentProblem
+from harness.versions.scripts import FOLDER, Script, scripts
 
-FOLDER = Path("docs/findings")
 FILE = FOLDER / "versions.json"
 PAGE = Path("docs/findings-by-version.md")
 SECONDS = 180.0
 """The limit of a script, whose own groups time out much earlier."""
 THERE, GONE = "there", "not there"
-_RANKS = re.compile(r"--nproc-per-node=(\d+)")
-_FRESH = re.compile(r"^# Python: fresh$", re.MULTILINE)
-_SEEN = re.compile(r"^# Seen with torch (\d+(?:\.\d+)*)", re.MULTILINE)
 _ERROR = re.compile(r"^(?:\[rank\d+\]: )?(?:\w+\.)*(\w+(?:Error|Exception|Unsupported|Interrupt|Exit))\b", re.MULTILINE)
 _COMPARED = re.compile(r"\bexpected .*\bobserved ")
 
@@ -41,38 +39,6 @@ class Version(msgspec.Struct):
     python: str
     outcomes: dict[str, str]
     """By script, without its suffix: :data:`GONE`, or how it ended."""
-
-
-class UnusableError(ValueError):
-    """The error for an environment in which no script can be run."""
-
-
-@dataclass(frozen=True)
-class Script:
-    """A script of a finding."""
-
-    path: Path
-    ranks: int
-    seen: str
-    """The version of PyTorch for which it was written, without its build."""
-    fresh: bool = False
-    """Whether it needs a Python that has imported nothing: its head has ``# Python: fresh``."""
-
-    @property
-    def name(self) -> str:
-        """Its name, which is the finding's id."""
-        return self.path.stem
-
-
-def scripts(root: Path) -> list[Script]:
-    """Return the scripts of a checkout that run on the host, in the order of their names."""
-    kept = []
-    for path in sorted((root / FOLDER).glob("*.py")):
-        text = path.read_text()
-        ranks, seen = _RANKS.search(text), _SEEN.search(text)
-        if ranks is not None and seen is not None and not path.name.startswith("accelerator_"):
-            kept.append(Script(path, int(ranks[1]), seen[1], fresh=_FRESH.search(text) is not None))
-    return kept
 
 
 def outcome(statuses: Sequence[int | None], outputs: Sequence[str]) -> str:
@@ -114,7 +80,7 @@ class Ranks:
             self._process.kill()
             _, error = self._process.communicate()
             why = error.strip().splitlines()[-1] if error.strip() else "it said nothing for 300 s"
-            raise UnusableError(f"{python}: no script can run there: {why}")
+            raise EnvironmentProblem(f"{python}: no script can run there: {why}")
         self.versions: dict[str, str] = json.loads(line)
 
     def __enter__(self) -> Ranks:
@@ -137,7 +103,7 @@ class Ranks:
         self._process.stdin.flush()
         line = self._answer(SECONDS + 60.0)
         if not line:
-            raise UnusableError(f"{script.path}: the process that runs scripts does not answer any more")
+            raise EnvironmentProblem(f"{script.path}: the process that runs scripts does not answer any more")
         answer = json.loads(line)
         return outcome(answer["statuses"], answer["outputs"])
 
@@ -151,7 +117,7 @@ def tried(python: Path, folder: Path, chosen: Iterable[Script]) -> Iterator[tupl
     """Run scripts with a Python in a folder.
 
     Yields each script, how it ended, its seconds, and the versions of PyTorch and Python.
-    Errors: :class:`UnusableError`.
+    Errors: :class:`EnvironmentProblem`.
     """
     with Ranks(python, folder) as ranks:
         for script in chosen:
@@ -161,7 +127,7 @@ def tried(python: Path, folder: Path, chosen: Iterable[Script]) -> Iterator[tupl
 
 def short(torch: str) -> str:
     """Return a version without its build: ``2.13.0`` for ``2.13.0+cpu``."""
-    return torch.partition("+")[0]
+    return Order(torch).public
 
 
 def read(root: Path) -> dict[str, Version]:
@@ -169,19 +135,22 @@ def read(root: Path) -> dict[str, Version]:
     file = root / FILE
     if not file.is_file():
         return {}
-    known = msgspec.json.decode(file.read_bytes(), type=dict[str, Version])
-    return dict(sorted(known.items(), key=lambda each: _order(each[0])))
+    return _ordered(msgspec.json.decode(file.read_bytes(), type=dict[str, Version]))
+
+
+def keep(root: Path, known: Mapping[str, Version]) -> None:
+    """Write what is known of each version."""
+    write_whole(root / FILE, msgspec.json.format(msgspec.json.encode(_ordered(known)), indent=1) + b"\n")
 
 
 def write(root: Path, known: Mapping[str, Version]) -> None:
     """Write what is known of each version, and the page made of it."""
-    ordered = dict(sorted(known.items(), key=lambda each: _order(each[0])))
-    write_whole(root / FILE, msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
-    write_whole(root / PAGE, page(ordered, scripts(root)).encode())
+    keep(root, known)
+    write_whole(root / PAGE, page(_ordered(known), scripts(root)).encode())
 
 
-def _order(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
+def _ordered(known: Mapping[str, Version]) -> dict[str, Version]:
+    return dict(sorted(known.items(), key=lambda each: Order(each[0])))
 
 
 def state(script: Script, version: str, known: Mapping[str, Version]) -> str:

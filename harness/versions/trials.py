@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import subprocess
 import time
 from collections.abc import Sequence
@@ -18,13 +17,13 @@ from harness.safe_io.shown import one_line
 from harness.safe_io.writing import append_or_nothing, write_whole
 from harness.versions.candidates import Candidate, NotMade
 from harness.versions.environments import Environment, variables
+from harness.versions.scripts import command_of, is_script
 from harness.versions.searching import BAD, GOOD, SKIPPED
 from harness.versions.sessions import Say, Session, run
 
 FILE = "trials.jsonl"
 _DEFECT_IS_THERE = 1
 """Exit status of a finding's script if the defect is present."""
-_RUN = "# Run:"
 _LAUNCHER = "torchrun"
 _LONGEST = 600.0  # seconds for a script
 
@@ -120,20 +119,6 @@ class Trials:
         self._folder.mkdir(parents=True, exist_ok=True)
         with open(self._folder / FILE, "ab", buffering=0) as file:
             append_or_nothing(file.fileno(), msgspec.json.encode(trial) + b"\n")
-
-
-def is_script(test: str) -> bool:
-    """Return whether a test is a script that says how to run it, and not a node id of pytest."""
-    return test.endswith(".py") and Path(test).is_file() and bool(command_of(Path(test)))
-
-
-def command_of(script: Path) -> list[str]:
-    """Return the command of a finding's script, from its comment ``# Run:  torchrun …``; nothing if it has none."""
-    try:
-        lines = script.read_text(errors="replace").splitlines()[:20]
-    except OSError:
-        return []
-    return next((shlex.split(line.removeprefix(_RUN)) for line in lines if line.startswith(_RUN)), [])
 
 
 def of_script(environment: Environment, root: Path, script: Path, log: Path, say: Say) -> Try:

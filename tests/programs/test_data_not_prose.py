@@ -135,8 +135,8 @@ KNOWN = {
     ("harness/provenance.py", r"^model name\s*:\s*(.+)$"): "the kernel's own text",
     ("harness/safe_io/untrusted.py", r" \(at (?:line (\d+), column \d+|end of document)\)$"): "tomllib's own text",
     ("harness/worlds/postmortem.py", r"^(Current thread|Thread) (0x[0-9a-f]+)"): "faulthandler's own text",
-    ("harness/versions/findings.py", r"^# Seen with torch (\d+(?:\.\d+)*)"): "a key in the head of a finding's script",
-    ("harness/versions/trials.py", "# Run:"): "a key in the head of a finding's script",
+    ("harness/versions/scripts.py", r"^# Seen with torch (\d+(?:\.\d+)*)"): "a key in the head of a finding's script",
+    ("harness/versions/scripts.py", "# Run:"): "a key in the head of a finding's script",
     ("harness/worlds/postmortem.py", _TRANSPORT.pattern): "backends have no type of error for it",
 }
 """What something is decided by all the same, by file, and why."""

@@ -14,7 +14,9 @@ from harness.commands.main import app
 from harness.profiles.model import Platform
 from harness.profiles.reading import parse_defects
 from harness.versions import findings
-from harness.versions.findings import GONE, THERE, Ranks, Script, UnusableError, Version, outcome, page, state
+from harness.versions.environments import EnvironmentProblem
+from harness.versions.findings import GONE, THERE, Ranks, Version, outcome, page, state
+from harness.versions.scripts import Script
 
 ROOT = Path(__file__).parents[2]
 REPORT = "rank 0: expected 1, observed 2\n"
@@ -104,7 +106,7 @@ def test_python_without_torch(checkout: Path) -> None:
     false = checkout / "python"
     false.write_text("#!/bin/sh\necho 'no module named torch' >&2\nexit 1\n")
     false.chmod(0o755)
-    with pytest.raises(UnusableError, match="no module named torch"):
+    with pytest.raises(EnvironmentProblem, match="no module named torch"):
         Ranks(false, checkout)
 
 
