@@ -274,7 +274,7 @@ HEAD: Mapping[str, Key] = {
     "ranks_per_device": Key(_whole, "1", "How many ranks may share an accelerator.", _WHOLE),
     "warm": Key(_boolean, "true", "Whether worlds are used again by other tests.", _BOOLEAN),
     "start": Key(_one_of(STARTS, "a way to start ranks"), '"spawn"', "How ranks begin.", {"enum": list(STARTS)}),
-    "bind_device": Key(_boolean, "true", "Whether init_process_group gets the rank's device.", {"type": "boolean"}),
+    "bind_device": Key(_boolean, "true", "Whether init_process_group gets the rank's device.", _BOOLEAN),
     "timeout": Key(
         _seconds,
         "60",

@@ -56,9 +56,12 @@ def each(*names: str) -> Callable[[Setting], list[tuple[Any, ...]]]:
 
 SUM = ("all_reduce", "wait_tensor", "copy_")
 ADD = ("add",)
-WAITED = ("wait_tensors", "getitem") if hasattr(functional, "wait_tensors") else ("wait_tensor", "wait_tensor")
-"""How compiled code waits for two tensors of one collective, and takes the second: at once since PyTorch 2.15."""
-TAKEN = ("1",) if hasattr(functional, "wait_tensors") else ()
+AT_ONCE = hasattr(functional, "wait_tensors")
+"""Whether compiled code waits for all tensors of one collective at once, which it does since PyTorch 2.15."""
+WAITED = ("wait_tensors", "getitem") if AT_ONCE else ("wait_tensor", "wait_tensor")
+"""The calls with which it waits for two tensors, and takes the second."""
+TAKEN = ("1",) if AT_ONCE else ()
+"""The constants of these calls."""
 NAME = "group_name$"
 
 NAMED = "gloo"

@@ -104,7 +104,9 @@ def _between(lines: list[str], begins: Callable[[str], bool]) -> str:
 class Running:
     """A pytest session that is going on."""
 
-    def __init__(self, folder: Path, arguments: tuple[str, ...], env: dict[str, str], terminal: bool) -> None:
+    def __init__(
+        self, folder: Path, arguments: tuple[str, ...], env: dict[str, str], *, terminal: bool, fresh: bool
+    ) -> None:
         self.folder = folder
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
         self._deadline = time.monotonic() + _LONGEST
@@ -123,7 +125,7 @@ class Running:
         self._out, self._err = (folder / f"{name}-{value}.txt" for name in ("stdout", "stderr"))
         with open(os.devnull, "rb") as null, open(self._out, "wb") as out, open(self._err, "wb") as err:
             files = [slave] * 3 if terminal else [null.fileno(), out.fileno(), err.fileno()]
-            self.process = _started(arguments, folder, environment, files, fork=can_fork(env))
+            self.process = _started(arguments, folder, environment, files, fork=not fresh and can_fork(env))
         if terminal:
             os.close(slave)
 
@@ -221,15 +223,21 @@ class Folder:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
 
-    def start(self, *arguments: str, env: dict[str, str] | None = None, terminal: bool = False) -> Running:
-        """Start ``pytest ARGUMENTS`` here; with ``terminal``, on a terminal that the caller types on."""
-        return Running(self.path, arguments, env or {}, terminal)
+    def start(
+        self, *arguments: str, env: dict[str, str] | None = None, terminal: bool = False, fresh: bool = False
+    ) -> Running:
+        """Start ``pytest ARGUMENTS`` here.
 
-    def run(self, *arguments: str, env: dict[str, str] | None = None) -> Session:
-        """Run ``pytest ARGUMENTS`` here to its end.
+        With ``terminal``, on a terminal that the caller types on; with ``fresh``, in a Python that has imported
+        nothing, where a session otherwise may be forked from one that has imported torch.
+        """
+        return Running(self.path, arguments, env or {}, terminal=terminal, fresh=fresh)
+
+    def run(self, *arguments: str, env: dict[str, str] | None = None, fresh: bool = False) -> Session:
+        """Run ``pytest ARGUMENTS`` here to its end (:meth:`start`).
 
         Errors: AssertionError if it does not end, or leaves a process behind.
         """
-        session = self.start(*arguments, env=env).end()
+        session = self.start(*arguments, env=env, fresh=fresh).end()
         assert session.orphans == (), session.out
         return session

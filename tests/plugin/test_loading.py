@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 from sessions import Folder
-from warm import FRESH
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +25,7 @@ CONFTEST = """
 def test_costs_nothing_without_worlds(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """In a session without worlds nothing heavy is imported, and nothing is said."""
     files = {"test_it.py": "def test_nothing(): pass\n", "conftest.py": CONFTEST.format(plugins="")}
-    session = make_folder(files).run(env=FRESH)
+    session = make_folder(files).run(fresh=True)
     assert session.counts == {"passed": 1}
     assert "imported:\n" in session.out + "\n"
     assert "verdicts by stack" not in session.out

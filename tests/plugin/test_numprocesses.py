@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 from sessions import Folder, Session
-from warm import FRESH
 
 from harness.devices import cores, inventory
 
@@ -40,7 +39,7 @@ def test_count(
     make_folder: Callable[[dict[str, str]], Folder], arguments: list[str], env: dict[str, str], expected: str
 ) -> None:
     """gpus is the number of worlds that can run side by side; auto and numbers are pytest-xdist's own."""
-    session = make_folder({"test_it.py": WORKERS}).run(*arguments, "-rP", env={**env, **FRESH})
+    session = make_folder({"test_it.py": WORKERS}).run(*arguments, "-rP", env=env, fresh=True)
     assert session.counts == {"passed": 1}
     assert f"workers: {expected}" in session.out
     assert ("concord: " in session.out) == ("gpus" in arguments)

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 from sessions import Folder, Session
-from warm import FRESH
 
 from harness import results
 
@@ -388,7 +387,7 @@ def test_collect_only(folder: Folder) -> None:
         """,
     )
     try:
-        session = folder.run("suites", "--collect-only", "-q", env=FRESH)
+        session = folder.run("suites", "--collect-only", "-q", fresh=True)
     finally:
         (folder.path / "conftest.py").unlink()
     assert (session.out.splitlines()[-1], session.code) == ("no torch", 0)

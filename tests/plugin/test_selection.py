@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 from sessions import Folder, Session
-from warm import FRESH
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +76,7 @@ def test_collect_only(folder: Folder) -> None:
             print("torch" if "torch" in sys.modules else "no torch")
         """,
     )
-    session = folder.run("--collect-only", "-q", env=FRESH)
+    session = folder.run("--collect-only", "-q", fresh=True)
     assert session.out.splitlines()[:4] == [
         "test_it.py::test_first[2ranks]",
         "test_it.py::test_second[2ranks]",

@@ -28,8 +28,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-FRESH = {"PYTHONSAFEPATH": ""}
-"""An environment without effect that is Python's own: a session with it is started afresh."""
 _READ_AT_START = ("PYTHON", "TORCH", "OMP_", "MKL_", "OPENBLAS_", "LD_", "LC_", "LANG", "CUDA_")
 _MOST = 1 << 17  # bytes of a request
 
