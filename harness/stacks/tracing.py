@@ -8,6 +8,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.distributed.device_mesh as device_mesh
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
@@ -18,10 +19,17 @@ from torch.fx import GraphModule, Node
 
 from harness.oracles.tracing import Graph, Guard, Operator, Trace
 
-__all__ = ["OPAQUE", "Tracer", "guards", "traced"]
+__all__ = ["MESHES_ARE_OPAQUE", "OPAQUE", "Tracer", "guards", "traced"]
 
 OPAQUE = "FAKE_SCRIPT_TYPE_MATCH" if hasattr(GuardBuilder, "FAKE_SCRIPT_TYPE_MATCH") else "ID_MATCH"
 """The guard that this version of torch puts on groups and meshes, which it does not look into."""
+
+MESHES_ARE_OPAQUE = hasattr(device_mesh, "_register_distributed_opaque_types")
+"""Whether groups and meshes are opaque objects to Dynamo, which they are not in PyTorch 2.11.
+
+Of an opaque object, Dynamo guards what the code reads, such as a group's name. Before, it guarded the identity of a
+group, and compared meshes as a whole.
+"""
 
 
 class Tracer:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from harness.oracles.tracing import Contract
 from harness.stacks.collectives import coalescing_manager, functional
-from harness.stacks.tracing import OPAQUE
+from harness.stacks.tracing import MESHES_ARE_OPAQUE, OPAQUE
 
 
 @dataclass
@@ -62,7 +62,25 @@ WAITED = ("wait_tensors", "getitem") if AT_ONCE else ("wait_tensor", "wait_tenso
 """The calls with which it waits for two tensors, and takes the second."""
 TAKEN = ("1",) if AT_ONCE else ()
 """The constants of these calls."""
-NAME = "group_name$"
+
+MESH = "LAMBDA_GUARD" if MESHES_ARE_OPAQUE else "EQUALS_MATCH"
+"""The guard on a mesh."""
+MESH_ITSELF = OPAQUE if MESHES_ARE_OPAQUE else MESH
+"""The guard on its type, or on which object it is."""
+SLICE = ("__getitem__",) if MESHES_ARE_OPAQUE else ()
+"""The operators that slice a mesh; before meshes were opaque, no graph had them."""
+DTENSORS = (
+    ("from_local", "redistribute", "to_local")
+    if MESHES_ARE_OPAQUE
+    else ("prim from_local", "prim_redistribute", "prim_to_local")
+)
+"""The operators that make a DTensor, redistribute it and take its local tensor."""
+
+
+def named(group: str) -> tuple[str, str]:
+    """Return the guard on a group whose name the code reads. ``group``: a pattern for its source."""
+    return (rf"{group}\.group_name$", "EQUALS_MATCH") if MESHES_ARE_OPAQUE else (f"{group}$", "ID_MATCH")
+
 
 NAMED = "gloo"
 """The name that one of the constructs compares with the name of its backend. Any name would do."""
@@ -81,7 +99,7 @@ GROUPS = [
     Construct(
         lambda s: lambda x, g: x + len(g.group_name) + (dist.get_backend(g) == "gloo"),
         once("group"),
-        Contract("name and backend of a group", ADD * 2, ("{letters}", "{same_name}"), ((NAME, "EQUALS_MATCH"),)),
+        Contract("name and backend of a group", ADD * 2, ("{letters}", "{same_name}"), (named(r"L\['g'\]"),)),
     ),
     Construct(
         lambda s: (
@@ -114,7 +132,10 @@ MESHES = [
         lambda s: lambda x, m: x + m.ndim + m.size(0) + m.size(1) + m.get_local_rank(1) + m.get_coordinate()[1],
         once("mesh"),
         Contract(
-            "sizes and positions in a mesh", ADD * 5, ("2", "1", "2", "{rank}", "{rank}"), ((r"L\['m'\]$", OPAQUE),)
+            "sizes and positions in a mesh",
+            ADD * 5,
+            ("2", "1", "2", "{rank}", "{rank}"),
+            ((r"L\['m'\]$", MESH_ITSELF),),
         ),
     ),
     Construct(
@@ -124,7 +145,7 @@ MESHES = [
             "another mesh",
             ADD * 4,
             ("2", "2", "2", "1"),
-            ((r"L\['m'\]$", "LAMBDA_GUARD"),),
+            ((r"L\['m'\]$", MESH),),
             recompiles=("opaque_guard|m == ",),
         ),
     ),
@@ -133,15 +154,20 @@ MESHES = [
         once("mesh"),
         Contract(
             "a slice of a mesh",
-            ("__getitem__", "add") * 2,
-            ("b", "2", "b", "{rank}"),
-            ((r"L\['m'\]$", "LAMBDA_GUARD"),),
+            (*SLICE, "add") * 2,
+            ("b", "2", "b", "{rank}") if SLICE else ("2", "{rank}"),
+            ((r"L\['m'\]$", MESH),),
         ),
     ),
     Construct(
         lambda s: lambda x, m: dist.all_reduce(x, group=m.get_group(1)),
         once("mesh"),
-        Contract("the group of a mesh", SUM, ("sum", "{mesh_name}"), ((NAME, "EQUALS_MATCH"),)),
+        Contract(
+            "the group of a mesh",
+            SUM,
+            ("sum", "{mesh_name}"),
+            ((r"group_name$", "EQUALS_MATCH") if MESHES_ARE_OPAQUE else (r"L\['m'\]$", MESH),),
+        ),
     ),
 ]
 
@@ -167,9 +193,9 @@ PLACEMENTS = [
         once("line"),
         Contract(
             "DTensors made and taken apart",
-            ("from_local", "redistribute", "to_local"),
+            DTENSORS,
             (),
-            ((r"L\['m'\]$", "LAMBDA_GUARD"),),
+            ((r"L\['m'\]$", MESH),),
         ),
     ),
 ]
@@ -182,21 +208,19 @@ COLLECTIVES = [
             "a group as an argument",
             SUM * 2,
             ("sum", "{name}", "sum", "{own}"),
-            ((rf"L\['g'\]\.{NAME}", "EQUALS_MATCH"),),
-            recompiles=("g.group_name == '{name}'",),
+            (named(r"L\['g'\]"),),
+            recompiles=("g.group_name == '{name}'" if MESHES_ARE_OPAQUE else r"___check_obj_id\(g, ",),
         ),
     ),
     Construct(
         lambda s: _closed(s.group),
         once(),
-        Contract("a group in a closure", SUM, ("sum", "{name}"), ((rf"g.*\.{NAME}", "EQUALS_MATCH"),)),
+        Contract("a group in a closure", SUM, ("sum", "{name}"), (named(r"L\['g'\]"),)),
     ),
     Construct(
         lambda s: lambda x, holder: dist.all_reduce(x, group=holder.group),
         lambda s: [(s.x, s)] * 2,
-        Contract(
-            "a group as an attribute", SUM, ("sum", "{name}"), ((rf"L\['holder'\]\.group\.{NAME}", "EQUALS_MATCH"),)
-        ),
+        Contract("a group as an attribute", SUM, ("sum", "{name}"), (named(r"L\['holder'\]\.group"),)),
     ),
     Construct(
         lambda s: lambda x: dist.all_reduce(x),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.oracles.tracing import Contract
-from harness.stacks.tracing import OPAQUE
+from harness.stacks.tracing import MESHES_ARE_OPAQUE, OPAQUE
 from suites.dynamo.contracts import ADD, SUM, Construct
 
 ROWS = (2, 4, 6)
@@ -15,11 +15,16 @@ ROWS = (2, 4, 6)
 FIXED = (1,)
 """Sizes that each need a graph, because 0 and 1 are never symbolic."""
 
-CHANGES: Mapping[str, Mapping[str, Any]] = {
-    "sizes and positions in a mesh": {
+SIZES_OF_MESH: Mapping[str, Any] = (
+    {
         "folds": ("1", "2", "{rank}", "{rank}"),
         "guards": ((r"L\['m'\]$", OPAQUE), (r"L\['m'\]\.ndim$", "TYPE_MATCH")),
-    },
+    }
+    if MESHES_ARE_OPAQUE
+    else {}
+)
+CHANGES: Mapping[str, Mapping[str, Any]] = {
+    "sizes and positions in a mesh": SIZES_OF_MESH,
     "another mesh": {"graph": ADD * 2, "folds": ("2", "2")},
     "placements given": {"graph": ADD * 2, "folds": ("True", "False")},
     "a group as an argument": {"graph": SUM, "folds": ("sum", "{name}")},
