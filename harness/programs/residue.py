@@ -124,7 +124,8 @@ def left(before: State, *, groups_freed: bool = True) -> list[Left]:
     ``groups_freed``: whether gloo's threads must have ended, too. They live as long as anything holds their group.
     """
     if not groups_freed:
-        return [c for c in _changes(before) if not (c.kind == "threads" and c.name.startswith(_OF_GLOO))]
+        of_gloo = _names_of_gloo(before.threads)
+        return [c for c in _changes(before) if not (c.kind == "threads" and c.name.startswith(of_gloo))]
     changes = _changes(before)
     until = time.monotonic() + _PATIENCE
     # A thread that has been joined is still listed for a moment.
@@ -132,6 +133,13 @@ def left(before: State, *, groups_freed: bool = True) -> list[Left]:
         time.sleep(0.001)
         changes = _changes(before)
     return changes
+
+
+def _names_of_gloo(threads: Iterable[str]) -> tuple[str, ...]:
+    """Return prefixes of the names of gloo's threads. Not all of them have a name of their own in PyTorch 2.11."""
+    looping = any(name.startswith("pt_gloo_") for name in threads)
+    named = any(name.startswith("gloo_") for name in threads)
+    return (*_OF_GLOO, _own_name()) if looping and not named else _OF_GLOO
 
 
 def keep() -> None:
@@ -173,10 +181,15 @@ def _threads() -> dict[str, int]:
         if not name.startswith(tuple(_POOLS)):
             names[name] += 1
     if _has_device():  # the device's runtime may start and keep threads at any time
-        with open("/proc/self/comm") as f:
-            python = f.read().strip()
-        names = Counter({n: count for n, count in names.items() if n == python or n.startswith(_OF_TORCH)})
+        own = _own_name()
+        names = Counter({n: count for n, count in names.items() if n == own or n.startswith(_OF_TORCH)})
     return dict(names)
+
+
+def _own_name() -> str:
+    """Return the name of this process, which is also that of threads without a name."""
+    with open("/proc/self/comm") as f:
+        return f.read().strip()
 
 
 def _has_device() -> bool:

@@ -104,12 +104,17 @@ class Limit:
 
     def applies(self, version: str = "") -> bool:
         """Return whether the limit applies to a version of torch, by default the running one."""
-        return not self.torch or _within(self.torch, version or running())
+        return not self.torch or runs_with(self.torch, version)
 
 
 def running() -> str:
     """Return the running version of torch."""
     return torch.__version__
+
+
+def runs_with(specifier: str, version: str = "") -> bool:
+    """Return whether a version of torch, by default the running one, is within a PEP 440 specifier."""
+    return _within(specifier, version or running())
 
 
 @functools.cache

@@ -266,11 +266,15 @@ def copied(state: Any, device: str = "") -> Any:
     return state.detach().to(device, copy=True) if device else state.clone()
 
 
+def clear_shardings() -> None:
+    """Clear what DTensor has cached for each operation: it refers to the mesh on which the operation was first seen."""
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it has no types
+
+
 def clean_up() -> None:
     """Forget compiled code, and destroy every process group but the default one."""
     torch._dynamo.reset()
-    # DTensor's cache for an operation names the groups of the mesh on which the operation was first seen.
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it has no types
+    clear_shardings()
     world = dist.distributed_c10d._world
     for group in list(world.pg_map):
         if group is not dist.group.WORLD:
@@ -281,6 +285,7 @@ __all__ = [
     "Handle",
     "Party",
     "clean_up",
+    "clear_shardings",
     "compiled",
     "copied",
     "counted",

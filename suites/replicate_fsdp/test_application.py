@@ -19,6 +19,7 @@ from fixtures.layers import alone, layers, row, train
 from harness import Rank, World, assert_on_ranks, requirement, unsupported
 from harness.results import TorchLacks
 from harness.stacks.replicate_fsdp import MESH, replicate
+from harness.stacks.training import clear_shardings
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
 
@@ -267,6 +268,30 @@ def test_lifetime(world: World, trained: bool) -> None:
 
     for found in world.run(body):
         assert all(found)
+
+
+@requirement(
+    "RFSDP-LIFE-02",
+    "A mesh is freed once nothing references it or its modules and DTensor's caches have been cleared.",
+    source="torch/distributed/tensor/debug/__init__.py: _clear_sharding_prop_cache",
+)
+@pytest.mark.parametrize("trained", [False, True], ids=["wrapped", "trained"])
+@pytest.mark.world(1, 2)
+def test_lifetime_of_a_mesh(world: World, trained: bool) -> None:
+    """Hold a weak reference to a slice of a mesh."""
+
+    def body(rank: Rank) -> bool:
+        mesh = rank.mesh(rank.size, 1, names=("ranks", "one"))["ranks"]
+        model = replicate(layers(rank.device), **{MESH: mesh})
+        if trained:
+            train(model, rank.index)
+        seen = weakref.ref(mesh)
+        del mesh, model
+        clear_shardings()
+        gc.collect()
+        return seen() is None
+
+    assert_on_ranks([True] * world.size, world.run(body))
 
 
 @requirement(

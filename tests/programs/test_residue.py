@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -192,6 +193,23 @@ def pool() -> Iterator[Pool]:
     pool = Pool()
     yield pool
     pool.close()
+
+
+@pytest.mark.parametrize(
+    ("threads", "ours"),
+    [
+        (("python", "pt_gloo_runloop"), False),  # PyTorch 2.11: gloo's own threads have no names
+        (("python", "pt_gloo_runloop", "gloo_tcp_loop"), True),
+        (("python",), True),  # not gloo
+    ],
+)
+def test_threads_of_a_group_that_is_kept(monkeypatch: pytest.MonkeyPatch, threads: tuple[str, ...], ours: bool) -> None:
+    """A thread without a name is one of gloo's only if gloo runs and none of its threads has its name."""
+    names = {threads[0]: "3"} | dict.fromkeys(threads[1:], "1")
+    monkeypatch.setattr(residue, "_own_name", lambda: threads[0])
+    monkeypatch.setattr(residue, "_changes", lambda before: [Left("threads", "python", "4", "3")])
+    before = dataclasses.replace(residue.take(), threads=names)
+    assert bool(residue.left(before, groups_freed=False)) == ours
 
 
 @pytest.mark.parametrize(("do", "left"), DAMAGES, ids=[do.__name__ for do, _ in DAMAGES])

@@ -1,0 +1,31 @@
+# DTensor: a mesh, and the groups of its process group, are kept after DTensor's caches have been cleared
+# Seen with torch 2.11.0+cu130, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 dtensor_mesh_kept.py
+# It exits with 1 where the defect is there.
+#
+# replicate() on FSDP2's machinery makes each parameter a DTensor. The strategy that DTensor has worked out for an
+# operation refers to the mesh. _clear_sharding_prop_cache(), which is to clear all of DTensor's caches, leaves it.
+
+import gc
+import sys
+import weakref
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+rank = dist.get_rank()
+mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))["a"]
+model = replicate(nn.Linear(2, 2), mesh=mesh)
+kept = weakref.ref(mesh)
+del mesh, model
+_clear_sharding_prop_cache()
+gc.collect()
+observed = "freed" if kept() is None else "still there"
+print(f"rank {rank}: expected freed, observed {observed}", flush=True)
+dist.destroy_process_group()
+sys.exit(0 if observed == "freed" else 1)
