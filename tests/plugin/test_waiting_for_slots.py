@@ -165,7 +165,7 @@ PLACES = """
 """
 
 
-@pytest.mark.parametrize("quiet", [False, True], ids=["header", "quiet"])
+@pytest.mark.parametrize("quiet", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["header", "quiet"])
 def test_place_that_is_taken(make_folder: Callable[[dict[str, str]], Folder], quiet: bool) -> None:
     """A name that is taken stops no test; terminal and results say which, and why."""
     folder = make_folder({"conftest.py": CONFTEST + PLACES, "test_it.py": "def test_it(lease): pass"})

@@ -68,6 +68,7 @@ def test_first_bad_environment(fake: Fake, root: Path) -> None:
     assert len(ran(root)) == 5
 
 
+@pytest.mark.nightly
 def test_the_older_one_may_be_bad(fake: Fake, root: Path) -> None:
     """With a bad version that is older, the search finds the last one that had the defect."""
     done = bisect("--good", fake("2.14.0"), "--bad", fake("2.11.0"), "--env", fake("2.13.0"), f"{OLD[:-3]}later")
@@ -84,6 +85,7 @@ def test_the_older_one_may_be_bad(fake: Fake, root: Path) -> None:
     assert done.output.splitlines()[-1].startswith("first bad: 2.11.0 ")
 
 
+@pytest.mark.nightly
 def test_flaky_candidates_are_bad(fake: Fake, root: Path) -> None:
     """A candidate that fails in some of its tries is bad, and the outcome says how often it failed."""
     given = ["--good", fake("2.11.0"), "--bad", fake("2.13.0"), "--env", fake("2.12.0"), "suites/test_flaky.py"]

@@ -161,7 +161,7 @@ def test_what_has_left_its_environment(private: bool, lowered: bool, tmp_path: P
         own.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)])
 def test_server_is_replaced_between_tests(number: signal.Signals, own: Pool) -> None:
     """A server that is lost while no test runs costs no test its verdict: warm worlds and fresh ones work."""
     warm, found = WorldSpec(1, warm=True), launcher(own)
@@ -206,7 +206,7 @@ def test_server_that_is_lost_while_it_starts(number: signal.Signals, tmp_path: P
     found.close()
 
 
-@pytest.mark.parametrize("others", ["server", "guardian"])
+@pytest.mark.parametrize("others", ["server", pytest.param("guardian", marks=pytest.mark.nightly)])
 def test_controller_is_killed_with_another(others: str, tmp_path: Path) -> None:
     """If the controller is killed, and one of those below it at the same moment, the one that is left ends all."""
     process, pids = start("spawn", tmp_path)
