@@ -19,10 +19,7 @@ from torch.fx import GraphModule, Node
 
 from harness.oracles.tracing import Graph, Guard, Operator, Trace
 
-__all__ = ["MESHES_ARE_OPAQUE", "OPAQUE", "Tracer", "guards", "traced"]
-
-OPAQUE = "FAKE_SCRIPT_TYPE_MATCH" if hasattr(GuardBuilder, "FAKE_SCRIPT_TYPE_MATCH") else "ID_MATCH"
-"""The guard that this version of torch puts on groups and meshes, which it does not look into."""
+__all__ = ["MESHES_ARE_OPAQUE", "OPAQUE", "Tracer", "attributes", "guards", "traced"]
 
 MESHES_ARE_OPAQUE = hasattr(device_mesh, "_register_distributed_opaque_types")
 """Whether groups and meshes are opaque objects to Dynamo, which they are not in PyTorch 2.11.
@@ -30,6 +27,13 @@ MESHES_ARE_OPAQUE = hasattr(device_mesh, "_register_distributed_opaque_types")
 Of an opaque object, Dynamo guards what the code reads, such as a group's name. Before, it guarded the identity of a
 group, and compared meshes as a whole.
 """
+
+OPAQUE = "TYPE_MATCH" if MESHES_ARE_OPAQUE else "ID_MATCH"
+"""The guard that this version of torch puts on groups and meshes, which it does not look into."""
+if hasattr(GuardBuilder, "FAKE_SCRIPT_TYPE_MATCH"):
+    OPAQUE = "FAKE_SCRIPT_TYPE_MATCH"
+
+_ATTRIBUTE = re.compile(r"object\.__getattribute__\(([^()]*), '(\w+)'\)")
 
 
 class Tracer:
@@ -95,7 +99,14 @@ def traced(
 
 def _first_line(text: str) -> str:
     """Return the first line of a text, without the place in the code, which no contract depends on."""
-    return re.split(r"\s+# |\n", text.strip())[0]
+    return attributes(re.split(r"\s+# |\n", text.strip())[0])
+
+
+def attributes(text: str) -> str:
+    """Return a text in which every attribute is read with a dot, as all versions but PyTorch 2.12 read it."""
+    while (read := _ATTRIBUTE.sub(r"\1.\2", text)) != text:
+        text = read
+    return text
 
 
 def guards(function: FunctionType) -> list[Guard]:
@@ -109,7 +120,7 @@ def guards(function: FunctionType) -> list[Guard]:
             depth, kind, text = len(match[1]), match[2], match[3] or ""
             sources = {d: known for d, known in sources.items() if d < depth}  # only those of its ancestors
             if source := re.search(r"source=(.*?), (?:accessed_by|type)=", text):
-                sources[depth] = source[1]
+                sources[depth] = attributes(source[1])
             elif kind.isupper():
                 installed.append(Guard(sources[max(sources)] if sources else "", kind, _first_line(text)))
     return installed

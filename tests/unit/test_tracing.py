@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.oracles.tracing import Contract, Graph, Guard, Operator, Trace, broken
-from harness.stacks.tracing import Tracer, traced
+from harness.stacks.tracing import Tracer, attributes, traced
 
 KEPT = Contract(
     "a construct",
@@ -134,3 +134,19 @@ def test_backwards() -> None:
     loss.backward()
     assert x.grad is not None
     assert x.grad.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("L['g'].group_name", "L['g'].group_name"),
+        ("object.__getattribute__(g, 'group_name') == '1'", "g.group_name == '1'"),
+        (
+            "object.__getattribute__(object.__getattribute__(L['m'], '_groups')['0'], 'name')",
+            "L['m']._groups['0'].name",
+        ),
+    ],
+)
+def test_attributes(text: str, plain: str) -> None:
+    """Sources of guards are the same in all versions, whichever way Dynamo reads attributes of opaque objects."""
+    assert attributes(text) == plain
