@@ -63,6 +63,8 @@ WAITED = ("wait_tensors", "getitem") if AT_ONCE else ("wait_tensor", "wait_tenso
 TAKEN = ("1",) if AT_ONCE else ()
 """The constants of these calls."""
 
+UNTRACED = "marked as skipped|Unsupported method call"
+"""The reason of a graph break at a function that Dynamo does not trace, until PyTorch 2.13 and since 2.14."""
 MESH = "LAMBDA_GUARD" if MESHES_ARE_OPAQUE else "EQUALS_MATCH"
 """The guard on a mesh."""
 MESH_ITSELF = OPAQUE if MESHES_ARE_OPAQUE else MESH
@@ -303,12 +305,12 @@ COLLECTIVES = [
     Construct(
         lambda s: lambda x: (dist.barrier(), x + 1)[1],
         once(),
-        Contract("a barrier", ADD, ("1",), breaks=("marked as skipped",)),
+        Contract("a barrier", ADD, ("1",), breaks=(UNTRACED,)),
     ),
     Construct(
         lambda s: lambda x: (dist.broadcast(x, 0), x + 1)[1],
         once(),
-        Contract("a broadcast", ADD, ("1",), breaks=("marked as skipped",)),
+        Contract("a broadcast", ADD, ("1",), breaks=(UNTRACED,)),
     ),
 ]
 
