@@ -37,6 +37,8 @@ _LONGEST_NAMES = 4 << 20
 a report and its page contain it as often."""
 _MOST_PIECES = 60_000
 """Pieces of a page: tests, each once more for every requirement that it proves, and their ranks."""
+_MOST_REQUIREMENTS = 10_000
+"""Requirements of all runs together, each once: each is a part of the page. The suites here have some 700."""
 _LONGEST_HEADERS = 1 << 20
 """Bytes of the first and last records of runs, which a report contains up to eight times."""
 _LONGEST_GLOBS = 256 << 10
@@ -121,6 +123,8 @@ def _check_amounts(runs: Sequence[Run]) -> None:
         raise ReportError(f"names of tests, under each requirement, of more than {_LONGEST_NAMES >> 20} MiB")
     if sum(_pieces(test) for run in runs for test in run.tests.values()) > _MOST_PIECES:
         raise ReportError(f"more tests of requirements, and ranks of tests that failed, than {_MOST_PIECES:,}")
+    if len({each for run in runs for each in run.requirements}) > _MOST_REQUIREMENTS:
+        raise ReportError(f"more than {_MOST_REQUIREMENTS:,} requirements")
     headers = sum(len(_encoded(run.header)) + len(_encoded(run.end)) for run in runs)
     if headers > _LONGEST_HEADERS:
         raise ReportError(f"arguments and environments of more than {_LONGEST_HEADERS >> 20} MiB")

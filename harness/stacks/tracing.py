@@ -28,10 +28,9 @@ Of an opaque object, Dynamo guards what the code reads, such as a group's name. 
 group, and compared meshes as a whole.
 """
 
-OPAQUE = "TYPE_MATCH" if MESHES_ARE_OPAQUE else "ID_MATCH"
+_OF_TYPE = "FAKE_SCRIPT_TYPE_MATCH" if hasattr(GuardBuilder, "FAKE_SCRIPT_TYPE_MATCH") else "TYPE_MATCH"
+OPAQUE = _OF_TYPE if MESHES_ARE_OPAQUE else "ID_MATCH"
 """The guard that this version of torch puts on groups and meshes, which it does not look into."""
-if hasattr(GuardBuilder, "FAKE_SCRIPT_TYPE_MATCH"):
-    OPAQUE = "FAKE_SCRIPT_TYPE_MATCH"
 
 _ATTRIBUTE = re.compile(r"object\.__getattribute__\(([^()]*), '(\w+)'\)")
 

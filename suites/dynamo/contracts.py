@@ -66,9 +66,9 @@ TAKEN = ("1",) if AT_ONCE else ()
 UNTRACED = "marked as skipped|Unsupported method call"
 """The reason of a graph break at a function that Dynamo does not trace, until PyTorch 2.13 and since 2.14."""
 MESH = "LAMBDA_GUARD" if MESHES_ARE_OPAQUE else "EQUALS_MATCH"
-"""The guard on a mesh."""
+"""The guard on the contents of a mesh."""
 MESH_ITSELF = OPAQUE if MESHES_ARE_OPAQUE else MESH
-"""The guard on its type, or on which object it is."""
+"""The guard on a mesh of which the code reads only the type."""
 SLICE = ("__getitem__",) if MESHES_ARE_OPAQUE else ()
 """The operators that slice a mesh; before meshes were opaque, no graph had them."""
 DTENSORS = (

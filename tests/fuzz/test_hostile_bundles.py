@@ -242,6 +242,14 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: of_runs(lambda made: made.insert(1, Collected([f"{i}" for i in range(100_000)]))),
         "more tests than",
     ),
+    "30,000 requirements": (
+        lambda: of_runs(
+            lambda made: made.__setitem__(
+                slice(1, 1), [RequirementText(id=f"A-B-{i}", sentence="s", source="s") for i in range(30_000)]
+            )
+        ),
+        "more than 10,000 requirements",
+    ),
     "JSON nested 100,000 deep": (lambda: with_file("runs/1.jsonl", b"[" * 60_000), "nested more than 32 deep"),
     "unknown JSON nested 100,000 deep": (
         lambda: replaced(b'"effort":1.0', b'"x":' + b'{"a":' * 99_999 + b"1" + b"}" * 99_999),
