@@ -59,6 +59,10 @@ def with_file(name: str, data: bytes) -> bytes:
     return packed({**found, MANIFEST: manifest_of(found, "0.1.0")})
 
 
+MANY = [f"A-{number}" for number in range(30_000)]
+"""Ids of requirements."""
+
+
 def of_runs(*changes: Callable[[list[Any]], None]) -> bytes:
     """A bundle whose first run was changed; what should follow from it is an honest one's."""
     made = records()
@@ -244,10 +248,12 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "30,000 requirements": (
         lambda: of_runs(
-            lambda made: made.__setitem__(
-                slice(1, 1), [RequirementText(id=f"A-B-{i}", sentence="s", source="s") for i in range(30_000)]
-            )
+            lambda made: made.__setitem__(slice(1, 1), [RequirementText(id=i, sentence="s") for i in MANY])
         ),
+        "more than 10,000 requirements",
+    ),
+    "30,000 requirements of a test": (
+        lambda: of_runs(lambda made: setattr(made[-2], "requirements", MANY)),
         "more than 10,000 requirements",
     ),
     "JSON nested 100,000 deep": (lambda: with_file("runs/1.jsonl", b"[" * 60_000), "nested more than 32 deep"),
