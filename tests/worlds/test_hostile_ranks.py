@@ -144,7 +144,8 @@ def test_garbage_on_the_control_channel(world: World, garbage: bytes) -> None:
     descriptor = error.ends[1].output.strip()
     assert f"wrote what is no answer to its control channel ({descriptor})" in error.headline
     assert error.verdict == "failed"
-    assert "time.sleep(1000)" in str(error)
+    # The rank is looked at as soon as the bytes are there, and on a busy machine it is still writing them.
+    assert "time.sleep(1000)" in str(error) or "os.write(sock.fileno(), garbage)" in str(error)
 
 
 def test_answer_that_nobody_asked_for(world: World) -> None:
