@@ -117,7 +117,7 @@ def test_goes_on(folder: Folder, how: str) -> None:
     """Whatever interrupts a run, the same command goes on from there, and nothing is done twice."""
     more = ("-n", "2") if "workers" in how else ()
     running = started(folder, *more)
-    until(lambda: len(drawn(folder, "second" if more else "first")) > 100)
+    until(lambda: len(drawn(folder, "second" if more else "first")) > 20)
     if how == "Ctrl-C":
         running.process.send_signal(signal.SIGINT)
         session = running.end()
