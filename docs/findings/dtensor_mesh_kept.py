@@ -1,4 +1,5 @@
-# DTensor: a mesh, and the groups of its process group, are kept after DTensor's caches have been cleared
+# A slice of a mesh, and so its process groups, are kept after DTensor's caches have been cleared
+# unreported
 # Seen with torch 2.11.0+cu130, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 dtensor_mesh_kept.py
 # It exits with 1 where the defect is there.

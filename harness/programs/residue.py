@@ -137,9 +137,8 @@ def left(before: State, *, groups_freed: bool = True) -> list[Left]:
 
 def _names_of_gloo(threads: Iterable[str]) -> tuple[str, ...]:
     """Return prefixes of the names of gloo's threads. Not all of them have a name of their own in PyTorch 2.11."""
-    looping = any(name.startswith("pt_gloo_") for name in threads)
-    named = any(name.startswith("gloo_") for name in threads)
-    return (*_OF_GLOO, _own_name()) if looping and not named else _OF_GLOO
+    loops, workers = (any(name.startswith(prefix) for name in threads) for prefix in _OF_GLOO)
+    return (*_OF_GLOO, _own_name()) if workers and not loops else _OF_GLOO
 
 
 def keep() -> None:

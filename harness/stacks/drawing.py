@@ -145,10 +145,14 @@ def meshes(world: int) -> tuple[str, ...]:
     return tuple(shapes)
 
 
+def mesh_sizes(layout: Layout) -> list[str]:
+    """Return the sizes of the dimensions of the layout's mesh, of which there is one if it has no option ``mesh``."""
+    return str(dict(layout.options).get("mesh", "")).split("x")
+
+
 def several_dimensions(layout: Layout) -> bool:
     """Return whether several dimensions of the layout's mesh have more than one rank, so that the mesh is flattened."""
-    mesh = str(dict(layout.options).get("mesh", ""))
-    return sum(size != "1" for size in mesh.split("x")) > 1
+    return sum(size != "1" for size in mesh_sizes(layout)) > 1
 
 
 def draw_mesh(d: Drawing) -> None:

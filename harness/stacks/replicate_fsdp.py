@@ -20,6 +20,7 @@ from harness.stacks.drawing import (
     draw_ignored,
     draw_mesh,
     draw_recast,
+    mesh_sizes,
     several_dimensions,
     sharing,
     within,
@@ -155,7 +156,7 @@ def _output_dtype(options: Options) -> str:
 def _promises(layout: Layout) -> Promises:
     # For a flattened mesh, DTensor keeps the groups of the original mesh until it sees another mesh.
     # A slice of a mesh is kept by PyTorch before 2.13 (docs/findings/dtensor_mesh_kept.py).
-    sliced = "x" in str(dict(layout.options).get("mesh", ""))
+    sliced = len(mesh_sizes(layout)) > 1
     return Promises(frees_groups=not several_dimensions(layout) and not (sliced and runs_with("<2.13")))
 
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from harness.oracles.tracing import Contract
 from harness.stacks.collectives import coalescing_manager, functional
+from harness.stacks.limit import runs_with
 from harness.stacks.tracing import MESHES_ARE_OPAQUE, OPAQUE
 
 
@@ -63,8 +64,8 @@ WAITED = ("wait_tensors", "getitem") if AT_ONCE else ("wait_tensor", "wait_tenso
 TAKEN = ("1",) if AT_ONCE else ()
 """The constants of these calls."""
 
-UNTRACED = "marked as skipped|Unsupported method call"
-"""The reason of a graph break at a function that Dynamo does not trace, until PyTorch 2.13 and since 2.14."""
+UNTRACED = "marked as skipped" if runs_with("<2.14") else "Unsupported method call"
+"""The reason of the graph break at a barrier or a broadcast. Only the version tells which it is."""
 MESH = "LAMBDA_GUARD" if MESHES_ARE_OPAQUE else "EQUALS_MATCH"
 """The guard on the contents of a mesh."""
 MESH_ITSELF = OPAQUE if MESHES_ARE_OPAQUE else MESH
