@@ -35,6 +35,8 @@ __all__ = ["MESH", "STACK", "ReplicateModule", "apply", "gradients", "parameters
 
 MESH = "mesh" if "mesh" in inspect.signature(replicate).parameters else "device_mesh"
 """The name of the argument that takes the mesh."""
+REDUCES_AS_KEPT = "param_dtype_override_fn" in inspect.signature(MixedPrecisionPolicy).parameters
+"""Whether gradients are reduced in the dtype of their parameters if no other is given, and not in param_dtype."""
 
 
 # for tests of the stack
@@ -162,7 +164,8 @@ def _promises(layout: Layout) -> Promises:
 
 def _reduced(case: Case) -> str:
     """Return the dtype in which gradients are reduced."""
-    return str(case.options.get("reduce_dtype") or case.options.get("param_dtype") or case.dtype)
+    computed = "" if REDUCES_AS_KEPT else case.options.get("param_dtype")
+    return str(case.options.get("reduce_dtype") or computed or case.dtype)
 
 
 def _ignores_trained(case: Case) -> bool:

@@ -34,6 +34,7 @@ IN_PLACE = {
     "reduce_scatter_tensor_inplace": "reduce_scatter_tensor",
     "all_to_all_inplace": "all_to_all_single",
     "all_gather_inplace": "all_gather",
+    "reduce_scatter_inplace": "reduce_scatter",
 }
 
 
@@ -107,7 +108,7 @@ def test_other_names(world: World, name: str, ranks: tuple[int, ...]) -> None:
     "COLL-FUNC-11",
     "The in-place forms of functional collectives write what the regular collective writes.",
     source="torch.distributed._functional_collectives: all_reduce_inplace, all_gather_tensor_inplace, "
-    "reduce_scatter_tensor_inplace, all_to_all_inplace, all_gather_inplace",
+    "reduce_scatter_tensor_inplace, all_to_all_inplace, all_gather_inplace, reduce_scatter_inplace",
 )
 @GROUPS
 @pytest.mark.parametrize("name", here(IN_PLACE))
@@ -118,16 +119,45 @@ def test_in_place(world: World, name: str, ranks: tuple[int, ...]) -> None:
     def body(group: Any, member: int, size: int, device: torch.device) -> None:
         for call in range(2):
             case = Case(IN_PLACE[name], shape=(3, 5))
-            given = inputs(case, size, member, call)[0].to(device)
+            parts = [part.to(device) for part in inputs(case, size, member, call)]
+            given = parts[0]
             expected = outputs(case, size, member, call)
             into = [torch.full_like(right, -1, device=device) for right in expected]
             if name == "all_reduce_inplace":
                 into = [given]
                 functional.all_reduce_inplace(given, "sum", group)
+            elif name == "reduce_scatter_inplace":
+                functional.reduce_scatter_inplace(into[0], parts, group=group)
             else:
                 getattr(functional, name)(into if name == "all_gather_inplace" else into[0], given, group=group)
             for right, result in zip(expected, into, strict=True):
                 assert_same(right, result, f"call {call}")
+
+    among(world, ranks, body)
+
+
+@requirement(
+    "COLL-FUNC-17",
+    "wait_tensors waits for all results of a collective, any number of times.",
+    source="torch.distributed._functional_collectives: wait_tensors",
+)
+@pytest.mark.needs(torch=f"{functional.__name__}.wait_tensors")
+@GROUPS
+@pytest.mark.world(3)
+def test_all_waited_for(world: World, ranks: tuple[int, ...]) -> None:
+    """Sum tensors of different shapes, wait twice, and sum the results again."""
+
+    def body(group: Any, member: int, size: int, device: torch.device) -> None:
+        given = [torch.full(shape, 10.0**member, device=device) for shape in ((2,), (1, 3), ())]
+        right = [torch.full(tensor.shape, sum(10.0**i for i in range(size))) for tensor in given]
+        for _ in range(2):
+            results = functional.all_reduce_coalesced(given, "sum", group)
+            for _ in range(2):
+                results = functional.wait_tensors(results)
+                assert len(results) == len(right)
+                for expected, result in zip(right, results, strict=True):
+                    assert_same(expected, result, "sum")
+            given, right = results, [tensor * size for tensor in right]
 
     among(world, ranks, body)
 

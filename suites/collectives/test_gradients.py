@@ -5,6 +5,7 @@ Output i of member r is weighted with (i + 1) 10^r, so that a gradient's digits 
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Any
 
 import pytest
@@ -28,6 +29,8 @@ FUNCTIONAL = (
     "all_gather_single_autograd",
     "reduce_scatter_single_autograd",
 )
+EXTREMES = pytest.mark.needs(torch=f"{functional.__name__}.wait_tensors")
+"""What came to PyTorch together with gradients of maxima and minima."""
 IN_PARTS = (
     "scatter",
     "reduce_scatter",
@@ -145,6 +148,43 @@ def test_differentiable(world: World, name: str, ranks: tuple[int, ...]) -> None
 def test_functional(world: World, name: str, ranks: tuple[int, ...]) -> None:
     """The first member is the root."""
     assert_gradients(world, name, ranks, through_functional)
+
+
+@requirement(
+    "COLL-GRAD-06",
+    "The gradient of a functional maximum or minimum is shared equally by all elements that have it.",
+    source="torch.distributed._functional_collectives: all_reduce, all_reduce_coalesced",
+)
+@EXTREMES
+@GROUPS
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("name", ["all_reduce", "all_reduce_coalesced"])
+@pytest.mark.world(3)
+def test_extremes(world: World, name: str, op: str, ranks: tuple[int, ...]) -> None:
+    """One member has the extreme, or several have it, or it is NaN on one."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return
+        member, size = ranks.index(rank.index), len(ranks)
+        columns = [[float(m), -float(m), 5.0, float(m > 0), float("nan") if m == 0 else 1.0] for m in range(size)]
+        x = torch.tensor(columns[member], device=rank.device).requires_grad_()
+        through = getattr(functional, name)
+        output = through(x, op, group) if name == "all_reduce" else through([x], op, group)[0]
+        (output * 12 * 10**member).sum().backward()
+        whole = 12 * sum(10.0**m for m in range(size))
+        right = []
+        for column in zip(*columns, strict=True):
+            extreme = column[0] if isnan(column[0]) else (max if op == "max" else min)(column)
+            held = [value == extreme or (isnan(value) and isnan(extreme)) for value in column]
+            right.append(whole / sum(held) if held[member] else 0.0)
+        if not output.isnan()[-1]:  # where the backend drops NaN (extremes_of_nan), the others have the extreme
+            right[-1] = 0.0 if member == 0 else whole / (size - 1)
+        assert x.grad is not None
+        assert_same(torch.tensor(right), x.grad, "gradient")
+
+    world.run(body)
 
 
 @requirement(

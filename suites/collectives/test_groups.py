@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import Case
 from harness.stacks.collectives import assert_right, claimed, claimed_cases
+from harness.stacks.dynamo import flattened
 from suites.collectives.cases import DTYPES, every_collective, groups_of
 
 
@@ -177,6 +180,41 @@ def test_mesh_order(world: World, order: tuple[int, ...]) -> None:
         mesh = DeviceMesh(rank.device.type, list(order))
         assert list(mesh.get_coordinate() or ()) == [order.index(rank.index)]
         assert mesh.get_local_rank() == order.index(rank.index)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-MESH-05",
+    "With preserve_rank_order, the groups of a mesh, its slices and its flattening have their ranks in the mesh's "
+    "order.",
+    source="torch.distributed.device_mesh.DeviceMesh: preserve_rank_order",
+)
+@pytest.mark.needs(torch="torch.distributed.DeviceMesh(preserve_rank_order)")
+@pytest.mark.parametrize("ranks", [[2, 0, 3, 1], [[3, 1], [0, 2]], [[0, 2], [1, 3]]], ids=["line", "square", "columns"])
+@pytest.mark.world(4)
+def test_preserved_order(world: World, ranks: Any) -> None:
+    """Gather the ranks' numbers over each dimension, and over the flattened mesh."""
+
+    def body(rank: Rank) -> None:
+        table = torch.tensor(ranks)
+        names = ("a", "b")[: table.ndim]
+        options: Any = {"preserve_rank_order": True}
+        mesh = DeviceMesh(rank.device.type, table, mesh_dim_names=names, **options)
+        position = list(mesh.get_coordinate() or ())
+        lines = [mesh[name] for name in names]
+        right = [table.movedim(i, -1)[tuple(position[:i] + position[i + 1 :])].tolist() for i in range(table.ndim)]
+        if table.ndim > 1:
+            lines.append(flattened(mesh, "all"))
+            right.append(table.flatten().tolist())
+        for line, expected in zip(lines, right, strict=True):
+            assert line.mesh.tolist() == expected
+            assert line.get_local_rank() == expected.index(rank.index)
+            assert dist.get_process_group_ranks(line.get_group()) == expected
+            own = torch.tensor([float(rank.index)], device=rank.device)
+            into = torch.zeros(len(expected), device=rank.device)
+            dist.all_gather_into_tensor(into, own, group=line.get_group())
+            assert into.tolist() == expected
 
     world.run(body)
 

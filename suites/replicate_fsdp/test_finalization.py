@@ -156,6 +156,96 @@ def test_switched_off(world: World) -> None:
 
 
 @requirement(
+    "RFSDP-FINAL-06",
+    "Until a gradient reduction was waited for, another forward or finalization raises an error.",
+    source="torch.distributed.fsdp.GradientReductionHandle",
+)
+@requirement(
+    "RFSDP-FINAL-07",
+    "A gradient reduction may be waited for more than once.",
+    source="torch.distributed.fsdp.GradientReductionHandle",
+)
+@FINALIZES
+@pytest.mark.world(2)
+def test_not_waited_for(world: World) -> None:
+    """After the wait, the gradients are right, and the next step is, too."""
+
+    def body(rank: Rank) -> Any:
+        model, seen = _model(rank), []
+        for _ in range(2):
+            _backward(model, rank)
+            handle = model.finalize_backward(async_op=True)
+            with pytest.raises(RuntimeError, match="waited"):
+                model(row(rank.index).to(rank.device))
+            with pytest.raises(RuntimeError, match="waited"):
+                model.finalize_backward()
+            handle.wait()
+            handle.wait()
+            seen.append(_read(model))
+            model.zero_grad()
+        return seen
+
+    assert_on_ranks([[alone(2)] * 2] * 2, world.run(body))
+
+
+@requirement(
+    "RFSDP-FINAL-08",
+    "reset_iter_state ends a gradient reduction: waiting for it raises an error, and the next step is right.",
+    source="torch.distributed.fsdp.FSDPModule: reset_iter_state; torch.distributed.fsdp.GradientReductionHandle",
+)
+@FINALIZES
+@pytest.mark.world(2)
+def test_reset(world: World) -> None:
+    """The step that was reset leaves no gradients."""
+
+    def body(rank: Rank) -> Any:
+        model = _model(rank)
+        _backward(model, rank)
+        handle = model.finalize_backward(async_op=True)
+        model.reset_iter_state()
+        with pytest.raises(RuntimeError, match="invalidated"):
+            handle.wait()
+        left = _read(model)
+        _backward(model, rank)
+        _finalize(model, "handle")
+        return left, _read(model)
+
+    assert_on_ranks([([], alone(2))] * 2, world.run(body))
+
+
+@requirement(
+    "RFSDP-FINAL-09",
+    "Between a backward and its finalization, set_manual_backward_finalization(False) raises an error.",
+    source=SOURCE,
+)
+@requirement(
+    "RFSDP-FINAL-10",
+    "finalize_backward raises an error if the gradients still wait for an all-reduce that is switched off.",
+    source=SOURCE,
+)
+@FINALIZES
+@pytest.mark.world(2)
+def test_too_early(world: World) -> None:
+    """Once all-reduce is switched on again, finalization gives the right gradients."""
+
+    def body(rank: Rank) -> Any:
+        model = _model(rank)
+        model.set_requires_gradient_sync(False)
+        _backward(model, rank)
+        with pytest.raises(RuntimeError, match="mode"):
+            model.set_manual_backward_finalization(False)
+        model.set_requires_gradient_sync(True)
+        model.set_requires_all_reduce(False)
+        with pytest.raises(RuntimeError, match="all-reduce"):
+            model.finalize_backward()
+        model.set_requires_all_reduce(True)
+        model.finalize_backward()
+        return _read(model)
+
+    assert_on_ranks([alone(2)] * 2, world.run(body))
+
+
+@requirement(
     "RFSDP-SCHEDULE-05",
     "set_keep_unsharded_storage keeps the addresses of unsharded parameters from step to step, and the numbers.",
     source="torch.distributed.fsdp.FSDPModule: set_keep_unsharded_storage",

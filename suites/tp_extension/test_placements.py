@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_same, requirement
+from harness.stacks.dynamo import flattened
 from harness.stacks.tp_extension import StridedShard, compute_local_shape_and_global_offset
 
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
@@ -117,6 +119,71 @@ def test_two_dimensions(world: World, placements: tuple[Placement, Placement]) -
                 assert tuple(offset) == (first // shape[1], first % shape[1])
                 chunks = dtensor.__create_chunk_list__() if not isinstance(placements[0], StridedShard) else []
                 assert [(tuple(c.offsets), tuple(c.sizes)) for c in chunks] in ([], [(tuple(offset), tuple(size))])
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LAY-12",
+    "On a mesh that has also been flattened, a tensor is sharded and put together as on any other mesh.",
+    source="torch/distributed/tensor/_redistribute.py: one collective over several mesh dimensions; "
+    "pytorch/pytorch#194457",
+)
+@pytest.mark.parametrize(
+    "placements", itertools.product((ROWS, COLUMNS, WHOLE), repeat=2), ids=lambda p: "-".join(map(str, p))
+)
+@pytest.mark.world(4, 6)
+def test_flattened(world: World, placements: tuple[Placement, Placement]) -> None:
+    """Distribute a tensor, and scatter the sum of different tensors; use even and uneven sizes."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(rank.size // 2, 2, names=("dp", "tp"))
+        flattened(mesh, "all")
+        for shape in ((12, 12), (5, 7), (7, 5), (4, 2)):
+            whole = numbers(*shape)
+            dtensor = distributed(whole, rank, mesh, placements)
+            assert_same(laid_out(whole, mesh, placements), dtensor.to_local(), f"part of {shape}")
+            assert_same(whole, dtensor.full_tensor(), f"whole of {shape}")
+            given = DTensor.from_local(whole + rank.index, mesh, [Partial(), Partial()])
+            summed = whole * rank.size + sum(range(rank.size))
+            scattered = given.redistribute(placements=placements)
+            assert_same(laid_out(summed, mesh, placements), scattered.to_local(), f"part of the sum of {shape}")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LAY-13",
+    "On a mesh whose ranks are in any order, each rank has the chunk of its coordinate.",
+    source="torch.distributed.device_mesh.DeviceMesh: mesh, preserve_rank_order; pytorch/pytorch#193224",
+)
+@pytest.mark.parametrize("placement", [ROWS, COLUMNS], ids=str)
+@pytest.mark.parametrize(
+    "order",
+    [
+        "ascending",
+        "descending",
+        pytest.param("preserved", marks=pytest.mark.needs(torch="torch.distributed.DeviceMesh(preserve_rank_order)")),
+    ],
+)
+@pytest.mark.world(2, 3)
+def test_order_of_ranks(world: World, order: str, placement: Shard) -> None:
+    """Distribute a tensor, and redistribute a replicated one; use sizes that ranks divide or not."""
+
+    def body(rank: Rank) -> None:
+        ranks = list(range(rank.size))
+        options: Any = {"preserve_rank_order": True} if order == "preserved" else {}
+        mesh = DeviceMesh(rank.device.type, ranks if order == "ascending" else ranks[::-1], **options)
+        (coordinate,) = mesh.get_coordinate() or ()
+        for shape in ((6, 12), (5, 7), (1, 1)):
+            whole = numbers(*shape)
+            expected = chunk(whole, rank.size, coordinate, placement.dim)
+            for dtensor in (
+                distribute_tensor(whole, mesh, [placement]),
+                distribute_tensor(whole, mesh, [WHOLE]).redistribute(placements=[placement]),
+            ):
+                assert_same(expected, dtensor.to_local(), f"part of {shape}")
+                assert_same(whole, dtensor.full_tensor(), f"whole of {shape}")
 
     world.run(body)
 

@@ -28,8 +28,17 @@ OF_STREAMS = dict.fromkeys(
     (f"COLL-STREAM-0{n}" for n in range(1, 10)), "the host has no streams; the sample accelerator"
 )
 NEWER = dict.fromkeys(
-    ("COLL-GATHER-04", "COLL-GATHER-05", "COLL-GATHER-06", "COLL-OBJECT-12", "COLL-OBJECT-13"),
-    "PyTorch has it since 2.14, and damages are put into the one that is pinned",
+    (
+        "COLL-FUNC-17",
+        "COLL-GATHER-04",
+        "COLL-GATHER-05",
+        "COLL-GATHER-06",
+        "COLL-GRAD-06",
+        "COLL-MESH-05",
+        "COLL-OBJECT-12",
+        "COLL-OBJECT-13",
+    ),
+    "PyTorch has it since 2.14 or 2.15, and damages are put into the one that is pinned",
 )
 UNDAMAGED = {**OF_STREAMS, **NEWER}
 """Requirements without a damage that a test of theirs finds, and why."""

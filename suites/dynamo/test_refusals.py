@@ -1,0 +1,141 @@
+"""Compiled collectives refuse the tensors that uncompiled ones refuse, and accept those that they accept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from harness import Rank, World, requirement
+from harness.stacks import dynamo
+
+SOURCE = "torch/_dynamo/variables/functions.py: CollectiveFunctionRewriteVariable"
+WIDE = torch.float64
+
+Tensors = list[torch.Tensor]
+
+
+def _ones(rank: Rank, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return a tensor whose elements are the rank's number plus one."""
+    return torch.full(shape, rank.index + 1.0, dtype=dtype, device=rank.device)
+
+
+def _zeros(rank: Rank, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=rank.device)
+
+
+def all_gather(into: Tensors, given: Tensors) -> None:
+    """Gather one tensor into several."""
+    dist.all_gather(into, given[0])
+
+
+def all_gather_into_tensor(into: Tensors, given: Tensors) -> None:
+    """Gather one tensor into one."""
+    dist.all_gather_into_tensor(into[0], given[0])
+
+
+def reduce_scatter(into: Tensors, given: Tensors) -> None:
+    """Sum and scatter several tensors."""
+    dist.reduce_scatter(into[0], given)
+
+
+def reduce_scatter_tensor(into: Tensors, given: Tensors) -> None:
+    """Sum and scatter one tensor."""
+    dist.reduce_scatter_tensor(into[0], given[0])
+
+
+def all_to_all_single(into: Tensors, given: Tensors) -> None:
+    """Exchange equal parts of one tensor."""
+    dist.all_to_all_single(into[0], given[0])
+
+
+def all_reduce(into: Tensors, given: Tensors) -> None:
+    """Sum in place; nothing is given."""
+    dist.all_reduce(into[0])
+
+
+Make = Callable[[Rank], tuple[Tensors, Tensors]]
+Call = Callable[[Tensors, Tensors], None]
+
+MISMATCHED: dict[str, tuple[Call, Make]] = {
+    "all_gather-list": (all_gather, lambda r: ([_zeros(r, 2)], [_ones(r, 2)])),
+    "all_gather-dtype": (all_gather, lambda r: ([_zeros(r, 2, dtype=WIDE) for _ in range(r.size)], [_ones(r, 2)])),
+    "all_gather_into_tensor-dtype": (
+        all_gather_into_tensor,
+        lambda r: ([_zeros(r, 2 * r.size, dtype=WIDE)], [_ones(r, 2)]),
+    ),
+    "all_gather_into_tensor-size": (all_gather_into_tensor, lambda r: ([_zeros(r, r.size, 3)], [_ones(r, 1, 1)])),
+    "reduce_scatter-list": (reduce_scatter, lambda r: ([_zeros(r, r.size)], [_ones(r, r.size)])),
+    "reduce_scatter-dtype": (reduce_scatter, lambda r: ([_zeros(r, 2, dtype=WIDE)], [_ones(r, 2)] * r.size)),
+    "reduce_scatter_tensor-dtype": (
+        reduce_scatter_tensor,
+        lambda r: ([_zeros(r, 2, dtype=WIDE)], [_ones(r, 2 * r.size)]),
+    ),
+    "reduce_scatter_tensor-size": (reduce_scatter_tensor, lambda r: ([_zeros(r, 2)], [_ones(r, r.size)])),
+    "all_to_all_single-dtype": (
+        all_to_all_single,
+        lambda r: ([_zeros(r, 2 * r.size, dtype=WIDE)], [_ones(r, 2 * r.size)]),
+    ),
+    "all_to_all_single-size": (all_to_all_single, lambda r: ([_zeros(r, r.size, 2)], [_ones(r, r.size, 1)])),
+}
+"""Outputs that do not fit their inputs: too few of them, of another dtype, or of another size."""
+
+UNUSUAL: dict[str, tuple[Call, Make]] = {
+    "all_gather-scalars": (all_gather, lambda r: ([_zeros(r) for _ in range(r.size)], [_ones(r)])),
+    "all_gather-other-sizes": (
+        all_gather,
+        lambda r: ([_zeros(r, i + 1) for i in range(r.size)], [_ones(r, r.index + 1)]),
+    ),
+    "reduce_scatter-scalars": (reduce_scatter, lambda r: ([_zeros(r)], [_ones(r) for _ in range(r.size)])),
+    "reduce_scatter-nothing": (reduce_scatter, lambda r: ([_zeros(r, 0, 2)], [_ones(r, 0, 2) for _ in range(r.size)])),
+    "all_to_all_single-reshaped": (all_to_all_single, lambda r: ([_zeros(r, r.size, 2)], [_ones(r, 2 * r.size)])),
+    "all_reduce-parameter": (all_reduce, lambda r: ([nn.Parameter(_ones(r, 2))], [])),
+}
+"""Tensors without dimensions, without elements, of different sizes, or with gradients."""
+
+
+def _outcome(call: Call, tensors: tuple[Tensors, Tensors]) -> Any:
+    """Call a collective and return its output's values, or a word if it raises an error."""
+    try:
+        call(*tensors)
+    except (RuntimeError, ValueError, TypeError, AssertionError):
+        return "an error"
+    return [tensor.tolist() for tensor in tensors[0]]
+
+
+def _as_uncompiled(world: World, call: Call, make: Make) -> None:
+    def body(rank: Rank) -> None:
+        compiled, counter = dynamo.compiled(call, fullgraph=False)
+        expected = _outcome(call, make(rank))
+        observed = _outcome(compiled, make(rank))
+        assert observed == expected, f"uncompiled {expected}, compiled {observed}, in {counter.graphs} graphs"
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-REFUSE-01",
+    "If an uncompiled collective raises an error because its tensors do not match, so does the compiled one.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("case", MISMATCHED)
+@pytest.mark.world(2)
+def test_mismatched(world: World, case: str) -> None:
+    """Where the uncompiled collective accepts such tensors, the compiled one gives the same result."""
+    _as_uncompiled(world, *MISMATCHED[case])
+
+
+@requirement(
+    "DYN-COLL-15",
+    "A compiled collective accepts all tensors that the uncompiled one accepts, and gives the same result.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("case", UNUSUAL)
+@pytest.mark.world(2)
+def test_unusual(world: World, case: str) -> None:
+    """Where the uncompiled collective raises an error, so does the compiled one."""
+    _as_uncompiled(world, *UNUSUAL[case])
