@@ -1,0 +1,37 @@
+# The mean of a weighted loss over a sharded batch is silently wrong
+# https://github.com/pytorch/pytorch/issues/185167
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 dtensor_weighted_loss.py
+# It exits with 1 where the defect is there.
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn import functional
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+mesh = init_device_mesh("cpu", (2,))
+scores, labels, weights = torch.tensor([[-1.0, 0.0], [0.0, -4.0]]), torch.tensor([0, 1]), torch.tensor([1.0, 3.0])
+expected = functional.nll_loss(scores, labels, weights).item()
+loss = functional.nll_loss(
+    distribute_tensor(scores, mesh, [Shard(0)]),
+    distribute_tensor(labels, mesh, [Shard(0)]),
+    distribute_tensor(weights, mesh, [Replicate()]),
+)
+report(expected, loss.full_tensor().item())

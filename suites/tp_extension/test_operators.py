@@ -1,0 +1,201 @@
+"""Operators on DTensors give what they give on plain tensors, whatever the placements of their inputs.
+
+The sizes of most tensors are not divisible by the world size, so that ranks have shards of different sizes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.nn import functional
+
+from harness import Rank, World, requirement
+
+SOURCE = "torch.distributed.tensor: operators on DTensors"
+
+Operator = Callable[..., Any]
+Operands = tuple[torch.Tensor, ...]
+
+
+def _floats(*shape: int, start: int = 0) -> torch.Tensor:
+    """Return small whole numbers from -5 to 5."""
+    return (torch.arange(torch.Size(shape).numel()) * 7 + start).remainder(11).sub(5.0).reshape(shape)
+
+
+def _classes(count: int, *shape: int) -> torch.Tensor:
+    """Return whole numbers below ``count``."""
+    return (torch.arange(torch.Size(shape).numel()) * 5 + 1).remainder(count).reshape(shape)
+
+
+A, B = _floats(5, 7), _floats(5, 7, start=3)
+ROW, COLUMN, MATRIX, CUBE = _floats(7), _floats(5, start=1), _floats(7, 4, start=1), _floats(2, 5, 6)
+IMAGES, KERNELS = _floats(2, 3, 6), _floats(4, 3, 3)
+LABELS = _classes(7, 5)
+
+FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
+    "pointwise": {
+        "add": (torch.add, (A, ROW)),
+        "mul": (torch.mul, (A, B)),
+        "where": (lambda a, b: torch.where(a > 0, a, b), (A, B)),
+        "maximum": (torch.maximum, (A, B)),
+        "clamp": (lambda a: a.clamp(-2, 2), (A,)),
+        "rsub": (lambda a: 1 - a, (A,)),
+        "relu": (functional.relu, (A,)),
+        "comparison": (lambda a: a > 0, (A,)),
+        "conversion": (lambda a: a.to(torch.int32), (A,)),
+    },
+    "of-sums": {
+        "add": (lambda a: a.sum(0) + 1, (A,)),
+        "mul": (lambda a: a.sum(0) * a.sum(0), (A,)),
+        "division": (lambda a: 2 / (a.sum(0) + 100), (A,)),
+        "relu": (lambda a: functional.relu(a.sum(0)), (A,)),
+        "comparison": (lambda a: a.sum(0) > 0, (A,)),
+        "negative maximum": (lambda a: -a.amax(0), (A,)),
+        "maximum and minimum": (lambda a: a.amax(0) + a.amin(0), (A,)),
+        "mean": (lambda a: a.mean(0) + 1, (A,)),
+        "norm": (lambda a: torch.linalg.vector_norm(a) ** 2, (A,)),
+        "cat": (lambda a, b: torch.cat([a.sum(0), b[0]]), (A, B)),
+        "scaling": (lambda a: a.sum(0).mul_(2), (A,)),
+    },
+    "reductions": {
+        "sum": (lambda a: a.sum(1, keepdim=True), (A,)),
+        "mean": (torch.mean, (A,)),
+        "mean of rows": (lambda a: a.mean(0), (A,)),
+        "maximum": (lambda a: a.max(0).values, (A,)),
+        "argmax": (lambda a: a.argmax(1), (_floats(5, 7) * 7 + torch.arange(7),)),
+        "product": (lambda a: a.prod(0), (A,)),
+        "variance": (lambda a: a.var(0), (A,)),
+        "norms": (lambda a: torch.stack([torch.linalg.vector_norm(a, p) for p in (0, 1, 2, torch.inf)]), (A,)),
+        "any": (lambda a: (a > 4).any(1), (A,)),
+        "logsumexp": (lambda a: a.logsumexp(0), (A,)),
+    },
+    "scans": {
+        "softmax": (lambda a: a.softmax(0), (A,)),
+        "cumsum": (lambda a: a.cumsum(0), (A,)),
+        "sort": (lambda a: a.sort(1).values, (A,)),
+        "topk": (lambda a: a.topk(2, 0).values, (A,)),
+        "flip": (lambda a: a.flip(0), (A,)),
+        "roll": (lambda a: a.roll(2, 0), (A,)),
+        "tril": (torch.tril, (A,)),
+    },
+    "views": {
+        "transpose": (lambda a: a.transpose(0, 2), (CUBE,)),
+        "flatten": (lambda a: a.flatten(1), (CUBE,)),
+        "unflatten": (lambda a: a.unflatten(2, (3, 2)), (CUBE,)),
+        "expand": (lambda a: a.unsqueeze(0).expand(3, 5, 7), (A,)),
+        "slice": (lambda a: a[1:4, ::2], (A,)),
+        "select": (lambda a: a[:, 3], (A,)),
+        "split": (lambda a: a.split([2, 3], 0)[1], (A,)),
+        "unbind": (lambda a: a.unbind(1)[4], (A,)),
+        "cat": (lambda a, b: torch.cat([a, b], 0), (A, B)),
+        "stack": (lambda a, b: torch.stack([a, b], 1), (A, B)),
+        "pad": (lambda a: functional.pad(a, (1, 2)), (A,)),
+    },
+    "products": {
+        "mm": (torch.mm, (A, MATRIX)),
+        "mv": (torch.mv, (A, ROW)),
+        "bmm": (torch.bmm, (CUBE, _floats(2, 6, 3))),
+        "addmm": (lambda a, b: torch.addmm(_like(_floats(4), a), a, b, beta=2, alpha=3), (A, MATRIX)),
+        "einsum": (lambda a, b: torch.einsum("bij,bjk->bik", a, b), (CUBE, _floats(2, 6, 3))),
+        "outer": (torch.outer, (ROW, COLUMN)),
+    },
+    "indexing": {
+        "gather": (lambda a, i: a.gather(0, i), (A, _classes(4, 5, 7))),
+        "scatter": (lambda a, i: a.scatter(1, i, 9.0), (A, _classes(7, 5, 7))),
+        "embedding": (functional.embedding, (LABELS, MATRIX)),
+        "masked_fill": (lambda a: a.masked_fill(a > 0, 9), (A,)),
+    },
+    "normalization": {
+        "layer_norm": (lambda a, w: functional.layer_norm(a, (7,), w), (A, ROW)),
+        "rms_norm": (lambda a, w: functional.rms_norm(a, (7,), w), (A, ROW)),
+        "group_norm": (lambda a: functional.group_norm(a, 2), (_floats(4, 6, 3),)),
+    },
+    "losses": {
+        "cross_entropy": (lambda a, i: functional.cross_entropy(a, i, reduction="sum"), (A, LABELS)),
+        "mean cross_entropy": (functional.cross_entropy, (A, LABELS)),
+        "mse_loss": (lambda a, b: functional.mse_loss(a, b, reduction="sum"), (A, B)),
+        "l1_loss": (functional.l1_loss, (A, B)),
+    },
+    "mean-losses": {
+        "mse_loss": (functional.mse_loss, (A, B)),
+        "huber_loss": (functional.huber_loss, (A, B)),
+        "binary_cross_entropy": (functional.binary_cross_entropy_with_logits, (A, B.clamp(0, 1))),
+    },
+    "weighted-losses": {
+        "nll_loss": (lambda a, i, w: functional.nll_loss(a, i, w), (_floats(12, 7), _classes(7, 12), ROW.abs() + 1)),
+    },
+    "convolution": {"conv1d": (lambda a, w: functional.conv1d(a, w, padding=1), (IMAGES, KERNELS))},
+    "numbers": {
+        "item": (lambda a: torch.tensor(a.sum().item()), (A,)),
+        "item of a maximum": (lambda a: torch.tensor(a.amax().item()), (A,)),
+    },
+    "written-sums": {
+        "fill_": (lambda a: a.sum(0).fill_(2), (A,)),
+        "zero_": (lambda a: a.sum(0).zero_(), (A,)),
+    },
+}
+"""Operators by family, each with its name, a function, and the operands."""
+
+
+def _like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as a replicated DTensor if another tensor is a DTensor."""
+    if not isinstance(other, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(other.device), other.device_mesh, [Replicate()])
+
+
+def _placements(operands: Operands, family: str) -> Iterable[tuple[Placement, ...]]:
+    """Return combinations of placements, in which at most one operand is partial; the first has all replicated."""
+    choices: list[list[Placement]] = []
+    for position, operand in enumerate(operands):
+        shards: list[Placement] = [Shard(dim) for dim in range(operand.dim())]
+        if family == "convolution":  # ranks run different collectives, and abort, for other combinations
+            choices.append([Replicate(), *shards[: 3 - position]])
+        else:
+            partial = [Partial()] if operand.is_floating_point() else []
+            choices.append([Replicate(), *shards, *partial])
+    for placements in itertools.product(*choices):
+        if sum(placement.is_partial() for placement in placements) <= 1:
+            yield placements
+
+
+def _distributed(operand: torch.Tensor, placement: Placement, rank: Rank, mesh: Any) -> DTensor:
+    if not placement.is_partial():
+        return distribute_tensor(operand, mesh, [placement])
+    local = operand - (rank.size - 1) if rank.index == 0 else torch.ones_like(operand)
+    return DTensor.from_local(local, mesh, [placement])
+
+
+@requirement(
+    "TP-OP-01",
+    "An operator on DTensors gives the result of plain tensors or raises an error, for any placements of its inputs.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.world(2)
+def test_operators(world: World, family: str) -> None:
+    """Operators that refuse some placements must accept replicated inputs."""
+
+    def body(rank: Rank) -> None:
+        mesh, wrong = rank.mesh(rank.size), []
+        for name, (operator, given) in FAMILIES[family].items():
+            operands = tuple(operand.to(rank.device) for operand in given)
+            expected = operator(*operands)
+            for placements in _placements(operands, family):
+                inputs = [_distributed(x, p, rank, mesh) for x, p in zip(operands, placements, strict=True)]
+                try:
+                    result = operator(*inputs)
+                except (RuntimeError, AssertionError):
+                    assert not all(placement.is_replicate() for placement in placements), f"{name} is refused"
+                    continue
+                whole = result.full_tensor() if isinstance(result, DTensor) else result
+                if whole.shape != expected.shape or not torch.allclose(whole, expected, rtol=1e-4, atol=1e-4):
+                    wrong.append(f"{name} of {', '.join(map(str, placements))}")
+        assert not wrong, f"{len(wrong)} wrong results: {'; '.join(wrong)}"
+
+    world.run(body)
