@@ -27,6 +27,7 @@ from harness.worlds.rank import Rank
 
 __all__ = [
     "COMPILES_MESSAGES",
+    "ON_ONE_RANK",
     "REFUSED",
     "STACK",
     "GraphCounter",
@@ -52,13 +53,21 @@ Compiled = Callable[..., Any]
 COMPILES_MESSAGES = "torch._dynamo.config.enable_p2p_compilation"
 """The name in PyTorch without which isend and irecv can't be in graphs, for ``@pytest.mark.needs(torch=)``."""
 
+ON_ONE_RANK = (
+    "torch.compiler.config.compile_on_one_rank"
+    if hasattr(torch.compiler.config, "compile_on_one_rank")
+    else "torch.distributed.config.compile_on_one_rank"
+)
+"""The name in PyTorch of the setting of :func:`on_one_rank`, for ``@pytest.mark.needs(torch=)``. It moved in 2.15."""
+
 REFUSED = torch._dynamo.exc.Unsupported
 """The exception that is raised if one graph is required, but something can't be part of it."""
 
 
 def on_one_rank() -> AbstractContextManager[Any]:
     """Return a context in which graphs are made so that every rank could run them."""
-    context: AbstractContextManager[Any] = dist.config.patch(compile_on_one_rank=True)
+    settings = torch.compiler.config if ON_ONE_RANK.startswith("torch.compiler") else dist.config
+    context: AbstractContextManager[Any] = settings.patch(compile_on_one_rank=True)
     return context
 
 

@@ -163,7 +163,7 @@ def _collectives(x: torch.Tensor, size: int, group: Any) -> torch.Tensor:
     "names differ.",
     source="torch/distributed/config.py: compile_on_one_rank",
 )
-@pytest.mark.needs(torch="torch.distributed.config.compile_on_one_rank")
+@pytest.mark.needs(torch=dynamo.ON_ONE_RANK)
 @pytest.mark.parametrize("group", ["implicit", "named", "own"])
 @pytest.mark.world(2)
 def test_made_for_every_rank(world: World, group: str) -> None:

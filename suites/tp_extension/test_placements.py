@@ -130,7 +130,7 @@ def test_two_dimensions(world: World, placements: tuple[Placement, Placement]) -
     "pytorch/pytorch#194457",
 )
 @pytest.mark.parametrize(
-    "placements", itertools.product((ROWS, COLUMNS, WHOLE), repeat=2), ids=lambda p: "-".join(map(str, p))
+    "placements", list(itertools.product((ROWS, COLUMNS, WHOLE), repeat=2)), ids=lambda p: "-".join(map(str, p))
 )
 @pytest.mark.world(4, 6)
 def test_flattened(world: World, placements: tuple[Placement, Placement]) -> None:
