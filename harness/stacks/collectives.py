@@ -46,6 +46,12 @@ Laid = tuple[torch.Tensor, torch.Tensor]
 """A tensor as it is passed, and the buffer of which it is a view."""
 
 
+def summed_later(tensors: list[torch.Tensor], group: Any) -> list[torch.Tensor]:
+    """Sum each tensor over a group, and return results that nobody waits for unless the caller does."""
+    results: list[torch.Tensor] = torch.ops._c10d_functional.all_reduce_coalesced(tensors, "sum", group.group_name)
+    return results
+
+
 def reduction(op: str) -> Any:
     """Return the reduce op for a name in :data:`~harness.oracles.collectives.REDUCTIONS`."""
     return premul_sum(model.PREMULTIPLIER) if op == "PREMUL_SUM" else getattr(dist.ReduceOp, op)

@@ -27,6 +27,7 @@ from harness.worlds.rank import Rank
 
 __all__ = [
     "COMPILES_MESSAGES",
+    "INTERNAL",
     "ON_ONE_RANK",
     "REFUSED",
     "STACK",
@@ -59,6 +60,9 @@ ON_ONE_RANK = (
     else "torch.distributed.config.compile_on_one_rank"
 )
 """The name in PyTorch of the setting of :func:`on_one_rank`, for ``@pytest.mark.needs(torch=)``. It moved in 2.15."""
+
+INTERNAL = torch._dynamo.exc.InternalTorchDynamoError
+"""The exception that is raised for a mistake of Dynamo's own."""
 
 REFUSED = torch._dynamo.exc.Unsupported
 """The exception that is raised if one graph is required, but something can't be part of it."""

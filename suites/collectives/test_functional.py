@@ -12,7 +12,8 @@ import torch.distributed as dist
 from fixtures.tensors import moved
 from harness import Rank, World, assert_same, requirement
 from harness.oracles.collectives import Case, inputs, outputs
-from harness.stacks.collectives import functional
+from harness.stacks.collectives import functional, summed_later
+from harness.stacks.dynamo import unwaited
 
 GROUPS = pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
 OF_LISTS = {
@@ -151,9 +152,11 @@ def test_all_waited_for(world: World, ranks: tuple[int, ...]) -> None:
         given = [torch.full(shape, 10.0**member, device=device) for shape in ((2,), (1, 3), ())]
         right = [torch.full(tensor.shape, sum(10.0**i for i in range(size))) for tensor in given]
         for _ in range(2):
-            results = functional.all_reduce_coalesced(given, "sum", group)
+            results = summed_later(given, group)
+            assert unwaited() > 0
             for _ in range(2):
                 results = functional.wait_tensors(results)
+                assert unwaited() == 0
                 assert len(results) == len(right)
                 for expected, result in zip(right, results, strict=True):
                     assert_same(expected, result, "sum")

@@ -152,7 +152,8 @@ def test_functional(world: World, name: str, ranks: tuple[int, ...]) -> None:
 
 @requirement(
     "COLL-GRAD-06",
-    "The gradient of a functional maximum or minimum is shared equally by all elements that have it.",
+    "The gradient of a functional all_reduce with max or min is split equally among the elements that equal its "
+    "result.",
     source="torch.distributed._functional_collectives: all_reduce, all_reduce_coalesced",
 )
 @EXTREMES

@@ -12,6 +12,7 @@ from torch import nn
 
 from harness import Rank, World, requirement
 from harness.stacks import dynamo
+from harness.stacks.collectives import functional
 
 SOURCE = "torch/_dynamo/variables/functions.py: CollectiveFunctionRewriteVariable"
 WIDE = torch.float64
@@ -86,22 +87,26 @@ MISMATCHED: dict[str, tuple[Call, Make]] = {
 
 UNUSUAL: dict[str, tuple[Call, Make]] = {
     "all_gather-scalars": (all_gather, lambda r: ([_zeros(r) for _ in range(r.size)], [_ones(r)])),
-    "all_gather-other-sizes": (
-        all_gather,
-        lambda r: ([_zeros(r, i + 1) for i in range(r.size)], [_ones(r, r.index + 1)]),
-    ),
     "reduce_scatter-scalars": (reduce_scatter, lambda r: ([_zeros(r)], [_ones(r) for _ in range(r.size)])),
     "reduce_scatter-nothing": (reduce_scatter, lambda r: ([_zeros(r, 0, 2)], [_ones(r, 0, 2) for _ in range(r.size)])),
     "all_to_all_single-reshaped": (all_to_all_single, lambda r: ([_zeros(r, r.size, 2)], [_ones(r, 2 * r.size)])),
     "all_reduce-parameter": (all_reduce, lambda r: ([nn.Parameter(_ones(r, 2))], [])),
 }
-"""Tensors without dimensions, without elements, of different sizes, or with gradients."""
+"""Tensors without dimensions, without elements, of another shape, or with gradients."""
+
+
+def _cases(cases: dict[str, tuple[Call, Make]]) -> list[Any]:
+    """Parametrize over cases. Before 2.14, reduce_scatter breaks the graph, and so is not compiled."""
+    needs = pytest.mark.needs(torch=f"{functional.__name__}.reduce_scatter_inplace")
+    return [pytest.param(case, marks=[needs] * case.startswith("reduce_scatter-")) for case in cases]
 
 
 def _outcome(call: Call, tensors: tuple[Tensors, Tensors]) -> Any:
-    """Call a collective and return its output's values, or a word if it raises an error."""
+    """Call a collective and return its output's values, or a word if it raises an error that is not Dynamo's own."""
     try:
         call(*tensors)
+    except dynamo.INTERNAL:
+        raise
     except (RuntimeError, ValueError, TypeError, AssertionError):
         return "an error"
     return [tensor.tolist() for tensor in tensors[0]]
@@ -113,6 +118,7 @@ def _as_uncompiled(world: World, call: Call, make: Make) -> None:
         expected = _outcome(call, make(rank))
         observed = _outcome(compiled, make(rank))
         assert observed == expected, f"uncompiled {expected}, compiled {observed}, in {counter.graphs} graphs"
+        assert observed == "an error" or counter.graphs == 1
 
     world.run(body)
 
@@ -122,7 +128,7 @@ def _as_uncompiled(world: World, call: Call, make: Make) -> None:
     "If an uncompiled collective raises an error because its tensors do not match, so does the compiled one.",
     source=SOURCE,
 )
-@pytest.mark.parametrize("case", MISMATCHED)
+@pytest.mark.parametrize("case", _cases(MISMATCHED))
 @pytest.mark.world(2)
 def test_mismatched(world: World, case: str) -> None:
     """Where the uncompiled collective accepts such tensors, the compiled one gives the same result."""
@@ -134,7 +140,7 @@ def test_mismatched(world: World, case: str) -> None:
     "A compiled collective accepts all tensors that the uncompiled one accepts, and gives the same result.",
     source=SOURCE,
 )
-@pytest.mark.parametrize("case", UNUSUAL)
+@pytest.mark.parametrize("case", _cases(UNUSUAL))
 @pytest.mark.world(2)
 def test_unusual(world: World, case: str) -> None:
     """Where the uncompiled collective raises an error, so does the compiled one."""

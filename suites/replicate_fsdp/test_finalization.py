@@ -157,7 +157,7 @@ def test_switched_off(world: World) -> None:
 
 @requirement(
     "RFSDP-FINAL-06",
-    "Until a gradient reduction was waited for, another forward or finalization raises an error.",
+    "Before a gradient reduction has been waited for, another forward or finalize_backward raises an error.",
     source="torch.distributed.fsdp.GradientReductionHandle",
 )
 @requirement(
@@ -175,9 +175,9 @@ def test_not_waited_for(world: World) -> None:
         for _ in range(2):
             _backward(model, rank)
             handle = model.finalize_backward(async_op=True)
-            with pytest.raises(RuntimeError, match="waited"):
+            with pytest.raises(RuntimeError, match="must be waited on"):
                 model(row(rank.index).to(rank.device))
-            with pytest.raises(RuntimeError, match="waited"):
+            with pytest.raises(RuntimeError, match="must be waited on"):
                 model.finalize_backward()
             handle.wait()
             handle.wait()
@@ -190,13 +190,13 @@ def test_not_waited_for(world: World) -> None:
 
 @requirement(
     "RFSDP-FINAL-08",
-    "reset_iter_state ends a gradient reduction: waiting for it raises an error, and the next step is right.",
+    "After reset_iter_state, waiting for the earlier gradient reduction raises an error.",
     source="torch.distributed.fsdp.FSDPModule: reset_iter_state; torch.distributed.fsdp.GradientReductionHandle",
 )
 @FINALIZES
 @pytest.mark.world(2)
 def test_reset(world: World) -> None:
-    """The step that was reset leaves no gradients."""
+    """The step that was reset leaves no gradients, and the next one is right."""
 
     def body(rank: Rank) -> Any:
         model = _model(rank)
@@ -220,7 +220,7 @@ def test_reset(world: World) -> None:
 )
 @requirement(
     "RFSDP-FINAL-10",
-    "finalize_backward raises an error if the gradients still wait for an all-reduce that is switched off.",
+    "finalize_backward raises an error while set_requires_all_reduce(False) holds gradients back.",
     source=SOURCE,
 )
 @FINALIZES
@@ -232,11 +232,11 @@ def test_too_early(world: World) -> None:
         model = _model(rank)
         model.set_requires_gradient_sync(False)
         _backward(model, rank)
-        with pytest.raises(RuntimeError, match="mode"):
+        with pytest.raises(RuntimeError, match="cannot change mode"):
             model.set_manual_backward_finalization(False)
         model.set_requires_gradient_sync(True)
         model.set_requires_all_reduce(False)
-        with pytest.raises(RuntimeError, match="all-reduce"):
+        with pytest.raises(RuntimeError, match="requires all-reduce"):
             model.finalize_backward()
         model.set_requires_all_reduce(True)
         model.finalize_backward()

@@ -17,7 +17,7 @@ from harness.stacks import replicate_fsdp
 
 SOURCE = "torch.distributed.fsdp.MixedPrecisionPolicy: reduce_dtype"
 NARROW = torch.bfloat16
-NEWER = pytest.mark.needs(torch="torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype_override_fn)")
+OF_2_15 = pytest.mark.needs(torch="torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype_override_fn)")
 VALUES = (512.0, 2.0)
 EXACT, ROUNDED = ("float32", 257.0), ("bfloat16", 256.0)
 Gradients = tuple[tuple[str, float] | None, ...]
@@ -55,7 +55,7 @@ def _read(model: nn.Module) -> Gradients:
     "Without a reduce_dtype, gradients are reduced in the dtype of the parameters, whatever they are computed in.",
     source=SOURCE,
 )
-@NEWER
+@OF_2_15
 @pytest.mark.world(2)
 def test_reduced_in_own_dtype(world: World) -> None:
     """Compute in bfloat16; the second step comes after gradients were cleared."""
@@ -73,15 +73,15 @@ def test_reduced_in_own_dtype(world: World) -> None:
 
 @requirement(
     "RFSDP-GRADTYPE-02",
-    "Without a reduce_dtype, micro-batches accumulate in the dtype of the parameters, in whichever of them a parameter "
-    "is used.",
+    "Without a reduce_dtype, gradients of micro-batches accumulate in the parameter's dtype, even if one of them does "
+    "not use the parameter.",
     source=SOURCE,
 )
-@NEWER
+@OF_2_15
 @pytest.mark.parametrize("delayed", ["reduction", "all-reduce"])
 @pytest.mark.world(1, 2)
 def test_accumulated_in_own_dtype(world: World, delayed: str) -> None:
-    """Run two steps with micro-batches of 256, 1 and 1: the first parameter is not used in the second one."""
+    """Run two steps with micro-batches of 256, 1 and 1: the second one uses only the second parameter."""
 
     def body(rank: Rank) -> list[Gradients]:
         model: Any = replicate_fsdp.apply(Product(), rank, mp_policy=MixedPrecisionPolicy(NARROW))
@@ -100,10 +100,10 @@ def test_accumulated_in_own_dtype(world: World, delayed: str) -> None:
 
 @requirement(
     "RFSDP-GRADTYPE-03",
-    "Gradients have the grad_dtype of their parameter, and the others of the group keep their own.",
+    "Each gradient has its parameter's grad_dtype, whatever other parameters of the communication group have.",
     source=SOURCE,
 )
-@NEWER
+@OF_2_15
 @pytest.mark.parametrize("param", [torch.float32, NARROW], ids=["float32", "bfloat16"])
 @pytest.mark.world(2)
 def test_own_dtype(world: World, param: torch.dtype) -> None:
@@ -126,7 +126,7 @@ def test_own_dtype(world: World, param: torch.dtype) -> None:
     "With grad_dtype None, gradients keep the dtype that they were computed in.",
     source=SOURCE,
 )
-@NEWER
+@OF_2_15
 @pytest.mark.world(2)
 def test_any_dtype(world: World) -> None:
     """Compute in bfloat16."""
@@ -146,7 +146,7 @@ def test_any_dtype(world: World) -> None:
     "A parameter keeps its grad_dtype when it is converted, or assigned by load_state_dict.",
     source="torch.distributed.fsdp.fully_shard: grad_dtype",
 )
-@NEWER
+@OF_2_15
 @pytest.mark.parametrize("changed", ["converted", "assigned"])
 @pytest.mark.world(2)
 def test_kept(world: World, changed: str) -> None:
@@ -173,10 +173,10 @@ def test_kept(world: World, changed: str) -> None:
     "Reducing unused parameters raises an error on every rank if a grad_dtype is None and there is no reduce_dtype.",
     source="torch.distributed.fsdp.FSDPModule: set_reduce_scatter_unused_params",
 )
-@NEWER
+@OF_2_15
 @pytest.mark.world(2)
 def test_unknown_dtype(world: World) -> None:
-    """After reset_iter_state and with a used parameter of known dtype, the next step is right."""
+    """After reset_iter_state, and without reducing unused parameters, the next step is right."""
 
     def body(rank: Rank) -> Gradients:
         module = Product()
@@ -195,28 +195,27 @@ def test_unknown_dtype(world: World) -> None:
 
 @requirement(
     "RFSDP-OVERRIDE-01",
-    "param_dtype_override_fn is called once for each parameter, and one for which it returns the parameter's dtype is "
-    "not cast.",
+    "A parameter is not cast if param_dtype_override_fn, which is called once for it, returns its own dtype.",
     source="torch.distributed.fsdp.MixedPrecisionPolicy: param_dtype_override_fn",
 )
 @requirement(
     "RFSDP-OVERRIDE-02",
-    "With param_dtype_override_fn, inputs are still cast to param_dtype, and gradients are right.",
+    "With param_dtype_override_fn, gradients equal those of one device, and inputs are still cast to param_dtype.",
     source="torch.distributed.fsdp.MixedPrecisionPolicy: param_dtype_override_fn",
 )
-@NEWER
+@OF_2_15
 @pytest.mark.world(1, 2)
 def test_overridden(world: World) -> None:
     """The first parameter stays float32; run two steps."""
 
     def body(rank: Rank) -> Any:
-        asked, options = [], {}
+        asked: list[tuple[int, ...]] = []
 
         def keep(parameter: nn.Parameter) -> torch.dtype | None:
             asked.append(tuple(parameter.shape))
             return parameter.dtype if len(parameter) == 2 else None
 
-        options["param_dtype_override_fn"] = keep
+        options: Any = {"param_dtype_override_fn": keep}
         module = Product()
         model, seen = replicate_fsdp.apply(module, rank, mp_policy=MixedPrecisionPolicy(NARROW, **options)), []
         for _ in range(2):
@@ -224,7 +223,7 @@ def test_overridden(world: World) -> None:
             seen.append(_read(model))
             model.zero_grad()
         assert module.seen == [(torch.float32, NARROW, NARROW)] * 2
-        return asked, seen
+        return sorted(asked), seen
 
     value = ("float32", sum(VALUES[: world.size]) / world.size)
     assert_on_ranks([([(2,), (3,)], [(value, value)] * 2)] * world.size, world.run(body))
@@ -232,10 +231,11 @@ def test_overridden(world: World) -> None:
 
 @requirement(
     "RFSDP-OVERRIDE-03",
-    "param_dtype_override_fn raises ValueError if it returns neither None nor one of the parameter's two dtypes.",
+    "replicate raises ValueError if param_dtype_override_fn returns anything but None, param_dtype or the parameter's "
+    "dtype.",
     source="torch.distributed.fsdp.MixedPrecisionPolicy: param_dtype_override_fn",
 )
-@NEWER
+@OF_2_15
 @pytest.mark.parametrize("returned", [torch.float16, torch.float64, "float32", 0], ids=str)
 @pytest.mark.world(2)
 def test_refused(world: World, returned: Any) -> None:

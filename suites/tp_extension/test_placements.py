@@ -125,7 +125,7 @@ def test_two_dimensions(world: World, placements: tuple[Placement, Placement]) -
 
 @requirement(
     "TP-LAY-12",
-    "On a mesh that has also been flattened, a tensor is sharded and put together as on any other mesh.",
+    "Flattening a mesh does not change how tensors are sharded and gathered on it.",
     source="torch/distributed/tensor/_redistribute.py: one collective over several mesh dimensions; "
     "pytorch/pytorch#194457",
 )
@@ -154,7 +154,7 @@ def test_flattened(world: World, placements: tuple[Placement, Placement]) -> Non
 
 @requirement(
     "TP-LAY-13",
-    "On a mesh whose ranks are in any order, each rank has the chunk of its coordinate.",
+    "Each rank holds the shard of its mesh coordinate, in whatever order the mesh lists its ranks.",
     source="torch.distributed.device_mesh.DeviceMesh: mesh, preserve_rank_order; pytorch/pytorch#193224",
 )
 @pytest.mark.parametrize("placement", [ROWS, COLUMNS], ids=str)

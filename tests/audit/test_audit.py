@@ -200,6 +200,7 @@ def test_only_tests_that_reach(first: tuple[Path, Ended]) -> None:
     assert {r["test"].split("::")[1] for r in found} == {"test_functional[2ranks]"}
 
 
+@pytest.mark.nightly
 def test_again_nothing_is_done(first: tuple[Path, Ended]) -> None:
     """An audit that is complete is only shown; survivors can be chosen."""
     folder, before = first

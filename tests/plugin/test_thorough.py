@@ -141,6 +141,7 @@ def test_goes_on(folder: Folder, how: str) -> None:
     assert len(drawn(folder, "first")) <= 1 + progress(folder)[FIRST].passed + progress(folder)[FIRST].given_up
 
 
+@pytest.mark.nightly
 def test_done_properties_are_passed_over(folder: Folder) -> None:
     """A property that is done is not run again until all are; then they begin anew."""
     assert ran(folder, "-k", "first").counts == {"passed": 1}
@@ -261,14 +262,19 @@ def test_bad_variables(folder: Folder, variables: dict[str, str], message: str) 
     assert message in line
 
 
+def later(text: str, message: str) -> Any:
+    """Return the case of a bad journal for the nightly job: each takes a session of its own."""
+    return pytest.param(text, message, marks=pytest.mark.nightly)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("garbage\n", "line 1: no record of a thorough run"),
-        ('{"record":"session","id":"1"}\n', "line 1: no record of a thorough run (not where it belongs)"),
-        ('{"record":"thorough","time":0,"about":{},"version":9}\n', "version 9, and this Concord reads up to 1"),
-        ('{"record":"thorough","time":0,"about":{}}\n\x00\xff\n', "line 2: no record"),
-        (
+        later('{"record":"session","id":"1"}\n', "line 1: no record of a thorough run (not where it belongs)"),
+        later('{"record":"thorough","time":0,"about":{},"version":9}\n', "version 9, and this Concord reads up to 1"),
+        later('{"record":"thorough","time":0,"about":{}}\n\x00\xff\n', "line 2: no record"),
+        later(
             '{"record":"thorough","time":0,"about":{}}\n{"record":"done","property":"x","outcome":"passed"}\n',
             "line 2: nobody planned the property 'x'",
         ),

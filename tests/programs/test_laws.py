@@ -170,6 +170,8 @@ DAMAGES: dict[str, tuple[Callable[[Rank], None], Program]] = {
 }
 
 
+LONG = ("permuted", "spread", "unwrapped")
+"""Cases that take longest, for the nightly job."""
 CASES = {
     **{law: (law, *case) for law, case in DAMAGES.items()},
     "hybrid": ("flattened", replicas_alone, Program(MODEL, Layout("tp_extension", options=_FLAT), _UNSAVED)),
@@ -187,7 +189,7 @@ def test_every_law_is_seen_to_fail() -> None:
     assert DAMAGES.keys() == LAWS.keys()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.nightly] * (case in LONG)) for case in CASES])
 def test_law(case: str, sound: Damaged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Quiet on healthy ranks; of damaged ones it says which law is broken, by which number; programs are written."""
     monkeypatch.setenv(reproducer.FOLDER, str(tmp_path))

@@ -209,6 +209,7 @@ def test_overflow(tmp_path: Path) -> None:
     assert "may overflow in float64" in output
 
 
+@pytest.mark.nightly
 def test_subject(tmp_path: Path) -> None:
     """It runs on the stacks that it is told: the reference refuses what torch does wrong."""
     ended = concord("replay", stored(LIVE, tmp_path), "--subject", "reference")

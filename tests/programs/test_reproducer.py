@@ -93,7 +93,9 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("stack", LAYOUTS)
+@pytest.mark.parametrize(
+    "stack", [pytest.param(stack, marks=[pytest.mark.nightly] * (stack != "dynamo")) for stack in LAYOUTS]
+)
 def test_healthy(stack: str, tmp_path: Path) -> None:
     """On every stack a file for a healthy program exits with 0."""
     program = Program(EXACT.model, LAYOUTS[stack], EXACT.steps)
