@@ -1,4 +1,4 @@
-# A compiled reduce_scatter of a list with too few tensors broadcasts instead of raising an error
+# A compiled reduce_scatter checks neither the number nor the dtype of its inputs
 # unreported
 # Seen with torch 2.15.0+cu132, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 compiled_reduce_scatter.py

@@ -1,4 +1,4 @@
-# fill_() on a DTensor with partial values silently fills it with the number times the ranks
+# fill_() on a DTensor with partial values silently multiplies the value by the world size
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 dtensor_fill.py

@@ -1,4 +1,4 @@
-# item() of a DTensor with partial values silently returns the rank's own part
+# item() of a DTensor with partial values silently returns the rank's local value
 # https://github.com/pytorch/pytorch/issues/166638
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 dtensor_item.py

@@ -1,4 +1,4 @@
-# A slice of a mesh, and so its process groups, are kept after DTensor's caches have been cleared
+# A slice of a mesh keeps its process groups alive after DTensor's caches have been cleared
 # unreported
 # Seen with torch 2.11.0+cu130, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 dtensor_mesh_kept.py

@@ -1,4 +1,4 @@
-# On a mesh whose ranks are not in ascending order, ranks silently get each other's shards
+# On a mesh whose ranks are not in ascending order, full_tensor() puts shards together in the wrong order
 # https://github.com/pytorch/pytorch/pull/193224
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 dtensor_mesh_order.py

@@ -22,10 +22,13 @@ replicate(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
 try:
     with torch.inference_mode():
         model(torch.full((1, 1), 1.5))
-except RuntimeError:  # before 2.15, the forward itself fails: fsdp_inference
+except RuntimeError as e:  # before 2.15, this forward fails: fsdp_inference
+    print(f"rank {rank}: {e}", flush=True)
+    dist.destroy_process_group()
     sys.exit(0)
+output = model(torch.full((1, 1), 1.5)).sum()
 try:
-    model(torch.full((1, 1), 1.5)).sum().backward()
+    output.backward()
     observed = model.weight.grad.full_tensor().item()
 except RuntimeError as e:
     observed = f"RuntimeError: {e}"

@@ -100,7 +100,7 @@ def test_against(tmp_path: Path, concord: Callable[..., Any]) -> None:
     assert [line.split(":")[0] for line in told["not_found"] if "AVG" not in line and "PREMUL" not in line] == [
         "gather of complex64",
         "splitting of collectives",
-    ]
+    ], told["not_found"]
     assert f"undeclared: {len(told['undeclared'])}\n" in ended.stdout
 
 
