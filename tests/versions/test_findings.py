@@ -91,6 +91,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_scripts_run(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts run on real ranks of gloo, and each ends as it does, whatever the one before it did."""
