@@ -146,7 +146,7 @@ def meshes(world: int) -> tuple[str, ...]:
 
 
 def mesh_sizes(layout: Layout) -> list[str]:
-    """Return the sizes of the dimensions of the layout's mesh, of which there is one if it has no option ``mesh``."""
+    """Return the sizes of the dimensions of the layout's mesh, or ``[""]`` if it has no option ``mesh``."""
     return str(dict(layout.options).get("mesh", "")).split("x")
 
 

@@ -54,11 +54,8 @@ Compiled = Callable[..., Any]
 COMPILES_MESSAGES = "torch._dynamo.config.enable_p2p_compilation"
 """The name in PyTorch without which isend and irecv can't be in graphs, for ``@pytest.mark.needs(torch=)``."""
 
-ON_ONE_RANK = (
-    "torch.compiler.config.compile_on_one_rank"
-    if hasattr(torch.compiler.config, "compile_on_one_rank")
-    else "torch.distributed.config.compile_on_one_rank"
-)
+_OF_ONE_RANK = torch.compiler.config if hasattr(torch.compiler.config, "compile_on_one_rank") else dist.config
+ON_ONE_RANK = f"{_OF_ONE_RANK.__name__}.compile_on_one_rank"
 """The name in PyTorch of the setting of :func:`on_one_rank`, for ``@pytest.mark.needs(torch=)``. It moved in 2.15."""
 
 INTERNAL = torch._dynamo.exc.InternalTorchDynamoError
@@ -70,8 +67,7 @@ REFUSED = torch._dynamo.exc.Unsupported
 
 def on_one_rank() -> AbstractContextManager[Any]:
     """Return a context in which graphs are made so that every rank could run them."""
-    settings = torch.compiler.config if ON_ONE_RANK.startswith("torch.compiler") else dist.config
-    context: AbstractContextManager[Any] = settings.patch(compile_on_one_rank=True)
+    context: AbstractContextManager[Any] = _OF_ONE_RANK.patch(compile_on_one_rank=True)
     return context
 
 
