@@ -9,6 +9,7 @@ import typer
 
 from harness.commands import audit, perf, reports
 from harness.commands import probe as probing
+from harness.commands.agent import agent
 from harness.commands.bisect import bisect
 from harness.commands.doctor import doctor
 from harness.commands.findings import findings
@@ -21,6 +22,7 @@ from harness.redaction import redacted
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 app.add_typer(perf.app, name="perf")
+app.command()(agent)
 app.command()(audit.audit)
 app.command()(audit.faults)
 app.command()(audit.reach)

@@ -28,7 +28,11 @@ from harness.oracles.exact import kind, kind_of
 _POOLS = frozenset(("pt_autograd_",))
 """Prefixes of the names of threads that torch starts once and keeps."""
 
-_OF_GLOO = ("gloo_", "pt_gloo_")
+_GLOO_LOOPS = "gloo_"
+"""Prefix of the names of the threads that move gloo's data, where they have a name."""
+_GLOO_WORKERS = "pt_gloo_"
+"""Prefix of the names of the threads that execute gloo's collectives."""
+_OF_GLOO = (_GLOO_LOOPS, _GLOO_WORKERS)
 _OF_TORCH = ("gloo_", "pt_")
 _PATIENCE = 0.5
 """Seconds within which threads must end, and release what they hold."""
@@ -137,7 +141,9 @@ def left(before: State, *, groups_freed: bool = True) -> list[Left]:
 
 def _names_of_gloo(threads: Iterable[str]) -> tuple[str, ...]:
     """Return prefixes of the names of gloo's threads. Not all of them have a name of their own in PyTorch 2.11."""
-    loops, workers = (any(name.startswith(prefix) for name in threads) for prefix in _OF_GLOO)
+    names = list(threads)
+    loops = any(name.startswith(_GLOO_LOOPS) for name in names)
+    workers = any(name.startswith(_GLOO_WORKERS) for name in names)
     return (*_OF_GLOO, _own_name()) if workers and not loops else _OF_GLOO
 
 

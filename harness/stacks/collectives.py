@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import _make_nccl_premul_sum as premul_sum  # type: ignore[attr-defined]  # not in __all__
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _coalescing_manager as coalescing_manager
 from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout
 
@@ -27,6 +28,7 @@ __all__ = [
     "claimed",
     "claimed_cases",
     "coalescing_manager",
+    "flattened",
     "functional",
     "issue",
     "issue_in",
@@ -35,6 +37,8 @@ __all__ = [
     "refusals",
     "run_cases",
     "set_timeout",
+    "summed_later",
+    "unwaited",
 ]
 
 _MOST_SHOWN = 12
@@ -50,6 +54,17 @@ def summed_later(tensors: list[torch.Tensor], group: Any) -> list[torch.Tensor]:
     """Sum each tensor over a group, and return results that nobody waits for unless the caller does."""
     results: list[torch.Tensor] = torch.ops._c10d_functional.all_reduce_coalesced(tensors, "sum", group.group_name)
     return results
+
+
+def unwaited() -> int:
+    """Return the number of functional collectives that nothing has waited for."""
+    return int(torch._C._distributed_c10d._get_work_registry_size())
+
+
+def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    """Flatten a mesh into one dimension of that name."""
+    flat: DeviceMesh = mesh._flatten(name)
+    return flat
 
 
 def reduction(op: str) -> Any:

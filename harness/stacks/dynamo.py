@@ -14,7 +14,6 @@ from torch import nn
 from torch._dynamo import compiled_autograd
 from torch._dynamo import distributed as compile_groups
 from torch._dynamo.backends.registry import lookup_backend
-from torch.distributed.device_mesh import DeviceMesh
 
 from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
 from harness.specs.program import Compile, Hooked
@@ -40,13 +39,11 @@ __all__ = [
     "compiled_backward",
     "compiled_messages",
     "compiler_collectives",
-    "flattened",
     "gradients",
     "graph_break",
     "on_one_rank",
     "parameters",
     "parts",
-    "unwaited",
 ]
 
 Compiled = Callable[..., Any]
@@ -132,20 +129,9 @@ def compiled(
     return torch.compile(function, backend=counter, fullgraph=fullgraph, **options), counter
 
 
-def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
-    """Flatten a mesh into one dimension of that name."""
-    flat: DeviceMesh = mesh._flatten(name)
-    return flat
-
-
 def graph_break() -> None:
     """Break the graph."""
     torch._dynamo.graph_break()
-
-
-def unwaited() -> int:
-    """Return the number of functional collectives that nothing has waited for."""
-    return int(torch._C._distributed_c10d._get_work_registry_size())
 
 
 class GraphCounter:

@@ -35,7 +35,7 @@ __all__ = ["MESH", "STACK", "ReplicateModule", "apply", "gradients", "parameters
 
 MESH = "mesh" if "mesh" in inspect.signature(replicate).parameters else "device_mesh"
 """The name of the argument that takes the mesh."""
-REDUCES_AS_KEPT = "param_dtype_override_fn" in inspect.signature(MixedPrecisionPolicy).parameters
+REDUCES_IN_PARAMETER_DTYPE = "param_dtype_override_fn" in inspect.signature(MixedPrecisionPolicy).parameters
 """Whether gradients are reduced in the dtype of their parameters if no other is given, and not in param_dtype."""
 
 
@@ -164,7 +164,7 @@ def _promises(layout: Layout) -> Promises:
 
 def _reduced(case: Case) -> str:
     """Return the dtype in which gradients are reduced."""
-    computed = "" if REDUCES_AS_KEPT else case.options.get("param_dtype")
+    computed = "" if REDUCES_IN_PARAMETER_DTYPE else case.options.get("param_dtype")
     return str(case.options.get("reduce_dtype") or computed or case.dtype)
 
 

@@ -279,6 +279,14 @@ class Launcher(Protocol):
         """Return a listener to these kinds of news of these ranks of this launcher.  It need not be closed."""
         ...
 
+    def refresh(self, ranks: Sequence[RankHandle]) -> None:
+        """Bring the :meth:`RankHandle.kernel_state` and the :attr:`RankHandle.box` of ranks up to date.
+
+        Without a call, a launcher of ranks on another host may return what it knew last.  May wait for that host, for
+        about a second.  A rank about which nothing new is known then has no kernel state.
+        """
+        ...
+
     def poll(self) -> None:
         """Set the :attr:`RankHandle.exit` of ranks that have ended, without waiting."""
         ...

@@ -44,6 +44,11 @@ class LocalListener:
                     self._poll.register(fd, select.POLLIN)
                     self._news[fd] = News(what, rank)
 
+    @property
+    def descriptors(self) -> list[int]:
+        """The descriptors for which :meth:`wait` waits; it also waits for stacks, which no descriptor shows."""
+        return [*([self._server] if self._server >= 0 else []), *self._news]
+
     def wait(self, seconds: float) -> list[News]:
         longest = _STACK_INTERVAL if self._stacks else _LONGEST_SILENCE
         readable = self._poll.poll(math.ceil(max(0.0, min(seconds, longest)) * 1000))

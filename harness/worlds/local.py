@@ -145,6 +145,12 @@ class LocalLauncher:
         refusal = self.refusal
         return f"host: {refusal.why}" if refusal else "private"
 
+    @property
+    def settled(self) -> bool:
+        """Whether the server is ready or was lost, so that :meth:`spawn` does not wait for it."""
+        self.poll()
+        return self._ready is not None or bool(self.lost)
+
     def wait_ready(self) -> dict[str, Any]:
         """Wait until the server has imported what it preloads; returns its ``ready`` message.
 
@@ -167,14 +173,23 @@ class LocalLauncher:
         size = os.fstat(self._log_fd).st_size
         return printable(os.pread(self._log_fd, 4000, max(0, size - 4000)).decode(errors="replace"))
 
-    def spawn(self, setups: Sequence[RankSetup]) -> list[LocalRank]:
+    def spawn(self, setups: Sequence[RankSetup], rendezvous: socket.socket | None = None) -> list[LocalRank]:
         """Start a rank for each setup.  Returns handles at once; ranks report when they are ready.
+
+        If the setups have a rendezvous already, other ranks of their world run elsewhere.  ``rendezvous``: then its
+        listening socket, if rank 0 runs here.  The caller keeps it.
 
         Errors: :class:`LaunchError` if no server comes up; :class:`ServerLost` if the server has gone since.
         """
         self.wait_ready()
-        listener = self._listen(max(64, 2 * len(setups)))
-        address = listener.getsockname()[:2]
+        if setups[0].store[1]:
+            return self._spawn(setups, setups[0].store, rendezvous)
+        with self._listen(max(64, 2 * len(setups))) as listener:
+            return self._spawn(setups, listener.getsockname()[:2], listener)
+
+    def _spawn(
+        self, setups: Sequence[RankSetup], address: tuple[str, int], listener: socket.socket | None
+    ) -> list[LocalRank]:
         wanted = {**RANK_ENVIRONMENT, **os.environ}
         changed = {k: v for k, v in wanted.items() if self.environment.get(k) != v}
         unset = tuple(k for k in self.environment if k not in wanted)
@@ -194,14 +209,13 @@ class LocalLauncher:
                     **setup.env,
                 }
                 setup = dataclasses.replace(setup, env=env, unset=unset, store=address)
-                processes.append(self._spawn_one(setup, listener.fileno() if setup.index == 0 else None))
+                inherited = listener.fileno() if listener is not None and setup.index == 0 else None
+                processes.append(self._spawn_one(setup, inherited))
         except BaseException:
             for process in processes:
                 self.kill(process)
                 process.close()
             raise
-        finally:
-            listener.close()
         return processes
 
     def _spawn_one(self, setup: RankSetup, listener: int | None) -> LocalRank:
@@ -262,6 +276,9 @@ class LocalLauncher:
     def listen(self, ranks: Sequence[RankHandle], to: Collection[Heard]) -> LocalListener:
         """Return a listener to ranks of this launcher; see :class:`~harness.worlds.handle.Launcher`."""
         return LocalListener(self._sock.fileno(), self.poll, self.check, [_own(rank) for rank in ranks], to)
+
+    def refresh(self, ranks: Sequence[RankHandle]) -> None:
+        """Do nothing: what this host's kernel knows of a rank is asked when it is needed."""
 
     def poll(self) -> None:
         """Take messages without waiting: record which ranks have ended, and what has become of the server."""

@@ -24,6 +24,7 @@ def views_of(launcher: Launcher, ranks: Sequence[RankHandle], state: Mapping[int
     """
     clock = launcher.clock
     asked = [rank for rank in ranks if rank.exit is None]
+    launcher.refresh(asked)
     for rank in asked:
         rank.ask_snapshot()
     awaited = [rank for rank in asked if not state.get(rank.index, (False, False))[1]]
@@ -44,12 +45,12 @@ def views_of(launcher: Launcher, ranks: Sequence[RankHandle], state: Mapping[int
     for rank in ranks:
         quiet, stopped = state.get(rank.index, (False, False))
         answer = answers.get(rank.index)
-        alarms = rank.alarms(_threads_of(answer)) if answer else {}
+        alarms = rank.alarms(threads_of(answer)) if answer else {}
         views.append(watchdog.view_of(rank.index, answer, quiet=quiet, stopped=stopped, alarm_of=alarms))
     return views
 
 
-def _threads_of(snapshot: Mapping[str, Any]) -> Iterator[tuple[int, bool]]:
+def threads_of(snapshot: Mapping[str, Any]) -> Iterator[tuple[int, bool]]:
     """Yield, for every thread in a snapshot, the kernel's id and whether it is the main thread."""
     threads = snapshot.get("threads")
     for thread in threads[: watchdog.MOST_THREADS] if isinstance(threads, list) else ():
@@ -109,6 +110,7 @@ class Watch:
         ``now``: on the launcher's clock; ``ended``: by rank, how it has ended, in the words of :attr:`View.state`.
         """
         alive = [rank for rank in self._ranks if rank.index not in ended]
+        self._launcher.refresh(alive)
         state = {rank.index: self._kernel(rank, now) for rank in alive}
         interval = watchdog.FIRST_LOOK if self._settle == watchdog.SETTLE else _HURRIED_INTERVAL
         self.next_look = now + interval

@@ -72,7 +72,7 @@ class Pool:
         Errors: LaunchError if a private network was asked for and is not available.
         """
         variables = {**os.environ, **dict(spec.env)}
-        private = not network.needs_host(spec.network, spec.device, variables)
+        private = spec.hosts == 1 and not network.needs_host(spec.network, spec.device, variables)
         launcher = self.launcher(private=private, start=spec.start)
         if spec.network == network.PRIVATE and (refusal := launcher.refusal):
             raise LaunchError(f"ranks can't have a network of their own: {refusal.why}; {refusal.remedy}")

@@ -52,6 +52,8 @@ class RankSetup:
     """Host and port of the rendezvous; rank 0 inherits the listening socket."""
     timeout: float
     """Timeout of the default process group, in seconds."""
+    node: int = 0
+    """Number of its host in the world, as torchrun's ``GROUP_RANK``."""
     env: dict[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
     """Environment variables that the server has and the rank must not have."""

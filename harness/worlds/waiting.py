@@ -284,6 +284,7 @@ class Waiting:
         if self._answer != EXIT:
             return f"not finished after {self._timeout:g} s"
         late = [p for p in self._ranks.processes if p.exit is None]
+        self._ranks.launcher.refresh(late)
         where = "its exit handlers" if late and late[0].box.phase == "atexit" else "leaving the process group"
         names = ", ".join(str(p.index) for p in late)
         return f"rank {names} did not end within {self._timeout:g} s: stuck in {where}"

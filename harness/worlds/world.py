@@ -64,6 +64,8 @@ class WorldSpec:
     that imports torch itself, for runtimes that do not survive a fork of a process with torch."""
     bind_device: bool = False
     """Whether ranks on an accelerator give their device to init_process_group."""
+    hosts: int = 1
+    """Number of hosts that its ranks are spread over, in blocks of nearly the same size."""
     debug_rank: int | None = None
     """The rank that opens a debugger when it fails."""
     traceback_style: str = "short"
@@ -73,6 +75,8 @@ class WorldSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.size, int) or isinstance(self.size, bool) or self.size < 1:
             raise ValueError(f"a world has at least 1 rank, not {self.size!r}")
+        if not 1 <= self.hosts <= self.size:
+            raise ValueError(f"a world of {self.size} has at least 1 host and at most {self.size}, not {self.hosts!r}")
         if not self.timeout > 0:
             raise ValueError(f"timeout of a world: a number of seconds above 0, not {self.timeout!r}")
         if self.network not in NETWORKS:
@@ -85,11 +89,19 @@ class WorldSpec:
             object.__setattr__(self, "backend", backend_for(self.device))
 
     def __str__(self) -> str:
-        return f"{self.size} rank{'s' if self.size > 1 else ''} ({self.backend} on {self.device})"
+        hosts = f", {self.hosts} hosts" if self.hosts > 1 else ""
+        return f"{self.size} rank{'s' if self.size > 1 else ''} ({self.backend} on {self.device}{hosts})"
 
 
 def _of_rank(env: tuple[tuple[str, str], ...], rank: int) -> dict[str, str]:
     return {name: value.replace("{rank}", str(rank)) for name, value in env}
+
+
+def node_of(rank: int, size: int, hosts: int) -> int:
+    """Return the number of a rank's host, if ``size`` ranks are on ``hosts`` hosts; the first may have one more."""
+    least, more = divmod(size, hosts)
+    in_larger = more * (least + 1)
+    return rank // (least + 1) if rank < in_larger else more + (rank - in_larger) // least
 
 
 class World:
@@ -264,6 +276,7 @@ class World:
                 device=devices[i],
                 store=("", 0),
                 timeout=_GROUP_WAIT,
+                node=node_of(i, spec.size, spec.hosts),
                 env={**dict(spec.env), **(_of_rank(spec.shared_device_env, i) if ranks_on[devices[i]] > 1 else {})},
                 sys_path=import_path(),
                 cwd=working_directory(),

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from fixtures.tensors import moved
 from harness import Rank, World, assert_same, requirement
 from harness.oracles.collectives import Case, inputs, outputs
-from harness.stacks.collectives import functional, summed_later
-from harness.stacks.dynamo import unwaited
+from harness.stacks.collectives import functional, summed_later, unwaited
 
 GROUPS = pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
 OF_LISTS = {

@@ -14,8 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import Case
-from harness.stacks.collectives import assert_right, claimed, claimed_cases
-from harness.stacks.dynamo import flattened
+from harness.stacks.collectives import assert_right, claimed, claimed_cases, flattened
 from suites.collectives.cases import DTYPES, every_collective, groups_of
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from harness import Rank, World, assert_on_ranks, requirement, spmd
 from harness.stacks.collectives import set_timeout
 
-SECONDS = 0.5
+SECONDS = 1.0
 
 
 def late(rank: Rank, what: str) -> float:

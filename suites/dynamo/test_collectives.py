@@ -14,7 +14,7 @@ import torch.distributed as dist
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.oracles.collectives import Case, inputs, lay, outputs
 from harness.stacks import dynamo
-from harness.stacks.collectives import functional, reduction
+from harness.stacks.collectives import functional, reduction, unwaited
 from harness.stacks.training import launched, since
 
 SOURCE = "torch/_dynamo/variables/functions.py: CollectiveFunctionRewriteVariable"
@@ -80,7 +80,7 @@ def test_rewritten(world: World, name: str, members: tuple[int, ...]) -> None:
                 into = [torch.full_like(right, -1, device=rank.device) for right in expected]
                 into = [given.clone()] if name == "all_reduce" else into
                 assert function(given, into) is None
-                assert dynamo.unwaited() == 0
+                assert unwaited() == 0
                 for right, result in zip(expected, into, strict=True):
                     assert_same(right, result, f"{case}, call {call}")
             assert counter.graphs == 1
@@ -233,7 +233,7 @@ def test_launched(world: World) -> None:
             assert_same(torch.full((rows,), 1 + sum(1.0 + i + call for i in range(rank.size))), total, "sum")
             assert_same(torch.full((rows,), 10.0 + rank.size), largest, "maximum")
             assert since(before) == {tuple(range(rank.size)): 3}
-            assert dynamo.unwaited() == 0
+            assert unwaited() == 0
         assert counter.graphs == 2
 
     world.run(body)

@@ -12,8 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import dynamo
-from harness.stacks.collectives import functional
-from harness.stacks.dynamo import flattened
+from harness.stacks.collectives import flattened, functional
 
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 SOURCE = "torch/_dynamo/variables/distributed.py"

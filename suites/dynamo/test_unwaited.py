@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import dynamo
+from harness.stacks.collectives import unwaited
 from suites.dynamo.backends import INDUCTOR
 
 LOCAL = 2
@@ -70,11 +71,11 @@ def test_given(world: World, backend: str, form: str) -> None:
                     if call and rank.index:
                         rank.store.wait([launched])
                     given = FORMS[form](redistributed(move, mesh, local, late=True), mesh)
-                    assert dynamo.unwaited() == 1, "the backend has waited already, so that nothing is seen here"
+                    assert unwaited() == 1, "the backend has waited already, so that nothing is seen here"
                     if call and not rank.index:
                         rank.store.set(launched, "")
                     result = function(given)
-                    assert dynamo.unwaited() == 0, f"{move}: nothing has waited for what was given"
+                    assert unwaited() == 0, f"{move}: nothing has waited for what was given"
                     assert_same(
                         right, result.to_local() if isinstance(result, DTensor) else result, f"{move}, call {call}"
                     )
@@ -103,7 +104,7 @@ def test_by_turns(world: World, backend: str, first: str) -> None:
                 local = numbers(move, rank, call)
                 right = redistributed(move, mesh, local, late=False).to_local() + 1
                 result = function(redistributed(move, mesh, local, late=(first == "late") != bool(call % 2)))
-                assert dynamo.unwaited() == 0
+                assert unwaited() == 0
                 assert_same(right, result.to_local(), f"call {call}")
 
     world.run(body)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_same, requirement
-from harness.stacks.dynamo import flattened
+from harness.stacks.collectives import flattened
 from harness.stacks.tp_extension import StridedShard, compute_local_shape_and_global_offset
 
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()

@@ -316,6 +316,9 @@ class FakeLauncher:
     def listen(self, ranks: Sequence[RankHandle], to: Collection[Heard]) -> FakeListener:
         return FakeListener(self, [rank for rank in ranks if isinstance(rank, FakeRank)], to)
 
+    def refresh(self, ranks: Sequence[RankHandle]) -> None:
+        pass
+
     def poll(self) -> None:
         self.happen(self.clock.now)
 

@@ -1,0 +1,59 @@
+"""Addresses and interfaces of this host, as its kernel routes to others."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+_SIOCGIFADDR = 0x8915
+
+
+def plain(host: str) -> str:
+    """Return an address as text that is equal for equal addresses: without a scope, and IPv4 not as IPv6.
+
+    Errors: ValueError if it is not an address.
+    """
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def towards(host: str) -> str:
+    """Return the address of this host from which packets to another host leave.  Errors: OSError if there is no route.
+
+    ``host``: an address.  Nothing is sent.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect((host, 9))
+        return plain(sock.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface that has an address of this host; empty if none has."""
+    wanted = plain(address)
+    if ipaddress.ip_address(wanted).is_loopback:  # all of 127.0.0.0/8 is this host's, though no interface has it
+        return "lo"
+    return next((name for name, has in _addresses() if has == wanted), "")
+
+
+def _addresses() -> Iterator[tuple[str, str]]:
+    """Yield interfaces with their addresses.  The kernel tells one IPv4 address of each, which is its first."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            asked = struct.pack("256s", name.encode()[:15])
+            try:
+                yield name, socket.inet_ntoa(fcntl.ioctl(sock, _SIOCGIFADDR, asked)[20:24])
+            except OSError:
+                continue  # it has no IPv4 address
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split()
+        yield fields[-1], plain(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0])))

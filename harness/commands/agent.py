@@ -1,0 +1,53 @@
+"""``concord agent``: starts and watches ranks on this host, for a session of tests on another."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cluster import agent as agents
+from harness.cluster import credentials
+from harness.commands.refusing import bad, refusing
+
+
+def agent(
+    key: Annotated[
+        Path | None, typer.Option(help="File with the session's key, which only you can read; - is standard input.")
+    ] = None,
+    listen: Annotated[str, typer.Option(help="Address of this host to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0: the kernel chooses.", min=0, max=65535)] = 0,
+    silence: Annotated[
+        float, typer.Option(help="Seconds after which a controller is given up whose host does not answer.", min=1)
+    ] = 30.0,
+    new_key: Annotated[Path | None, typer.Option(help="Write a new key to this file, and end.")] = None,
+) -> None:
+    """Start ranks on this host for sessions of tests that have the same key.
+
+    Prints one line of JSON with the address once it listens. Ends at SIGTERM, SIGINT or SIGHUP, and all ranks with it.
+    """
+    if new_key is not None:
+        with refusing(credentials.KeyProblem, OSError):
+            credentials.write(new_key, credentials.made())
+        return
+    if key is None:
+        raise bad("give --key FILE with the session's key; --new-key FILE makes one")
+    with refusing(credentials.KeyProblem):
+        if str(key) == "-":
+            text = credentials.checked(sys.stdin.read(65536), "standard input")
+        else:
+            text = credentials.read(key)
+    try:
+        serving = agents.Agent(text, listen, port, silence=silence)
+    except OSError as e:
+        raise bad(f"an agent can't listen on {listen} port {port}: {e.strerror or e}") from None
+    host, number = serving.address
+    print(json.dumps({"agent": f"[{host}]:{number}" if ":" in host else f"{host}:{number}"}), flush=True)
+    serving.serve()
+
+
+if __name__ == "__main__":
+    typer.run(agent)
