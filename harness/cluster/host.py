@@ -6,7 +6,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harness.cluster import credentials, messages
@@ -19,7 +19,7 @@ from harness.safe_io.shown import printable
 from harness.worlds.launch import Exit, LaunchError
 from harness.worlds.rank import RankSetup
 
-_CONNECTING = 10.0
+CONNECTING = 10.0
 """Seconds for the connection to an agent, and for its first message."""
 _KEPT = 60.0
 """Seconds after which a measurement of an agent's clock is replaced by a later one, even if that is less exact."""
@@ -242,20 +242,21 @@ def connect(
     address: tuple[str, int],
     key: str,
     ours: Mapping[str, Any],
-    begin: messages.Begin,
+    begin: messages.Begin | None,
     *,
     patience: float = 10.0,
-    within: Callable[[], float] = lambda: _CONNECTING,
+    within: float = CONNECTING,
 ) -> Host:
     """Connect to the agent at an address.
 
-    ``ours``: facts of this host, with which the agent's must agree; ``begin``: what the agent gets ready for.
+    ``ours``: facts of this host, with which the agent's must agree; ``begin``: what the agent gets ready for; None if
+    no rank will be asked for.
 
     Errors: :class:`HostRefused` if there is no agent, if it has another key, or if its ranks can't be used.
     """
     where = f"{f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}"
     try:
-        sock = socket.create_connection(address, timeout=within())
+        sock = socket.create_connection(address, timeout=within)
     except OSError as e:
         raise HostRefused(f"no agent answers at {where}: {e.strerror or e}; `concord agent` starts one") from None
     try:
@@ -268,7 +269,7 @@ def connect(
             f"what listens at {where} is not an agent with our key ({told}); start it with the session's key"
         ) from None
     channel = Channel(tls, TO_CONTROLLER)
-    until = time.monotonic() + within()
+    until = time.monotonic() + within
     while True:
         arrived = channel.receive()
         if arrived:
@@ -278,7 +279,7 @@ def connect(
             raise HostRefused(f"the agent at {where} refused the connection ({channel.lost}): has it the same key?")
         if (left := until - time.monotonic()) <= 0:
             channel.close()
-            raise HostRefused(f"the agent at {where} did not greet us within {within():g} s")
+            raise HostRefused(f"the agent at {where} did not greet us within {within:g} s")
         select.select([channel.fileno()], [], [], left)
     hello = arrived[0].message
     host = Host(address, channel, hello.facts if isinstance(hello, messages.Hello) else {}, patience)
@@ -289,5 +290,6 @@ def connect(
     if wrong:
         host.close()
         raise HostRefused(f"{host.name} can't run ranks of this session: {printable('; '.join(wrong))}")
-    host.send(begin)
+    if begin is not None:
+        host.send(begin)
     return host

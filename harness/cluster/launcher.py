@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from harness.cluster import messages
 from harness.cluster.facts import facts, passed_on
-from harness.cluster.host import Host, HostRefused, connect, wait
+from harness.cluster.host import CONNECTING, Host, HostRefused, connect, wait
 from harness.cluster.remote_rank import RemoteRank
 from harness.profiles.vocabulary import FORK
 from harness.worlds.handle import Clock, Heard, News, RankHandle
@@ -39,16 +39,26 @@ class Cluster:
             raise ValueError("a cluster has at least one agent")
 
 
+def check(cluster: Cluster) -> None:
+    """Connect to every agent once.  Errors: :class:`~harness.cluster.host.HostRefused`."""
+    ours = facts()
+    for address in cluster.agents:
+        connect(address, cluster.key, ours, None, patience=cluster.patience).close()
+
+
 class ClusterLauncher:
     """Starts ranks on the hosts of a cluster; see :class:`~harness.worlds.handle.Launcher`.
 
     The constructor connects to every agent, which gets ready to start ranks.  Node i of a world (``RankSetup.node``) is
-    a host of its own; worlds begin at different hosts, so that small ones spread.
+    a host of its own; worlds begin at different hosts, so that small ones spread.  ``within``: seconds in which each
+    agent must answer.
 
     Errors: :class:`~harness.cluster.host.HostRefused`, a LaunchError, which names the host.
     """
 
-    def __init__(self, cluster: Cluster, *, private: bool = True, start: str = FORK) -> None:
+    def __init__(
+        self, cluster: Cluster, *, private: bool = True, start: str = FORK, within: float = CONNECTING
+    ) -> None:
         self.clock: Clock = time
         self.network = ""
         self._private = private
@@ -57,7 +67,7 @@ class ClusterLauncher:
         ours, begin = facts(), messages.Begin(private, start)
         try:
             for address in cluster.agents:
-                self._hosts.append(connect(address, cluster.key, ours, begin, patience=cluster.patience))
+                self._hosts.append(connect(address, cluster.key, ours, begin, patience=cluster.patience, within=within))
         except HostRefused:
             self.close()
             raise
@@ -108,7 +118,7 @@ class ClusterLauncher:
                 asked.append((host, spawned))
                 ranks.update((rank.index, rank) for rank in handles)
             for host, spawned in asked:
-                self.network = host.spawned(spawned, _STARTING)
+                self.network = f"hosts of {len(self._hosts)} agents, {host.spawned(spawned, _STARTING)}"
         except BaseException:
             for rank in ranks.values():
                 self.kill(rank)

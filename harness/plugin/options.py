@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.plugin import perf
+from harness.plugin import launching, perf
 from harness.profiles.vocabulary import STARTS
 from harness.results import DEFAULT_SEED
 from harness.subjects import Subject, SubjectError, find
@@ -52,6 +52,7 @@ def add(parser: pytest.Parser) -> None:
         "each is a new Python, which takes seconds, for runtimes that do not survive a fork. Default: the profile's, "
         "or fork.",
     )
+    launching.add_options(group)
     group.addoption(
         "--profile",
         metavar="NAME",

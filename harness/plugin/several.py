@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class SeveralWorlds:
         if size not in self.sizes:
             raise ValueError(f"no world of {size} ranks: the sizes in the test's world mark are {self.sizes}")
         if size not in self._live:
-            spec = dataclasses.replace(self._spec, size=size)
+            spec = self._spec.sized(size)
             self._live[size] = self._pool.acquire(spec, self._devices[:size])
         return self._live[size]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from harness import entry_points
 from harness.entry_points import BACKENDS, DEVICES
 from harness.plugin import options, perf
 from harness.plugin.claims import needs_of, torch_has
+from harness.plugin.launching import Launching
 from harness.plugin.marks import MEASURED, WorldRequest
 from harness.plugin.profiles import Profiles
 from harness.profiles.obeyed import Obeyed
@@ -32,8 +32,11 @@ class Specs:
     ``first``: functions that every rank calls first, once the subject is in its place.
     """
 
-    def __init__(self, config: pytest.Config, profiles: Profiles, first: tuple[tuple[str, str], ...]) -> None:
+    def __init__(
+        self, config: pytest.Config, profiles: Profiles, first: tuple[tuple[str, str], ...], launching: Launching
+    ) -> None:
         self.config = config
+        self._launching = launching
         self.profiles = profiles
         self.first = first
         self.subject = options.subject(config)
@@ -49,6 +52,8 @@ class Specs:
         profile = self.profiles.chosen()
         inventory = self.inventory(mark.device or option("world_device") or (profile.device if profile else None))
         kind = inventory.kind
+        if self._launching.remote and not inventory.on_host:
+            raise pytest.UsageError(f"--launcher: agents start ranks on their hosts, not on {kind} devices yet")
         by_profile = profile.backend if profile is not None and profile.device == kind else None
         backend = mark.backend or option("world_backend") or by_profile or backend_for(kind)
         claims = self.claims(backend, kind)
@@ -63,6 +68,7 @@ class Specs:
             device=kind,
             warm=warm if warm is not None else not inventory.on_host or start == SPAWN,
             start=start,
+            hosts=self._launching.hosts(asked.size),
             bind_device=claims is not None and claims.bind_device,
             timeout=_timeout(
                 mark.timeout, option("world_timeout"), claims.timeout if claims else None, usual=WorldSpec.timeout
@@ -121,7 +127,7 @@ class Specs:
 
     def fitting(self, sizes: Sequence[int], spec: WorldSpec, inventory: Inventory) -> tuple[int, ...]:
         """Return those of some world sizes that this run can have in such a world."""
-        worlds = [dataclasses.replace(spec, size=size) for size in sizes]
+        worlds = [spec.sized(size) for size in sizes]
         return tuple(world.size for world in worlds if self.unsupported(world, inventory) is None)
 
     def unsupported(self, spec: WorldSpec, inventory: Inventory) -> Cause | None:

@@ -11,6 +11,7 @@ import pytest
 
 from harness.plugin import numprocesses
 from harness.plugin.functions import fit_hypothesis, separate_databases, ship_test_code
+from harness.plugin.launching import Launching
 from harness.plugin.marks import WorldRequest, read_marks
 from harness.plugin.profiles import Profiles
 from harness.plugin.rank_reports import attach, note, ranks_failed, shown, timed_out
@@ -114,9 +115,11 @@ class Worlds:
         self.config = config
         self.profiles = profiles
         self.slots = slots
+        self._launching = Launching(config)
         self._pool: Pool | None = None
         faults = config.getoption("fault")
-        self.specs = Specs(config, profiles, tuple(("harness.faults:put", name) for name in faults))
+        first = tuple(("harness.faults:put", name) for name in faults)
+        self.specs = Specs(config, profiles, first, self._launching)
         """Decides which world each test gets."""
         self.subject = self.specs.subject
 
@@ -130,7 +133,8 @@ class Worlds:
 
             show_from(str(self.config.invocation_params.dir), str(self.config.rootpath))
             captures = self.config.getoption("capture") != "no"
-            self._pool = Pool(terminal=Terminal(immediately=not captures, release=self._uncaptured))
+            terminal = Terminal(immediately=not captures, release=self._uncaptured)
+            self._pool = Pool(launcher=self._launching.launcher, terminal=terminal)
         return self._pool
 
     @contextlib.contextmanager
@@ -163,7 +167,7 @@ class Worlds:
             unsupported(NoDevice(e.kind, e.why))
         sizes = self.specs.fitting(asked.mark.sizes, spec, inventory) if asked.several else ()
         if asked.several:
-            spec = dataclasses.replace(spec, size=max(sizes, default=min(asked.mark.sizes)))
+            spec = spec.sized(max(sizes, default=min(asked.mark.sizes)))
         item.stash[_GIVEN] = GivenWorld(spec.size, spec.backend, spec.device, tuple(sorted(sizes)))
         note(item, "world", str(item.stash[_GIVEN]))
         obeyed = dataclasses.replace(self.specs.obeyed(spec), sizes=sizes or None)

@@ -75,7 +75,8 @@ class Watch:
     """Looks at the ranks of a run from time to time, and reports when a deadlock is proven.
 
     ``on_host``: whether the kernel's view of a rank is complete.  It is not for ranks on an accelerator: a rank that
-    waits for one may spin, and what it waits for may still be on its way.  Then only what the records of collectives
+    waits for one may spin, and what it waits for may still be on its way.  Nor is it for ranks on several hosts, where
+    data may be on its way for seconds.  Then only what the records of collectives
     prove counts as a proof: a difference, or that no collective can complete (:func:`~watchdog.closed`).
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,10 @@ class WorldSpec:
         environment_of(dict(self.shared_device_env))
         if not self.backend:
             object.__setattr__(self, "backend", backend_for(self.device))
+
+    def sized(self, size: int) -> WorldSpec:
+        """Return the specification of the same world with another number of ranks, on no more hosts than ranks."""
+        return dataclasses.replace(self, size=size, hosts=min(self.hosts, size))
 
     def __str__(self) -> str:
         hosts = f", {self.hosts} hosts" if self.hosts > 1 else ""
@@ -238,7 +243,7 @@ class World:
             answer=answer,
             timeout=timeout,
             proof=proof,
-            on_host=self.spec.device == "cpu",
+            on_host=self.spec.device == "cpu" and self.spec.hosts == 1,
         )
         try:
             return waiting.results(frame, beside)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,9 +43,11 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def running(key_file: Path, *options: str, env: dict[str, str] | None = None) -> Iterator[Agent]:
-    """Start an agent, and end it."""
-    command = [sys.executable, "-m", "harness.commands.agent", "--key", str(key_file), *options]
+def running(
+    key_file: Path, *options: str, env: dict[str, str] | None = None, before: Sequence[str] = ()
+) -> Iterator[Agent]:
+    """Start an agent, and end it.  ``before``: words before its command."""
+    command = [*before, sys.executable, "-m", "harness.commands.agent", "--key", str(key_file), *options]
     quick = {"CONCORD_PRELOAD": "torch"}  # what these ranks do needs no more of it
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **quick, **(env or {})})
     try:

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,11 +77,20 @@ def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    """The session's own pool, for a test that takes worlds from it by hand."""
+def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """The session's own pool, for a test that takes worlds from it by hand.  What it does not return is ended."""
     plugin = request.config.pluginmanager.get_plugin("concord-worlds")
+    acquire, taken = plugin.pool.acquire, []
+
+    def acquire_and_remember(*args: Any, **named: Any) -> World:
+        world: World = acquire(*args, **named)
+        taken.append(world)
+        return world
+
+    monkeypatch.setattr(plugin.pool, "acquire", acquire_and_remember)
     yield plugin.pool
-    for world in list(plugin.pool._warm.values()):
+    monkeypatch.undo()
+    for world in [*taken, *plugin.pool._warm.values()]:
         world.kill()
     plugin.pool._warm.clear()
 
