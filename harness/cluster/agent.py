@@ -26,6 +26,8 @@ _HANDSHAKE = 5.0
 _MOST_PENDING = 64
 """Peers that may be in that state at once.  If there are more, the oldest goes, which has had the most time."""
 _MOST_SESSIONS = 64
+_ENDING = 10.0
+"""Seconds for sessions to end their ranks, before they are killed, and their ranks with them."""
 
 
 @dataclass
@@ -99,7 +101,12 @@ class Agent:
         self._pending.clear()
         for pid in self._sessions:
             os.kill(pid, signal.SIGTERM)
-        for pid in self._sessions:
+        until = time.monotonic() + _ENDING
+        while self._sessions and time.monotonic() < until:
+            self._reap()
+            time.sleep(0.01)
+        for pid in self._sessions:  # stopped, perhaps
+            os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         self._sessions.clear()
 

@@ -6,7 +6,6 @@ goes through the protocols of :mod:`harness.worlds.handle`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -14,6 +13,7 @@ import select
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 
 from harness.cluster import interfaces, messages
@@ -46,6 +46,8 @@ class _Held:
         self.pid = 0
         self.told = 0
         """How many collectives of its black box the controller knows."""
+        self.waiting: deque[memoryview] = deque()
+        """What it has yet to read: a rank that reads nothing keeps nobody else waiting."""
         self.dumping = False
         """Whether the controller waits for its stacks."""
         self.ended = False
@@ -104,14 +106,17 @@ class Session:
             case messages.Pass():
                 for token in message.tokens:
                     if (held := self._held.get(token)) is not None:
-                        with contextlib.suppress(wire.WireError):  # the launcher reports how it ended
-                            held.rank.send([bytes(arrived.payload)])
+                        held.waiting.append(memoryview(arrived.payload))
+                        _pass_on(held)
             case messages.Look():
                 states = [self._state(held) for token in message.tokens if (held := self._held.get(token))]
                 self._channel.send(messages.Seen(message.number, time.monotonic_ns(), states))
             case messages.Ask():
                 for token in message.tokens:
                     if (held := self._held.get(token)) is not None:
+                        if Heard.SNAPSHOT in held.silent:  # it had nothing to say the last time
+                            held.silent.discard(Heard.SNAPSHOT)
+                            self._listener = None
                         held.rank.ask_snapshot()
             case messages.Dump():
                 for token in message.tokens:
@@ -187,6 +192,9 @@ class Session:
         if self._channel.waiting < _MOST_WAITING:
             for fd in self._listening().descriptors if self._launcher is not None else ():
                 poll.register(fd, select.POLLIN)
+        for held in self._held.values():
+            if held.waiting:
+                poll.register(held.rank.control.fileno(), select.POLLIN | select.POLLOUT)
         dumping = any(held.dumping for held in self._held.values())
         starting = bool(self._asked)
         poll.poll(1000 * (_STACK_INTERVAL if dumping else 0.05 if starting else _LONGEST))
@@ -204,6 +212,8 @@ class Session:
 
     def _relay(self) -> None:
         """Tell the controller what ranks have said, and how they have ended."""
+        for held in self._held.values():
+            _pass_on(held)
         if self._launcher is None or self._channel.waiting >= _MOST_WAITING:
             return
         listener = self._listening()
@@ -259,9 +269,12 @@ class Session:
         if answer is None:
             return
         alarms = held.rank.alarms(threads_of(answer)) if answer else {}
-        told = json.dumps(answer).encode() if answer else b""
+        try:
+            told = json.dumps(answer).encode() if answer else b""
+        except (ValueError, RecursionError):  # a rank can write anything into its channel
+            told = b""
         self._channel.send(messages.Snapshot(held.token, alarms, held.rank.monitor_lost), [told])
-        if not answer:  # nothing follows, and the channel stays readable
+        if not answer:  # the channel may stay readable
             self._ignore(held, Heard.SNAPSHOT)
 
     def _crash(self, held: _Held) -> None:
@@ -306,6 +319,22 @@ class Session:
             rank.begun,
             [messages.Noted(*dataclasses.astuple(issued)) for issued in recent],
         )
+
+
+def _pass_on(held: _Held) -> None:
+    """Send a rank what waits for it, as far as its socket takes it."""
+    try:
+        while held.waiting:
+            part = held.waiting[0]
+            sent = held.rank.offer(part)
+            if sent == len(part):
+                held.waiting.popleft()
+                continue
+            held.waiting[0] = part[sent:]
+            if not sent:
+                return
+    except wire.WireError:
+        held.waiting.clear()  # the launcher reports how it ended
 
 
 def _fitted(setup: RankSetup) -> RankSetup:

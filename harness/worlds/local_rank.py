@@ -70,6 +70,18 @@ class LocalRank:
         finally:
             self.control.setblocking(False)
 
+    def offer(self, data: memoryview) -> int:
+        """Send as much as the rank's socket takes now, and return how many bytes that is.
+
+        For callers that must not wait.  Errors: :class:`~harness.worlds.wire.WireError` if the rank has gone.
+        """
+        try:
+            return self.control.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as e:
+            raise wire.WireError(f"the peer has gone ({e.strerror or e})") from e
+
     @property
     def more(self) -> bool:
         return bool(self.reader.ahead)

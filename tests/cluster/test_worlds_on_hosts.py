@@ -184,3 +184,39 @@ def test_the_controller_closes_and_all_is_gone(start: Callable[..., Agent], clus
         launcher.close()
         assert all(gone(pid) for pid in pids)
     assert all(agent.process.poll() is None for agent in agents)
+
+
+def test_a_rank_that_reads_nothing(pool: Pool) -> None:
+    """A stopped rank that is sent more than a socket takes keeps nobody else waiting, and is named at the timeout."""
+
+    world = pool.acquire(WorldSpec(2, hosts=2, timeout=60))
+    pids = world.run(lambda rank: os.getpid())
+    os.kill(pids[1], signal.SIGSTOP)  # the agents of these tests are on this machine
+    given = torch.zeros(4_000_000)
+    began = time.monotonic()
+    failed = ended(lambda: world.run(lambda rank, x: float(x.sum()), given, timeout=5))
+    assert time.monotonic() - began < 20
+    assert [end.kind for end in failed.ends] == ["returned", "stopped"]
+    assert "no rank is to blame" not in failed.headline
+
+
+def test_a_monitor_that_says_nothing(pool: Pool) -> None:
+    """Garbage in a monitor's channel is said, and the session goes on."""
+
+    def body(rank: Rank) -> None:
+        if rank.index == 1:
+            import stat
+
+            for fd in range(3, 64):
+                try:
+                    if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                        os.write(fd, b"[" * 3000)
+                except OSError:
+                    continue
+        time.sleep(60)
+
+    failed = ended(lambda: pool.acquire(SPREAD).run(body, timeout=4))
+    assert failed.ends[1].kind in ("garbled", "stopped")
+    world = pool.acquire(SPREAD)
+    assert world.run(summed) == [3.0, 3.0]
+    pool.release(world)
