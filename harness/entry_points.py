@@ -31,12 +31,14 @@ SUITES = "concord.suites"
 """``NAME = package``: the package whose folder contains tests. pytest collects it; Concord does not import it."""
 REQUIREMENTS = "concord.requirements"
 """``NAME = module:attribute``: a list of :class:`harness.requirements.Requirement`, loaded when a session starts."""
+LAUNCHERS = "concord.launchers"
+"""``NAME = module:attribute``: what starts agents on hosts (:mod:`harness.cluster.engines`)."""
 STACKS = "concord.stacks"
 """``NAME = module:attribute``: a stack for programs (:mod:`harness.stacks.registry`)."""
 SUBJECTS = "concord.subjects"
 """``NAME.STACK = module:function``: a subject's implementation of a stack (:mod:`harness.subjects`)."""
 
-GROUPS = (BACKENDS, DEFECTS, DEVICES, PROFILES, REQUIREMENTS, STACKS, SUBJECTS, SUITES)
+GROUPS = (BACKENDS, DEFECTS, DEVICES, LAUNCHERS, PROFILES, REQUIREMENTS, STACKS, SUBJECTS, SUITES)
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _ATTRIBUTE = re.compile(rf"{_MODULE.pattern}:{_MODULE.pattern}")
@@ -86,7 +88,7 @@ def _points(group: str, path: tuple[str, ...]) -> tuple[dict[str, Point], list[B
     """Return :func:`points` from a cache, because every test calls it. ``path``: where to look for packages."""
     by_name: dict[str, Point] = {}
     broken: list[Broken] = []
-    wants = _ATTRIBUTE if group in (REQUIREMENTS, STACKS, SUBJECTS) else _MODULE
+    wants = _ATTRIBUTE if group in (LAUNCHERS, REQUIREMENTS, STACKS, SUBJECTS) else _MODULE
     for entry in importlib.metadata.entry_points(group=group):
         point = Point(group, entry.name, entry.value, _package(entry))
         if not wants.fullmatch(point.value):

@@ -27,6 +27,8 @@ class TestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     backend: str = ""
     """The backend of its world, if its mark gives one."""
     device: str = ""
+    hosts: int = 0
+    """The number of hosts that its world is spread over, if its mark gives one."""
     needs: Needs = Needs()
     causes: list[Cause] = []
     """The causes in its source for which it may skip itself as unsupported."""

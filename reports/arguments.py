@@ -32,12 +32,13 @@ _HARMLESS_VALUES = (
     *("--log-file-level", "--timeout", "--timeout-method", "--session-timeout"),
     *("--hypothesis-verbosity", "--rank-network", "--concord-results", "--world-timeout", "--ranks-per-device"),
     *("--perf-rounds", "--perf-visits", "--perf-seconds", "--perf-largest", "--suite"),
+    *("--agents-key", "--launcher"),
 )
 _HARMLESS_FLAGS = (
     *("-v", "--verbose", "-q", "--quiet", "-s", "-l", "--showlocals", "--no-header", "--no-summary", "--full-trace"),
     *("--strict-markers", "--strict-config", "--strict", "--cache-clear", "--ff", "--failed-first", "--nf"),
     *("--new-first", "--hypothesis-show-statistics", "--thorough", "--start-over"),
-    "--force-short-summary",
+    *("--force-short-summary", "--spread"),
 )
 _HARMLESS_SETTINGS = ("log_", "junit_", "console_output_style", "cache_dir", "tmp_path_", "faulthandler_", "timeout")
 """The beginnings of keys for ``-o`` that leave verdicts unchanged."""

@@ -23,9 +23,9 @@ from harness.results import (
     TestResult,
 )
 from reports.arguments import Asked
-from reports.text import moment
+from reports.text import moment, plural
 
-INTRODUCED = {2: "2026-11-21", 3: "2026-11-22", 4: "2026-11-22", 5: "2026-11-23", 6: "2026-11-23"}
+INTRODUCED = {2: "2026-11-21", 3: "2026-11-22", 4: "2026-11-22", 5: "2026-11-23", 6: "2026-11-23", 7: "2026-11-24"}
 """The day (UTC) on which Concord first wrote each version of results; no run with that version is older."""
 SLACK = 5.0
 """Seconds by which clocks of processes may disagree, rounding included."""
@@ -184,6 +184,8 @@ def _world(test: TestResult) -> Iterator[str]:
         yield f"passed on {test.size} ranks, but has no world"
     elif not 0 <= test.size < 1 << 20:
         yield f"its size is {test.size}"
+    if world is not None and world.hosts > max(1, world.ranks):
+        yield f"its world of {plural(world.ranks, 'rank')} is on {world.hosts} hosts"
     sizes = world.sizes if world is not None else ()
     if world is not None and sizes and (sizes[-1] != world.ranks or list(sizes) != sorted({*sizes}) or sizes[0] < 1):
         yield f"its largest world has {world.ranks} ranks, but it drew from worlds of {', '.join(map(str, sizes))}"

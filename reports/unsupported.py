@@ -19,11 +19,13 @@ from harness.results import (
     SizeNotClaimed,
     TestResult,
     TooFewDevices,
+    TooFewHosts,
 )
 from harness.suite_facts import TestFacts
 from reports.arguments import Asked
 from reports.by_profile import Entitled
 from reports.checkout import Checkout
+from reports.text import plural
 
 _RAN = ("passed", "failed", "crashed", "hung", "flaky", "waived")
 _SHOWN = 200
@@ -39,6 +41,7 @@ class _Judge:
         self.worlds = {(test.world.backend, test.world.device) for test in self.ran if test.world is not None}
         causes = [test.cause for test in run.tests.values()]
         self.counted = {(cause.kind, cause.have) for cause in causes if isinstance(cause, TooFewDevices)}
+        self.hosts = {cause.have for cause in causes if isinstance(cause, TooFewHosts)}
 
     def why_not(self, test: TestResult, facts: TestFacts) -> str:
         """Say why the test cannot be unsupported for its cause; empty if it can."""
@@ -55,6 +58,8 @@ class _Judge:
                 return self._fitting(cause, facts)
             case TooFewDevices():
                 return self._devices(cause, facts)
+            case TooFewHosts():
+                return self._hosts(cause, facts)
             case NoBackend():
                 return self._backend(cause, facts)
             case NoStack():
@@ -123,6 +128,15 @@ class _Judge:
             return f"says that there are too few devices for {cause.size} ranks, but another test had {most} ranks"
         return ""
 
+    def _hosts(self, cause: TooFewHosts, facts: TestFacts) -> str:
+        if cause.hosts != facts.hosts or cause.have >= cause.hosts:
+            asks = f"on {facts.hosts} hosts" if facts.hosts else "on any number of hosts"
+            return f"says that {cause}, but in the suite its world is {asks}"
+        if len(self.hosts) > 1:
+            return "tests of the run contradict each other about the number of hosts"
+        most = max((test.world.hosts for test in self.ran if test.world is not None), default=1)
+        return f"says that {cause}, but another test had a world on {most}" if most > cause.have else ""
+
     def _backend(self, cause: NoBackend, facts: TestFacts) -> str:
         says = f"says that torch has no backend {cause.backend}"
         if cause.backend in {backend for backend, _ in self.worlds}:
@@ -174,6 +188,8 @@ class _Judge:
         ran = world.ranks if facts.sizes else facts.size
         if profile.world_sizes and ran not in profile.world_sizes:
             return f"ran on {ran} ranks, but the profile does not claim worlds of that size"
+        if facts.hosts and world.hosts != facts.hosts:
+            return f"ran on {plural(world.hosts, 'host')}, but in the suite its world is on {facts.hosts}"
         if facts.sizes and profile.device == "cpu" and ran != max(self._claimed(facts)):
             return f"ran in worlds of at most {ran} ranks, but the host has room for {max(self._claimed(facts))}"
         fitting = [size for size in self._claimed(facts) if size <= ran]

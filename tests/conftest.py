@@ -12,7 +12,7 @@ LATER = Path(__file__).with_name("nightly.toml")
 
 
 def listed() -> list[str]:
-    """Return the node ids in the list, as they are seen from the folder above this."""
+    """Return the node ids, and the files, in the list, as they are seen from the folder above this."""
     return [name for group in tomllib.loads(LATER.read_text())["group"] for name in group["tests"]]
 
 
@@ -20,19 +20,22 @@ def listed() -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what the list has, and deselect tests that are marked ``nightly``, unless ``-m`` says something of them.
 
-    A test that is named on the command line runs in any case. Errors: UsageError for a test in the list that is not in
-    its file.
+    A test that is named on the command line runs in any case, and so does a file of which the list has all tests.
+    Errors: UsageError for a test in the list that is not in its file.
     """
     there = {item.nodeid for item in items}
     there |= {name.partition("[")[0] for name in there}
     files = {name.partition("::")[0] for name in there}
     by_name = any("::" in argument for argument in config.args)
     names = set(listed())
-    stale = sorted(name for name in names - there if name.partition("::")[0] in files)
+    stale = sorted(name for name in names - there - files if name.partition("::")[0] in files)
+    stale += sorted(name for name in names if "::" not in name and not (config.rootpath / name).is_file())
+    asked = {(config.invocation_params.dir / argument).resolve() for argument in config.args}
     if stale and not by_name:
         raise pytest.UsageError(f"{LATER}: there is no {', no '.join(stale)}")
     for item in items:
-        if item.nodeid in names or item.nodeid.partition("[")[0] in names:
+        file = item.nodeid.partition("::")[0] if item.path not in asked else ""
+        if {item.nodeid, item.nodeid.partition("[")[0], file} & names:
             item.add_marker(pytest.mark.nightly)
     if "nightly" in str(config.getoption("markexpr")) or by_name:
         return

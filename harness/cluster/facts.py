@@ -30,6 +30,7 @@ def facts() -> dict[str, Any]:
         "concord": _code(),
         "package cloudpickle": version_of("cloudpickle"),
         "host": socket.gethostname(),
+        "kernel": _kernel(),
         "pid": os.getpid(),
     }
     return {**known, "variables": passed_on(os.environ), "path": [each for each in sys.path if isinstance(each, str)]}
@@ -60,6 +61,14 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     here, there = ours.get("variables") or {}, theirs.get("variables") or {}
     wrong += [f"the variable {name} is set there and not here" for name in sorted(there) if name not in here]
     return wrong
+
+
+def _kernel() -> str:
+    """Return an id of the running kernel, by which agents on one machine are recognized; empty if there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _code() -> str:

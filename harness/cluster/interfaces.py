@@ -22,6 +22,11 @@ def plain(host: str) -> str:
     return str(mapped or address)
 
 
+def looked_up(name: str) -> str:
+    """Return the first address of a host.  Errors: OSError if it has none."""
+    return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+
+
 def towards(host: str) -> str:
     """Return the address of this host from which packets to another host leave.  Errors: OSError if there is no route.
 

@@ -39,11 +39,20 @@ class Cluster:
             raise ValueError("a cluster has at least one agent")
 
 
-def check(cluster: Cluster) -> None:
-    """Connect to every agent once.  Errors: :class:`~harness.cluster.host.HostRefused`."""
+def check(cluster: Cluster) -> str:
+    """Connect to every agent once; returns what they are, in words.
+
+    Errors: :class:`~harness.cluster.host.HostRefused`.
+    """
     ours = facts()
+    kernels = []
     for address in cluster.agents:
-        connect(address, cluster.key, ours, None, patience=cluster.patience).close()
+        host = connect(address, cluster.key, ours, None, patience=cluster.patience)
+        kernels.append(str(host.facts.get("kernel", "")))
+        host.close()
+    agents = f"{len(kernels)} agent{'s' if len(kernels) > 1 else ''}"
+    machines = len(set(kernels))
+    return f"{agents} on {machines} machine{'s' if machines > 1 else ''}"
 
 
 class ClusterLauncher:

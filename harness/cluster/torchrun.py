@@ -58,10 +58,7 @@ class Node:
     @property
     def address(self) -> str:
         """The address of this host on the way to node 0.  Errors: OSError."""
-        import socket
-
-        host = socket.getaddrinfo(self._master[0], self._master[1], type=socket.SOCK_STREAM)[0][4][0]
-        return interfaces.towards(str(host))
+        return interfaces.towards(interfaces.looked_up(self._master[0]))
 
     def meet(self, address: str) -> list[str]:
         """Tell the others where this node's agent listens, and return the addresses of all, in the order of nodes.

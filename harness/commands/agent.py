@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from harness.cluster import agent as agents
-from harness.cluster import credentials, torchrun
+from harness.cluster import credentials, interfaces, torchrun
 from harness.commands.refusing import bad, refusing
 
 
@@ -21,6 +21,9 @@ def agent(
     listen: Annotated[
         str,
         typer.Option(help="Address of this host to listen on. Default: loopback, or as torchrun's node 0 needs it."),
+    ] = "",
+    towards: Annotated[
+        str, typer.Option(help="Listen on the address of this host from which the kernel routes to this host.")
     ] = "",
     port: Annotated[int, typer.Option(help="Port; 0: the kernel chooses.", min=0, max=65535)] = 0,
     silence: Annotated[
@@ -52,6 +55,8 @@ def agent(
             text = credentials.read(key)
     with refusing(torchrun.NoTorchrun, OSError):
         node = torchrun.Node() if session else None
+        if towards and not listen:
+            listen = interfaces.towards(interfaces.looked_up(towards))
         listen = listen or (node.address if node is not None else "127.0.0.1")
     try:
         serving = agents.Agent(text, listen, port, silence=silence)

@@ -13,6 +13,7 @@ from harness.plugin import (
     brought,
     facts,
     junit,
+    launching,
     loaded,
     numprocesses,
     options,
@@ -52,8 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "world(*sizes, backend=, device=, warm=, timeout=, env=, exclusive=): run the test once for each world size, "
-        "on worlds with these settings.",
+        "world(*sizes, backend=, device=, warm=, timeout=, env=, exclusive=, hosts=): run the test once for each world "
+        "size, on worlds with these settings.",
     )
     config.addinivalue_line(
         "markers",
@@ -79,7 +80,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(run_profiles, "concord-profiles")
     leasing = slots.Slots(config)
     config.pluginmanager.register(leasing, "concord-slots")
-    config.pluginmanager.register(worlds.Worlds(config, run_profiles, leasing), "concord-worlds")
+    engine = launching.Launching(config)
+    config.pluginmanager.register(engine, "concord-launching")
+    config.pluginmanager.register(worlds.Worlds(config, run_profiles, leasing, engine), "concord-worlds")
     config.pluginmanager.register(waivers.Waivers(config, run_profiles), "concord-waivers")
     config.pluginmanager.register(perf.Nights(config, run_profiles), "concord-nights")
     rounds.register(config)

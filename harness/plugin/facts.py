@@ -95,8 +95,10 @@ class Facts:
         """Return what this process learned from running tests (:func:`harness.provenance.devices_and_libraries`)."""
         profile = self._profiles.settled
         facts = provenance.devices_and_libraries(profile.imports if profile is not None else ())
-        networks = plugin_of(self._config).networks
-        if networks:
+        worlds = plugin_of(self._config)
+        if worlds.agents:
+            facts["rank hosts"] = worlds.agents
+        if networks := worlds.networks:
             facts["rank network"] = networks
         slots: Any = self._config.pluginmanager.get_plugin("concord-slots")
         if slots.troubles:  # sessions of this user that don't meet could lease a device twice

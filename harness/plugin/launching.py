@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from harness.worlds.handle import Launcher
 
 LOCAL, AGENTS = "local", "agents"
+_INPUT = "concord_cluster"
 
 
 def add_options(group: pytest.OptionGroup) -> None:
@@ -25,7 +26,8 @@ def add_options(group: pytest.OptionGroup) -> None:
         "--launcher",
         metavar="NAME",
         help="Where ranks start. local: on this host; agents=HOST:PORT,HOST:PORT...: on the hosts of these agents "
-        f"(concord agent). Default: the environment variable {LAUNCHER}, or local.",
+        "(concord agent); ray, ray=ADDRESS: on the nodes of a Ray cluster; slurm, slurm='OPTIONS OF SRUN': on those of "
+        f"an allocation. Default: the environment variable {LAUNCHER}, or local.",
     )
     group.addoption(
         "--agents-key",
@@ -36,17 +38,40 @@ def add_options(group: pytest.OptionGroup) -> None:
 
 
 class Launching:
-    """The launcher of a run. Errors of the constructor: UsageError, for options that can't work."""
+    """The launcher of a run, and the agents that an engine starts for it.
+
+    Errors of the constructor: UsageError, for options that can't work.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
-        self._cluster = _cluster(config)
+        self.agents = ""
+        """How many agents there are, and on how many machines; empty if ranks start on this host alone."""
         self._spread = bool(config.getoption("spread"))
-        if self._spread and self._cluster is None:
-            raise pytest.UsageError("--spread: there is one host; give --launcher agents=HOST:PORT,HOST:PORT")
-        if self._cluster is not None and config.getoption("rank_pdb") is not None:
+        self._cluster: Cluster | None = None
+        asked = config.getoption("launcher") or os.environ.get(LAUNCHER) or LOCAL
+        if asked == LOCAL:
+            if self._spread:
+                raise pytest.UsageError("--spread: there is one host; give --launcher agents=HOST:PORT,HOST:PORT")
+            return
+        if config.getoption("rank_pdb") is not None:
             raise pytest.UsageError("--rank-pdb: a debugger on another host can't use this terminal")
-        if self._cluster is not None and not hasattr(config, "workerinput") and not config.option.collectonly:
-            _try_out(self._cluster)
+        told = getattr(config, "workerinput", {}).get(_INPUT)
+        if told is not None:
+            from harness.cluster.launcher import Cluster
+
+            agents, key, self.agents = told
+            self._cluster = Cluster(tuple((host, port) for host, port in agents), key)
+        elif not config.option.collectonly:
+            self._cluster = _cluster(config, asked)
+            self.agents = _tried(self._cluster)
+
+    def pytest_configure_node(self, node: Any) -> None:
+        if self._cluster is not None:
+            agents = [list(address) for address in self._cluster.agents]
+            node.workerinput[_INPUT] = agents, self._cluster.key, self.agents
+
+    def pytest_report_header(self) -> str | None:
+        return f"concord: ranks are started by {self.agents}" if self.agents else None
 
     @property
     def remote(self) -> bool:
@@ -64,38 +89,47 @@ class Launching:
 
         return functools.partial(ClusterLauncher, self._cluster)
 
+    @property
+    def most_hosts(self) -> int:
+        """The number of hosts that a world can be spread over."""
+        return len(self._cluster.agents) if self._cluster is not None else 1
+
     def hosts(self, size: int) -> int:
-        """Return over how many hosts a world of that size is spread."""
-        return min(size, len(self._cluster.agents)) if self._cluster is not None and self._spread else 1
+        """Return over how many hosts a world of that size is spread, unless its test says so."""
+        return min(size, self.most_hosts) if self._spread else 1
 
 
-def _cluster(config: pytest.Config) -> Cluster | None:
-    """Return the hosts that the options name; None for this host alone."""
-    asked = config.getoption("launcher") or os.environ.get(LAUNCHER) or LOCAL
-    name, _, where = asked.partition("=")
-    if name == LOCAL:
-        return None
-    if name != AGENTS:
-        raise pytest.UsageError(f"--launcher {asked}: {LOCAL} or {AGENTS}=HOST:PORT,...")
+def _cluster(config: pytest.Config, asked: str) -> Cluster:
+    """Return the hosts that the options name, with the agents of an engine, which end with the session."""
     from harness.cluster import credentials
     from harness.cluster.agent import addresses
+    from harness.cluster.engines import EngineError, engine
     from harness.cluster.launcher import Cluster
 
+    name, _, argument = asked.partition("=")
     file = config.getoption("agents_key") or os.environ.get(KEY, "")
-    if not file:
+    if name == AGENTS and not file:
         raise pytest.UsageError(f"--launcher {asked}: give the key of the agents: --agents-key FILE, or {KEY}")
     try:
-        return Cluster(tuple(addresses(where)), credentials.read(Path(file)))
-    except ValueError as e:  # of addresses, or a KeyProblem
+        key = credentials.read(Path(file)) if file else credentials.made()
+        agents: Sequence[tuple[str, int]]
+        if name == AGENTS:
+            agents = addresses(argument)
+        else:
+            starting = engine(name, argument)
+            config.add_cleanup(starting.stop)
+            agents = starting.start(key)
+        return Cluster(tuple(agents), key)
+    except (ValueError, EngineError, ImportError) as e:  # of addresses, a KeyProblem, or cryptography is missing
         raise pytest.UsageError(f"--launcher {asked}: {e}") from None
 
 
-def _try_out(cluster: Cluster) -> None:
-    """Reject agents whose ranks can't be used before any test runs."""
+def _tried(cluster: Cluster) -> str:
+    """Reject agents whose ranks can't be used before any test runs; returns what they are, in words."""
     from harness.cluster.host import HostRefused
     from harness.cluster.launcher import check
 
     try:
-        check(cluster)
+        return check(cluster)
     except HostRefused as e:
         raise pytest.UsageError(f"--launcher: {e}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -41,6 +42,8 @@ class WorldMark:
     record: bool = True
     network: str | None = None
     """``private`` or ``host``, whatever the run's option is; see :class:`harness.worlds.world.WorldSpec`."""
+    hosts: int = 0
+    """The number of hosts that the ranks are spread over; 0: as the run's options say."""
 
     def __post_init__(self) -> None:
         bad = [size for size in self.sizes if not isinstance(size, int) or isinstance(size, bool) or size < 1]
@@ -60,6 +63,10 @@ class WorldMark:
             value = getattr(self, key)
             if not isinstance(value, kinds):
                 raise ValueError(f"{key}={value!r}: {'a name' if str in kinds else 'True or False'}")
+        if not isinstance(self.hosts, int) or isinstance(self.hosts, bool) or self.hosts < 0:
+            raise ValueError(f"hosts={self.hosts!r}: a whole number from 1")
+        if self.hosts > min(self.sizes):
+            raise ValueError(f"hosts={self.hosts}: a world of {min(self.sizes)} can't be on so many hosts")
         for name, value in self.env:
             if not isinstance(name, str) or not isinstance(value, str):
                 raise ValueError(f"env: {name!r}: {value!r}: names and values must be strings")
@@ -95,7 +102,7 @@ def read_marks(marks: Iterable[pytest.Mark], where: str) -> WorldMark:
             sizes = mark.args
         for key, value in mark.kwargs.items():
             options.setdefault(key, value)
-    known = {"backend", "device", "warm", "timeout", "env", "exclusive", "imports", "record", "network"}
+    known = {field.name for field in dataclasses.fields(WorldMark)} - {"sizes"}
     unknown = sorted(set(options) - known)
     if unknown:
         raise pytest.UsageError(

@@ -18,7 +18,7 @@ from harness.profiles.obeyed import Obeyed
 from harness.profiles.obeyed import of as obeyed_of
 from harness.profiles.vocabulary import FORK, SPAWN
 from harness.redaction import remember
-from harness.results import Cause, HostLacks, NoBackend, SizeNotClaimed, TooFewDevices, TorchLacks
+from harness.results import Cause, HostLacks, NoBackend, SizeNotClaimed, TooFewDevices, TooFewHosts, TorchLacks
 
 if TYPE_CHECKING:
     from harness.devices import Inventory
@@ -68,7 +68,7 @@ class Specs:
             device=kind,
             warm=warm if warm is not None else not inventory.on_host or start == SPAWN,
             start=start,
-            hosts=self._launching.hosts(asked.size),
+            hosts=mark.hosts or self._launching.hosts(asked.size),
             bind_device=claims is not None and claims.bind_device,
             timeout=_timeout(
                 mark.timeout, option("world_timeout"), claims.timeout if claims else None, usual=WorldSpec.timeout
@@ -139,6 +139,8 @@ class Specs:
         claims = self.claims(spec.backend, spec.device)
         if claims is not None and claims.world_sizes and spec.size not in claims.world_sizes:
             return SizeNotClaimed(claims.name, claims.world_sizes, spec.size)
+        if spec.hosts > self._launching.most_hosts:
+            return TooFewHosts(spec.hosts, self._launching.most_hosts)
         need = inventory.demand(spec.size, self.ranks_per_device(spec))
         have = len(inventory.devices)
         if need > have:

@@ -111,11 +111,11 @@ def plugin_of(config: pytest.Config) -> Worlds:
 class Worlds:
     """The state of worlds in one pytest process."""
 
-    def __init__(self, config: pytest.Config, profiles: Profiles, slots: Slots) -> None:
+    def __init__(self, config: pytest.Config, profiles: Profiles, slots: Slots, launching: Launching) -> None:
         self.config = config
         self.profiles = profiles
         self.slots = slots
-        self._launching = Launching(config)
+        self._launching = launching
         self._pool: Pool | None = None
         faults = config.getoption("fault")
         first = tuple(("harness.faults:put", name) for name in faults)
@@ -168,7 +168,7 @@ class Worlds:
         sizes = self.specs.fitting(asked.mark.sizes, spec, inventory) if asked.several else ()
         if asked.several:
             spec = spec.sized(max(sizes, default=min(asked.mark.sizes)))
-        item.stash[_GIVEN] = GivenWorld(spec.size, spec.backend, spec.device, tuple(sorted(sizes)))
+        item.stash[_GIVEN] = GivenWorld(spec.size, spec.backend, spec.device, tuple(sorted(sizes)), spec.hosts)
         note(item, "world", str(item.stash[_GIVEN]))
         obeyed = dataclasses.replace(self.specs.obeyed(spec), sizes=sizes or None)
         cause = self.subject.lacks(stack_of(item.nodeid)) or self.specs.unsupported(spec, inventory)
@@ -202,6 +202,11 @@ class Worlds:
         for what in self.pool.replaced:
             item.warn(ServerWarning(f"{what}; later ranks are forked from a new one"))
         self.pool.replaced.clear()
+
+    @property
+    def agents(self) -> str:
+        """How many agents start ranks, and on how many machines; empty if ranks start on this host alone."""
+        return self._launching.agents
 
     @property
     def networks(self) -> str:

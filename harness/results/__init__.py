@@ -28,6 +28,7 @@ from harness.results.causes import (
     NotClaimed,
     SizeNotClaimed,
     TooFewDevices,
+    TooFewHosts,
     TorchLacks,
 )
 from harness.results.left_out import Deselected, LeftOut, MaybeLeftOut, NotCollected, OnlySome, OptionGiven
@@ -95,6 +96,7 @@ __all__ = [
     "SizeNotClaimed",
     "TestResult",
     "TooFewDevices",
+    "TooFewHosts",
     "TorchLacks",
     "WaiverEntry",
     "Writer",

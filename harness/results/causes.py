@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from harness.safe_io.untrusted import Count, Ranks, Words
+from harness.safe_io.untrusted import Count, Hosts, Ranks, Words
 
 LONGEST = 1000
 """The characters of a text in a cause as it is written; a reader allows more, because redaction may lengthen it."""
@@ -75,6 +75,16 @@ class TooFewDevices(_Cause, frozen=True, tag="too-few-devices"):
         return f"a world of {self.size} ranks needs {self.need} {self.kind} devices, and there are {self.have}"
 
 
+class TooFewHosts(_Cause, frozen=True, tag="too-few-hosts"):
+    """The run has fewer hosts than the test's world is spread over."""
+
+    hosts: Hosts
+    have: Hosts
+
+    def __str__(self) -> str:
+        return f"a world on {self.hosts} hosts is needed, and ranks start on {self.have} here"
+
+
 class NoBackend(_Cause, frozen=True, tag="no-backend"):
     """torch was built without the backend of the test's world."""
 
@@ -129,6 +139,7 @@ Cause = (
     | SizeNotClaimed
     | NoFittingSize
     | TooFewDevices
+    | TooFewHosts
     | NoBackend
     | NoStack
     | NoDevice
@@ -141,6 +152,7 @@ CAUSES: tuple[type[Cause], ...] = (
     SizeNotClaimed,
     NoFittingSize,
     TooFewDevices,
+    TooFewHosts,
     NoBackend,
     NoStack,
     NoDevice,

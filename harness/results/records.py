@@ -8,11 +8,11 @@ import msgspec
 
 from harness.results.causes import Cause, NotClaimed
 from harness.results.left_out import LeftOut
-from harness.safe_io.untrusted import Count, Moment, Ranks, Seconds, Status, Words
+from harness.safe_io.untrusted import Count, Hosts, Moment, Ranks, Seconds, Status, Words
 from harness.safe_io.untrusted import Version as VersionNumber
 
 SCHEMA = "concord.results"
-VERSION = 6
+VERSION = 7
 
 VERDICTS = ("passed", "failed", "crashed", "hung", "flaky", "unsupported", "waived", "not-run")
 """The verdicts of a test.  ``unsupported``: the backend, the profile or the machine does not support it.  ``not-run``:
@@ -42,9 +42,12 @@ class GivenWorld(msgspec.Struct, frozen=True, omit_defaults=True):
     """The type of device, as torch names it."""
     sizes: tuple[Ranks, ...] = ()
     """The sizes of the worlds of a test with several, smallest first; empty for others, and in older files."""
+    hosts: Hosts = 1
+    """The number of hosts that the ranks were on."""
 
     def __str__(self) -> str:
-        return f"{self.ranks} rank{'s' if self.ranks > 1 else ''} ({self.backend} on {self.device})"
+        hosts = f", {self.hosts} hosts" if self.hosts > 1 else ""
+        return f"{self.ranks} rank{'s' if self.ranks > 1 else ''} ({self.backend} on {self.device}{hosts})"
 
 
 class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):

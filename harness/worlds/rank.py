@@ -96,6 +96,8 @@ class Rank:
         """Rank in the default process group, from 0."""
         self.size: int = setup.size
         """World size."""
+        self.host: int = setup.node
+        """Number of the host among those of the world, from 0."""
         self.backend: str = setup.backend
         self.device: torch.device = torch.device(setup.device)
         """The device that this rank owns."""

@@ -96,7 +96,10 @@ def test_packed(agents: list[Agent], session: Callable[..., tuple[int, str]]) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--launcher", "carrier-pigeon"], "--launcher carrier-pigeon: local or agents=HOST:PORT"),
+        (
+            ["--launcher", "carrier-pigeon"],
+            "--launcher carrier-pigeon: it is not local, agents=HOST:PORT,..., or one of the engines ray, slurm",
+        ),
         (["--launcher", "agents"], "'' is not HOST:PORT"),
         (["--launcher", "agents=host"], "'host' is not HOST:PORT"),
         (["--launcher", "agents=host:99999"], "'host:99999' is not HOST:PORT"),

@@ -35,6 +35,7 @@ from harness.results import (
     SizeNotClaimed,
     TestResult,
     TooFewDevices,
+    TooFewHosts,
     TorchLacks,
     Writer,
     cause_of,
@@ -74,6 +75,7 @@ SENTENCES: list[tuple[Cause, str]] = [
     (SizeNotClaimed("p", (1, 2), 4), "profile p claims worlds of 1, 2 ranks, not of 4"),
     (NoFittingSize((4, 8), (1, 2)), "a world of 4 or 8 ranks is needed, and the test can have worlds of 1, 2 here"),
     (TooFewDevices(4, 2, "x", 1), "a world of 4 ranks needs 2 x devices, and there are 1"),
+    (TooFewHosts(2, 1), "a world on 2 hosts is needed, and ranks start on 1 here"),
     (NoBackend("x"), "torch has no backend 'x' here"),
     (NoStack("mine", "dynamo", ("replicate", "a")), "subject mine has no dynamo; it implements replicate, a"),
     (NoStack("mine", "dynamo", ()), "subject mine has no dynamo; it implements "),
@@ -81,7 +83,7 @@ SENTENCES: list[tuple[Cause, str]] = [
     (HostLacks("streams of the device"), "streams of the device: the host has none"),
     (TorchLacks("dp_mesh_dims"), "this torch has no dp_mesh_dims"),
 ]
-OLD_SENTENCES = [pair for pair in SENTENCES if not isinstance(pair[0], NoFittingSize)]
+OLD_SENTENCES = [pair for pair in SENTENCES if not isinstance(pair[0], NoFittingSize | TooFewHosts)]
 """Those that version 4 had."""
 LEFT_OUT: list[tuple[LeftOut, str]] = [
     (OptionGiven("--ignore-glob"), "--ignore-glob was given"),

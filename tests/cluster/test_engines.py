@@ -1,0 +1,172 @@
+"""Engines start agents, and end them with the session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.cluster import credentials
+from harness.cluster.engines import EngineError, engine, names
+from tests.cluster.conftest import gone
+
+TESTS = """
+import os
+import pytest
+
+@pytest.mark.world(2, hosts=2)
+def test_apart(world):
+    print("GROUPS", world.run(lambda rank: (os.environ["GROUP_RANK"], rank.host)))
+
+@pytest.mark.world(2)
+def test_together(world):
+    assert world.run(lambda rank: rank.host) == [0, 0]
+    print("PIDS", *world.pids)
+"""
+
+OWN = """
+import json, os, subprocess, sys
+
+class Engine:
+    def __init__(self, argument):
+        self.count, self.agents = int(argument), []
+
+    def start(self, key):
+        found = []
+        for _ in range(self.count):
+            command = [sys.executable, "-m", "harness.commands.agent", "--key", "-"]
+            agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self.agents.append(agent)
+            agent.stdin.write(key)
+            agent.stdin.close()
+            host, _, port = json.loads(agent.stdout.readline())["agent"].rpartition(":")
+            found.append((host, int(port)))
+        print("AGENTS", *(agent.pid for agent in self.agents))
+        return found
+
+    def stop(self):
+        for agent in self.agents:
+            agent.terminate()
+            agent.wait()
+"""
+
+Session = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    """``session(*arguments, env=…, before=…)`` runs pytest in a folder; returns its exit code and what it printed."""
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "own.py").write_text(OWN)
+    info = tmp_path / "own_engine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-engine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[concord.launchers]\nown = own:Engine\nno = own:nothing\nbad = 3\n")
+
+    def run(*arguments: str, env: dict[str, str] | None = None, before: tuple[str, ...] = ()) -> tuple[int, str]:
+        plugins = ("-p", "harness.plugin", "-p", "no:cacheprovider")
+        done = subprocess.run(
+            [*before, sys.executable, "-m", "pytest", *plugins, "-rA", "-s", *arguments],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "CONCORD_PRELOAD": "torch",
+                "CONCORD_LEASES": str(tmp_path),
+                "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}",
+                **(env or {}),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=280,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def assert_ran_on_two(code: int, said: str, machines: int = 1) -> None:
+    """Both tests passed, one of them on two hosts."""
+    assert code == 0, said
+    assert "2 passed" in said
+    assert "GROUPS [('0', 0), ('1', 1)]" in said
+    assert f"ranks are started by 2 agents on {machines} machine" in said
+
+
+@pytest.mark.timeout(300)
+def test_of_a_package(session: Session) -> None:
+    """An installed package brings an engine; its agents end with the session."""
+    code, said = session("--launcher", "own=2")
+    assert_ran_on_two(code, said)
+    pids = next(line for line in said.splitlines() if line.startswith("AGENTS")).split()[1:]
+    assert len(pids) == 2
+    assert all(gone(int(pid)) for pid in pids)
+
+
+@pytest.mark.timeout(300)
+def test_workers_share_the_agents(session: Session) -> None:
+    """The engine starts agents once, whatever the number of workers."""
+    code, said = session("--launcher", "own=2", "-n", "2")
+    assert code == 0, said
+    assert said.count("AGENTS") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own=two", "--launcher own=two: ValueError: invalid literal for int() with base 10: 'two'"),
+        ("no", "--launcher no: entry point 'no' of concord.launchers (own-engine 1.0): AttributeError"),
+        ("bad", "--launcher bad: entry point 'bad' of concord.launchers (own-engine 1.0): '3' is not module:attribute"),
+    ],
+)
+def test_broken(name: str, message: str, session: Session) -> None:
+    """An engine that can't start is one clear error."""
+    code, said = session("--launcher", name)
+    assert (code, "Traceback" in said) == (4, False), said
+    assert message in said
+
+
+def test_one_host_is_too_few(session: Session) -> None:
+    """A test that needs two hosts is unsupported where there is one, with and without an engine."""
+    for arguments in ((), ("--launcher", "own=1")):
+        code, said = session(*arguments)
+        assert code == 0, said
+        assert "unsupported: a world on 2 hosts is needed, and ranks start on 1 here" in said
+
+
+def test_own_names() -> None:
+    """Concord's engines are there without any package."""
+    assert {"ray", "slurm"} <= set(names())
+    with pytest.raises(EngineError, match="one of the engines ray, slurm"):
+        engine("carrier-pigeon", "")
+
+
+def test_no_allocation() -> None:
+    """Without an allocation, the error says what makes one."""
+    if shutil.which("srun") is None:
+        pytest.skip("SLURM's srun is not installed (Debian: slurm-client)")
+    with pytest.raises(EngineError, match="start pytest in an allocation"):
+        engine("slurm", "")
+
+
+def test_srun_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What srun says is in the error."""
+    if shutil.which("srun") is None:
+        pytest.skip("SLURM's srun is not installed (Debian: slurm-client)")
+    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
+    starting = engine("slurm", "--nodes=2")
+    with pytest.raises(EngineError, match=r"srun ended with status \d+: srun: "):
+        starting.start(credentials.made())
+    starting.stop()
+
+
+def test_no_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without SLURM, the error says where to start pytest."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(EngineError, match="there is no srun: start pytest where SLURM's commands are"):
+        engine("slurm", "--nodes=2")

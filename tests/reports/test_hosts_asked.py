@@ -1,0 +1,63 @@
+"""The check of tests whose worlds are on several hosts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.profiles import Profile
+from harness.profiles.model import EVERYTHING
+from harness.results import Cause, GivenWorld, TestResult, TooFewHosts
+from harness.suite_facts import TestFacts
+from reports.arguments import Asked
+from reports.coherence import _world
+from reports.unsupported import _Judge
+
+NODEID = "suites/collectives/test_hosts.py::test_a[4ranks]"
+
+
+def result(hosts: int, cause: Cause | None = None) -> TestResult:
+    """A result of a test whose world is on so many hosts, or that is unsupported."""
+    verdict, reason = ("unsupported", f"unsupported: {cause}") if cause is not None else ("passed", "")
+    world = GivenWorld(4, "any", "cpu", hosts=hosts)
+    return TestResult(nodeid=NODEID, verdict=verdict, world=world, size=4, cause=cause, reason=reason)
+
+
+def judged(test: TestResult, *others: TestResult, asks: int = 2) -> str:
+    tests = {str(i): each for i, each in enumerate([test, *others])}
+    run: Any = SimpleNamespace(tests=tests, header=SimpleNamespace(subject="torch"))
+    entitled: Any = SimpleNamespace(profile=Profile("p", "any", "cpu"), claims=EVERYTHING)
+    judge, facts = _Judge(run, entitled, Asked()), TestFacts(size=4, hosts=asks)
+    return judge.why_not(test, facts) if test.cause is not None else judge.should_not_run(test, facts)
+
+
+def test_honest() -> None:
+    """A test runs on the hosts that it asks for, and on any number if it does not ask; or there are too few."""
+    assert judged(result(2)) == ""
+    assert judged(result(3), asks=0) == ""
+    assert judged(result(1, TooFewHosts(2, 1)), result(1), result(1, TooFewHosts(3, 1))) == ""
+
+
+@pytest.mark.parametrize(
+    ("test", "others", "asks", "says"),
+    [
+        (result(1), (), 2, "ran on 1 host, but in the suite its world is on 2"),
+        (result(3), (), 2, "ran on 3 hosts, but in the suite its world is on 2"),
+        (result(1, TooFewHosts(2, 1)), (), 0, "but in the suite its world is on any number of hosts"),
+        (result(1, TooFewHosts(3, 1)), (), 2, "but in the suite its world is on 2 hosts"),
+        (result(1, TooFewHosts(2, 2)), (), 2, "but in the suite its world is on 2 hosts"),
+        (result(1, TooFewHosts(2, 1)), (result(2),), 2, "but another test had a world on 2"),
+        (result(1, TooFewHosts(3, 1)), (result(1, TooFewHosts(3, 2)),), 3, "contradict each other about the number of"),
+    ],
+)
+def test_forged(test: TestResult, others: tuple[TestResult, ...], asks: int, says: str) -> None:
+    """Hosts that are said to be missing and are not, and other hosts than the test asks for, are contradictions."""
+    assert says in judged(test, *others, asks=asks)
+
+
+def test_more_hosts_than_ranks() -> None:
+    """A host without a rank is not one of the world's."""
+    assert list(_world(result(5))) == ["its world of 4 ranks is on 5 hosts"]
+    assert list(_world(result(4))) == []
