@@ -57,7 +57,7 @@ class Network:
 
     def command(self, host: int, *command: str) -> list[str]:
         """Return the command that executes a command on a host."""
-        return ["ip", "netns", "exec", self.names[host], *command]
+        return ["nsenter", f"--net=/run/netns/{self.names[host]}", *command]  # ip netns exec would replace /sys, too
 
     @staticmethod
     def address(host: int, *, ipv6: bool = False) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,13 @@ import pytest
 @pytest.mark.world(2, hosts=2)
 def test_apart(world):
     print("GROUPS", world.run(lambda rank: (os.environ["GROUP_RANK"], rank.host)))
+
+@pytest.mark.skipif("HANG" not in os.environ, reason="for sessions that are killed")
+@pytest.mark.world(2)
+def test_first(world):
+    with open(os.environ["HANG"], "w") as file:
+        file.write(" ".join(map(str, world.pids)))
+    world.run(lambda rank: __import__("time").sleep(100))
 
 @pytest.mark.world(2)
 def test_together(world):
@@ -60,7 +70,10 @@ Session = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
-    """``session(*arguments, env=…, before=…)`` runs pytest in a folder; returns its exit code and what it printed."""
+    """``session(*arguments, env=…, before=…)`` runs pytest in a folder; returns its exit code and what it printed.
+
+    ``before``: words before its command; ``during``: called with the process.
+    """
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "own.py").write_text(OWN)
     info = tmp_path / "own_engine-1.0.dist-info"
@@ -68,32 +81,56 @@ def session(tmp_path: Path) -> Session:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-engine\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[concord.launchers]\nown = own:Engine\nno = own:nothing\nbad = 3\n")
 
-    def run(*arguments: str, env: dict[str, str] | None = None, before: tuple[str, ...] = ()) -> tuple[int, str]:
+    def run(
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        before: tuple[str, ...] = (),
+        during: Callable[[Any], None] | None = None,
+    ) -> tuple[int, str]:
         plugins = ("-p", "harness.plugin", "-p", "no:cacheprovider")
-        done = subprocess.run(
-            [*before, sys.executable, "-m", "pytest", *plugins, "-rA", "-s", *arguments],
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                "CONCORD_PRELOAD": "torch",
-                "CONCORD_LEASES": str(tmp_path),
-                "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}",
-                **(env or {}),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=280,
-        )
-        return done.returncode, done.stdout + done.stderr
+        variables = {
+            "CONCORD_PRELOAD": "torch",
+            "CONCORD_LEASES": str(tmp_path),
+            "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}",
+        }
+        with open(tmp_path / "said.txt", "w+") as said:
+            session = subprocess.Popen(
+                [*before, sys.executable, "-m", "pytest", *plugins, "-rA", "-s", *arguments],
+                cwd=tmp_path,
+                env={**os.environ, **variables, **(env or {})},
+                stdout=said,
+                stderr=said,
+            )
+            if during is not None:
+                during(session)
+            code = session.wait(280)
+            said.seek(0)
+            return code, said.read()
 
     return run
+
+
+def assert_ends_with_pytest(session: Session, folder: Path, *arguments: str, **how: Any) -> None:
+    """When pytest is killed, the agents and their ranks end."""
+    told = folder / "pids.txt"
+
+    def kill(process: subprocess.Popen[bytes]) -> None:
+        until = time.monotonic() + 120
+        while not (told.exists() and told.read_text()) and time.monotonic() < until and process.poll() is None:
+            time.sleep(0.1)
+        process.kill()
+
+    env = {**how.pop("env", {}), "HANG": str(told)}
+    code, said = session(*arguments, env=env, during=kill, **how)
+    assert code == -signal.SIGKILL, said
+    assert told.exists(), said
+    assert all(gone(int(pid), 20) for pid in told.read_text().split())
 
 
 def assert_ran_on_two(code: int, said: str, machines: int = 1) -> None:
     """Both tests passed, one of them on two hosts."""
     assert code == 0, said
-    assert "2 passed" in said
+    assert "2 passed, 1 skipped" in said
     assert "GROUPS [('0', 0), ('1', 1)]" in said
     assert f"ranks are started by 2 agents on {machines} machine" in said
 

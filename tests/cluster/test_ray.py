@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from tests.cluster.conftest import gone
 from tests.cluster.hosts import Network, missing
-from tests.cluster.test_engines import Session, assert_ran_on_two, session
+from tests.cluster.test_engines import Session, assert_ends_with_pytest, assert_ran_on_two, session
 
 __all__ = ["session"]
 
@@ -72,6 +73,42 @@ def test_session(nodes: Network, session: Session) -> None:
     pids = re.search(r"PIDS (\d+) (\d+)", said)
     assert pids is not None
     assert all(gone(int(pid)) for pid in pids.groups())
+
+
+@pytest.mark.timeout(300)
+def test_pytest_is_killed(nodes: Network, session: Session, tmp_path: Path) -> None:
+    """The agents end, and the nodes are free for the next session."""
+    address, before = f"{nodes.address(0)}:{PORT}", tuple(nodes.command(0))
+    assert_ends_with_pytest(session, tmp_path, "--launcher", f"ray={address}", env=QUIET, before=before)
+    code, said = session("--launcher", f"ray={address}", "-k", "apart", env=QUIET, before=before)
+    assert (code, "1 passed" in said) == (0, True), said
+
+
+@pytest.mark.timeout(300)
+def test_two_sessions(nodes: Network, session: Session) -> None:
+    """The second waits for the first, and says so."""
+    arguments = ("--launcher", f"ray={nodes.address(0)}:{PORT}", "-k", "apart")
+    before = tuple(nodes.command(0))
+    hold = (
+        "import ray; ray.init(log_to_driver=False); "
+        "group = ray.util.placement_group([{'CPU': 2}] * 2, strategy='STRICT_SPREAD'); group.wait(60); "
+        "print('held', flush=True); input()"
+    )
+    env = {**os.environ, **QUIET, "RAY_ADDRESS": f"{nodes.address(0)}:{PORT}"}
+    holding = subprocess.Popen(
+        [*before, sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    )
+    assert holding.stdin is not None
+    assert holding.stdout is not None
+    assert "held" in iter(holding.stdout.readline, "").__next__()
+
+    def let_go(process: object) -> None:
+        time.sleep(20)
+        holding.communicate("\n")
+
+    code, said = session(*arguments, env=QUIET, before=before, during=let_go)
+    assert (code, "1 passed" in said) == (0, True), said
+    assert "concord: waiting for the CPUs of 2 Ray nodes, which others use" in said
 
 
 @pytest.mark.timeout(300)

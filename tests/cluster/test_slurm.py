@@ -10,12 +10,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from tests.cluster.conftest import gone
 from tests.cluster.hosts import Network, missing
-from tests.cluster.test_engines import Session, assert_ran_on_two, session
+from tests.cluster.test_engines import Session, assert_ends_with_pytest, assert_ran_on_two, session
 
 __all__ = ["session"]
 
@@ -131,10 +132,7 @@ def test_session_asks_for_nodes(slurm: Slurm, session: Session) -> None:
     pids = re.search(r"PIDS (\d+) (\d+)", said)
     assert pids is not None
     assert all(gone(int(pid)) for pid in pids.groups())
-    until = time.monotonic() + 20
-    while queued(slurm) and time.monotonic() < until:
-        time.sleep(0.2)
-    assert queued(slurm) == ""
+    assert_no_jobs(slurm)
 
 
 @pytest.mark.timeout(300)
@@ -143,6 +141,32 @@ def test_session_in_an_allocation(slurm: Slurm, session: Session) -> None:
     before = slurm.network.command(0, "salloc", "--nodes=2", "--quiet")
     code, said = session("--launcher", "slurm", env=slurm.env, before=tuple(before))
     assert_ran_on_two(code, said)
+
+
+@pytest.mark.timeout(300)
+def test_pytest_is_killed(slurm: Slurm, session: Session, tmp_path: Path) -> None:
+    """The step ends, and gives the nodes back."""
+    before = tuple(slurm.network.command(0))
+    assert_ends_with_pytest(session, tmp_path, "--launcher", "slurm=--nodes=2", env=slurm.env, before=before)
+    assert_no_jobs(slurm)
+
+
+@pytest.mark.timeout(300)
+def test_srun_refuses(slurm: Slurm, session: Session) -> None:
+    """Nodes that there are not: what SLURM says is in the error."""
+    code, said = session("--launcher", "slurm=--partition=none", env=slurm.env, before=tuple(slurm.network.command(0)))
+    assert (code, "Traceback" in said) == (4, False), said
+    assert (
+        "--launcher slurm=--partition=none: srun ended with status 1: srun: error: invalid partition specified" in said
+    )
+
+
+def assert_no_jobs(slurm: Slurm) -> None:
+    """No job is left, or none is soon."""
+    until = time.monotonic() + 30
+    while queued(slurm) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert queued(slurm) == ""
 
 
 def queued(slurm: Slurm) -> str:
