@@ -66,5 +66,8 @@ def _made_by(name: str) -> Any:
     there, broken = entry_points.points(LAUNCHERS)
     if name in there:
         return entry_points.load(there[name])
+    if name == "torchrun":
+        started = "torchrun --nproc-per-node=1 ... -m harness.commands.agent --key FILE -- pytest ..."
+        raise EngineError(f"torchrun starts agents and pytest with them: {started}")
     wrong = next((str(each) for each in broken if each.point.name == name), "")
     raise EngineError(wrong or f"it is not local, agents=HOST:PORT,..., or one of the engines {', '.join(names())}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from harness.cluster.agent import addresses
 from harness.cluster.engines import EngineError
-from harness.cluster.helper import Helper, HelperEnded
+from harness.cluster.starter import Starter, StarterEnded
 
 _STARTING = 3600.0
 """Seconds for the agents; the nodes may be in use."""
@@ -32,13 +32,13 @@ class Ray:
         if importlib.util.find_spec("ray") is None:
             raise EngineError("Ray is not installed: pip install 'concord-harness[ray]'")
         self._address = argument or os.environ.get("RAY_ADDRESS", "")
-        self._driver: Helper | None = None
+        self._driver: Starter | None = None
 
     def start(self, key: str) -> Sequence[tuple[str, int]]:
         """Start the agents; see :class:`~harness.cluster.engines.Engine`."""
         command = [sys.executable, "-m", "harness.cluster.ray_driver", self._address]
         env = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
-        self._driver = Helper(command, json.dumps(key) + "\n", env, kept=True)
+        self._driver = Starter(command, json.dumps(key) + "\n", env, kept=True)
         try:
             for line in self._driver.lines(_STARTING):
                 told = json.loads(line) if line.startswith("{") else {}
@@ -48,9 +48,9 @@ class Ray:
                     raise EngineError(str(told["wrong"]))
                 if "agents" in told:
                     return [addresses(each)[0] for each in told["agents"]]
-        except HelperEnded as e:
+        except StarterEnded as e:
             raise EngineError(f"Ray did not start the agents: {e}") from None
-        raise AssertionError("lines of a helper end with an error")
+        raise AssertionError("lines of a starter end with an error")
 
     def stop(self) -> None:
         """End the agents; see :class:`~harness.cluster.engines.Engine`."""

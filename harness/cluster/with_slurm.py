@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from harness.cluster.agent import addresses
 from harness.cluster.engines import EngineError
-from harness.cluster.helper import Helper, HelperEnded
+from harness.cluster.starter import Starter, StarterEnded
 
 _STARTING = 3600.0
 """Seconds for an allocation and the start of its agents."""
@@ -42,12 +42,12 @@ class Slurm:
             *(found, "--ntasks-per-node=1", "--label", "--unbuffered", "--kill-on-bad-exit=0", *allocated),
             *(*shlex.split(argument), "sh", "-c", _ON_A_NODE, sys.executable),
         ]
-        self._step: Helper | None = None
+        self._step: Starter | None = None
 
     def start(self, key: str) -> Sequence[tuple[str, int]]:
         """Start the agents; see :class:`~harness.cluster.engines.Engine`."""
         env = {name: value for name, value in os.environ.items() if name not in ("SLURM_NTASKS", "SLURM_NPROCS")}
-        self._step = Helper(self._command, key, env)
+        self._step = Starter(self._command, key, env)
         found: dict[int, tuple[str, int]] = {}
         count = 0
         try:
@@ -61,7 +61,7 @@ class Slurm:
                     found[int(told[1])] = addresses(json.loads(told[2])["agent"])[0]
                 if count and len(found) == count:
                     break
-        except HelperEnded as e:
+        except StarterEnded as e:
             raise EngineError(str(e)) from None
         return [found[node] for node in sorted(found)]
 

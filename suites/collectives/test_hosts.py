@@ -101,12 +101,12 @@ def test_unequal_hosts(world: World) -> None:
 @requirement(
     "COLL-HOST-04",
     "A message that is larger than what sockets hold arrives whole, with one in the other direction at the same time.",
-    source="torch.distributed.batch_isend_irecv, all_reduce",
+    source="torch.distributed.batch_isend_irecv, broadcast, all_reduce",
 )
-@pytest.mark.parametrize("how", ["sends", "all_reduce"])
+@pytest.mark.parametrize("how", ["sends", "broadcast", "all_reduce"])
 @pytest.mark.world(2, hosts=2)
 def test_large_messages(world: World, how: str) -> None:
-    """48 MiB of different numbers, both ways."""
+    """48 MiB of different numbers from each rank."""
 
     def body(rank: Rank) -> int:
         mine = torch.arange(LARGE, dtype=torch.int32, device=rank.device) * (1 if rank.index == 0 else 3)
@@ -117,6 +117,9 @@ def test_large_messages(world: World, how: str) -> None:
             sending, receiving = dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, found, peer)
             for work in dist.batch_isend_irecv([sending, receiving] if rank.index == 0 else [receiving, sending]):
                 work.wait()
+        elif how == "broadcast":
+            expected, found = (mine.clone() if rank.index == 0 else expected), mine
+            dist.broadcast(found, src=0)
         else:
             expected += mine
             found = mine

@@ -100,6 +100,10 @@ def test_packed(agents: list[Agent], session: Callable[..., tuple[int, str]]) ->
             ["--launcher", "carrier-pigeon"],
             "--launcher carrier-pigeon: it is not local, agents=HOST:PORT,..., or one of the engines ray, slurm",
         ),
+        (
+            ["--launcher", "torchrun"],
+            "torchrun --nproc-per-node=1 ... -m harness.commands.agent --key FILE -- pytest ...",
+        ),
         (["--launcher", "agents"], "'' is not HOST:PORT"),
         (["--launcher", "agents=host"], "'host' is not HOST:PORT"),
         (["--launcher", "agents=host:99999"], "'host:99999' is not HOST:PORT"),

@@ -21,11 +21,11 @@ _SHOWN = 4
 """The number of lines of its errors that a message repeats."""
 
 
-class HelperEnded(RuntimeError):
+class StarterEnded(RuntimeError):
     """The error for a process that has ended, or says nothing; it repeats the end of what it said on standard error."""
 
 
-class Helper:
+class Starter:
     """Starts the process.
 
     ``told``: what it reads on standard input; ``kept``: whether its standard input stays open until :meth:`stop`.
@@ -57,7 +57,7 @@ class Helper:
     def lines(self, seconds: float) -> Iterator[str]:
         """Yield the lines that it prints.  Says once that it is waited for, if that takes long.
 
-        Errors: :class:`HelperEnded` when it has ended, or says no more in time.
+        Errors: :class:`StarterEnded` when it has ended, or says no more in time.
         """
         assert self._process.stdout is not None
         text, until = b"", time.monotonic() + seconds
@@ -65,16 +65,17 @@ class Helper:
             print(f"concord: waiting for {self._name}{self._why()}", file=sys.stderr, flush=True)
         while True:
             if not self._heard(until - time.monotonic()):
-                raise HelperEnded(f"{self._name} was not ready after {seconds:g} s{self._why()}")
+                raise StarterEnded(f"{self._name} was not ready after {seconds:g} s{self._why()}")
             more = os.read(self._process.stdout.fileno(), 65536)
             if not more:
                 self._end()
-                raise HelperEnded(f"{self._name} ended with status {self._process.returncode}{self._why()}")
+                raise StarterEnded(f"{self._name} ended with status {self._process.returncode}{self._why()}")
             *lines, text = (text + more).split(b"\n")
             for line in lines:
                 yield line.decode(errors="replace")
 
     def _heard(self, seconds: float) -> bool:
+        assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], max(0.0, seconds))[0])
 
     def _why(self) -> str:
