@@ -16,6 +16,7 @@ from harness.cluster.interfaces import plain
 from harness.cluster.messages import TO_CONTROLLER, Message
 from harness.cluster.remote_rank import RemoteRank
 from harness.safe_io.shown import printable
+from harness.worlds.handle import Place
 from harness.worlds.launch import Exit, LaunchError
 from harness.worlds.rank import RankSetup
 
@@ -141,6 +142,11 @@ class Host:
     def time_here(self, time_ns: int) -> int:
         """Convert a time on the host's monotonic clock to ours, in nanoseconds."""
         return time_ns - self._offset_ns
+
+    @property
+    def place(self) -> Place:
+        """Its name, and by how much :meth:`time_here` may be wrong."""
+        return Place(self.name, self.clock_error_ns)
 
     # the connection
 

@@ -13,7 +13,7 @@ import msgspec
 from harness.cluster import messages
 from harness.worlds import wire
 from harness.worlds.blackbox import Issued
-from harness.worlds.handle import Frame, Heard, KernelState
+from harness.worlds.handle import Frame, Heard, KernelState, Place
 from harness.worlds.launch import Exit
 
 _MOST_KEPT = 128
@@ -33,6 +33,11 @@ class Above(Protocol):
 
     def time_here(self, time_ns: int) -> int:
         """Convert a time on its clock to ours."""
+        ...
+
+    @property
+    def place(self) -> Place:
+        """Its name, and how exact its times are."""
         ...
 
     def forget(self, token: int) -> None:
@@ -138,6 +143,10 @@ class RemoteRank:
 
     def time_here(self, time_ns: int) -> int:
         return self.host.time_here(time_ns)
+
+    @property
+    def place(self) -> Place:
+        return self.host.place
 
     def close(self) -> None:
         if not self.closed:

@@ -192,9 +192,27 @@ class RankHandle(Protocol):
         """Convert a time on the rank's monotonic clock to the launcher's clock, both in nanoseconds."""
         ...
 
+    @property
+    def place(self) -> Place:
+        """The rank's host."""
+        ...
+
     def close(self) -> None:
         """Release everything that this handle holds.  May be called twice."""
         ...
+
+
+class Place(NamedTuple):
+    """The host of a rank."""
+
+    name: str = ""
+    """For people; empty for the launcher's own."""
+    error_ns: int = 0
+    """By how much times on its clock may be wrong after :meth:`RankHandle.time_here`."""
+
+
+HERE = Place()
+"""The launcher's own host."""
 
 
 class Heard(enum.Enum):

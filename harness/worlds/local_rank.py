@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.worlds import wire
 from harness.worlds.blackbox import CRASH_SIZE, BlackBox
-from harness.worlds.handle import Frame, KernelState
+from harness.worlds.handle import HERE, Frame, KernelState, Place
 from harness.worlds.launch import Exit
 from harness.worlds.rank import STACK_SIGNAL
 
@@ -175,6 +175,10 @@ class LocalRank:
 
     def time_here(self, time_ns: int) -> int:
         return time_ns
+
+    @property
+    def place(self) -> Place:
+        return HERE
 
     def close(self) -> None:
         if not self.closed:

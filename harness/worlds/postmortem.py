@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.safe_io.shown import printable
 from harness.worlds.blackbox import Issued
+from harness.worlds.handle import HERE, Place
 from harness.worlds.launch import Exit
 from harness.worlds.places import short_path, source_line
 from harness.worlds.telling import both_ends
@@ -49,6 +50,8 @@ class End:
     collectives: tuple[str, ...] = ()
     """Its last collectives, oldest first."""
     output: str = ""
+    place: Place = HERE
+    """Its host."""
 
     @property
     def what(self) -> str:
@@ -114,6 +117,24 @@ def first_to_fail(ends: Sequence[End]) -> End | None:
     return min(own or ([] if server_lost(ends) else failed), key=lambda e: (e.time_ns, e.index), default=None)
 
 
+def not_later(ends: Sequence[End]) -> list[End]:
+    """Return the ranks that failed by themselves and may have been the first, in rank order.
+
+    There are several if hosts' clocks can't tell which was first.
+    """
+    first = first_to_fail(ends)
+    if first is None:
+        return []
+    failed = [e for e in ends if e.failed and e.kind != "lost" and e.by_transport == first.by_transport]
+    return [e for e in failed if e is first or _undecided(first, e)]
+
+
+def _undecided(one: End, other: End) -> bool:
+    """Return whether clocks can't tell which of two ranks ended first."""
+    error = one.place.error_ns + other.place.error_ns if one.place.name != other.place.name else 0
+    return abs(one.time_ns - other.time_ns) < error
+
+
 def server_lost(ends: Sequence[End]) -> str:
     """Return what became of the server, if ranks ended with it; else empty."""
     return next((e.exit.server for e in ends if e.kind == "lost" and e.exit is not None), "")
@@ -163,6 +184,11 @@ class RanksFailed(Exception):
         if self.first is not None:
             others = [e.index for e in self.ends if e.failed and e is not self.first]
             more = f" (also failed: {', '.join(map(str, others))})" if others else ""
+            if len(maybe := not_later(self.ends)) > 1:
+                names = ", ".join(str(end.index) for end in maybe)
+                why = "the clocks of their hosts do not tell which failed first"
+                what = f"rank {self.first.index}: {self.first.what}"
+                return f"ranks {names} of {len(self.ends)} failed, and {why}; {what}{more}{self._because}"
             return f"rank {self.first.index} of {len(self.ends)} failed first: {self.first.what}{more}{self._because}"
         if server := server_lost(self.ends):
             return f"no rank is to blame: {server}"
@@ -180,7 +206,7 @@ class RanksFailed(Exception):
     def culprits(self) -> tuple[int, ...]:
         """The ranks to look at first."""
         if self.first is not None:
-            return (self.first.index,)
+            return tuple(end.index for end in not_later(self.ends))
         return self.explanation.culprits if self.explanation and not server_lost(self.ends) else ()
 
     @property
@@ -218,7 +244,9 @@ class RanksFailed(Exception):
         if self.first is not None and self.explanation is not None and not self._because:
             lines.append(f"  {self.explanation.headline}")
         ends = sorted(self.ends, key=lambda e: (e is not self.first, not e.failed, e.index))
-        lines += [f"  rank {end.index}: {self._role(end)}{end.what}" for end in ends]
+        apart = len({end.place.name for end in self.ends}) > 1
+        hosts = {end.index: f" on {end.place.name}" if apart else "" for end in ends}
+        lines += [f"  rank {end.index}{hosts[end.index]}: {self._role(end)}{end.what}" for end in ends]
         return "\n".join(lines)
 
     def sections(self) -> list[tuple[str, str]]:
@@ -240,8 +268,8 @@ class RanksFailed(Exception):
         return sections
 
     def _role(self, end: End) -> str:
-        if end is self.first:
-            return "FIRST TO FAIL: "
+        if self.first is not None and end.index in self.culprits:
+            return "FIRST TO FAIL: " if len(self.culprits) == 1 else "PERHAPS THE FIRST TO FAIL: "
         if self.first is None and end.index in self.culprits:
             return "ODD ONE OUT: "
         if end.by_transport and self.first is not None:

@@ -357,6 +357,7 @@ class Waiting:
                     frames=view.frames,
                     collectives=postmortem.describe_collectives(view.records, process.box.recent(64)),
                     output=self._ranks.outputs[process.index].text(),
+                    place=process.place,
                 )
             )
         return ends

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.worlds import answers, wire
 from harness.worlds.blackbox import Issued
-from harness.worlds.handle import Frame, Heard, KernelState, Launcher, News, RankHandle
+from harness.worlds.handle import HERE, Frame, Heard, KernelState, Launcher, News, Place, RankHandle
 from harness.worlds.launch import Exit, ServerLost
 from harness.worlds.network import Refusal
 from harness.worlds.places import TORCH, WORLDS
@@ -70,6 +70,7 @@ class FakeRank:
     ticks_per_second: int = 0
     clock_ahead_ns: int = 0
     """How much its clock is ahead of the launcher's."""
+    on: Place = HERE
     snapshot: Mapping[str, Any] | None = field(default_factory=lambda: snapshot())
     """What its monitor answers, by default that it is in a test; None if it does not."""
     snapshot_takes: float = 0.001
@@ -201,6 +202,10 @@ class FakeRank:
 
     def time_here(self, time_ns: int) -> int:
         return time_ns - self.clock_ahead_ns
+
+    @property
+    def place(self) -> Place:
+        return self.on
 
     def close(self) -> None:
         self.closed = True

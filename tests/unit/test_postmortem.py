@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.worlds.blackbox import Issued
+from harness.worlds.handle import HERE, Place
 from harness.worlds.launch import Exit
 from harness.worlds.places import TORCH
 from harness.worlds.postmortem import (
@@ -23,6 +25,7 @@ from harness.worlds.postmortem import (
     describe_collectives,
     first_to_fail,
     grouped,
+    not_later,
     stack_text,
     verdict_of,
 )
@@ -66,6 +69,51 @@ def stopped(index: int) -> End:
 
 def failure(*ends: End, **other: Any) -> RanksFailed:
     return RanksFailed("2 cpu ranks, gloo", "body", ends, **other)
+
+
+ONE, OTHER = Place("host one", 3), Place("host other", 5)
+
+
+class TestClocksOfHosts:
+    """Which of two ranks was first is said only if their hosts' clocks can tell."""
+
+    @pytest.mark.parametrize(
+        ("places", "times", "maybe"),
+        [
+            ((ONE, OTHER), (10, 19), [0]),
+            ((ONE, OTHER), (10, 18), [0]),
+            ((ONE, OTHER), (10, 17), [0, 1]),
+            ((ONE, OTHER), (17, 10), [0, 1]),
+            ((ONE, ONE), (10, 11), [0]),
+            ((HERE, HERE), (11, 10), [1]),
+        ],
+    )
+    def test_maybe_first(self, places: tuple[Place, Place], times: tuple[int, int], maybe: list[int]) -> None:
+        """A difference counts if it is larger than both errors, and on one host any difference does."""
+        ends = [
+            dataclasses.replace(raised(i, time), place=place)
+            for i, (time, place) in enumerate(zip(times, places, strict=True))
+        ]
+        assert [end.index for end in not_later(ends)] == maybe
+        assert failure(*ends).culprits == tuple(maybe)
+
+    def test_broken_transport_is_not_first(self) -> None:
+        """A rank whose connection broke is not first, however close it was."""
+        ends = [dataclasses.replace(died(0, 10), place=ONE), dataclasses.replace(broken_transport(1, 9), place=OTHER)]
+        assert [end.index for end in not_later(ends)] == [0]
+
+    def test_nobody(self) -> None:
+        """Where nobody failed, nobody was first."""
+        assert not_later([End(0, "returned"), stopped(1)]) == []
+
+    def test_said(self) -> None:
+        """The headline names both, and each rank has its host."""
+        ends = [dataclasses.replace(raised(0, 10), place=ONE), dataclasses.replace(raised(1, 11), place=OTHER)]
+        lines = failure(*ends).summary().splitlines()
+        why = "ranks 0, 1 of 2 failed, and the clocks of their hosts do not tell which failed first; rank 0: "
+        assert lines[0].startswith(why)
+        assert lines[2].startswith("  rank 0 on host one: PERHAPS THE FIRST TO FAIL: ")
+        assert lines[3].startswith("  rank 1 on host other: PERHAPS THE FIRST TO FAIL: ")
 
 
 class TestFirstToFail:
