@@ -55,10 +55,10 @@ class Inventory:
 
 def cores() -> int:
     """Return how many cores this process may use: those of its affinity, or fewer if its control group has a quota."""
-    return len(_cores())
+    return len(usable_cores())
 
 
-def _cores() -> list[int]:
+def usable_cores() -> list[int]:
     """Return the numbers of the cores; with a quota, of as many as it is worth, rounded up."""
     allowed = sorted(os.sched_getaffinity(0))
     quota = cpu_quota()
@@ -114,7 +114,7 @@ def _quota_v1(folder: Path) -> float | None:
 
 def host_inventory() -> Inventory:
     """Return the host's cores as slots for worlds."""
-    usable = _cores()
+    usable = usable_cores()
     return Inventory("cpu", ("cpu",) * len(usable), tuple(f"cpu-{core}" for core in usable))
 
 

@@ -6,10 +6,11 @@ import hashlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.devices import usable_cores
 from harness.provenance import environment, version_of
 
 _PASSED_ON = ("CONCORD_", "CUBLAS_", "CUDA_", "GLOO_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "UCC_", "UCX_")
@@ -31,6 +32,7 @@ def facts() -> dict[str, Any]:
         "package cloudpickle": version_of("cloudpickle"),
         "host": socket.gethostname(),
         "kernel": _kernel(),
+        "cores": usable_cores(),
         "pid": os.getpid(),
     }
     return {**known, "variables": passed_on(os.environ), "path": [each for each in sys.path if isinstance(each, str)]}
@@ -45,6 +47,19 @@ def passed_on(variables: Mapping[str, str]) -> dict[str, str]:
         and not any(part in name for part in _OF_A_HOST)
         and not name.startswith(_OF_THE_AGENT)
     }
+
+
+def slots(hosts: Sequence[Mapping[str, Any]], ours: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys of all cores of some hosts, each once, though several agents may be on one machine.
+
+    Cores of this machine have the keys that sessions without agents use.
+    """
+    keys: dict[str, None] = {}
+    for host in hosts:
+        kernel = host.get("kernel", "")
+        before = "" if kernel == ours.get("kernel") else f"{kernel}-"
+        keys.update((f"{before}cpu-{core}", None) for core in host.get("cores", ()))
+    return tuple(keys)
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from harness.cluster import messages
-from harness.cluster.facts import facts, passed_on
+from harness.cluster.facts import facts, passed_on, slots
 from harness.cluster.host import CONNECTING, Host, HostRefused, connect, wait
 from harness.cluster.remote_rank import RemoteRank
 from harness.profiles.vocabulary import FORK
@@ -39,20 +39,27 @@ class Cluster:
             raise ValueError("a cluster has at least one agent")
 
 
-def check(cluster: Cluster) -> str:
-    """Connect to every agent once; returns what they are, in words.
+@dataclass(frozen=True)
+class Found:
+    """What the agents of a cluster are."""
 
-    Errors: :class:`~harness.cluster.host.HostRefused`.
-    """
+    described: str
+    """How many there are, and on how many machines."""
+    slots: tuple[str, ...]
+    """The keys of their cores, as leases use them."""
+
+
+def check(cluster: Cluster) -> Found:
+    """Connect to every agent once.  Errors: :class:`~harness.cluster.host.HostRefused`."""
     ours = facts()
-    kernels = []
+    hosts = []
     for address in cluster.agents:
         host = connect(address, cluster.key, ours, None, patience=cluster.patience)
-        kernels.append(str(host.facts.get("kernel", "")))
+        hosts.append(host.facts)
         host.close()
-    agents = f"{len(kernels)} agent{'s' if len(kernels) > 1 else ''}"
-    machines = len(set(kernels))
-    return f"{agents} on {machines} machine{'s' if machines > 1 else ''}"
+    machines = len({str(host.get("kernel", "")) for host in hosts})
+    described = f"{len(hosts)} agent{'s' if len(hosts) > 1 else ''} on {machines} machine{'s' if machines > 1 else ''}"
+    return Found(described, slots(hosts, ours))
 
 
 class ClusterLauncher:
@@ -72,7 +79,7 @@ class ClusterLauncher:
         self.network = ""
         self._private = private
         self._hosts: list[Host] = []
-        self._turn = 0
+        self._turn = os.getpid() % len(cluster.agents)  # or all workers would begin at the first
         ours, begin = facts(), messages.Begin(private, start)
         try:
             for address in cluster.agents:

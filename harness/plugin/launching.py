@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.cluster.torchrun import KEY, LAUNCHER
+from harness.plugin import numprocesses
 
 if TYPE_CHECKING:
-    from harness.cluster.launcher import Cluster
+    from harness.cluster.launcher import Cluster, Found
+    from harness.devices import Inventory
     from harness.worlds.handle import Launcher
 
 LOCAL, AGENTS = "local", "agents"
@@ -48,6 +50,7 @@ class Launching:
         """How many agents there are, and on how many machines; empty if ranks start on this host alone."""
         self._spread = bool(config.getoption("spread"))
         self._cluster: Cluster | None = None
+        self._slots: tuple[str, ...] = ()
         asked = config.getoption("launcher") or os.environ.get(LAUNCHER) or LOCAL
         if asked == LOCAL:
             if self._spread:
@@ -59,16 +62,19 @@ class Launching:
         if told is not None:
             from harness.cluster.launcher import Cluster
 
-            agents, key, self.agents = told
+            agents, key, self.agents, slots = told
+            self._slots = tuple(slots)
             self._cluster = Cluster(tuple((host, port) for host, port in agents), key)
         elif not config.option.collectonly:
             self._cluster = _cluster(config, asked)
-            self.agents = _tried(self._cluster)
+            found = _tried(self._cluster)
+            self.agents, self._slots = found.described, found.slots
+            numprocesses.across_hosts(config, len(found.slots))
 
     def pytest_configure_node(self, node: Any) -> None:
         if self._cluster is not None:
             agents = [list(address) for address in self._cluster.agents]
-            node.workerinput[_INPUT] = agents, self._cluster.key, self.agents
+            node.workerinput[_INPUT] = agents, self._cluster.key, self.agents, list(self._slots)
 
     def pytest_report_header(self) -> str | None:
         return f"concord: ranks are started by {self.agents}" if self.agents else None
@@ -77,6 +83,13 @@ class Launching:
     def remote(self) -> bool:
         """Whether ranks start by agents."""
         return self._cluster is not None
+
+    @property
+    def inventory(self) -> Inventory:
+        """The cores of all agents' machines, as slots for worlds."""
+        from harness.devices import Inventory
+
+        return Inventory("cpu", ("cpu",) * len(self._slots), self._slots)
 
     @property
     def launcher(self) -> Callable[..., Launcher]:
@@ -124,8 +137,8 @@ def _cluster(config: pytest.Config, asked: str) -> Cluster:
         raise pytest.UsageError(f"--launcher {asked}: {e}") from None
 
 
-def _tried(cluster: Cluster) -> str:
-    """Reject agents whose ranks can't be used before any test runs; returns what they are, in words."""
+def _tried(cluster: Cluster) -> Found:
+    """Reject agents whose ranks can't be used before any test runs; returns what they are."""
     from harness.cluster.host import HostRefused
     from harness.cluster.launcher import check
 

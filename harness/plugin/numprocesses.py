@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 GPUS = "gpus"
+_MOST_PER_CORE = 4
 
 asked_for_gpus = False
 """Whether this session was started with ``-n gpus``. pytest itself sees only the number."""
@@ -36,6 +37,19 @@ def parse(text: str) -> Any:
 
 def _original(text: str) -> Any:
     return int(text)
+
+
+def across_hosts(config: pytest.Config, slots: int) -> None:
+    """With ``-n gpus``, start as many workers as worlds can run side by side on the hosts of agents.
+
+    Workers run here, so there are at most :data:`_MOST_PER_CORE` for each core.
+    """
+    from harness.devices import cores
+
+    if asked_for_gpus and getattr(config.option, "numprocesses", None):
+        count = max(1, min(slots, _MOST_PER_CORE * cores(), config.option.maxprocesses or slots))
+        config.option.numprocesses = count
+        config.option.tx = ["popen"] * count
 
 
 def teach_xdist() -> None:

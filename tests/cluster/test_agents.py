@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Pool, Rank, RanksFailed, WorldSpec
+from harness import Pool, Rank, RanksFailed, World, WorldSpec
 from harness.cluster import credentials, messages
 from harness.cluster.channel import Channel
 from harness.cluster.credentials import KeyProblem
@@ -63,6 +63,12 @@ def fails(world: object, do: Callable[[], object]) -> RanksFailed:
     with pytest.raises(RanksFailed) as caught:
         world.run_beside(later, body)  # type: ignore[attr-defined]
     return caught.value
+
+
+def under_rank_1(world: World, *agents: Agent) -> Agent:
+    """The agent that started rank 1.  Worlds begin on any host."""
+    address = world._processes[1].host.address  # type: ignore[attr-defined]
+    return next(agent for agent in agents if agent.address == address)
 
 
 # keys
@@ -238,6 +244,7 @@ def test_agent_is_killed(start: Callable[..., Agent], cluster_of: Callable[..., 
     with pool_of(cluster_of(one, two)) as pool:
         world = pool.acquire(SPREAD)
         world.run(summed)
+        two = under_rank_1(world, one, two)
         below = children(two.process.pid)
         assert len(below) >= 3
         began = time.monotonic()
@@ -254,6 +261,7 @@ def test_agent_is_told_to_end(start: Callable[..., Agent], cluster_of: Callable[
     with pool_of(cluster_of(one, two)) as pool:
         world = pool.acquire(SPREAD)
         world.run(summed)
+        two = under_rank_1(world, one, two)
         below = children(two.process.pid)
         failed = fails(world, two.end)
         assert f"127.0.0.1:{two.address[1]}" in failed.headline
@@ -266,6 +274,7 @@ def test_frozen_host(start: Callable[..., Agent], cluster_of: Callable[..., Clus
     with pool_of(cluster_of(one, two, patience=2.0)) as pool:
         world = pool.acquire(SPREAD)
         world.run(summed)
+        two = under_rank_1(world, one, two)
         frozen = [two.process.pid, *children(two.process.pid)]
         try:
             failed = fails(world, lambda: [os.kill(pid, signal.SIGSTOP) for pid in frozen])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.devices import usable_cores
 from tests.cluster.conftest import Agent
 
 TESTS = """
@@ -125,3 +126,12 @@ def test_without_a_key(session: Callable[..., tuple[int, str]]) -> None:
     """The option that lacks is named."""
     code, said = session("--launcher", "agents=127.0.0.1:1", key=False)
     assert (code, "--agents-key FILE, or CONCORD_AGENTS_KEY" in said) == (4, True), said
+
+
+@pytest.mark.timeout(300)
+def test_gpus(agents: list[Agent], session: Callable[..., tuple[int, str]]) -> None:
+    """-n gpus is a worker for each core of the agents' machines, and both agents are on this one."""
+    code, said = session("--launcher", agents_of(*agents), "-n", "gpus", "-k", "several")
+    assert code == 0, said
+    assert f"{len(usable_cores())} worlds side by side (one for each core)" in said
+    assert f"created: {len(usable_cores())}/{len(usable_cores())} workers" in said or "[gw" in said
