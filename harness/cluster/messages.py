@@ -12,7 +12,7 @@ import msgspec
 
 from harness.worlds.rank import RankSetup
 
-VERSION = 1
+VERSION = 2
 """The version of this protocol.  A controller refuses an agent with another one."""
 
 
@@ -190,8 +190,11 @@ class Noted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """A rank as its host sees it: its process in the kernel, and its black box.  ``issued``: collectives that the
-    controller has not been told of yet."""
+    """A rank as its host sees it: its process in the kernel, and its black box.
+
+    ``issued``: collectives that the controller has not been told of yet; ``unanswered``: other hosts, as in
+    :class:`~harness.worlds.handle.KernelState`.
+    """
 
     token: int
     main: str
@@ -202,6 +205,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     whole: bool
     begun: str
     issued: list[Noted]
+    unanswered: list[str]
 
 
 class Seen(Message):

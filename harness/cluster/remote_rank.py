@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from harness.cluster import messages
+from harness.safe_io.shown import printable
 from harness.worlds import wire
 from harness.worlds.blackbox import Issued
 from harness.worlds.handle import Frame, Heard, KernelState, Place
@@ -196,7 +197,7 @@ class RemoteRank:
 
     def seen(self, state: messages.State) -> None:
         """Note what its host knows of it."""
-        self._kernel = KernelState(state.main, state.ticks, state.threads)
+        self._kernel = KernelState(state.main, state.ticks, state.threads, tuple(map(printable, state.unanswered)))
         self.begun = state.begun
         box = self.box
         box.phase, box.count, box.whole = state.phase, state.count, state.whole

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from harness.cluster import interfaces, messages
 from harness.cluster.channel import Arrived, Channel
+from harness.cluster.connections import unanswered
 from harness.cluster.facts import facts
 from harness.worlds import wire
 from harness.worlds.handle import Heard
@@ -40,9 +41,11 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 class _Held:
     """What a session knows of one of its ranks."""
 
-    def __init__(self, token: int, rank: LocalRank) -> None:
+    def __init__(self, token: int, rank: LocalRank, apart: bool) -> None:
         self.token = token
         self.rank = rank
+        self.apart = apart
+        """Whether its world is on several hosts."""
         self.pid = 0
         self.told = 0
         """How many collectives of its black box the controller knows."""
@@ -175,8 +178,8 @@ class Session:
             finally:
                 if rendezvous is not None:
                     rendezvous.close()
-            for token, rank in zip(asked.tokens, ranks, strict=True):
-                self._held[token] = _Held(token, rank)
+            for token, rank, setup in zip(asked.tokens, ranks, setups, strict=True):
+                self._held[token] = _Held(token, rank, bool(setup.store[1]))
             self._listener = None
             self._channel.send(messages.Spawned(asked.number, launcher.network))
 
@@ -318,6 +321,7 @@ class Session:
             box.whole,
             rank.begun,
             [messages.Noted(*dataclasses.astuple(issued)) for issued in recent],
+            unanswered(rank.pid) if held.apart else [],
         )
 
 

@@ -44,6 +44,8 @@ class KernelState(NamedTuple):
     """CPU time used by all its threads, in ticks of 10 ms."""
     threads: Sequence[str] = ()
     """States of all its threads."""
+    unanswered: Sequence[str] = ()
+    """Addresses of other hosts that do not acknowledge what it has sent them."""
 
     @property
     def wants_to_run(self) -> bool:

@@ -61,14 +61,16 @@ def threads_of(snapshot: Mapping[str, Any]) -> Iterator[tuple[int, bool]]:
 
 def standing(rank: RankHandle, view: View) -> str:
     """Describe what a live rank is doing."""
-    state = rank.kernel_state().main
+    kernel = rank.kernel_state()
+    state = kernel.main
     if state in ("T", "t"):
         return f"stopped by a signal (SIGSTOP), in phase {rank.box.phase}"
     if rank.monitor_lost:
         return f"in phase {rank.box.phase}, and something wrote into its monitor channel what is no answer"
     if not view.answered:
         return f"in C code that holds the interpreter lock (kernel state {state or '?'})"
-    return ("waiting " if watchdog.in_collective(view) else "running, ") + watchdog.standing(view)
+    lost = "".join(f", while {peer} acknowledges nothing that it has sent there" for peer in kernel.unanswered)
+    return ("waiting " if watchdog.in_collective(view) else "running, ") + watchdog.standing(view) + lost
 
 
 class Watch:
@@ -141,7 +143,7 @@ class Watch:
 
     def _kernel(self, rank: RankHandle, now: float) -> tuple[bool, bool]:
         """Return whether a rank was quiet since the last look, and whether it has been stopped for a while."""
-        main, ticks, states = rank.kernel_state()
+        main, ticks, states, _ = rank.kernel_state()
         before = self._ticks.get(rank.index)
         self._ticks[rank.index] = ticks
         if main == "T":
