@@ -16,6 +16,7 @@ from harness.cluster.interfaces import plain
 from harness.cluster.messages import TO_CONTROLLER, Message
 from harness.cluster.remote_rank import RemoteRank
 from harness.safe_io.shown import printable
+from harness.safe_io.waiting import readable
 from harness.worlds.handle import Place
 from harness.worlds.launch import Exit, LaunchError
 from harness.worlds.rank import RankSetup
@@ -286,7 +287,7 @@ def connect(
         if (left := until - time.monotonic()) <= 0:
             channel.close()
             raise HostRefused(f"the agent at {where} did not greet us within {within:g} s")
-        select.select([channel.fileno()], [], [], left)
+        readable(channel, left)
     hello = arrived[0].message
     host = Host(address, channel, hello.facts if isinstance(hello, messages.Hello) else {}, patience)
     wrong = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
 from harness.safe_io.shown import printable
+from harness.safe_io.waiting import readable
 from harness.worlds.processes import die_with_parent
 
 _ENDING = 15.0
@@ -76,7 +76,7 @@ class Starter:
 
     def _heard(self, seconds: float) -> bool:
         assert self._process.stdout is not None
-        return bool(select.select([self._process.stdout], [], [], max(0.0, seconds))[0])
+        return readable(self._process.stdout, seconds)
 
     def _why(self) -> str:
         self._errors.seek(0)

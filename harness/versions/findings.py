@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import select
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from types import TracebackType
 import msgspec
 from packaging.version import Version as Order
 
+from harness.safe_io.waiting import readable
 from harness.safe_io.writing import write_whole
 from harness.versions.environments import EnvironmentProblem
 from harness.versions.scripts import FOLDER, Script, scripts
@@ -109,7 +109,7 @@ class Ranks:
 
     def _answer(self, seconds: float) -> str:
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        ready = readable(self._process.stdout, seconds)
         return self._process.stdout.readline() if ready else ""
 
 

@@ -7,7 +7,6 @@ import dataclasses
 import fcntl
 import json
 import os
-import select
 import signal
 import socket
 import struct
@@ -20,6 +19,7 @@ from typing import Any
 
 from harness.profiles.vocabulary import FORK, SPAWN
 from harness.safe_io.shown import printable
+from harness.safe_io.waiting import readable
 from harness.worlds import processes, wire
 from harness.worlds.blackbox import CRASH_SIZE, BlackBox, fixed_file
 from harness.worlds.handle import Clock, Heard, RankHandle
@@ -161,7 +161,7 @@ class LocalLauncher:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise LaunchError(f"{_SERVER} was not ready after {self._start_timeout:.0f} s\n{self._log()}")
-            if select.select([self._sock], [], [], min(left, 1.0))[0]:
+            if readable(self._sock, min(left, 1.0)):
                 self.poll()
             if self._ready is None and self.lost:
                 raise LaunchError(f"{self.lost}, before it was ready\n{self._log()}")
@@ -248,7 +248,7 @@ class LocalLauncher:
         while not self._listeners:
             if self.lost:
                 raise ServerLost(f"{self.lost}\n{self._log()}")
-            if select.select([self._sock], [], [], 1.0)[0]:
+            if readable(self._sock, 1.0):
                 self.poll()
             else:
                 self.check()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import ssl
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +24,7 @@ from harness.cluster.channel import Channel
 from harness.cluster.credentials import KeyProblem
 from harness.cluster.host import HostRefused
 from harness.cluster.launcher import Cluster, ClusterLauncher
-from tests.cluster.conftest import Agent, gone
+from tests.cluster.conftest import Agent, gone, running
 
 SPREAD = WorldSpec(2, hosts=2, timeout=60)
 SOON = 5.0
@@ -142,12 +145,18 @@ def test_peer_without_a_key(start: Callable[..., Agent]) -> None:
     assert not children(agent.process.pid)
 
 
-def test_garbage_and_silence(start: Callable[..., Agent], cluster_of: Callable[..., Cluster]) -> None:
-    """Hundreds of silent and noisy peers keep nobody out."""
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.nightly)])
+def test_garbage_and_silence(start: Callable[..., Agent], cluster_of: Callable[..., Cluster], count: int) -> None:
+    """Thousands of silent and noisy peers keep nobody out."""
     agent = start()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if count > limits[0]:
+        if limits[1] != resource.RLIM_INFINITY and limits[1] < count + 500:
+            pytest.skip(f"a process may have {limits[1]} open files here, and {count} connections are wanted")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count + 500, limits[1]))
     silent = []
     try:
-        for number in range(500):
+        for number in range(count):
             with contextlib.suppress(OSError):
                 sock = socket.create_connection(agent.address, timeout=5)
                 silent.append(sock)
@@ -160,6 +169,7 @@ def test_garbage_and_silence(start: Callable[..., Agent], cluster_of: Callable[.
     finally:
         for sock in silent:
             sock.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert len(os.listdir(f"/proc/{agent.process.pid}/fd")) < 150
 
 
@@ -285,6 +295,32 @@ def test_frozen_host(start: Callable[..., Agent], cluster_of: Callable[..., Clus
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
         assert all(gone(pid) for pid in frozen[2:])
+
+
+def test_full_disk_on_one_host(key_file: Path, start: Callable[..., Agent], tmp_path: Path) -> None:
+    """An agent on a full disk starts ranks as others do, and a rank that can't write is named with its host."""
+    full = tmp_path / "full"
+    full.mkdir()
+    fill = f'mount -t tmpfs -o size=64k tmpfs {full} && ! head -c 1M /dev/zero 2>&- >{full}/all; exec "$@"'
+    before = ("unshare", "--mount", "sh", "-c", fill, "sh")
+    if subprocess.run([*before, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a file system for one process needs a mount namespace, which only root can make here")
+
+    def body(rank: Rank) -> None:
+        dist.barrier()
+        with tempfile.TemporaryFile(dir=os.environ.get("TMPDIR")) as file:
+            file.write(bytes(1 << 20))
+
+    with running(key_file, env={"TMPDIR": str(full)}, before=before) as other:
+        cluster = Cluster((start().address, other.address), credentials.read(key_file))
+        with pool_of(cluster) as pool:
+            world = pool.acquire(SPREAD)
+            assert world.run(summed) == [2.0, 2.0]
+            with pytest.raises(RanksFailed) as caught:
+                world.run(body)
+    (failed,) = [end for end in caught.value.ends if end.failed]
+    assert "No space left on device" in failed.what
+    assert f"({other.address[0]}:{other.address[1]})" in caught.value.summary().splitlines()[2]
 
 
 def test_two_sessions_on_one_cluster(start: Callable[..., Agent], cluster_of: Callable[..., Cluster]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sys
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -292,3 +294,24 @@ def test_working_directory_that_is_gone(pool: Pool, tmp_path: Path, monkeypatch:
     assert fresh.run(add_up) == [1.0]
     pool.release(fresh)
     assert pool.release(warm) == ["rank 0 has no working directory any more"]
+
+
+def test_more_than_a_thousand_open_files() -> None:
+    """A process whose descriptors have high numbers starts ranks, and notices their ends, as any other."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] != resource.RLIM_INFINITY and limits[1] < 3000:
+        pytest.skip(f"a process may have {limits[1]} open files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3000, limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    pool = Pool(launcher=partial(LocalLauncher, ["torch"]))
+    try:
+        world = pool.acquire(WorldSpec(2))
+        assert min(rank.control.fileno() for rank in world._processes) > 1023  # type: ignore[attr-defined]
+        assert world.run(lambda rank: rank.index) == [0, 1]
+        with pytest.raises(RanksFailed, match="rank 1 of 2 failed first"):
+            world.run(lambda rank: os._exit(3) if rank.index else None)
+    finally:
+        pool.close()
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
