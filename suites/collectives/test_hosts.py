@@ -43,8 +43,7 @@ def test_groups_of_hosts(world: World, groups: str) -> None:
 
 @requirement(
     "COLL-HOST-02",
-    "On a mesh of hosts and of the ranks on each, reducing over one dimension and then the other equals reducing over "
-    "all ranks.",
+    "Reducing over the dimensions of a mesh of hosts, one after the other, equals reducing over all ranks.",
     source="torch.distributed.device_mesh.init_device_mesh",
 )
 @pytest.mark.world(4, hosts=2)

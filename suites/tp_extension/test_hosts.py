@@ -47,7 +47,7 @@ def train_on_rank(rank: Rank, tensor: str) -> list[Step]:
 
 @requirement(
     "TP-HOST-01",
-    "A model trains as on one device with tensor parallelism within hosts and FSDP across them, and the other way.",
+    "A model trains as on one device, whether its tensor parallelism is within hosts or across them.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("tensor", ["within", "across"])
@@ -76,7 +76,7 @@ def train_hybrid(rank: Rank, shards: str) -> list[Step]:
 
 @requirement(
     "TP-HOST-02",
-    "Hybrid sharding within hosts with replicas across them, and the other way, trains as one device does.",
+    "A model trains as on one device, whether hybrid sharding has its shards or its replicas within hosts.",
     source="torch/distributed/fsdp/fully_sharded_data_parallel.py: ShardingStrategy",
 )
 @pytest.mark.parametrize("shards", ["within", "across"])
