@@ -46,6 +46,9 @@ class Host:
         self._channel = channel
         self._patience = patience
         self._ranks: dict[int, RemoteRank] = {}
+        self._frame: Sequence[bytes] | None = None
+        self._readers: list[int] = []
+        """The ranks that get that frame, by their tokens."""
         self._next = 1
         self._answers: dict[int, Any] = {}
         self._asked: dict[int, int] = {}
@@ -79,7 +82,20 @@ class Host:
 
     def send(self, message: Message, payload: Sequence[bytes | bytearray] = ()) -> None:
         """Send a message to the agent.  What becomes of it is noticed later."""
+        self._pass_on()
         self._channel.send(message, payload)
+
+    def pass_on(self, token: int, frame: Sequence[bytes]) -> None:
+        """Send a frame to a rank, soon: the same frame for several ranks, one after the other, travels once."""
+        if self._frame is not frame:
+            self._pass_on()
+            self._frame = frame
+        self._readers.append(token)
+
+    def _pass_on(self) -> None:
+        if self._frame is not None:
+            self._channel.send(messages.Pass(self._readers), self._frame)
+            self._frame, self._readers = None, []
 
     # ranks
 
@@ -155,6 +171,7 @@ class Host:
         """Take what has arrived, without waiting, and note what has become of the host."""
         if self.lost:
             return
+        self._pass_on()
         self._channel.flush()
         before = self._channel.received
         for message, payload in self._channel.receive():
@@ -236,6 +253,8 @@ class Host:
 def wait(hosts: Sequence[Host], seconds: float) -> None:
     """Wait until something has arrived from any host, and take it."""
     connected = [host for host in hosts if not host.lost]
+    for host in connected:
+        host._pass_on()
     if not any(host.channel.readable for host in connected):
         poll = select.poll()
         for host in connected:

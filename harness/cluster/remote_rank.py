@@ -32,6 +32,10 @@ class Above(Protocol):
         """Send a message to its agent."""
         ...
 
+    def pass_on(self, token: int, frame: Sequence[bytes]) -> None:
+        """Send a frame to a rank."""
+        ...
+
     def time_here(self, time_ns: int) -> int:
         """Convert a time on its clock to ours."""
         ...
@@ -90,7 +94,7 @@ class RemoteRank:
     def send(self, frame: list[bytes], timeout: float = 30.0) -> None:
         if self.exit is not None or self.host.lost:
             raise wire.WireError("the peer has gone")
-        self.host.send(messages.Pass([self.token]), frame)
+        self.host.pass_on(self.token, frame)
 
     def receive(self) -> Frame | None:
         if self._frames:
