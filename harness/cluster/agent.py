@@ -17,15 +17,16 @@ from typing import NoReturn
 from harness.cluster import credentials
 from harness.cluster.channel import Channel, tuned
 from harness.cluster.interfaces import plain
-from harness.cluster.messages import TO_AGENT
+from harness.cluster.messages import TO_AGENT, VERSION, Hello
 from harness.cluster.session import Session
 from harness.worlds.processes import die_with_parent
 
 _HANDSHAKE = 5.0
 """Seconds in which a peer must prove that it has the key."""
-_MOST_PENDING = 64
+_MOST_PENDING = 256
 """Peers that may be in that state at once.  If there are more, the oldest goes, which has had the most time."""
-_MOST_SESSIONS = 64
+MOST_SESSIONS = 64
+"""Sessions that an agent serves at once; each has a server of its own, with torch imported."""
 _ENDING = 10.0
 """Seconds for sessions to end their ranks, before they are killed, and their ranks with them."""
 
@@ -47,7 +48,7 @@ class Agent:
     Errors: OSError if it can't listen there.
     """
 
-    def __init__(self, key: str, host: str = "127.0.0.1", port: int = 0, *, silence: float = 30.0) -> None:
+    def __init__(self, key: credentials.Key, host: str = "127.0.0.1", port: int = 0, *, silence: float = 30.0) -> None:
         self._tls = credentials.context(key, server=True)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=128)
@@ -142,9 +143,13 @@ class Agent:
             return
         poll.unregister(fd)
         del self._pending[fd]
-        if len(self._sessions) < _MOST_SESSIONS:
+        if len(self._sessions) < MOST_SESSIONS:
             self._begin(pending.sock)
-        pending.sock.close()
+            pending.sock.close()
+        else:
+            full = Channel(pending.sock, TO_AGENT)
+            full.send(Hello(VERSION, {"refused": f"it has {MOST_SESSIONS} sessions already"}))
+            full.close()
 
     def _drop(self, fd: int, poll: select.epoll) -> None:
         self.refused += 1

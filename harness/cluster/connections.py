@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 from collections.abc import Iterator
 
 _ESTABLISHED, _CONNECTING = 1, 2
-_MOST_RETRIES = 3
+_LEAST_RETRIES = 3
 """A packet that was sent again so often has been without an answer for more than a second."""
 _SHOWN = 4
 
@@ -18,27 +19,36 @@ def unanswered(pid: int) -> list[str]:
 
     Each address is a text without a port, as in ``10.0.0.2``.  Returns [] if nothing is known of the process.
     """
-    try:
-        inodes = {
-            os.readlink(f"/proc/{pid}/fd/{fd}")[8:-1]
-            for fd in os.listdir(f"/proc/{pid}/fd")
-            if os.readlink(f"/proc/{pid}/fd/{fd}").startswith("socket:[")
-        }
-        rows = [*_rows(f"/proc/{pid}/net/tcp", socket.AF_INET), *_rows(f"/proc/{pid}/net/tcp6", socket.AF_INET6)]
-    except OSError:
-        return []
+    inodes = set(_inodes(pid))
+    tables = ((f"/proc/{pid}/net/tcp", socket.AF_INET), (f"/proc/{pid}/net/tcp6", socket.AF_INET6))
+    rows = [row for file, family in tables for row in _rows(file, family)]
     return sorted({address for address, inode in rows if inode in inodes})[:_SHOWN]
 
 
-def _rows(file: str, family: int) -> Iterator[tuple[str, str]]:
-    """Yield peer and inode of connections that wait for an answer, from a table of :manpage:`proc(5)`."""
-    with open(file) as table:
-        next(table)
-        for line in table:
-            fields = line.split()
-            peer, state, retries, inode = fields[2], int(fields[3], 16), int(fields[6], 16), fields[9]
-            if state in (_ESTABLISHED, _CONNECTING) and retries >= _MOST_RETRIES:
-                yield _address(peer.partition(":")[0], family), inode
+def _inodes(pid: int) -> Iterator[str]:
+    """Yield the inodes of a process's sockets."""
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # it has been closed meanwhile
+                name = os.readlink(f"/proc/{pid}/fd/{fd}")
+                if name.startswith("socket:["):
+                    yield name[len("socket:[") : -1]
+
+
+def _rows(file: str, family: int) -> list[tuple[str, str]]:
+    """Return peer and inode of connections that wait for an answer, from a table of :manpage:`proc(5)`."""
+    try:
+        with open(file) as table:
+            lines = table.readlines()[1:]
+    except OSError:  # a kernel without IPv6, or the process has gone
+        return []
+    found = []
+    for line in lines:
+        fields = line.split()
+        peer, state, retries, inode = fields[2], int(fields[3], 16), int(fields[6], 16), fields[9]
+        if state in (_ESTABLISHED, _CONNECTING) and retries >= _LEAST_RETRIES:
+            found.append((_address(peer.partition(":")[0], family), inode))
+    return found
 
 
 def _address(text: str, family: int) -> str:

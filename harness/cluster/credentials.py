@@ -21,7 +21,16 @@ class KeyProblem(ValueError):
     """The error for a key that cannot be used; it says which one, why, and what to do."""
 
 
-def made() -> str:
+class Key(str):
+    """A key, as PEM.  Its representation does not show it: tracebacks have those of arguments."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<the key of a session>"
+
+
+def made() -> Key:
     """Return a new key, as PEM: a private key on the curve P-256, and its own certificate for 30 days.
 
     Errors: :class:`KeyProblem` if the package cryptography is not installed.
@@ -51,10 +60,10 @@ def made() -> str:
     secret = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return (secret + certificate.public_bytes(serialization.Encoding.PEM)).decode()
+    return Key((secret + certificate.public_bytes(serialization.Encoding.PEM)).decode())
 
 
-def write(path: Path, key: str) -> None:
+def write(path: Path, key: Key) -> None:
     """Write a key to a new file that only its owner can read.  Errors: OSError, if the file exists, too."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "w") as file:
@@ -62,7 +71,7 @@ def write(path: Path, key: str) -> None:
         file.write(key)
 
 
-def read(path: Path) -> str:
+def read(path: Path) -> Key:
     """Read a key from a file.
 
     Errors: :class:`KeyProblem` if there is none, or if somebody else could have read or written it.
@@ -83,18 +92,18 @@ def read(path: Path) -> str:
         return checked(file.read(_MOST).decode(errors="replace"), str(path))
 
 
-def checked(key: str, where: str) -> str:
+def checked(key: str, where: str) -> Key:
     """Return a key that can be used.  ``where``: where it is from.  Errors: :class:`KeyProblem`."""
     try:
-        context(key, server=True)
+        context(Key(key), server=True)
     except (ssl.SSLError, ValueError, OSError) as e:
         raise KeyProblem(
             f"{where}: it is not a key of Concord ({type(e).__name__}); see concord agent --help"
         ) from None
-    return key
+    return Key(key)
 
 
-def context(key: str, *, server: bool) -> ssl.SSLContext:
+def context(key: Key, *, server: bool) -> ssl.SSLContext:
     """Return what TLS needs to prove to a peer that we have the key, and to require the same of the peer.
 
     Errors: ssl.SSLError or ValueError if the text is not a key.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from harness import entry_points
+from harness.cluster.credentials import Key
 from harness.entry_points import LAUNCHERS, PluginError
 
 _OWN = {"ray": "harness.cluster.with_ray:Ray", "slurm": "harness.cluster.with_slurm:Slurm"}
@@ -23,7 +24,7 @@ class EngineError(RuntimeError):
 class Engine(Protocol):
     """Starts an agent on each of its hosts."""
 
-    def start(self, key: str) -> Sequence[tuple[str, int]]:
+    def start(self, key: Key) -> Sequence[tuple[str, int]]:
         """Start the agents; returns host and port of each, once it listens.  Errors: :class:`EngineError`.
 
         ``key``: of the session, in a text (:mod:`harness.cluster.credentials`).  It must not get into a command line,
@@ -56,6 +57,16 @@ def engine(name: str, argument: str) -> Engine:
     except (Exception, SystemExit) as e:
         raise EngineError(str(e) if isinstance(e, PluginError) else entry_points.said(e)) from e
     return made
+
+
+def started(starting: Engine, key: Key) -> Sequence[tuple[str, int]]:
+    """Start an engine's agents.  Errors: :class:`EngineError`, whatever the engine raises."""
+    try:
+        return starting.start(key)
+    except EngineError:
+        raise
+    except (Exception, SystemExit) as e:
+        raise EngineError(entry_points.said(e)) from e
 
 
 def _made_by(name: str) -> Any:

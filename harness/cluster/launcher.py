@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from harness.cluster import messages
+from harness.cluster.credentials import Key
 from harness.cluster.facts import facts, passed_on, slots
 from harness.cluster.host import CONNECTING, Host, HostRefused, connect, wait
 from harness.cluster.remote_rank import RemoteRank
@@ -30,7 +31,7 @@ class Cluster:
     """The hosts of a session: where their agents listen, and the key that they all have."""
 
     agents: tuple[tuple[str, int], ...]
-    key: str = dataclasses.field(repr=False)
+    key: Key = dataclasses.field(repr=False)
     patience: float = 10.0
     """A host that is silent for so many seconds is given up."""
 

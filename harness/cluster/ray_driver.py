@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import ray
@@ -37,20 +38,26 @@ class Holder:
     def start(self, key: str) -> str:
         """Start the agent; returns its address.  Errors: RuntimeError if it does not start."""
         ours, here = os.getpid(), ray.util.get_node_ip_address()
+        said = tempfile.TemporaryFile()  # noqa: SIM115
         self._agent = subprocess.Popen(
             [sys.executable, "-m", "harness.commands.agent", "--key", "-", "--listen", here],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=said,
             text=True,
             preexec_fn=lambda: die_with_parent(ours),
         )
         assert self._agent.stdin is not None
         assert self._agent.stdout is not None
-        self._agent.stdin.write(key)
-        self._agent.stdin.close()
+        with contextlib.suppress(OSError):  # it has ended, and says why
+            self._agent.stdin.write(key)
+            self._agent.stdin.close()
         line = self._agent.stdout.readline()
         if not line:
-            raise RuntimeError(f"the agent on {here} ended with status {self._agent.wait()}")
+            status = self._agent.wait()
+            said.seek(0)
+            last = said.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise RuntimeError(f"the agent on {here} ended with status {status}: {' '.join(last)}")
         return str(json.loads(line)["agent"])
 
     def stop(self) -> None:
@@ -80,6 +87,7 @@ def main(address: str) -> None:
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as e:
         _say(wrong=f"Ray did not start the agents: {_line(e)}")
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with contextlib.suppress(Exception):  # nodes may have gone
             ray.get([holder.stop.remote() for holder in holders], timeout=13)
         ray.shutdown()  # with it, the placement group ends

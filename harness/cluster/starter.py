@@ -15,7 +15,7 @@ from harness.safe_io.shown import printable
 from harness.safe_io.waiting import readable
 from harness.worlds.processes import die_with_parent
 
-_ENDING = 15.0
+_ENDING = 30.0
 _SAYING = 10.0
 _SHOWN = 4
 """The number of lines of its errors that a message repeats."""
@@ -35,6 +35,7 @@ class Starter:
     def __init__(self, command: Sequence[str], told: str, env: Mapping[str, str], *, kept: bool = False) -> None:
         ours = os.getpid()
         self._name = os.path.basename(command[0])
+        self._given = self._until = 0.0
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             list(command),
@@ -55,17 +56,19 @@ class Starter:
             pass  # it has ended, and says why
 
     def lines(self, seconds: float) -> Iterator[str]:
-        """Yield the lines that it prints.  Says once that it is waited for, if that takes long.
+        """Yield the lines that it prints.  Says that it is waited for, once in every silence that is long.
 
-        Errors: :class:`StarterEnded` when it has ended, or says no more in time.
+        Errors: :class:`StarterEnded` when it has ended, or says no more in time (:meth:`expect`).
         """
         assert self._process.stdout is not None
-        text, until = b"", time.monotonic() + seconds
-        if not self._heard(min(seconds, _SAYING)) and seconds > _SAYING:
-            print(f"concord: waiting for {self._name}{self._why()}", file=sys.stderr, flush=True)
+        text = b""
+        self.expect(seconds)
         while True:
-            if not self._heard(until - time.monotonic()):
-                raise StarterEnded(f"{self._name} was not ready after {seconds:g} s{self._why()}")
+            if not self._heard(min(_SAYING, self._until - time.monotonic())):
+                if time.monotonic() < self._until:
+                    print(f"concord: waiting for {self._name}{self._why()}", file=sys.stderr, flush=True)
+                if not self._heard(self._until - time.monotonic()):
+                    raise StarterEnded(f"{self._name} was not ready after {self._given:g} s{self._why()}")
             more = os.read(self._process.stdout.fileno(), 65536)
             if not more:
                 self._end()
@@ -73,6 +76,10 @@ class Starter:
             *lines, text = (text + more).split(b"\n")
             for line in lines:
                 yield line.decode(errors="replace")
+
+    def expect(self, seconds: float) -> None:
+        """Give it so many seconds from now on."""
+        self._given, self._until = seconds, time.monotonic() + seconds
 
     def _heard(self, seconds: float) -> bool:
         assert self._process.stdout is not None

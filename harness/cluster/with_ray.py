@@ -12,18 +12,19 @@ import sys
 from collections.abc import Sequence
 
 from harness.cluster.agent import addresses
+from harness.cluster.credentials import Key
 from harness.cluster.engines import EngineError
 from harness.cluster.starter import Starter, StarterEnded
 
-_STARTING = 3600.0
+_QUEUED = 86400.0
 """Seconds for the agents; the nodes may be in use."""
 
 
 class Ray:
     """Agents on all nodes of a Ray cluster that have CPUs.
 
-    ``argument``: the cluster's address, as ``ray.init`` takes it; empty: that in ``RAY_ADDRESS``, or a new cluster on
-    this machine.
+    ``argument``: the cluster's address, as ``ray.init`` takes it; empty: that in ``RAY_ADDRESS``, or the one that
+    runs on this machine, or a new one.
 
     Errors: :class:`~harness.cluster.engines.EngineError`.
     """
@@ -34,13 +35,13 @@ class Ray:
         self._address = argument or os.environ.get("RAY_ADDRESS", "")
         self._driver: Starter | None = None
 
-    def start(self, key: str) -> Sequence[tuple[str, int]]:
+    def start(self, key: Key) -> Sequence[tuple[str, int]]:
         """Start the agents; see :class:`~harness.cluster.engines.Engine`."""
         command = [sys.executable, "-m", "harness.cluster.ray_driver", self._address]
         env = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
-        self._driver = Starter(command, json.dumps(key) + "\n", env, kept=True)
+        self._driver = Starter(command, Key(json.dumps(key) + "\n"), env, kept=True)
         try:
-            for line in self._driver.lines(_STARTING):
+            for line in self._driver.lines(_QUEUED):
                 told = json.loads(line) if line.startswith("{") else {}
                 if "waiting" in told:
                     print(f"concord: {told['waiting']}", file=sys.stderr)

@@ -11,11 +11,14 @@ import sys
 from collections.abc import Sequence
 
 from harness.cluster.agent import addresses
+from harness.cluster.credentials import Key
 from harness.cluster.engines import EngineError
 from harness.cluster.starter import Starter, StarterEnded
 
-_STARTING = 3600.0
-"""Seconds for an allocation and the start of its agents."""
+_QUEUED = 86400.0
+"""Seconds for an allocation."""
+_STARTING = 120.0
+"""Seconds for the start of its agents."""
 _ON_A_NODE = (
     'echo "$SLURM_STEP_NUM_TASKS"; exec "$0" -m harness.commands.agent --key - --towards "$SLURM_LAUNCH_NODE_IPADDR"'
 )
@@ -44,19 +47,20 @@ class Slurm:
         ]
         self._step: Starter | None = None
 
-    def start(self, key: str) -> Sequence[tuple[str, int]]:
+    def start(self, key: Key) -> Sequence[tuple[str, int]]:
         """Start the agents; see :class:`~harness.cluster.engines.Engine`."""
         env = {name: value for name, value in os.environ.items() if name not in ("SLURM_NTASKS", "SLURM_NPROCS")}
         self._step = Starter(self._command, key, env)
         found: dict[int, tuple[str, int]] = {}
         count = 0
         try:
-            for line in self._step.lines(_STARTING):
+            for line in self._step.lines(_QUEUED):
                 told = _LABELLED.fullmatch(line)
                 if told is None:
                     continue
-                if told[2].isdigit():
+                if told[2].isdigit():  # the nodes are ours
                     count = int(told[2])
+                    self._step.expect(_STARTING)
                 elif told[2].startswith("{"):
                     found[int(told[1])] = addresses(json.loads(told[2])["agent"])[0]
                 if count and len(found) == count:

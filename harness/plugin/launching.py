@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LOCAL, AGENTS = "local", "agents"
 _INPUT = "concord_cluster"
+_NO_TESTS = ("collectonly", "help", "markers", "showfixtures", "show_fixtures_per_test", "cacheshow")
+"""Options with which pytest runs no test, so that nothing is started."""
 
 
 def add_options(group: pytest.OptionGroup) -> None:
@@ -60,21 +62,23 @@ class Launching:
             raise pytest.UsageError("--rank-pdb: a debugger on another host can't use this terminal")
         told = getattr(config, "workerinput", {}).get(_INPUT)
         if told is not None:
+            from harness.cluster.credentials import Key
             from harness.cluster.launcher import Cluster
 
             agents, key, self.agents, slots = told
             self._slots = tuple(slots)
-            self._cluster = Cluster(tuple((host, port) for host, port in agents), key)
-        elif not config.option.collectonly:
+            self._cluster = Cluster(tuple((host, port) for host, port in agents), Key(key))
+        elif not any(config.getoption(name, False) for name in _NO_TESTS):
             self._cluster = _cluster(config, asked)
             found = _tried(self._cluster)
             self.agents, self._slots = found.described, found.slots
             numprocesses.across_hosts(config, len(found.slots))
 
+    @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         if self._cluster is not None:
             agents = [list(address) for address in self._cluster.agents]
-            node.workerinput[_INPUT] = agents, self._cluster.key, self.agents, list(self._slots)
+            node.workerinput[_INPUT] = agents, str(self._cluster.key), self.agents, list(self._slots)
 
     def pytest_report_header(self) -> str | None:
         return f"concord: ranks are started by {self.agents}" if self.agents else None
@@ -116,7 +120,7 @@ def _cluster(config: pytest.Config, asked: str) -> Cluster:
     """Return the hosts that the options name, with the agents of an engine, which end with the session."""
     from harness.cluster import credentials
     from harness.cluster.agent import addresses
-    from harness.cluster.engines import EngineError, engine
+    from harness.cluster.engines import EngineError, engine, started
     from harness.cluster.launcher import Cluster
 
     name, _, argument = asked.partition("=")
@@ -131,7 +135,7 @@ def _cluster(config: pytest.Config, asked: str) -> Cluster:
         else:
             starting = engine(name, argument)
             config.add_cleanup(starting.stop)
-            agents = starting.start(key)
+            agents = started(starting, key)
         return Cluster(tuple(agents), key)
     except (ValueError, EngineError, ImportError) as e:  # of addresses, a KeyProblem, or cryptography is missing
         raise pytest.UsageError(f"--launcher {asked}: {e}") from None

@@ -42,8 +42,8 @@ class WorldMark:
     record: bool = True
     network: str | None = None
     """``private`` or ``host``, whatever the run's option is; see :class:`harness.worlds.world.WorldSpec`."""
-    hosts: int = 0
-    """The number of hosts that the ranks are spread over; 0: as the run's options say."""
+    hosts: int | None = None
+    """The number of hosts that the ranks are spread over; None: as the run's options say."""
 
     def __post_init__(self) -> None:
         bad = [size for size in self.sizes if not isinstance(size, int) or isinstance(size, bool) or size < 1]
@@ -63,9 +63,11 @@ class WorldMark:
             value = getattr(self, key)
             if not isinstance(value, kinds):
                 raise ValueError(f"{key}={value!r}: {'a name' if str in kinds else 'True or False'}")
-        if not isinstance(self.hosts, int) or isinstance(self.hosts, bool) or self.hosts < 0:
+        if self.hosts is not None and (
+            not isinstance(self.hosts, int) or isinstance(self.hosts, bool) or self.hosts < 1
+        ):
             raise ValueError(f"hosts={self.hosts!r}: a whole number from 1")
-        if self.hosts > min(self.sizes):
+        if self.hosts is not None and self.hosts > min(self.sizes):
             raise ValueError(f"hosts={self.hosts}: a world of {min(self.sizes)} can't be on so many hosts")
         for name, value in self.env:
             if not isinstance(name, str) or not isinstance(value, str):

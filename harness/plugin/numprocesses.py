@@ -42,12 +42,14 @@ def _original(text: str) -> Any:
 def across_hosts(config: pytest.Config, slots: int) -> None:
     """With ``-n gpus``, start as many workers as worlds can run side by side on the hosts of agents.
 
-    Workers run here, so there are at most :data:`_MOST_PER_CORE` for each core.
+    Workers run here, so there are at most :data:`_MOST_PER_CORE` for each core.  Each has up to two sessions with every
+    agent: one for worlds on a network of their own, and one for others.
     """
+    from harness.cluster.agent import MOST_SESSIONS
     from harness.devices import cores
 
     if asked_for_gpus and getattr(config.option, "numprocesses", None):
-        count = max(1, min(slots, _MOST_PER_CORE * cores(), config.option.maxprocesses or slots))
+        count = max(1, min(slots, _MOST_PER_CORE * cores(), MOST_SESSIONS // 2, config.option.maxprocesses or slots))
         config.option.numprocesses = count
         config.option.tx = ["popen"] * count
 

@@ -76,12 +76,18 @@ def attach(item: pytest.Item, report: Any, error: RanksFailed) -> None:
             item.add_report_section(report.when, "stdout", "".join(f"{prefixed(end.index, x)}\n" for x in lines))
     for key, value in (
         ("verdict", error.verdict),
-        ("first_rank", str(error.culprits[0]) if error.culprits else ""),
+        ("first_rank", _first_rank(error)),
         ("headline", error.headline),
     ):
         note(item, key, value)
         report.user_properties.append((f"concord.{key}", value))
     report.concord_ranks = evidence_of(error)
+
+
+def _first_rank(error: RanksFailed) -> str:
+    """Return the rank to look at first; empty if there is none, or if clocks of hosts can't tell which failed first."""
+    undecided = error.first is not None and len(error.culprits) > 1
+    return str(error.culprits[0]) if error.culprits and not undecided else ""
 
 
 def timed_out(error: BaseException) -> bool:
@@ -96,7 +102,7 @@ def evidence_of(error: RanksFailed) -> list[dict[str, Any]]:
             "rank": end.index,
             "kind": end.kind,
             "what": end.what,
-            "first": end is error.first,
+            "first": end is error.first and len(error.culprits) == 1,
             "text": str((end.report or {}).get("text", "")),
             "stack": end.stack,
             "collectives": list(end.collectives),

@@ -52,7 +52,7 @@ def facts_of(items: list[pytest.Item]) -> SuiteFacts:
             property_based=item.get_closest_marker(MARKER) is not None,
             backend=(asked.mark.backend or "") if asked is not None else "",
             device=(asked.mark.device or "") if asked is not None else "",
-            hosts=asked.mark.hosts if asked is not None else 0,
+            hosts=(asked.mark.hosts or 0) if asked is not None else 0,
             needs=needs,
             causes=[*gives.causes, *([TorchLacks(needs.torch)] if needs.torch else [])],
             skips=list(gives.reasons),

@@ -43,7 +43,7 @@ class GivenWorld(msgspec.Struct, frozen=True, omit_defaults=True):
     sizes: tuple[Ranks, ...] = ()
     """The sizes of the worlds of a test with several, smallest first; empty for others, and in older files."""
     hosts: Hosts = 1
-    """The number of hosts that the ranks were on."""
+    """The number of hosts that the ranks were on, or are to be on if the test is unsupported."""
 
     def __str__(self) -> str:
         hosts = f", {self.hosts} hosts" if self.hosts > 1 else ""

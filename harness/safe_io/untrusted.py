@@ -38,8 +38,9 @@ Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 """A duration of up to 31 years; whoever uses it must check that it is not negative."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 Ranks = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
-Hosts = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 """A rank, or a number of ranks."""
+Hosts = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+"""A number of hosts."""
 Version = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Status = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 """An exit status."""

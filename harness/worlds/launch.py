@@ -33,6 +33,8 @@ class Exit:
     """Processes that it left running, which have been killed."""
     server: str = ""
     """What became of the server that the rank was forked from, if the rank ended because of that; else empty."""
+    error_ns: int = 0
+    """By how much ``time_ns`` may be wrong, if the clock of another host told it."""
 
     @property
     def signal(self) -> signal.Signals | int | None:

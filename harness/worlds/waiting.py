@@ -153,9 +153,10 @@ class Waiting:
         ended = process.exit
         assert ended is not None
         if self._answer == EXIT and ended.clean:
-            return End(process.index, "returned", ended.time_ns)
+            return End(process.index, "returned", ended.time_ns, place=process.place)
         kind = "lost" if ended.server else "died" if ended.signal is not None else "exited"
-        return End(process.index, kind, ended.time_ns, exit=ended)
+        place = process.place._replace(error_ns=ended.error_ns)
+        return End(process.index, kind, ended.time_ns, exit=ended, place=place)
 
     def _last_words(self, process: RankHandle) -> None:
         """Read what a rank sent before it ended."""
@@ -216,7 +217,7 @@ class Waiting:
 
     def _raised(self, process: RankHandle, report: dict[str, Any], kind: str = "raised") -> None:
         now = self._clock.monotonic_ns()
-        self._end(End(process.index, kind, min(report["time_ns"], now), report=report))
+        self._end(End(process.index, kind, min(report["time_ns"], now), report=report, place=process.place))
 
     def _read(self, process: RankHandle, answer: answers.Returned, buffers: list[bytearray]) -> list[Any]:
         """Return a rank's result in a list; [] if it can't be read, in which case the rank has failed."""
@@ -357,7 +358,7 @@ class Waiting:
                     frames=view.frames,
                     collectives=postmortem.describe_collectives(view.records, process.box.recent(64)),
                     output=self._ranks.outputs[process.index].text(),
-                    place=process.place,
+                    place=end.place if end.place.name else process.place,  # as exact as when its time was converted
                 )
             )
         return ends

@@ -56,13 +56,27 @@ class Engine:
             agent.stdin.close()
             host, _, port = json.loads(agent.stdout.readline())["agent"].rpartition(":")
             found.append((host, int(port)))
-        print("AGENTS", *(agent.pid for agent in self.agents))
+        with open(os.path.join(os.path.dirname(__file__), "agents.txt"), "a") as file:
+            print(*(agent.pid for agent in self.agents), file=file)
         return found
 
     def stop(self):
         for agent in self.agents:
             agent.terminate()
             agent.wait()
+"""
+
+OWN += """
+
+class Fails:
+    def __init__(self, argument):
+        pass
+
+    def start(self, key):
+        raise OSError("no room")
+
+    def stop(self):
+        pass
 """
 
 Session = Callable[..., tuple[int, str]]
@@ -79,7 +93,9 @@ def session(tmp_path: Path) -> Session:
     info = tmp_path / "own_engine-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-engine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[concord.launchers]\nown = own:Engine\nno = own:nothing\nbad = 3\n")
+    (info / "entry_points.txt").write_text(
+        "[concord.launchers]\nown = own:Engine\nno = own:nothing\nfails = own:Fails\nbad = 3\n"
+    )
 
     def run(
         *arguments: str,
@@ -101,9 +117,13 @@ def session(tmp_path: Path) -> Session:
                 stdout=said,
                 stderr=said,
             )
-            if during is not None:
-                during(session)
-            code = session.wait(280)
+            try:
+                if during is not None:
+                    during(session)
+                code = session.wait(280)
+            finally:
+                session.kill()
+                session.wait()
             said.seek(0)
             return code, said.read()
 
@@ -136,27 +156,28 @@ def assert_ran_on_two(code: int, said: str, machines: int = 1) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_of_a_package(session: Session) -> None:
+def test_of_a_package(session: Session, tmp_path: Path) -> None:
     """An installed package brings an engine; its agents end with the session."""
     code, said = session("--launcher", "own=2")
     assert_ran_on_two(code, said)
-    pids = next(line for line in said.splitlines() if line.startswith("AGENTS")).split()[1:]
+    pids = (tmp_path / "agents.txt").read_text().split()
     assert len(pids) == 2
     assert all(gone(int(pid)) for pid in pids)
 
 
 @pytest.mark.timeout(300)
-def test_workers_share_the_agents(session: Session) -> None:
+def test_workers_share_the_agents(session: Session, tmp_path: Path) -> None:
     """The engine starts agents once, whatever the number of workers."""
     code, said = session("--launcher", "own=2", "-n", "2")
     assert code == 0, said
-    assert said.count("AGENTS") == 1
+    assert len((tmp_path / "agents.txt").read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("own=two", "--launcher own=two: ValueError: invalid literal for int() with base 10: 'two'"),
+        ("fails", "--launcher fails: OSError: no room"),
         ("no", "--launcher no: entry point 'no' of concord.launchers (own-engine 1.0): AttributeError"),
         ("bad", "--launcher bad: entry point 'bad' of concord.launchers (own-engine 1.0): '3' is not module:attribute"),
     ],
@@ -166,6 +187,19 @@ def test_broken(name: str, message: str, session: Session) -> None:
     code, said = session("--launcher", name)
     assert (code, "Traceback" in said) == (4, False), said
     assert message in said
+
+
+@pytest.mark.parametrize("option", ["--markers", "--fixtures", "--collect-only", "--help"])
+def test_nothing_is_started_for_no_test(option: str, session: Session) -> None:
+    """Where no test will run, no engine starts: this one would fail."""
+    code, said = session("--launcher", "fails", option)
+    assert (code, "no room" in said) == (0, False), said
+
+
+def test_without_xdist(session: Session) -> None:
+    """Without pytest-xdist, its hooks are nobody's."""
+    code, said = session("-p", "no:xdist", "-k", "together")
+    assert (code, "1 passed" in said) == (0, True), said
 
 
 def test_one_host_is_too_few(session: Session) -> None:

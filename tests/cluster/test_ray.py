@@ -85,7 +85,7 @@ def test_pytest_is_killed(nodes: Network, session: Session, tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(300)
-def test_two_sessions(nodes: Network, session: Session) -> None:
+def test_two_sessions(nodes: Network, session: Session, tmp_path: Path) -> None:
     """The second waits for the first, and says so."""
     arguments = ("--launcher", f"ray={nodes.address(0)}:{PORT}", "-k", "apart")
     before = tuple(nodes.command(0))
@@ -103,7 +103,9 @@ def test_two_sessions(nodes: Network, session: Session) -> None:
     assert "held" in iter(holding.stdout.readline, "").__next__()
 
     def let_go(process: object) -> None:
-        time.sleep(20)
+        until = time.monotonic() + 120
+        while "waiting for the CPUs" not in (tmp_path / "said.txt").read_text() and time.monotonic() < until:
+            time.sleep(0.1)
         holding.communicate("\n")
 
     code, said = session(*arguments, env=QUIET, before=before, during=let_go)

@@ -50,11 +50,14 @@ def test_waiting_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_standard_input_ends_with_it() -> None:
     """A process that is kept sees the end of its standard input at the latest when pytest ends."""
-    code = "import os, sys; print(os.getpid(), flush=True); print(sys.stdin.read(), flush=True)"
+    code = (
+        "import os, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); "
+        "print(sys.stdin.read(), flush=True)"
+    )
     kept = starter(code, kept=True)
-    lines = kept.lines(20)
-    pid = int(next(lines))
-    os.kill(pid, 0)
+    pid = int(next(kept.lines(20)))
+    with pytest.raises(StarterEnded, match="was not ready"):
+        next(kept.lines(1.0))
     kept.stop()
     assert gone(pid)
 

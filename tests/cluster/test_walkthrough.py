@@ -76,6 +76,7 @@ def test_from_nothing_to_a_run(network: Network, tmp_path: Path) -> None:
             assert agent.stdout is not None
             assert json.loads(agent.stdout.readline()) == {"agent": f"{network.address(host)}:7000"}
         run = start(network, 0, f"{as_here(suites.strip(), tmp_path)} {SOME}", tmp_path)
+        stack.callback(run.kill)
         said, _ = run.communicate(timeout=500)
     assert run.returncode == 0, said
     assert "concord: ranks are started by 2 agents on 1 machine" in said
@@ -91,6 +92,10 @@ def test_started_by_torchrun(network: Network, tmp_path: Path) -> None:
     nodes = [
         start(network, node, f"{as_here(line.strip(), tmp_path)} {SOME}", tmp_path, NODE=str(node)) for node in range(2)
     ]
-    said = [node.communicate(timeout=500)[0] for node in nodes]
+    try:
+        said = [node.communicate(timeout=500)[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
     assert [node.returncode for node in nodes] == [0, 0], said
     assert "concord: ranks are started by 2 agents" in said[0]

@@ -119,6 +119,7 @@ def test_any_frames(data: st.DataObject) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 @settings(deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_frames_for_long(data: st.DataObject) -> None:
@@ -196,6 +197,7 @@ def test_any_snapshots(found: list[Any]) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 @settings(deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(SNAPSHOT, min_size=1, max_size=3))
 def test_any_snapshots_for_long(found: list[Any]) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, cast
+
+import pytest
+from _pytest._io.saferepr import saferepr
 
 from harness.cluster import messages
 from harness.cluster.channel import Channel
+from harness.cluster.credentials import Key
 from harness.cluster.host import Host
+from harness.cluster.launcher import Cluster
 
 
 class Recorded:
@@ -52,3 +58,25 @@ def test_messages_stay_in_order() -> None:
     made.pass_on(3, [b"frame"])
     made.send(messages.Kill(3))
     assert [type(message).__name__ for message, _ in sent] == ["Pass", "Kill"]
+
+
+def test_clocks_drift_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The older a comparison of clocks, the less it says; a less exact one replaces it in time."""
+    made, _ = host()
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    made._measure(0, 5_000_000, 100_000)
+    assert (made.clock_error_ns, made.time_here(5_000_000)) == (50_000, 50_000)
+    made._measure(0, 9_000_000, 400_000)
+    assert made.clock_error_ns == 50_000
+    now[0] += 10
+    assert made.place.error_ns == 50_000 + 1_000_000
+    made._measure(0, 9_000_000, 400_000)
+    assert (made.clock_error_ns, made.time_here(9_000_000)) == (200_000, 200_000)
+
+
+def test_keys_are_not_shown() -> None:
+    """What shows the arguments of functions does not show a key."""
+    key = Key("-----BEGIN PRIVATE KEY-----")
+    assert repr(key) == str([key]).strip("[]") == "<the key of a session>"
+    assert "PRIVATE" not in f"{Cluster((('a', 1),), key)} {saferepr(key)}"
