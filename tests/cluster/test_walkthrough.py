@@ -17,7 +17,7 @@ from tests.cluster.hosts import Network, missing
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "clusters.md").read_text()
-SOME = "-q -k 'test_hosts or (test_barriers and 2ranks)'"
+SOME = "-k 'test_hosts or (test_barriers and 2ranks)'"
 """What is added to each line that runs the suites, for which a test has no time."""
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing() or "hosts"), pytest.mark.timeout(600)]

@@ -18,7 +18,7 @@ import pytest
 
 from harness.worlds import wire
 from harness.worlds.blackbox import BlackBox
-from harness.worlds.handle import Heard, News
+from harness.worlds.handle import Heard, KernelState, News
 from harness.worlds.listening import LocalListener
 from harness.worlds.local_rank import LocalRank, has_yet_to_handle, kernel_state
 
@@ -28,17 +28,17 @@ class TestKernelState:
         """A process that has gone has no state."""
         process = subprocess.Popen([sys.executable, "-c", ""])
         process.wait()
-        assert kernel_state(process.pid) == ("", 0, [])
+        assert kernel_state(process.pid) == KernelState("", 0, [])
 
     @pytest.mark.parametrize("pid", [0, -1, 2**31])
     def test_no_process(self, pid: int) -> None:
         """A number that is no process has no state."""
-        assert kernel_state(pid) == ("", 0, [])
+        assert kernel_state(pid) == KernelState("", 0, [])
 
     def test_ourselves(self) -> None:
         """Whoever asks is running, and has used time."""
-        state, ticks, states = kernel_state(os.getpid())
-        assert (state, ticks > 0, "R" in states) == ("R", True, True)
+        state, ticks, states, unanswered = kernel_state(os.getpid())
+        assert (state, ticks > 0, "R" in states, unanswered) == ("R", True, True, ())
 
     def test_stopped(self) -> None:
         """A process that was stopped is seen to be."""
