@@ -19,7 +19,7 @@ from harness import Pool, Rank, World
 def _files() -> set[str]:
     """Shared memory, and what we would leave among temporary files."""
     names = os.listdir(tempfile.gettempdir())
-    others = ("concord-leases", "concord-audit")  # an audit may run beside, in another worker
+    others = ("concord-leases", "concord-audit", "PostgreSQL.")  # an audit or a database of another worker
     ours = {n for n in names if n.startswith("concord") and not n.startswith(others)}
     return {*(n for n in os.listdir("/dev/shm") if not n.startswith(others)), *ours}
 
