@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,8 +114,18 @@ def _quota_v1(folder: Path) -> float | None:
 
 def host_inventory() -> Inventory:
     """Return the host's cores as slots for worlds."""
-    usable = usable_cores()
-    return Inventory("cpu", ("cpu",) * len(usable), tuple(f"cpu-{core}" for core in usable))
+    return slots_on(map(slot, usable_cores()))
+
+
+def slot(core: int) -> str:
+    """Return the key of one of this machine's cores."""
+    return f"cpu-{core}"
+
+
+def slots_on(keys: Iterable[str]) -> Inventory:
+    """Return cores as slots for worlds."""
+    keys = tuple(keys)
+    return Inventory("cpu", ("cpu",) * len(keys), keys)
 
 
 def inventory(kind: str | None = None, *, imports: Sequence[str] = (), mask: str = "") -> Inventory:

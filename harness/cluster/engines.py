@@ -6,8 +6,9 @@ that is called with the text after ``--launcher NAME=`` and returns an :class:`E
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from harness import entry_points
@@ -49,24 +50,26 @@ def engine(name: str, argument: str) -> Engine:
 
     Errors: :class:`EngineError` if there is none of that name, or if it can't be used.
     """
-    try:
-        make = _made_by(name)
-        made: Engine = make(argument)
-    except EngineError:
-        raise
-    except (Exception, SystemExit) as e:
-        raise EngineError(str(e) if isinstance(e, PluginError) else entry_points.said(e)) from e
-    return made
+    with _told():
+        made: Engine = _made_by(name)(argument)
+        return made
 
 
 def started(starting: Engine, key: Key) -> Sequence[tuple[str, int]]:
     """Start an engine's agents.  Errors: :class:`EngineError`, whatever the engine raises."""
-    try:
+    with _told():
         return starting.start(key)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Make an :class:`EngineError` of whatever an engine raises."""
+    try:
+        yield
     except EngineError:
         raise
     except (Exception, SystemExit) as e:
-        raise EngineError(entry_points.said(e)) from e
+        raise EngineError(str(e) if isinstance(e, PluginError) else entry_points.said(e)) from e
 
 
 def _made_by(name: str) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.devices import usable_cores
+from harness.devices import slot, usable_cores
 from harness.provenance import environment, version_of
 
 _PASSED_ON = ("CONCORD_", "CUBLAS_", "CUDA_", "GLOO_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "UCC_", "UCX_")
@@ -58,7 +58,7 @@ def slots(hosts: Sequence[Mapping[str, Any]], ours: Mapping[str, Any]) -> tuple[
     for host in hosts:
         kernel = host.get("kernel", "")
         before = "" if kernel == ours.get("kernel") else f"{kernel}-"
-        keys.update((f"{before}cpu-{core}", None) for core in host.get("cores", ()))
+        keys.update((before + slot(core), None) for core in host.get("cores", ()))
     return tuple(keys)
 
 

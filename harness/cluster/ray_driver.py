@@ -12,17 +12,16 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 from typing import Any
 
 import ray
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from harness.cluster.credentials import Key
+from harness.cluster.starter import Starter, StarterEnded
 from harness.safe_io.shown import printable
-from harness.worlds.processes import die_with_parent
 
 _STARTING = 120.0
 """Seconds for the agents, once their nodes are free."""
@@ -30,41 +29,25 @@ _SAYING = 10.0
 
 
 class Holder:
-    """The actor on a node: holds an agent, which the kernel kills if the actor dies."""
+    """The actor on a node: holds an agent, which the kernel tells to end if the actor dies."""
 
     def __init__(self) -> None:
-        self._agent: subprocess.Popen[str] | None = None
+        self._agent: Starter | None = None
 
     def start(self, key: str) -> str:
         """Start the agent; returns its address.  Errors: RuntimeError if it does not start."""
-        ours, here = os.getpid(), ray.util.get_node_ip_address()
-        said = tempfile.TemporaryFile()  # noqa: SIM115
-        self._agent = subprocess.Popen(
-            [sys.executable, "-m", "harness.commands.agent", "--key", "-", "--listen", here],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-            preexec_fn=lambda: die_with_parent(ours),
-        )
-        assert self._agent.stdin is not None
-        assert self._agent.stdout is not None
-        with contextlib.suppress(OSError):  # it has ended, and says why
-            self._agent.stdin.write(key)
-            self._agent.stdin.close()
-        line = self._agent.stdout.readline()
-        if not line:
-            status = self._agent.wait()
-            said.seek(0)
-            last = said.read().decode(errors="replace").strip().splitlines()[-1:]
-            raise RuntimeError(f"the agent on {here} ended with status {status}: {' '.join(last)}")
-        return str(json.loads(line)["agent"])
+        here = ray.util.get_node_ip_address()
+        command = [sys.executable, "-m", "harness.commands.agent", "--key", "-", "--listen", here]
+        self._agent = Starter(command, Key(key), os.environ)
+        try:
+            return str(json.loads(next(self._agent.lines(_STARTING)))["agent"])
+        except StarterEnded as e:
+            raise RuntimeError(f"the agent on {here}: {e}") from None
 
     def stop(self) -> None:
         """End the agent, and its ranks."""
         if self._agent is not None:
-            self._agent.terminate()
-            self._agent.wait(12)
+            self._agent.stop()
 
 
 def main(address: str) -> None:

@@ -91,9 +91,9 @@ class Launching:
     @property
     def inventory(self) -> Inventory:
         """The cores of all agents' machines, as slots for worlds."""
-        from harness.devices import Inventory
+        from harness.devices import slots_on
 
-        return Inventory("cpu", ("cpu",) * len(self._slots), self._slots)
+        return slots_on(self._slots)
 
     @property
     def launcher(self) -> Callable[..., Launcher]:

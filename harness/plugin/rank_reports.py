@@ -86,8 +86,7 @@ def attach(item: pytest.Item, report: Any, error: RanksFailed) -> None:
 
 def _first_rank(error: RanksFailed) -> str:
     """Return the rank to look at first; empty if there is none, or if clocks of hosts can't tell which failed first."""
-    undecided = error.first is not None and len(error.culprits) > 1
-    return str(error.culprits[0]) if error.culprits and not undecided else ""
+    return str(error.culprits[0]) if error.culprits and not error.undecided else ""
 
 
 def timed_out(error: BaseException) -> bool:
@@ -102,7 +101,7 @@ def evidence_of(error: RanksFailed) -> list[dict[str, Any]]:
             "rank": end.index,
             "kind": end.kind,
             "what": end.what,
-            "first": end is error.first and len(error.culprits) == 1,
+            "first": end is error.first and not error.undecided,
             "text": str((end.report or {}).get("text", "")),
             "stack": end.stack,
             "collectives": list(end.collectives),

@@ -117,8 +117,8 @@ class Specs:
         """Return the devices of a type, looked up once."""
         from harness import devices
 
-        if self._launching.remote and kind in (None, "cpu"):
-            return self._launching.inventory
+        if kind not in self._inventories and self._launching.remote and kind in (None, "cpu"):
+            self._inventories[kind] = self._launching.inventory
         if kind not in self._inventories:
             profile = self.profiles.settled
             ours = profile if profile is not None and profile.device == kind else None

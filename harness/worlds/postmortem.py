@@ -117,12 +117,11 @@ def first_to_fail(ends: Sequence[End]) -> End | None:
     return min(own or ([] if server_lost(ends) else failed), key=lambda e: (e.time_ns, e.index), default=None)
 
 
-def not_later(ends: Sequence[End]) -> list[End]:
-    """Return the ranks that failed by themselves and may have been the first, in rank order.
+def not_later(ends: Sequence[End], first: End | None) -> list[End]:
+    """Return the ranks that may have been the first to fail, in rank order: several if hosts' clocks can't tell.
 
-    There are several if hosts' clocks can't tell which was first.
+    ``first``: what :func:`first_to_fail` returns for these ends.
     """
-    first = first_to_fail(ends)
     if first is None:
         return []
     failed = [e for e in ends if e.failed and e.kind != "lost" and e.by_transport == first.by_transport]
@@ -162,7 +161,8 @@ class RanksFailed(Exception):
     """A rank of a world did not do what it was asked.  The text says which, what it did, and what the others did.
 
     Attributes: ``ends``: an :class:`End` for every rank, in rank order; ``first``: the rank that failed first, or
-    None if none failed by itself; ``verdict``: ``failed``, ``crashed`` or ``hung``; ``headline``: one line.
+    None if none failed by itself; ``earliest``: the ranks that may have been the first, as far as clocks of hosts tell;
+    ``verdict``: ``failed``, ``crashed`` or ``hung``; ``headline``: one line.
     """
 
     def __init__(
@@ -176,6 +176,7 @@ class RanksFailed(Exception):
         self.explanation = explanation
         self.reason = printable(reason)
         self.first = first_to_fail(ends)
+        self.earliest = tuple(not_later(ends, self.first))
         self.verdict = verdict_of(ends)
         super().__init__(self.headline)
 
@@ -184,8 +185,8 @@ class RanksFailed(Exception):
         if self.first is not None:
             others = [e.index for e in self.ends if e.failed and e is not self.first]
             more = f" (also failed: {', '.join(map(str, others))})" if others else ""
-            if len(maybe := not_later(self.ends)) > 1:
-                names = ", ".join(str(end.index) for end in maybe)
+            if self.undecided:
+                names = ", ".join(str(end.index) for end in self.earliest)
                 why = "the clocks of their hosts do not tell which failed first"
                 what = f"rank {self.first.index}: {self.first.what}"
                 return f"ranks {names} of {len(self.ends)} failed, and {why}; {what}{more}{self._because}"
@@ -203,10 +204,15 @@ class RanksFailed(Exception):
         return f", and {self.explanation.headline}" if broke and self.explanation and self.explanation.mismatch else ""
 
     @property
+    def undecided(self) -> bool:
+        """Whether the clocks of hosts can't tell which rank failed first."""
+        return len(self.earliest) > 1
+
+    @property
     def culprits(self) -> tuple[int, ...]:
         """The ranks to look at first."""
         if self.first is not None:
-            return tuple(end.index for end in not_later(self.ends))
+            return tuple(end.index for end in self.earliest)
         return self.explanation.culprits if self.explanation and not server_lost(self.ends) else ()
 
     @property
@@ -268,8 +274,8 @@ class RanksFailed(Exception):
         return sections
 
     def _role(self, end: End) -> str:
-        if self.first is not None and end.index in self.culprits:
-            return "FIRST TO FAIL: " if len(self.culprits) == 1 else "PERHAPS THE FIRST TO FAIL: "
+        if end in self.earliest:
+            return "PERHAPS THE FIRST TO FAIL: " if self.undecided else "FIRST TO FAIL: "
         if self.first is None and end.index in self.culprits:
             return "ODD ONE OUT: "
         if end.by_transport and self.first is not None:

@@ -6,7 +6,6 @@ Run with ``pytest tests/bench/test_hosts.py --benchmark-enable``; nothing here f
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 import subprocess
@@ -17,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from harness import Pool, Rank, World, WorldSpec
+from harness import Pool, WorldSpec
 from harness.cluster import credentials
-from harness.cluster.launcher import Cluster, ClusterLauncher
-from tests.cluster.conftest import running
+from harness.cluster.launcher import Cluster
+from tests.bench.worlds import Fresh, all_reduce, seconds_of
+from tests.cluster.conftest import pool_of, running
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow
@@ -37,9 +35,7 @@ def on_agents(asked_for: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with contextlib.ExitStack() as stack:
         agents = [stack.enter_context(running(path, env={"CONCORD_PRELOAD": ""})) for _ in range(2)]
         cluster = Cluster(tuple(agent.address for agent in agents), credentials.read(path))
-        pool = Pool(launcher=functools.partial(ClusterLauncher, cluster))
-        yield pool
-        pool.close()
+        yield stack.enter_context(pool_of(cluster))
 
 
 @pytest.fixture(scope="module")
@@ -50,34 +46,18 @@ def here(asked_for: None) -> Iterator[Pool]:
     pool.close()
 
 
-def summed(rank: Rank) -> None:
-    dist.all_reduce(torch.ones(4))
-
-
 @pytest.mark.parametrize("size", [2, 4])
 def test_fresh_world(size: int, compare: Callable[..., Any], on_agents: Pool, here: Pool) -> None:
     """Start to ready on two agents, beside the local launcher."""
-    worlds: list[World] = []
-
-    def close() -> None:
-        while worlds:
-            on_agents.release(worlds.pop())
-
-    def local() -> float:
-        began = time.perf_counter()
-        world = here.acquire(WorldSpec(size, network="host"))
-        seconds = time.perf_counter() - began
-        here.release(world)
-        return seconds
-
+    fresh = Fresh(on_agents, WorldSpec(size, hosts=2))
     compare(
         f"fresh world of {size} on two agents",
-        lambda: worlds.append(on_agents.acquire(WorldSpec(size, hosts=2))),
-        local,
+        fresh.start,
+        Fresh(here, WorldSpec(size, network="host")).seconds,
         against="the local launcher",
         wanted="1.5 at most",
         rounds=40,
-        after=close,
+        after=fresh.end,
     )
 
 
@@ -116,7 +96,7 @@ def test_run(size: int, compare: Callable[..., Any], on_agents: Pool) -> None:
     try:
         compare(
             f"run with one all-reduce, {size} ranks on two agents",
-            lambda: world.run(summed),
+            lambda: world.run(all_reduce),
             told,
             against="torchrun and a bare socket",
             wanted="1.5 at most",
@@ -131,17 +111,11 @@ def test_run(size: int, compare: Callable[..., Any], on_agents: Pool) -> None:
 def test_run_beside_local(size: int, compare: Callable[..., Any], on_agents: Pool, here: Pool) -> None:
     """The same run, beside one of the local launcher."""
     world, local = on_agents.acquire(WorldSpec(size, hosts=2)), here.acquire(WorldSpec(size, network="host"))
-
-    def other() -> float:
-        began = time.perf_counter()
-        local.run(summed)
-        return time.perf_counter() - began
-
     try:
         compare(
             f"run with one all-reduce, {size} ranks on two agents",
-            lambda: world.run(summed),
-            other,
+            lambda: world.run(all_reduce),
+            lambda: seconds_of(lambda: local.run(all_reduce)),
             against="the local launcher",
             wanted="no more than it must",
             rounds=200,

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from harness import Pool, World, WorldSpec
-from tests.bench.test_start import Bare, all_reduce, bare, pool
+from harness import Pool, WorldSpec
+from tests.bench.test_start import Bare, bare, pool
+from tests.bench.worlds import Fresh, all_reduce
 
 __all__ = ["bare", "pool"]
 pytestmark = pytest.mark.slow
@@ -23,20 +24,15 @@ SIZES = [(8, 20), (16, 10), (32, 6), (64, 4)]
 @pytest.mark.parametrize(("size", "rounds"), SIZES)
 def test_fresh_world(size: int, rounds: int, compare: Callable[..., Any], bare: Bare, pool: Pool) -> None:
     """Start to ready."""
-    worlds: list[World] = []
-
-    def close() -> None:
-        while worlds:
-            pool.release(worlds.pop())
-
+    fresh = Fresh(pool, WorldSpec(size, timeout=120))
     compare(
         f"fresh world of {size}, start to ready",
-        lambda: worlds.append(pool.acquire(WorldSpec(size, timeout=120))),
+        fresh.start,
         lambda: bare(f"start {size}"),
         against="a bare fork and rendezvous",
         wanted="2 at most",
         rounds=rounds,
-        after=close,
+        after=fresh.end,
     )
 
 

@@ -17,12 +17,11 @@ from statistics import median
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from harness import Pool, Rank, World, WorldSpec
+from harness import Pool, WorldSpec
 from harness.worlds.local import RANK_ENVIRONMENT, LocalLauncher
 from harness.worlds.preloading import PRELOAD
+from tests.bench.worlds import Fresh, all_reduce
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow
@@ -74,48 +73,31 @@ def pool() -> Iterator[Pool]:
 @pytest.mark.parametrize("size", [2, 4])
 def test_fresh_world(size: int, compare: Callable[..., Any], bare: Bare, pool: Pool) -> None:
     """Start to ready of a fresh gloo world, beside a bare fork and gloo rendezvous."""
-    worlds: list[World] = []
-
-    def close() -> None:
-        while worlds:
-            pool.release(worlds.pop())
-
+    fresh = Fresh(pool, WorldSpec(size))
     compare(
         f"fresh world of {size}, start to ready",
-        lambda: worlds.append(pool.acquire(WorldSpec(size))),
+        fresh.start,
         lambda: bare(f"start {size}"),
         against="a bare fork and rendezvous",
         wanted="2 at most",
         rounds=40,
-        after=close,
+        after=fresh.end,
     )
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_network_of_its_own(size: int, compare: Callable[..., Any], asked_for: None, pool: Pool) -> None:
     """Start to ready of a fresh world on a network of its own, beside one on the host's."""
-    worlds: list[World] = []
-
-    def close() -> None:
-        while worlds:
-            pool.release(worlds.pop())
-
-    def on_the_host() -> float:
-        began = time.perf_counter()
-        world = pool.acquire(WorldSpec(size, network="host"))
-        seconds = time.perf_counter() - began
-        pool.release(world)
-        return seconds
-
-    pool.release(pool.acquire(WorldSpec(size, network="host")))  # its server is another one: wait for that
+    fresh, on_the_host = (Fresh(pool, WorldSpec(size, network=network)) for network in ("private", "host"))
+    on_the_host.seconds()  # its server is another one: wait for that
     compare(
         f"fresh world of {size} on a network of its own",
-        lambda: worlds.append(pool.acquire(WorldSpec(size, network="private"))),
-        on_the_host,
+        fresh.start,
+        on_the_host.seconds,
         against="one on the host's",
         wanted="1.1 at most",
         rounds=60,
-        after=close,
+        after=fresh.end,
     )
 
 
@@ -141,10 +123,6 @@ def test_server_start(compare: Callable[..., Any], asked_for: None) -> None:
         rounds=20,
         ours=lambda: median(figures),
     )
-
-
-def all_reduce(rank: Rank) -> None:
-    dist.all_reduce(torch.ones(4))
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -19,6 +19,7 @@ import pytest
 from harness import Pool
 from harness.cluster import credentials
 from harness.cluster.launcher import Cluster, ClusterLauncher
+from tests.cluster.hosts import Network, missing
 
 
 @dataclass
@@ -81,6 +82,26 @@ def cluster_of(key_file: Path) -> Callable[..., Cluster]:
 
 
 @pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    """Two hosts that the tests of a module share."""
+    if why := missing():
+        pytest.skip(why)
+    with Network(2) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def pool_of(cluster: Cluster, network: Network | None = None) -> Iterator[Pool]:
+    """Return a pool of worlds on a cluster.  ``network``: pytest is on its host 0."""
+    launcher = functools.partial(ClusterLauncher, cluster)
+    pool = Pool(launcher=network.on(0, launcher) if network is not None else launcher)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+@pytest.fixture(scope="module")
 def agents(key_file: Path) -> Iterator[list[Agent]]:
     """Two agents that the tests of a module share."""
     with running(key_file) as one, running(key_file) as two:
@@ -90,12 +111,8 @@ def agents(key_file: Path) -> Iterator[list[Agent]]:
 @pytest.fixture(scope="module")
 def pool(agents: list[Agent], key_file: Path) -> Iterator[Pool]:
     """A pool of worlds on two hosts that the tests of a module share."""
-    cluster = Cluster(tuple(agent.address for agent in agents), credentials.read(key_file))
-    pool = Pool(launcher=functools.partial(ClusterLauncher, cluster))
-    try:
+    with pool_of(Cluster(tuple(agent.address for agent in agents), credentials.read(key_file))) as pool:
         yield pool
-    finally:
-        pool.close()
 
 
 def gone(pid: int, within: float = 10.0) -> bool:

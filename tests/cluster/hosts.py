@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.cluster.switch import enter
 
@@ -27,14 +27,21 @@ def missing() -> str:
 
 
 class Network:
-    """``count`` hosts on one switch.  The controller is on host 0."""
+    """``count`` hosts on one switch, in a ``with``.  The controller is on host 0."""
 
     def __init__(self, count: int) -> None:
         self.names = [f"concord-{os.getpid()}-{number}" for number in range(count)]
         self._switch: subprocess.Popen[str] | None = None
 
-    def start(self) -> None:
-        """Make the hosts, and switch on."""
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
         for name in self.names:
             subprocess.run(["ip", "netns", "add", name], check=True)
         self._switch = subprocess.Popen(
@@ -46,7 +53,7 @@ class Network:
         assert self._switch.stdout is not None
         assert self._switch.stdout.readline() == "ready\n"
 
-    def close(self) -> None:
+    def __exit__(self, *exc: object) -> None:
         """Remove the hosts.  Their processes must have ended."""
         if self._switch is not None:
             assert self._switch.stdin is not None

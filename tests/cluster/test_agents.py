@@ -11,32 +11,23 @@ import ssl
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Pool, Rank, RanksFailed, World, WorldSpec
+from harness import Rank, RanksFailed, World, WorldSpec
 from harness.cluster import credentials, messages
 from harness.cluster.channel import Channel
 from harness.cluster.credentials import KeyProblem
 from harness.cluster.host import HostRefused
 from harness.cluster.launcher import Cluster, ClusterLauncher
-from tests.cluster.conftest import Agent, gone, running
+from tests.cluster.conftest import Agent, gone, pool_of, running
 
 SPREAD = WorldSpec(2, hosts=2, timeout=60)
 SOON = 5.0
-
-
-@contextlib.contextmanager
-def pool_of(cluster: Cluster) -> Iterator[Pool]:
-    pool = Pool(launcher=lambda **how: ClusterLauncher(cluster, **how))
-    try:
-        yield pool
-    finally:
-        pool.close()
 
 
 def children(pid: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
@@ -14,8 +13,8 @@ import pytest
 
 from harness import Pool, Rank, RanksFailed, WorldSpec
 from harness.cluster import credentials
-from harness.cluster.launcher import Cluster, ClusterLauncher
-from tests.cluster.conftest import running
+from harness.cluster.launcher import Cluster
+from tests.cluster.conftest import pool_of, running
 
 AHEAD = 86_400.0
 LATER = ("unshare", "--time", "--monotonic", f"{AHEAD:.0f}", "--fork")
@@ -37,11 +36,10 @@ def pool(key_file: Path) -> Iterator[Pool]:
         pytest.skip(why)
     with running(key_file) as one, running(key_file, before=LATER) as other:
         cluster = Cluster((one.address, other.address), credentials.read(key_file))
-        found = Pool(launcher=functools.partial(ClusterLauncher, cluster))
         try:
-            yield found
+            with pool_of(cluster) as found:
+                yield found
         finally:
-            found.close()
             children = Path(f"/proc/{other.process.pid}/task/{other.process.pid}/children").read_text()
             os.kill(int(children), signal.SIGTERM)  # unshare does not pass it on
 

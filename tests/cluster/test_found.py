@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,11 @@ import torch.distributed as dist
 
 from harness import Pool, Rank, RanksFailed, World, WorldSpec
 from harness.cluster import credentials
-from harness.cluster.launcher import Cluster, ClusterLauncher
+from harness.cluster.launcher import Cluster
 from suites.collectives import test_hosts as collectives
 from suites.replicate_fsdp import test_hosts as replicate_fsdp
 from suites.tp_extension import test_hosts as tp_extension
-from tests.cluster.conftest import running
+from tests.cluster.conftest import pool_of, running
 from tests.collectives.finding import Finding
 from tests.collectives.test_found import requirements_of
 
@@ -40,11 +39,8 @@ def pool(key_file: Path) -> Iterator[Pool]:
     """A pool of worlds on three hosts, with all that the suites' stacks import."""
     with running(key_file, env={"CONCORD_PRELOAD": ""}) as one, running(key_file) as two, running(key_file) as three:
         cluster = Cluster(tuple(agent.address for agent in (one, two, three)), credentials.read(key_file))
-        found = Pool(launcher=functools.partial(ClusterLauncher, cluster))
-        try:
+        with pool_of(cluster) as found:
             yield found
-        finally:
-            found.close()
 
 
 @pytest.fixture

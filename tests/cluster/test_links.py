@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from harness import Pool, Rank, RanksFailed, World, WorldSpec
 from harness.cluster import credentials
 from harness.cluster.host import HostRefused
 from harness.cluster.launcher import Cluster, ClusterLauncher
-from tests.cluster.conftest import Agent, gone, running
+from tests.cluster.conftest import Agent, gone, pool_of, running
 from tests.cluster.hosts import Network, missing
 
 SPREAD = WorldSpec(2, hosts=2, timeout=60)
@@ -29,12 +28,8 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "network na
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
     """The controller's host, and two others."""
-    found = Network(3)
-    try:
-        found.start()
+    with Network(3) as found:
         yield found
-    finally:
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +48,15 @@ def agents(network: Network, key_file: Path) -> Iterator[list[Agent]]:
 def pool(network: Network, agents: list[Agent], key_file: Path) -> Iterator[Pool]:
     """A pool of worlds on those hosts.  Afterwards, every link is perfect again, and worlds run as before."""
     cluster = Cluster(tuple(agent.address for agent in agents), credentials.read(key_file), PATIENCE)
-    found = Pool(launcher=network.on(0, functools.partial(ClusterLauncher, cluster)))
-    try:
-        yield found
-        for one, other in ((0, 1), (0, 2), (1, 2)):
-            network.link(one, other)
+    with pool_of(cluster, network) as found:
+        try:
+            yield found
+        finally:
+            for one, other in ((0, 1), (0, 2), (1, 2)):
+                network.link(one, other)
         world = found.acquire(SPREAD)
         assert world.run(summed) == [3.0, 3.0]
         found.release(world)
-    finally:
-        for one, other in ((0, 1), (0, 2), (1, 2)):
-            network.link(one, other)
-        found.close()
 
 
 def summed(rank: Rank) -> float:
@@ -115,14 +107,11 @@ def test_ipv6(network: Network, key_file: Path) -> None:
             for host in (1, 2)
         ]
         cluster = Cluster(tuple(agent.address for agent in six), credentials.read(key_file))
-        pool = Pool(launcher=network.on(0, functools.partial(ClusterLauncher, cluster)))
-        try:
+        with pool_of(cluster, network) as pool:
             world = pool.acquire(SPREAD)
             assert world.run(lambda rank: os.environ["MASTER_ADDR"])[0].startswith("fd77::")
             assert world.run(summed) == [3.0, 3.0]
             pool.release(world)
-        finally:
-            pool.close()
 
 
 @pytest.mark.parametrize(

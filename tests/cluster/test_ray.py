@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import gone
-from tests.cluster.hosts import Network, missing
+from tests.cluster.hosts import Network
 from tests.cluster.test_engines import Session, assert_ends_with_pytest, assert_ran_on_two, session
 
 __all__ = ["session"]
@@ -24,12 +24,8 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1"}
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def nodes(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Two hosts with Ray's own processes on each; pytest is on the first."""
-    if why := missing():
-        pytest.skip(why)
-    network = Network(2)
-    network.start()
     temp = tmp_path_factory.mktemp("ray")
     started = []
     try:
@@ -61,7 +57,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
             process.terminate()
         for process in started:
             process.wait(30)
-        network.close()
 
 
 @pytest.mark.timeout(300)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import gone
-from tests.cluster.hosts import Network, missing
+from tests.cluster.hosts import Network
 from tests.cluster.test_engines import Session, assert_ends_with_pytest, assert_ran_on_two, session
 
 __all__ = ["session"]
@@ -54,18 +54,14 @@ class Slurm:
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+def slurm(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """A cluster of two nodes."""
     lacks = [name for name in ("slurmctld", "slurmd", "srun", "munged") if shutil.which(name) is None]
-    if why := missing() or (
-        f"not installed: {', '.join(lacks)} (Debian: slurmctld slurmd slurm-client munge)" * bool(lacks)
-    ):
-        pytest.skip(why)
+    if lacks:
+        pytest.skip(f"not installed: {', '.join(lacks)} (Debian: slurmctld slurmd slurm-client munge)")
     folder = tmp_path_factory.mktemp("slurm")
     folder.chmod(0o755)
     (folder / "state").mkdir()
-    network = Network(2)
-    network.start()
     names = ["node0", "node1"]
     for name in names:
         (folder / f"spool.{name}").mkdir()
@@ -121,7 +117,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        network.close()
 
 
 @pytest.mark.timeout(300)

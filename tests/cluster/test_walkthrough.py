@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,17 +26,6 @@ def blocks(heading: str) -> list[str]:
     """The shell commands below a heading."""
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     return re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
-
-
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    """The two hosts of the page."""
-    found = Network(2)
-    try:
-        found.start()
-        yield found
-    finally:
-        found.close()
 
 
 def as_here(line: str, folder: Path) -> str:

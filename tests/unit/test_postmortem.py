@@ -94,17 +94,17 @@ class TestClocksOfHosts:
             dataclasses.replace(raised(i, time), place=place)
             for i, (time, place) in enumerate(zip(times, places, strict=True))
         ]
-        assert [end.index for end in not_later(ends)] == maybe
+        assert [end.index for end in not_later(ends, first_to_fail(ends))] == maybe
         assert failure(*ends).culprits == tuple(maybe)
 
     def test_broken_transport_is_not_first(self) -> None:
         """A rank whose connection broke is not first, however close it was."""
         ends = [dataclasses.replace(died(0, 10), place=ONE), dataclasses.replace(broken_transport(1, 9), place=OTHER)]
-        assert [end.index for end in not_later(ends)] == [0]
+        assert [end.index for end in not_later(ends, first_to_fail(ends))] == [0]
 
     def test_nobody(self) -> None:
         """Where nobody failed, nobody was first."""
-        assert not_later([End(0, "returned"), stopped(1)]) == []
+        assert not_later([End(0, "returned"), stopped(1)], None) == []
 
     def test_said(self) -> None:
         """The headline names both, and each rank has its host."""
