@@ -1,4 +1,7 @@
-"""The accelerators of this machine, and which of them a world takes; :mod:`harness.leases` reserves them."""
+"""The accelerators of this machine.
+
+:mod:`harness.placement` decides which of them a world takes, and :mod:`harness.leases` reserves them.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +29,46 @@ class NoDeviceError(DeviceError):
 
 @dataclass(frozen=True)
 class Inventory:
-    """The devices of this machine that this process may use."""
+    """The devices that worlds may use: of this machine, or of the hosts of agents."""
 
     kind: str
     """The type of device as torch names it: ``cpu``, or the accelerator's type."""
     devices: tuple[str, ...]
-    """Names for :class:`torch.device`, in this process's own numbering. On the host: one ``cpu`` for each core."""
+    """Names for :class:`torch.device`, in this process's own numbering. On the host: one ``cpu`` for each core.
+    Those of agents' hosts have the number of their host as well (:func:`at_host`)."""
     keys: tuple[str, ...]
     """Names that identify each device to every process of the machine, whatever mask a process sees it through."""
+    hosts: tuple[int, ...] = ()
+    """The number of each device's host among those of agents; empty if all are of one host."""
 
     def __post_init__(self) -> None:
         if len(self.devices) != len(self.keys) or len(set(self.keys)) != len(self.keys):
             raise ValueError(f"each device needs a key of its own: {self.devices} and {self.keys}")
+        if self.hosts and len(self.hosts) != len(self.devices):
+            raise ValueError(f"each device needs a host: {self.devices} and {self.hosts}")
 
     @property
     def on_host(self) -> bool:
         """Whether it has no accelerator, only the host's cores."""
         return self.kind == "cpu"
 
-    def demand(self, ranks: int, ranks_per_device: int = 1) -> int:
-        """Return how many devices a world of so many ranks takes.
+    def host_of(self, index: int) -> int:
+        """Return the number of the host of a device."""
+        return self.hosts[index] if self.hosts else 0
 
-        On the host, a world of any size takes one slot: the number of slots is the number of worlds that run side by
-        side.
-        """
-        return 1 if self.on_host else -(-ranks // ranks_per_device)
+
+_AT = "@"
+
+
+def at_host(device: str, host: int) -> str:
+    """Return the name of a device of an agent's host, as in ``cuda:3@1``."""
+    return f"{device}{_AT}{host}"
+
+
+def host_and_name(device: str) -> tuple[int | None, str]:
+    """Return the number of a device's host, or None if no agent is asked for it, and its name for torch there."""
+    name, _, host = device.partition(_AT)
+    return int(host) if host else None, name
 
 
 def cores() -> int:
@@ -227,16 +245,6 @@ def backend_for(kind: str) -> str:
     import torch.distributed as dist
 
     return dist.Backend.default_device_backend_map.get(kind) or dist.get_default_backend_for_device(kind)
-
-
-def dealt(leased: Sequence[str], ranks: int, ranks_per_device: int, *, whole: bool) -> tuple[str, ...]:
-    """Return the device of each rank, out of those that were leased.
-
-    ``whole``: whether all devices of the machine were leased. If so, ranks are dealt to them in turn, as in jobs that
-    have a machine to themselves. If not, ranks that share a device are neighbors, so that as few devices as possible
-    are used.
-    """
-    return tuple(leased[i % len(leased) if whole else i // ranks_per_device] for i in range(ranks))
 
 
 def largest_first(sizes: Sequence[int]) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.placement import Need, would_fit
 from harness.results import (
     HostLacks,
     NoBackend,
@@ -119,7 +120,7 @@ class _Judge:
             return "says that it needs more CPU devices, but the host has room for worlds of any size"
         if wrong := self._wrong_kind(cause.kind, facts):
             return f"says that it needs {cause.kind} devices, but {wrong}"
-        if cause.size != _least(facts) or cause.need > cause.size or cause.need <= cause.have:
+        if cause.size != _least(facts) or cause.need > cause.size or not _too_few(cause, facts.hosts):
             return f"says that there are too few devices for {facts.size} ranks, but its numbers do not fit: {cause}"
         if len({count for kind, count in self.counted if kind == cause.kind}) > 1:
             return f"tests of the run contradict each other about the number of {cause.kind} devices"
@@ -200,6 +201,23 @@ class _Judge:
             return f"ran on the host, but needs an accelerator for {facts.needs.of_accelerators}"
         missing = facts.needs.unclaimed(self.by.claims)
         return f"ran, but the profile does not claim {missing.what}" if missing is not None else ""
+
+
+def _too_few(cause: TooFewDevices, hosts: int) -> bool:
+    """Return whether the numbers of devices are too small, with some number of ranks on a device.
+
+    ``hosts``: on how many hosts the test's world is; 0 if it does not say.
+    """
+    if not cause.each:
+        return cause.need > cause.have
+    if sum(cause.each) != cause.have:
+        return False
+    over = [hosts] if hosts else range(1, min(cause.size, len(cause.each)) + 1)
+    for sharing in range(1, cause.size + 1):
+        needs = [Need(cause.size, sharing, count) for count in over]
+        if any(sum(need.on_each) == cause.need for need in needs) and not any(would_fit(n, cause.each) for n in needs):
+            return True
+    return False
 
 
 def _least(facts: TestFacts) -> int:

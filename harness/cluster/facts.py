@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.devices import slot, usable_cores
+from harness.cluster import messages
+from harness.devices import Inventory, at_host, slot, usable_cores
 from harness.provenance import environment, version_of
 
 _PASSED_ON = ("CONCORD_", "CUBLAS_", "CUDA_", "GLOO_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "UCC_", "UCX_")
@@ -56,10 +57,33 @@ def slots(hosts: Sequence[Mapping[str, Any]], ours: Mapping[str, Any]) -> tuple[
     """
     keys: dict[str, None] = {}
     for host in hosts:
-        kernel = host.get("kernel", "")
-        before = "" if kernel == ours.get("kernel") else f"{kernel}-"
-        keys.update((before + slot(core), None) for core in host.get("cores", ()))
+        keys.update((_across(slot(core), host, ours), None) for core in host.get("cores", ()))
     return tuple(keys)
+
+
+def accelerators(
+    hosts: Sequence[Mapping[str, Any]], devices: Sequence[messages.Devices], ours: Mapping[str, Any]
+) -> Inventory:
+    """Return the accelerators of all of some hosts, each once: with the first of the agents that see it.
+
+    ``devices``: those of each host, all of one type.
+    """
+    names: dict[str, tuple[str, int]] = {}
+    for number, (host, found) in enumerate(zip(hosts, devices, strict=True)):
+        for device, key in zip(found.devices, found.keys, strict=True):
+            names.setdefault(_across(key, host, ours), (at_host(device, number), number))
+    return Inventory(
+        devices[0].kind,
+        tuple(name for name, _ in names.values()),
+        tuple(names),
+        tuple(number for _, number in names.values()),
+    )
+
+
+def _across(key: str, host: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Return what identifies a device of a host among those of all machines: its key, if the machine is ours."""
+    kernel = host.get("kernel", "")
+    return key if kernel == ours.get("kernel") else f"{kernel}-{key}"
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

@@ -128,19 +128,30 @@ class Host:
         self._next += 1
         return self._next
 
-    def _answer(self, number: int, timeout: float) -> Any:
+    def _answer(self, number: int, timeout: float, what: str = "start ranks") -> Any:
         """Wait for the answer to a question.  Errors: LaunchError if it is a refusal, or does not come."""
         until = time.monotonic() + timeout
         while number not in self._answers:
             if self.lost:
                 raise LaunchError(self.lost)
             if (left := until - time.monotonic()) <= 0:
-                raise LaunchError(f"{self.name} did not start ranks within {timeout:g} s")
+                raise LaunchError(f"{self.name} did not {what} within {timeout:g} s")
             wait([self], min(left, 1.0))
             self.check()
         answer = self._answers.pop(number)
         if isinstance(answer, messages.Refused):
             raise LaunchError(f"{self.name}: {printable(answer.why)}")
+        return answer
+
+    def survey(self, kind: str, imports: Sequence[str], mask: str, env: Mapping[str, str]) -> int:
+        """Ask which devices the host has; returns the number that :meth:`surveyed` takes."""
+        number = self._number()
+        self.send(messages.Survey(number, kind, list(imports), mask, dict(env)))
+        return number
+
+    def surveyed(self, number: int, timeout: float) -> messages.Devices:
+        """Wait for the answer.  Errors: LaunchError."""
+        answer: messages.Devices = self._answer(number, timeout, "say which devices it has")
         return answer
 
     # what is known of them
@@ -212,7 +223,7 @@ class Host:
             for state in message.states:
                 if (rank := self._ranks.get(state.token)) is not None:
                     rank.seen(state)
-        elif isinstance(message, messages.Opened | messages.Spawned | messages.Refused):
+        elif isinstance(message, messages.Opened | messages.Spawned | messages.Refused | messages.Devices):
             self._answers[message.number] = message
         elif isinstance(message, messages.Hello):
             raise ValueError("a second greeting")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.cluster import messages
 from harness.cluster.credentials import Key
-from harness.cluster.facts import facts, passed_on, slots
+from harness.cluster.facts import accelerators, facts, passed_on, slots
 from harness.cluster.host import CONNECTING, Host, HostRefused, connect, wait
 from harness.cluster.remote_rank import RemoteRank
+from harness.devices import Inventory
 from harness.profiles.vocabulary import FORK
+from harness.safe_io.shown import printable
 from harness.worlds.handle import Clock, Heard, News, RankHandle
 from harness.worlds.launch import LaunchError, ServerLost
 from harness.worlds.network import Refusal
@@ -48,19 +52,69 @@ class Found:
     """How many there are, and on how many machines."""
     slots: tuple[str, ...]
     """The keys of their cores, as leases use them."""
+    accelerators: Inventory | None = None
+    """Their accelerators; None if there are none, or none were asked for."""
+    device_name: str = ""
+    """What the driver of the accelerators calls the first."""
 
 
-def check(cluster: Cluster) -> Found:
-    """Connect to every agent once.  Errors: :class:`~harness.cluster.host.HostRefused`."""
+@dataclass(frozen=True)
+class Wanted:
+    """The accelerators that a session looks for; see :func:`harness.devices.inventory`."""
+
+    kind: str = ""
+    """Empty: of whichever type there are."""
+    imports: tuple[str, ...] = ()
+    mask: str = ""
+
+
+def check(cluster: Cluster, wanted: Wanted | None = None) -> Found:
+    """Connect to every agent once.
+
+    ``wanted``: the accelerators to look for; None for none.
+
+    Errors: :class:`~harness.cluster.host.HostRefused`, also for a host without the accelerators that others have.
+    """
     ours = facts()
-    hosts = []
-    for address in cluster.agents:
-        host = connect(address, cluster.key, ours, None, patience=cluster.patience)
-        hosts.append(host.facts)
-        host.close()
-    machines = len({str(host.get("kernel", "")) for host in hosts})
-    described = f"{len(hosts)} agent{'s' if len(hosts) > 1 else ''} on {machines} machine{'s' if machines > 1 else ''}"
-    return Found(described, slots(hosts, ours))
+    with contextlib.ExitStack() as stack:
+        hosts = [
+            stack.enter_context(
+                contextlib.closing(connect(address, cluster.key, ours, None, patience=cluster.patience))
+            )
+            for address in cluster.agents
+        ]
+        machines = len({str(host.facts.get("kernel", "")) for host in hosts})
+        described = f"{_several(len(hosts), 'agent')} on {_several(machines, 'machine')}"
+        found = Found(described, slots([host.facts for host in hosts], ours))
+        return found if wanted is None else _surveyed(found, hosts, wanted, ours)
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count > 1 else ''}"
+
+
+def _surveyed(found: Found, hosts: Sequence[Host], wanted: Wanted, ours: Mapping[str, Any]) -> Found:
+    """Return what was found, with the accelerators of all hosts."""
+    env = passed_on(os.environ)
+    asked = [(host, host.survey(wanted.kind, wanted.imports, wanted.mask, env)) for host in hosts]
+    try:
+        devices = [host.surveyed(number, _STARTING) for host, number in asked]
+    except LaunchError as e:
+        raise HostRefused(str(e)) from None
+    for host, there in zip(hosts, devices, strict=True):
+        if there.why:
+            raise HostRefused(f"{host.name}: {printable(there.why)}")
+    kinds = dict(zip((there.kind for there in devices), hosts, strict=True))
+    if len(kinds) > 1:
+        each = "; ".join(f"{host.name} has {printable(kind)} devices" for kind, host in kinds.items())
+        raise HostRefused(f"the hosts' devices differ: {each}; choose with --world-device, or leave hosts out")
+    if devices[0].kind == "cpu":
+        return found
+    return dataclasses.replace(
+        found,
+        accelerators=accelerators([host.facts for host in hosts], devices, ours),
+        device_name=printable(devices[0].name),
+    )
 
 
 class ClusterLauncher:
@@ -119,8 +173,7 @@ class ClusterLauncher:
             raise LaunchError("ranks on a private network of one host can't reach those of another")
         if not self.alive:
             raise ServerLost(self.lost)
-        first, self._turn = self._turn, (self._turn + len(nodes)) % len(self._hosts)
-        on = {node: self._hosts[(first + i) % len(self._hosts)] for i, node in enumerate(nodes)}
+        on = self._hosts_of(setups, nodes)
         number, store = 0, ("", 0)
         if len(nodes) > 1:
             number, *store = on[nodes[0]].open(max(64, 2 * len(setups)), _STARTING)  # type: ignore[assignment]
@@ -142,6 +195,14 @@ class ClusterLauncher:
                 rank.close()
             raise
         return [ranks[setup.index] for setup in setups]
+
+    def _hosts_of(self, setups: Sequence[RankSetup], nodes: Sequence[int]) -> dict[int, Host]:
+        """Return the host of each node: the one that has its ranks' devices, or else the next in turn."""
+        given = {setup.node: setup.host for setup in setups if setup.host is not None}
+        if given:
+            return {node: self._hosts[number] for node, number in given.items()}
+        first, self._turn = self._turn, (self._turn + len(nodes)) % len(self._hosts)
+        return {node: self._hosts[(first + i) % len(self._hosts)] for i, node in enumerate(nodes)}
 
     def listen(self, ranks: Sequence[RankHandle], to: Collection[Heard]) -> ClusterListener:
         """Return a listener to ranks of this launcher; see :class:`~harness.worlds.handle.Launcher`."""

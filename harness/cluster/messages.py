@@ -12,7 +12,7 @@ import msgspec
 
 from harness.worlds.rank import RankSetup
 
-VERSION = 2
+VERSION = 3
 """The version of this protocol.  A controller refuses an agent with another one."""
 
 
@@ -93,6 +93,20 @@ class Look(Message):
     tokens: list[int]
 
 
+class Survey(Message):
+    """Ask which devices the host has, as ranks with these variables would see them.
+
+    The answer is :class:`Devices`, of this ``number``.  ``kind``, ``imports``, ``mask``: as for
+    :func:`harness.devices.inventory`; without a ``kind``, of whichever accelerator there is.
+    """
+
+    number: int
+    kind: str
+    imports: list[str]
+    mask: str
+    env: dict[str, str]
+
+
 # to the controller
 
 
@@ -122,6 +136,21 @@ class Refused(Message):
     """What was asked for can't be done."""
 
     number: int
+    why: str
+
+
+class Devices(Message):
+    """The devices of the host, as in :class:`harness.devices.Inventory`.
+
+    ``name``: what their driver calls them; ``why``: why there are none of the kind that was asked for; empty if there
+    are.
+    """
+
+    number: int
+    kind: str
+    devices: list[str]
+    keys: list[str]
+    name: str
     why: str
 
 
@@ -228,7 +257,20 @@ class Ended(Message):
     state: State
 
 
-TO_AGENT = Begin | Open | Spawn | Pass | Kill | Forget | Ask | Dump | Look
+TO_AGENT = Begin | Open | Spawn | Pass | Kill | Forget | Ask | Dump | Look | Survey
 TO_CONTROLLER = (
-    Hello | Opened | Spawned | Refused | Started | Frame | Broken | Printed | Snapshot | Crashed | Dumped | Seen | Ended
+    Hello
+    | Opened
+    | Spawned
+    | Refused
+    | Devices
+    | Started
+    | Frame
+    | Broken
+    | Printed
+    | Snapshot
+    | Crashed
+    | Dumped
+    | Seen
+    | Ended
 )

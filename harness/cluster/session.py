@@ -20,6 +20,7 @@ from harness.cluster import interfaces, messages
 from harness.cluster.channel import Arrived, Channel
 from harness.cluster.connections import unanswered
 from harness.cluster.facts import facts
+from harness.cluster.survey import Surveyor
 from harness.worlds import wire
 from harness.worlds.handle import Heard
 from harness.worlds.launch import LaunchError
@@ -84,6 +85,7 @@ class Session:
         self._held: dict[int, _Held] = {}
         self._opened: dict[int, socket.socket] = {}
         self._asked: list[messages.Spawn] = []
+        self._surveys: list[Surveyor] = []
 
     def serve(self) -> str:
         """Serve until the connection is lost; returns why."""
@@ -94,10 +96,13 @@ class Session:
                 for arrived in self._channel.receive():
                     self._do(arrived)
                 self._spawn_asked()
+                self._answer_surveys()
                 self._relay()
             return self._channel.lost
         finally:
             self._channel.close()
+            for survey in self._surveys:
+                survey.close()
             if self._launcher is not None:
                 self._launcher.close()
 
@@ -140,6 +145,8 @@ class Session:
                 self._open(message)
             case messages.Spawn():
                 self._asked.append(message)
+            case messages.Survey():
+                self._surveys.append(Surveyor(message))
 
     def _prepared(self) -> LocalLauncher:
         """Return the launcher; a new one, whose server still has to start, in place of one that was lost."""
@@ -183,6 +190,13 @@ class Session:
             self._listener = None
             self._channel.send(messages.Spawned(asked.number, launcher.network))
 
+    def _answer_surveys(self) -> None:
+        """Tell the controller which devices the host has, once that is known."""
+        for survey in list(self._surveys):
+            if (found := survey.answer()) is not None:
+                self._surveys.remove(survey)
+                self._channel.send(found)
+
     # what ranks say
 
     def _wait(self) -> None:
@@ -195,6 +209,8 @@ class Session:
         if self._channel.waiting < _MOST_WAITING:
             for fd in self._listening().descriptors if self._launcher is not None else ():
                 poll.register(fd, select.POLLIN)
+        for survey in self._surveys:
+            poll.register(survey.fileno(), select.POLLIN)
         for held in self._held.values():
             if held.waiting:
                 poll.register(held.rank.control.fileno(), select.POLLIN | select.POLLOUT)

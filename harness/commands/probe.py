@@ -134,11 +134,12 @@ def _probed(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from harness.placement import Need
     from harness.plugin.profiles import here
     from harness.probe import trials
     from harness.probe.run import Prober
 
-    possible = [n for n in sizes if inventory.demand(n, ranks_per_device) <= len(inventory.devices)]
+    possible = [n for n in sizes if Need(n, ranks_per_device).fits(inventory)]
     if not possible:
         raise bad(f"--sizes: there are {len(inventory.devices)} {inventory.kind} devices, which is too few")
     total = len(possible)

@@ -94,16 +94,18 @@ def devices_for(inventory: Inventory, ranks: int, ranks_per_device: int = 1) -> 
 
     Errors: typer.Exit if there are too few.
     """
-    from harness.devices import DeviceError, dealt
+    from harness.devices import DeviceError
     from harness.leases import Leases
     from harness.leases.telling import Teller
+    from harness.placement import Need
 
+    need = Need(ranks, ranks_per_device)
     try:
         leases = Leases(inventory)
         for place in leases.refused:
             typer.echo(f"leases on devices are not kept in {place}", err=True)
         tell = Teller(lambda line: typer.echo(line, err=True))
-        with leases.hold(inventory.demand(ranks, ranks_per_device), waiting=tell) as leased:
-            yield () if inventory.on_host else dealt(leased, ranks, ranks_per_device, whole=False)
+        with leases.hold(need.count(inventory), waiting=tell) as leased:
+            yield need.deal(inventory, leased)
     except DeviceError as e:
         raise bad(str(e)) from e

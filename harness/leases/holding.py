@@ -52,6 +52,16 @@ class _Taken:
                 unlock(fd)
 
 
+@dataclass(frozen=True)
+class _Order:
+    """Which devices a lease takes."""
+
+    indices: Sequence[int]
+    """All devices, those to take first in front."""
+    choose: Callable[[Sequence[int]], Sequence[int] | None]
+    """Chooses among those that are free; None if others must become free."""
+
+
 class Leases:
     """Leases on the devices of an inventory, shared by all processes of this user on this machine.
 
@@ -78,6 +88,7 @@ class Leases:
         *,
         what: str = "",
         prefer: Collection[str] = (),
+        choose: Callable[[Sequence[int]], Sequence[int] | None] | None = None,
         waiting: Callable[[Wait], None] = lambda wait: None,
         returns: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[str, ...]]:
@@ -86,6 +97,8 @@ class Leases:
         Waits as long as others hold them, for at most ``timeout`` seconds.
         what: the test that they are for, which others that wait for them are told.
         prefer: names of devices to take if they are free; which lease comes first does not depend on it.
+        choose: called with the indices of free devices, those to take first in front; returns the ``count`` of them to
+        take, or None if others must become free. By default the first ones.
         waiting: called when a wait begins, and several times a second while it goes on.
         returns: called at the end; returns whether this process will want as many again at once.
         Errors: :class:`DeviceError` if there are not as many, the time is over, or locks can't be kept.
@@ -102,7 +115,9 @@ class Leases:
         )
         devices = self.inventory.devices
         order = sorted(range(len(devices)), key=lambda i: devices[i] not in prefer)
-        taken = self._take(me, order, None if timeout is None else time.monotonic() + timeout, waiting)
+        choosing = choose or (lambda free: free[:count] if len(free) >= count else None)
+        until = None if timeout is None else time.monotonic() + timeout
+        taken = self._take(me, _Order(order, choosing), until, waiting)
         try:
             yield tuple(devices[i] for i in sorted(taken.locks))
         finally:
@@ -112,9 +127,7 @@ class Leases:
             finally:
                 taken.give_back()
 
-    def _take(
-        self, me: Waiter, order: Sequence[int], deadline: float | None, waiting: Callable[[Wait], None]
-    ) -> _Taken:
+    def _take(self, me: Waiter, order: _Order, deadline: float | None, waiting: Callable[[Wait], None]) -> _Taken:
         folders = self._places().folders
         for folder in folders:
             records.withdraw(folder)
@@ -141,12 +154,9 @@ class Leases:
     def _too_late(self, count: int) -> str:
         return f"{count} devices of kind {self.inventory.kind} did not become free in time; others hold them"
 
-    def _attempt(
-        self, folders: Sequence[Path], me: Waiter, order: Sequence[int], ticket: Path | None = None
-    ) -> _Taken | None:
+    def _attempt(self, folders: Sequence[Path], me: Waiter, order: _Order, ticket: Path | None = None) -> _Taken | None:
         """Take the devices if they are free and nobody else comes first; else return None.
 
-        order: the indices of all devices, those to take first in front.
         Errors: :class:`DeviceError` if a device can't be locked in any place.
         """
         with self._alone(folders[0]) as alone:
@@ -155,19 +165,20 @@ class Leases:
             others = [w for w in records.waiters(folders[0], other_than=ticket) if _compete(w, me)]
             taken, held = _Taken(), Counter[str]()
             try:
-                for i in order:
+                for i in order.indices:
                     key = self.inventory.keys[i]
-                    if not others and len(taken.locks) == me.count:
+                    if not others and order.choose(list(taken.locks)) is not None:
                         break
                     fds = self._lock(folders, key)
                     if fds:
                         taken.locks[i] = fds
                     elif others:
                         held[self._session_that_holds(folders, key)] += 1
-                if not may_take(me.place, [w.place for w in others], held, len(taken.locks)):
+                chosen = order.choose(list(taken.locks))
+                if chosen is None or not may_take(me.place, [w.place for w in others], held, len(taken.locks)):
                     taken.give_back()
                     return None
-                taken.give_back(list(taken.locks)[me.count :])
+                taken.give_back([i for i in taken.locks if i not in chosen])
                 holder = records.starting_now(me.holder)
                 for fds in taken.locks.values():
                     for fd in fds:

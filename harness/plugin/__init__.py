@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(run_profiles, "concord-profiles")
     leasing = slots.Slots(config)
     config.pluginmanager.register(leasing, "concord-slots")
-    engine = launching.Launching(config)
+    engine = launching.Launching(config, run_profiles)
     config.pluginmanager.register(engine, "concord-launching")
     config.pluginmanager.register(worlds.Worlds(config, run_profiles, leasing, engine), "concord-worlds")
     config.pluginmanager.register(waivers.Waivers(config, run_profiles), "concord-waivers")

@@ -14,8 +14,9 @@ from harness.cluster.torchrun import KEY, LAUNCHER
 from harness.plugin import numprocesses
 
 if TYPE_CHECKING:
-    from harness.cluster.launcher import Cluster, Found
+    from harness.cluster.launcher import Cluster, Found, Wanted
     from harness.devices import Inventory
+    from harness.plugin.profiles import Profiles
     from harness.worlds.handle import Launcher
 
 LOCAL, AGENTS = "local", "agents"
@@ -47,12 +48,14 @@ class Launching:
     Errors of the constructor: UsageError, for options that can't work.
     """
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, profiles: Profiles) -> None:
         self.agents = ""
         """How many agents there are, and on how many machines; empty if ranks start on this host alone."""
         self._spread = bool(config.getoption("spread"))
         self._cluster: Cluster | None = None
         self._slots: tuple[str, ...] = ()
+        self._accelerators: Inventory | None = None
+        self._device_name = ""
         asked = config.getoption("launcher") or os.environ.get(LAUNCHER) or LOCAL
         if asked == LOCAL:
             if self._spread:
@@ -65,20 +68,37 @@ class Launching:
             from harness.cluster.credentials import Key
             from harness.cluster.launcher import Cluster
 
-            agents, key, self.agents, slots = told
+            agents, key, self.agents, slots, accelerators, self._device_name = told
             self._slots = tuple(slots)
+            if accelerators:
+                from harness.devices import Inventory
+
+                kind, *columns = accelerators
+                self._accelerators = Inventory(kind, *map(tuple, columns))
             self._cluster = Cluster(tuple((host, port) for host, port in agents), Key(key))
+            profiles.elsewhere = self
         elif not any(config.getoption(name, False) for name in _NO_TESTS):
             self._cluster = _cluster(config, asked)
-            found = _tried(self._cluster)
+            found = _tried(self._cluster, _wanted(config, profiles))
             self.agents, self._slots = found.described, found.slots
-            numprocesses.across_hosts(config, len(found.slots))
+            self._accelerators, self._device_name = found.accelerators, found.device_name
+            numprocesses.across_hosts(config, len(self.inventory(None).devices))
+            profiles.elsewhere = self
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         if self._cluster is not None:
             agents = [list(address) for address in self._cluster.agents]
-            node.workerinput[_INPUT] = agents, str(self._cluster.key), self.agents, list(self._slots)
+            there = self._accelerators
+            columns = [there.kind, *map(list, (there.devices, there.keys, there.hosts))] if there is not None else []
+            node.workerinput[_INPUT] = (
+                agents,
+                str(self._cluster.key),
+                self.agents,
+                list(self._slots),
+                columns,
+                self._device_name,
+            )
 
     def pytest_report_header(self) -> str | None:
         return f"concord: ranks are started by {self.agents}" if self.agents else None
@@ -88,12 +108,26 @@ class Launching:
         """Whether ranks start by agents."""
         return self._cluster is not None
 
-    @property
-    def inventory(self) -> Inventory:
-        """The cores of all agents' machines, as slots for worlds."""
-        from harness.devices import slots_on
+    def inventory(self, kind: str | None) -> Inventory:
+        """Return the devices of a type on all hosts of agents; None: of whichever there is.
 
-        return slots_on(self._slots)
+        On ``cpu``, the cores of their machines, as slots for worlds.  Errors: NoDeviceError.
+        """
+        from harness.devices import NoDeviceError, slots_on
+
+        there = self._accelerators
+        if there is not None and kind in (None, there.kind):
+            return there
+        if kind in (None, "cpu"):
+            return slots_on(self._slots)
+        raise NoDeviceError(
+            kind or "", f"the hosts of agents have {there.kind if there is not None else 'cpu'} devices"
+        )
+
+    def device_name(self, kind: str) -> str:
+        """Return what the driver calls the first accelerator of a type, or the type."""
+        there = self._accelerators
+        return self._device_name if there is not None and there.kind == kind else kind
 
     @property
     def launcher(self) -> Callable[..., Launcher]:
@@ -111,9 +145,12 @@ class Launching:
         """The number of hosts that a world can be spread over."""
         return len(self._cluster.agents) if self._cluster is not None else 1
 
-    def hosts(self, size: int) -> int:
-        """Return over how many hosts a world of that size is spread, unless its test says so."""
-        return min(size, self.most_hosts) if self._spread else 1
+    def hosts(self, size: int, inventory: Inventory) -> Sequence[int]:
+        """Return over how many hosts a world of that size may be spread, unless its test says so; the best first."""
+        most = min(size, self.most_hosts)
+        if inventory.on_host:
+            return (most if self._spread else 1,)
+        return range(most, 0, -1) if self._spread else range(1, most + 1)
 
 
 def _cluster(config: pytest.Config, asked: str) -> Cluster:
@@ -141,12 +178,25 @@ def _cluster(config: pytest.Config, asked: str) -> Cluster:
         raise pytest.UsageError(f"--launcher {asked}: {e}") from None
 
 
-def _tried(cluster: Cluster) -> Found:
+def _wanted(config: pytest.Config, profiles: Profiles) -> Wanted | None:
+    """Return which accelerators this run looks for on the hosts of agents; None for none."""
+    import torch
+
+    from harness.cluster.launcher import Wanted
+
+    profile = profiles.explicit
+    kind = config.getoption("world_device") or (profile.device if profile is not None else "")
+    if kind == "cpu" or (not kind and torch.accelerator.current_accelerator() is None):  # this torch was built for none
+        return None
+    return Wanted(kind, *profiles.ways_to(kind or None))
+
+
+def _tried(cluster: Cluster, wanted: Wanted | None) -> Found:
     """Reject agents whose ranks can't be used before any test runs; returns what they are."""
     from harness.cluster.host import HostRefused
     from harness.cluster.launcher import check
 
     try:
-        return check(cluster)
+        return check(cluster, wanted)
     except HostRefused as e:
         raise pytest.UsageError(f"--launcher: {e}") from None

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import platform
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from harness.entry_points import PluginError
+from harness import entry_points
+from harness.entry_points import DEVICES, PluginError
 from harness.profiles import Platform, Profile, ProfileError, pattern
 from harness.profiles.shelf import Shelf
 from harness.provenance import operating_system
 from harness.results import torch_version
 
+if TYPE_CHECKING:
+    from harness.devices import Inventory
+
 NONE = "none"
+
+
+class Elsewhere(Protocol):
+    """The devices of other machines."""
+
+    def inventory(self, kind: str | None) -> Inventory:
+        """Return the devices of a type; None: of whichever there is.  Errors: NoDeviceError."""
+
+    def device_name(self, kind: str) -> str:
+        """Return what the driver calls such a device, or its type if it has no name for it."""
+
+
 _TEXTS = "concord_profiles"
 
 
@@ -31,6 +48,8 @@ class Profiles:
         self._asked: str | None = config.getoption("profile")
         self._used_by_workers: Profile | None = None
         self.shelf = Shelf(config.rootpath)
+        self.elsewhere: Elsewhere | None = None
+        """Where ranks start, if that is not this machine."""
         self.broken: list[str] = []
         """Profiles and defects of packages that can't be read, one line each."""
         try:
@@ -58,8 +77,9 @@ class Profiles:
         """Of the profiles for this run's backend, device and torch, the one named after both, or else the first."""
         from harness.devices import DeviceError, backend_for, inventory, is_built_for
 
+        look = inventory if self.elsewhere is None else self.elsewhere.inventory
         try:
-            kind = inventory(self._config.getoption("world_device")).kind
+            kind = look(self._config.getoption("world_device")).kind
         except DeviceError:
             return None
         backend = self._config.getoption("world_backend") or backend_for(kind)
@@ -89,10 +109,20 @@ class Profiles:
         texts = "\0".join(self.shelf.texts[file] for file in profile.files)
         return profile.name, hashlib.sha256(texts.encode(errors="surrogatepass")).hexdigest()
 
+    def ways_to(self, kind: str | None) -> tuple[tuple[str, ...], str]:
+        """Return the modules that register a type of device, and the variable that masks it, if that is known."""
+        profile = self.settled
+        ours = profile if profile is not None and profile.device == kind else None
+        imports = (*(ours.imports if ours else ()), *(entry_points.modules_for(DEVICES, kind) if kind else ()))
+        return imports, ours.visible_devices if ours else ""
+
     def platform(self) -> Platform:
         """Return the platform of this run, as far as the profile's conditions need it."""
         profile = self.settled
-        return here(profile.device if profile is not None and profile.asks_for_device_name else "")
+        kind = profile.device if profile is not None and profile.asks_for_device_name else ""
+        if kind and self.elsewhere is not None:
+            return dataclasses.replace(here(), device_name=self.elsewhere.device_name(kind))
+        return here(kind)
 
     # texts
 

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from harness.devices import Inventory
+    from harness.plugin.marks import WorldRequest
+    from harness.plugin.specs import Specs
     from harness.worlds.pool import Pool
     from harness.worlds.world import World, WorldSpec
+
+
+class Dealing:
+    """The leased devices of a test, for its worlds. ``leased``: their names in the inventory."""
+
+    def __init__(self, specs: Specs, asked: WorldRequest, inventory: Inventory, leased: Sequence[str]) -> None:
+        self._specs, self._asked, self._inventory, self._leased = specs, asked, inventory, leased
+
+    def sized(self, spec: WorldSpec, size: int) -> WorldSpec:
+        """Return the specification of a world of another size on these devices."""
+        return self._specs.sized(self._asked, spec, size, self._inventory)
+
+    def devices(self, spec: WorldSpec) -> tuple[str, ...]:
+        """Return the device of each rank of a world; empty on the host."""
+        return self._specs.need(spec).deal(self._inventory, self._leased)
 
 
 class SeveralWorlds:
     """Worlds of several sizes, on the devices of the largest. ``sizes``: the sizes that exist."""
 
-    def __init__(self, pool: Pool, spec: WorldSpec, devices: tuple[str, ...], sizes: tuple[int, ...]) -> None:
+    def __init__(self, pool: Pool, spec: WorldSpec, dealing: Dealing, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
-        self._pool, self._spec, self._devices = pool, spec, devices
+        self._pool, self._spec, self._dealing = pool, spec, dealing
         self._live: dict[int, World] = {}
 
     def __call__(self, size: int) -> World:
@@ -22,8 +41,8 @@ class SeveralWorlds:
         if size not in self.sizes:
             raise ValueError(f"no world of {size} ranks: the sizes in the test's world mark are {self.sizes}")
         if size not in self._live:
-            spec = self._spec.sized(size)
-            self._live[size] = self._pool.acquire(spec, self._devices[:size])
+            spec = self._dealing.sized(self._spec, size)
+            self._live[size] = self._pool.acquire(spec, self._dealing.devices(spec))
         return self._live[size]
 
     @property
@@ -42,7 +61,7 @@ class SeveralWorlds:
         left = []
         try:
             for world in self._live.values():
-                left += self._pool.release(world, self._devices[: world.size])
+                left += self._pool.release(world, self._dealing.devices(world.spec))
         except BaseException:
             self.kill()
             raise

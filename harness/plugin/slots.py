@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import time
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from harness.devices import Inventory
     from harness.leases import Wait
     from harness.leases.records import Holder, Waiter
+    from harness.placement import Need
 
 SUMMED_UP = 5.0
 """Seconds of waiting in a session from which the summary mentions it. It always does if the wait was shown before."""
@@ -75,9 +77,9 @@ class Slots:
 
     @contextlib.contextmanager
     def leased(
-        self, item: pytest.Item, inventory: Inventory, count: int, prefer: Collection[str] = ()
+        self, item: pytest.Item, inventory: Inventory, need: Need, prefer: Collection[str] = ()
     ) -> Iterator[tuple[str, ...]]:
-        """Lease ``count`` devices of an inventory for a test, and yield their names.
+        """Lease the devices of an inventory that a test needs, and yield their names.
 
         ``prefer``: names of devices to take if they are free.
         The test's timeout stands still while it waits.
@@ -92,7 +94,12 @@ class Slots:
                 leases = Leases(inventory)
                 with self._waiting(item) as waiting:
                     hold = leases.hold(
-                        count, what=item.nodeid, prefer=prefer, waiting=waiting, returns=lambda: self._returns
+                        need.count(inventory),
+                        what=item.nodeid,
+                        prefer=prefer,
+                        choose=functools.partial(need.take, inventory),
+                        waiting=waiting,
+                        returns=lambda: self._returns,
                     )
                     devices = stack.enter_context(hold)
             except DeviceError as e:

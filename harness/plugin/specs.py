@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
 from harness import entry_points
 from harness.entry_points import BACKENDS, DEVICES
+from harness.placement import Need, spread
 from harness.plugin import options, perf
 from harness.plugin.claims import needs_of, torch_has
 from harness.plugin.launching import Launching
@@ -52,8 +54,6 @@ class Specs:
         profile = self.profiles.chosen()
         inventory = self.inventory(mark.device or option("world_device") or (profile.device if profile else None))
         kind = inventory.kind
-        if self._launching.remote and not inventory.on_host:
-            raise pytest.UsageError(f"--launcher: agents start ranks on their hosts, not on {kind} devices yet")
         by_profile = profile.backend if profile is not None and profile.device == kind else None
         backend = mark.backend or option("world_backend") or by_profile or backend_for(kind)
         claims = self.claims(backend, kind)
@@ -68,7 +68,7 @@ class Specs:
             device=kind,
             warm=warm if warm is not None else not inventory.on_host or start == SPAWN,
             start=start,
-            hosts=mark.hosts or self._launching.hosts(asked.size),
+            hosts=mark.hosts or 1,
             bind_device=claims is not None and claims.bind_device,
             timeout=_timeout(
                 mark.timeout, option("world_timeout"), claims.timeout if claims else None, usual=WorldSpec.timeout
@@ -88,7 +88,7 @@ class Specs:
             show_locals=bool(option("showlocals", False)),
             verbosity=max(0, option("verbose", 0)),
         )
-        return spec, inventory
+        return self.sized(asked, spec, asked.size, inventory), inventory
 
     def claims(self, backend: str, kind: str) -> Profile | None:
         """Return the run's profile, if it is about worlds of this backend on this type of device."""
@@ -117,19 +117,33 @@ class Specs:
         """Return the devices of a type, looked up once."""
         from harness import devices
 
-        if kind not in self._inventories and self._launching.remote and kind in (None, "cpu"):
-            self._inventories[kind] = self._launching.inventory
         if kind not in self._inventories:
-            profile = self.profiles.settled
-            ours = profile if profile is not None and profile.device == kind else None
-            imports = (*(ours.imports if ours else ()), *(entry_points.modules_for(DEVICES, kind) if kind else ()))
-            mask = ours.visible_devices if ours else ""
-            self._inventories[kind] = devices.inventory(kind, imports=imports, mask=mask)
+            if self._launching.remote:
+                self._inventories[kind] = self._launching.inventory(kind)
+            else:
+                imports, mask = self.profiles.ways_to(kind)
+                self._inventories[kind] = devices.inventory(kind, imports=imports, mask=mask)
         return self._inventories[kind]
 
-    def fitting(self, sizes: Sequence[int], spec: WorldSpec, inventory: Inventory) -> tuple[int, ...]:
-        """Return those of some world sizes that this run can have in such a world."""
-        worlds = [spec.sized(size) for size in sizes]
+    def need(self, spec: WorldSpec) -> Need:
+        """Return what a world needs of an inventory."""
+        return Need(spec.size, self.ranks_per_device(spec), spec.hosts, whole=spec.exclusive)
+
+    def sized(self, asked: WorldRequest, spec: WorldSpec, size: int, inventory: Inventory) -> WorldSpec:
+        """Return the specification of a test's world of a size.
+
+        Unless the test says on how many hosts it is, it is on as many as have enough devices with ``--spread``, and
+        otherwise on as few.
+        """
+        spec = spec.sized(size)
+        if asked.mark.hosts:
+            return spec
+        hosts = self._launching.hosts(size, inventory)
+        return dataclasses.replace(spec, hosts=spread(self.need(spec), inventory, hosts).hosts)
+
+    def fitting(self, asked: WorldRequest, spec: WorldSpec, inventory: Inventory) -> tuple[int, ...]:
+        """Return those of a test's world sizes that this run can have."""
+        worlds = [self.sized(asked, spec, size, inventory) for size in asked.mark.sizes]
         return tuple(world.size for world in worlds if self.unsupported(world, inventory) is None)
 
     def unsupported(self, spec: WorldSpec, inventory: Inventory) -> Cause | None:
@@ -143,11 +157,12 @@ class Specs:
             return SizeNotClaimed(claims.name, claims.world_sizes, spec.size)
         if spec.hosts > self._launching.most_hosts:
             return TooFewHosts(spec.hosts, self._launching.most_hosts)
-        need = inventory.demand(spec.size, self.ranks_per_device(spec))
+        need = self.need(dataclasses.replace(spec, exclusive=False))
+        if need.fits(inventory):
+            return None
+        each = tuple(Counter(inventory.hosts).values())
         have = len(inventory.devices)
-        if need > have:
-            return TooFewDevices(spec.size, need, inventory.kind, have)
-        return None
+        return TooFewDevices(spec.size, need.count(inventory), inventory.kind, have, each if len(each) > 1 else ())
 
 
 def _timeout(of_test: float | None, option: float | None, of_profile: float | None, *, usual: float) -> float:

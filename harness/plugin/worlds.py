@@ -15,7 +15,7 @@ from harness.plugin.launching import Launching
 from harness.plugin.marks import WorldRequest, read_marks
 from harness.plugin.profiles import Profiles
 from harness.plugin.rank_reports import attach, note, ranks_failed, shown, timed_out
-from harness.plugin.several import SeveralWorlds
+from harness.plugin.several import Dealing, SeveralWorlds
 from harness.plugin.slots import Slots
 from harness.plugin.specs import Specs
 from harness.profiles.obeyed import obeying
@@ -152,22 +152,20 @@ class Worlds:
             self.config.hook.pytest_leave_pdb(config=self.config, pdb=None)
 
     @contextlib.contextmanager
-    def leased(
-        self, item: pytest.Item, asked: WorldRequest
-    ) -> Iterator[tuple[WorldSpec, tuple[str, ...], tuple[int, ...]]]:
+    def leased(self, item: pytest.Item, asked: WorldRequest) -> Iterator[tuple[WorldSpec, Dealing, tuple[int, ...]]]:
         """Lease the devices of a test's world.
 
-        Yields its specification, the device of each rank, and the sizes that a test with several worlds can have.
+        Yields its specification, its devices, and the sizes that a test with several worlds can have.
         """
-        from harness.devices import NoDeviceError, dealt
+        from harness.devices import NoDeviceError
 
         try:
             spec, inventory = self.specs.spec_of(asked)
         except NoDeviceError as e:
             unsupported(NoDevice(e.kind, e.why))
-        sizes = self.specs.fitting(asked.mark.sizes, spec, inventory) if asked.several else ()
+        sizes = self.specs.fitting(asked, spec, inventory) if asked.several else ()
         if asked.several:
-            spec = spec.sized(max(sizes, default=min(asked.mark.sizes)))
+            spec = self.specs.sized(asked, spec, max(sizes, default=min(asked.mark.sizes)), inventory)
         item.stash[_GIVEN] = GivenWorld(spec.size, spec.backend, spec.device, tuple(sorted(sizes)), spec.hosts)
         note(item, "world", str(item.stash[_GIVEN]))
         obeyed = dataclasses.replace(self.specs.obeyed(spec), sizes=sizes or None)
@@ -175,17 +173,15 @@ class Worlds:
         cause = cause or self.specs.unclaimed(item, obeyed, inventory)
         if cause is not None:
             unsupported(cause)
-        per_device = self.specs.ranks_per_device(spec)
-        count = len(inventory.devices) if spec.exclusive else inventory.demand(spec.size, per_device)
         prefer = self._pool.devices_of(spec) if self._pool is not None else ()
-        with self.slots.leased(item, inventory, count, prefer) as leased, obeying(obeyed):
-            devices = () if inventory.on_host else dealt(leased, spec.size, per_device, whole=spec.exclusive)
-            yield spec, devices, sizes
+        with self.slots.leased(item, inventory, self.specs.need(spec), prefer) as leased, obeying(obeyed):
+            yield spec, Dealing(self.specs, asked, inventory, leased), sizes
 
     @contextlib.contextmanager
     def world_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[World]:
         """Yield the world of one test."""
-        with self.leased(item, asked) as (spec, devices, _):
+        with self.leased(item, asked) as (spec, dealing, _):
+            devices = dealing.devices(spec)
             world = self.pool.acquire(spec, devices)
             self._tell_replaced(item)
             try:
@@ -216,8 +212,8 @@ class Worlds:
     @contextlib.contextmanager
     def worlds_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[SeveralWorlds]:
         """Yield the worlds of one test, created as it asks for them."""
-        with self.leased(item, asked) as (spec, devices, sizes):
-            worlds = SeveralWorlds(self.pool, spec, devices, sizes)
+        with self.leased(item, asked) as (spec, dealing, sizes):
+            worlds = SeveralWorlds(self.pool, spec, dealing, sizes)
             try:
                 yield worlds
             except BaseException:

@@ -70,9 +70,14 @@ class TooFewDevices(_Cause, frozen=True, tag="too-few-devices"):
     kind: Words
     """The type of device."""
     have: Count
+    each: tuple[Count, ...] = ()
+    """How many each host has, if there are several."""
 
     def __str__(self) -> str:
-        return f"a world of {self.size} ranks needs {self.need} {self.kind} devices, and there are {self.have}"
+        there = f"there are {self.have}"
+        if self.each:
+            there = f"hosts have {', '.join(map(str, self.each[:-1]))} and {self.each[-1]}"
+        return f"a world of {self.size} ranks needs {self.need} {self.kind} devices, and {there}"
 
 
 class TooFewHosts(_Cause, frozen=True, tag="too-few-hosts"):

@@ -54,6 +54,8 @@ class RankSetup:
     """Timeout of the default process group, in seconds."""
     node: int = 0
     """Number of its host in the world, as torchrun's ``GROUP_RANK``."""
+    host: int | None = None
+    """Number of the agent on whose host its device is; None if any host will do."""
     env: dict[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
     """Environment variables that the server has and the rank must not have."""

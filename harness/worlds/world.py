@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.devices import backend_for
+from harness.devices import backend_for, host_and_name
+from harness.placement import blocks
 from harness.profiles.vocabulary import FORK, STARTS
 from harness.safe_io.shown import printable
 from harness.worlds import wire
@@ -104,9 +106,7 @@ def _of_rank(env: tuple[tuple[str, str], ...], rank: int) -> dict[str, str]:
 
 def node_of(rank: int, size: int, hosts: int) -> int:
     """Return the number of a rank's host, if ``size`` ranks are on ``hosts`` hosts; the first may have one more."""
-    least, more = divmod(size, hosts)
-    in_larger = more * (least + 1)
-    return rank // (least + 1) if rank < in_larger else more + (rank - in_larger) // least
+    return next(node for node, last in enumerate(itertools.accumulate(blocks(size, hosts))) if rank < last)
 
 
 class World:
@@ -273,12 +273,14 @@ class World:
         spec = self.spec
         devices = [self._devices[i % len(self._devices)] for i in range(spec.size)]
         ranks_on = Counter(device for device in devices if device != "cpu")
+        places = list(map(host_and_name, devices))
         setups = [
             RankSetup(
                 index=i,
                 size=spec.size,
                 backend=spec.backend,
-                device=devices[i],
+                device=places[i][1],
+                host=places[i][0],
                 store=("", 0),
                 timeout=_GROUP_WAIT,
                 node=node_of(i, spec.size, spec.hosts),

@@ -75,6 +75,7 @@ SENTENCES: list[tuple[Cause, str]] = [
     (SizeNotClaimed("p", (1, 2), 4), "profile p claims worlds of 1, 2 ranks, not of 4"),
     (NoFittingSize((4, 8), (1, 2)), "a world of 4 or 8 ranks is needed, and the test can have worlds of 1, 2 here"),
     (TooFewDevices(4, 2, "x", 1), "a world of 4 ranks needs 2 x devices, and there are 1"),
+    (TooFewDevices(4, 4, "x", 4, (3, 1)), "a world of 4 ranks needs 4 x devices, and hosts have 3 and 1"),
     (TooFewHosts(2, 1), "a world on 2 hosts is needed, and ranks start on 1 here"),
     (NoBackend("x"), "torch has no backend 'x' here"),
     (NoStack("mine", "dynamo", ("replicate", "a")), "subject mine has no dynamo; it implements replicate, a"),
@@ -83,7 +84,11 @@ SENTENCES: list[tuple[Cause, str]] = [
     (HostLacks("streams of the device"), "streams of the device: the host has none"),
     (TorchLacks("dp_mesh_dims"), "this torch has no dp_mesh_dims"),
 ]
-OLD_SENTENCES = [pair for pair in SENTENCES if not isinstance(pair[0], NoFittingSize | TooFewHosts)]
+OLD_SENTENCES = [
+    (cause, text)
+    for cause, text in SENTENCES
+    if not isinstance(cause, NoFittingSize | TooFewHosts) and not getattr(cause, "each", ())
+]
 """Those that version 4 had."""
 LEFT_OUT: list[tuple[LeftOut, str]] = [
     (OptionGiven("--ignore-glob"), "--ignore-glob was given"),

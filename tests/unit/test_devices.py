@@ -19,17 +19,12 @@ from harness.devices import (
     accelerators,
     cores,
     cpu_quota,
-    dealt,
     host_inventory,
     identities,
     inventory,
     largest_first,
 )
 from harness.entry_points import imported
-
-
-def sim(count: int) -> Inventory:
-    return Inventory("sim", tuple(f"sim:{i}" for i in range(count)), tuple(f"sim-{i}" for i in range(count)))
 
 
 class TestIdentities:
@@ -208,31 +203,6 @@ class TestInventory:
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
         monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
         assert inventory().devices == ("cuda:0", "cuda:1", "cuda:2")
-
-    @pytest.mark.parametrize(("ranks", "each", "expected"), [(1, 1, 1), (4, 1, 4), (4, 2, 2), (5, 2, 3), (1, 8, 1)])
-    def test_demand(self, ranks: int, each: int, expected: int) -> None:
-        """A world takes as many devices as its ranks need."""
-        assert expected == sim(8).demand(ranks, each)
-
-    @pytest.mark.parametrize("ranks", [1, 2, 100])
-    def test_demand_on_host(self, ranks: int) -> None:
-        """A world on the host takes one slot, whatever its size."""
-        assert host_inventory().demand(ranks) == 1
-
-    @pytest.mark.parametrize(
-        ("ranks", "each", "whole", "expected"),
-        [
-            (3, 1, False, "abc"),
-            (3, 1, True, "abc"),
-            (5, 2, False, "aabbc"),
-            (5, 2, True, "abcab"),
-            (2, 2, True, "ab"),
-            (1, 2, False, "a"),
-        ],
-    )
-    def test_dealt(self, ranks: int, each: int, whole: bool, expected: str) -> None:
-        """Neighbours share a device, but where ranks have all of the machine's."""
-        assert dealt("abc", ranks, each, whole=whole) == tuple(expected)
 
     def test_largest_first(self) -> None:
         """Larger worlds come first; equal ones stay as they were."""

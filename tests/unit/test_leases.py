@@ -10,12 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from harness.devices import DeviceError, Inventory, accelerators
+from harness.devices import DeviceError, Inventory, accelerators, at_host
 from harness.leases import Leases, Wait, holding, records
+from harness.placement import Need
 
 HOLDER = Path(__file__).with_name("lease_holder.py")
 
@@ -95,6 +97,28 @@ class TestLeases:
             queued(tmp_path, 1)
             with pytest.raises(DeviceError, match="did not become free in time"):
                 leases.hold(1, prefer=("sim:1",), timeout=0.05).__enter__()
+
+    def test_chosen(self, tmp_path: Path) -> None:
+        """Of the free devices those are taken that are chosen; if none fit, they are left to others."""
+        devices = tuple(at_host(f"sim:{i}", host) for host in (0, 1) for i in (0, 1))
+        there = Inventory("sim", devices, ("a", "b", "c", "d"), (0, 0, 1, 1))
+        leases, one, two = Leases(there, tmp_path), Need(1), Need(2)
+        with leases.hold(1, choose=partial(one.take, there)) as first:
+            assert first == ("sim:0@0",)
+            with leases.hold(2, choose=partial(two.take, there)) as both:
+                assert both == ("sim:0@1", "sim:1@1")
+                with leases.hold(1) as left:
+                    assert left == ("sim:1@0",)
+            with leases.hold(1, prefer=("sim:1@1",)), pytest.raises(DeviceError, match="did not become free in time"):
+                leases.hold(2, choose=partial(two.take, there), timeout=0.05).__enter__()
+
+    def test_chosen_behind_others(self, tmp_path: Path) -> None:
+        """Who waits for devices of one host does not take the place of those that came first."""
+        leases = Leases(sim(2), tmp_path)
+        with leases.hold(1), holder(tmp_path, 2, "hold", 2):
+            queued(tmp_path, 1)
+            with pytest.raises(DeviceError, match="did not become free in time"):
+                leases.hold(1, choose=partial(Need(1).take, sim(2)), timeout=0.05).__enter__()
 
     def test_given_back(self, tmp_path: Path) -> None:
         """Devices come free when the block ends."""
