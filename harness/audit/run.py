@@ -1,24 +1,18 @@
-"""The run of an audit: processes that collect the suites once and then get one defect after another.
+"""The run of an audit: its processes get one defect after another.
 
 For each defect, tests run until one fails.  Cheap tests, and tests that have detected other defects, run first.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -41,10 +35,11 @@ from harness.audit.records import (
     equivalents,
 )
 from harness.audit.relevance import Relevance
+from harness.audit.workers import Place, Workers
 from harness.provenance import environment
 from harness.redaction import current, redacted_arguments
 from harness.requirements import stack_of
-from harness.results import BAD, FREE_SEED, torch_version
+from harness.results import BAD, torch_version
 from harness.subjects import TORCH
 from harness.worlds.rank import NotPrepared
 
@@ -143,12 +138,12 @@ class Progress:
 class Audit:
     """One audit.  Its methods raise AuditError."""
 
-    def __init__(self, root: Path, state: Path, plan: Plan, *, workers: int, progress: Progress) -> None:
+    def __init__(self, root: Path, state: Path, plan: Plan, *, places: Sequence[Place], progress: Progress) -> None:
         self.plan = plan
         self.root = root
         self.progress = progress
         self.digest = digest(root)
-        self.workers = workers
+        self.places = places
         self.started = time.time()
         self.healthy: dict[str, Healthy] = {}
         self.results: dict[str, Result] = {}
@@ -178,7 +173,7 @@ class Audit:
         chosen = targets(self.plan)
         again = self.plan.again
         wanted = {again[t.defect.name] for t in chosen} if again else None
-        with Workers(self.root, self.plan, self.workers) as workers:
+        with self._workers() as workers:
             tests = [t for t in workers.tests if wanted is None or t in wanted]
             self._look_at_healthy(workers, [t for t in tests if t not in self.healthy])
             left = [t for t in chosen if t.defect.name not in self.results]
@@ -203,13 +198,17 @@ class Audit:
 
         The ranks have no defects.
         """
-        with Workers(self.root, self.plan, self.workers) as workers:
+        with self._workers() as workers:
             self._look_at_healthy(workers, [t for t in workers.tests if t not in self.healthy])
         reached: dict[str, set[tuple[int, int]]] = {file: set() for file in self.files}
         for test in self.healthy.values():
             for file, steps in test.steps.items():
                 reached.setdefault(file, set()).update(steps)
         return reached
+
+    def _workers(self) -> Workers:
+        suites = [f"suites/{c}" for c in self.plan.components if (self.root / "suites" / c).is_dir()]
+        return Workers(self.root, self.digest, suites, self.plan.subject, self.places)
 
     def _with_equivalence(self, result: Result) -> Result:
         result.equivalent = self.equivalent.get(result.defect.name, "")
@@ -315,132 +314,4 @@ def _result(defect: Defect, outcomes: Sequence[worker.Outcome], complete: bool) 
     return result
 
 
-@dataclass
-class _Process:
-    popen: subprocess.Popen[bytes]
-    connection: Connection
-    job: worker.Job | None = None
-    since: float = 0.0
-    outcomes: list[worker.Outcome] = field(default_factory=list)
-
-
-class Workers:
-    """A pool of pytest processes that have collected the suites and run jobs."""
-
-    def __init__(self, root: Path, plan: Plan, count: int) -> None:
-        self.root = root
-        self.suites = [f"suites/{c}" for c in plan.components if (root / "suites" / c).is_dir()]
-        self.subject = plan.subject
-        self.count = count
-        self.tests: list[str] = []
-        self._processes: list[_Process] = []
-
-    def __enter__(self) -> Workers:
-        self._folder = tempfile.TemporaryDirectory(prefix="concord-audit-")
-        self._listener = Listener(f"{self._folder.name}/socket", "AF_UNIX")
-        self._log = Path(self._folder.name, "log")
-        try:
-            self._processes = [self._start() for _ in range(self.count)]
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for process in self._processes:
-            process.connection.close()
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.popen.wait(20)
-            process.popen.kill()
-            process.popen.wait()
-        self._listener.close()
-        self._folder.cleanup()
-
-    def _start(self) -> _Process:
-        """Start a process and wait until it has collected the suites."""
-        environment = {
-            **os.environ,
-            worker.ADDRESS: str(self._listener.address),
-            "CONCORD_REPRODUCERS": f"{self._folder.name}/reproducers",
-        }
-        environment.pop("CONCORD_EXAMPLES", None)
-        command = [sys.executable, "-m", "pytest", "-p", "harness.audit.worker", "-q", "-p", "no:cacheprovider"]
-        command.append(f"--concord-seed={FREE_SEED}")  # leave properties to the audit's Hypothesis profile
-        command += [
-            "--subject",
-            self.subject,
-            "--world-timeout",
-            "20",
-            "--concord-results",
-            f"{self._folder.name}/results",
-            *self.suites,
-        ]
-        with self._log.open("ab") as log:
-            popen = subprocess.Popen(command, cwd=self.root, env=environment, stdout=log, stderr=log)
-        connection = self._accepted(popen)
-        process = _Process(popen, connection)
-        try:
-            collected = worker.messages.decode(connection.recv_bytes())
-        except EOFError:
-            raise AuditError(self._said()) from None
-        assert isinstance(collected, worker.Collected)
-        self.tests = collected.tests
-        return process
-
-    def _accepted(self, popen: subprocess.Popen[bytes]) -> Connection:
-        listening: Any = self._listener
-        while not wait([listening._listener._socket], timeout=0.2):
-            if popen.poll() is not None:
-                raise AuditError(self._said())
-        return self._listener.accept()
-
-    def _said(self) -> str:
-        return f"the suites can't be collected:\n{self._log.read_text(errors='replace')[-3000:]}"
-
-    def do(
-        self, jobs: Iterator[worker.Job], *, limit: float
-    ) -> Iterator[tuple[worker.Job, list[worker.Outcome], bool]]:
-        """Run jobs and yield each with its outcomes and whether it is complete.
-
-        A process that dies, or takes longer than ``limit`` seconds, is replaced.
-        """
-        for process in self._processes:
-            self._give(process, jobs)
-        while any(p.job for p in self._processes):
-            busy = {p.connection: p for p in self._processes if p.job}
-            for connection in wait(list(busy), timeout=1.0):
-                process = busy[connection]  # type: ignore[index]
-                try:
-                    message = worker.messages.decode(process.connection.recv_bytes())
-                except (EOFError, ConnectionError):
-                    yield self._lost(process, jobs)
-                    continue
-                if isinstance(message, worker.Outcome):
-                    process.outcomes.append(message)
-                elif isinstance(message, worker.Finished):
-                    assert process.job is not None
-                    done = process.job, process.outcomes, message.complete
-                    self._give(process, jobs)
-                    yield done
-            for process in [p for p in self._processes if p.job and time.monotonic() - p.since > limit]:
-                yield self._lost(process, jobs)
-
-    def _give(self, process: _Process, jobs: Iterator[worker.Job]) -> None:
-        process.job, process.outcomes, process.since = next(jobs, None), [], time.monotonic()
-        if process.job is not None:
-            process.connection.send_bytes(worker.encoder.encode(process.job))
-
-    def _lost(self, process: _Process, jobs: Iterator[worker.Job]) -> tuple[worker.Job, list[worker.Outcome], bool]:
-        job, outcomes = process.job, process.outcomes
-        assert job is not None
-        process.popen.kill()
-        process.popen.wait()
-        process.connection.close()
-        fresh = self._start()
-        process.popen, process.connection = fresh.popen, fresh.connection
-        self._give(process, jobs)
-        return job, outcomes, False
-
-
-__all__ = ["Audit", "Plan", "Progress", "Target", "targets"]
+__all__ = ["Audit", "Place", "Plan", "Progress", "Target", "targets"]

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from harness.audit import reach
+from harness.audit.records import digest
 from harness.plugin import worlds
 from harness.plugin.summary import Told
 from harness.results import BAD
@@ -58,6 +59,8 @@ class Collected(msgspec.Struct, tag_field="job", tag="collected"):
     """The tests that a process has collected; sent when it is ready."""
 
     tests: list[str]
+    digest: str
+    """Of the files that the outcome depends on, where the process runs."""
 
 
 class Finished(msgspec.Struct, tag_field="job", tag="finished"):
@@ -102,7 +105,7 @@ class _Worker:
         self.session = session
         items = {item.nodeid: item for item in session.items}
         with Client(os.environ[ADDRESS]) as connection:
-            connection.send_bytes(encoder.encode(Collected(list(items))))
+            connection.send_bytes(encoder.encode(Collected(list(items), digest(Path.cwd()))))
             while True:
                 try:
                     job = _jobs.decode(connection.recv_bytes())

@@ -10,7 +10,7 @@ import ssl
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -209,16 +209,3 @@ class _Told(BaseException):
 
 def _leave(*_: object) -> None:
     raise _Told
-
-
-def addresses(text: str) -> Sequence[tuple[str, int]]:
-    """Return the addresses in ``HOST:PORT,[HOST]:PORT…``.  Errors: ValueError, which says what is wrong."""
-    found = []
-    for each in text.split(","):
-        host, _, port = each.strip().rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"{each.strip()!r} is not HOST:PORT")
-        found.append((host.removeprefix("[").removesuffix("]"), int(port)))
-    if len(set(found)) != len(found):
-        raise ValueError(f"{text!r} names an agent twice")
-    return found

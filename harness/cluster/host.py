@@ -51,6 +51,7 @@ class Host:
         """The ranks that get that frame, by their tokens."""
         self._next = 1
         self._answers: dict[int, Any] = {}
+        self._errands: list[tuple[messages.Streamed | messages.Output | messages.Exited, bytearray]] = []
         self._asked: dict[int, int] = {}
         """By number of a :class:`~messages.Look`, when it was sent."""
         self._heard = time.monotonic()
@@ -154,6 +155,17 @@ class Host:
         answer: messages.Devices = self._answer(number, timeout, "say which devices it has")
         return answer
 
+    def execute(self, arguments: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
+        """Execute Python there (:mod:`harness.cluster.errands`); returns the number that is in messages about it."""
+        number = self._number()
+        self.send(messages.Execute(number, list(arguments), dict(env), cwd))
+        return number
+
+    def errands(self) -> list[tuple[messages.Streamed | messages.Output | messages.Exited, bytearray]]:
+        """Return what has arrived from what is executed there."""
+        arrived, self._errands = self._errands, []
+        return arrived
+
     # what is known of them
 
     def look(self, ranks: Collection[RemoteRank]) -> int:
@@ -225,6 +237,8 @@ class Host:
                     rank.seen(state)
         elif isinstance(message, messages.Opened | messages.Spawned | messages.Refused | messages.Devices):
             self._answers[message.number] = message
+        elif isinstance(message, messages.Streamed | messages.Output | messages.Exited):
+            self._errands.append((message, payload))
         elif isinstance(message, messages.Hello):
             raise ValueError("a second greeting")
         elif (rank := self._ranks.get(message.token)) is not None:

@@ -6,7 +6,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _SIOCGIFADDR = 0x8915
@@ -62,3 +62,16 @@ def _addresses() -> Iterator[tuple[str, str]]:
     for line in lines:
         fields = line.split()
         yield fields[-1], plain(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0])))
+
+
+def addresses(text: str) -> Sequence[tuple[str, int]]:
+    """Return the addresses in ``HOST:PORT,[HOST]:PORT…``.  Errors: ValueError, which says what is wrong."""
+    found = []
+    for each in text.split(","):
+        host, _, port = each.strip().rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"{each.strip()!r} is not HOST:PORT")
+        found.append((host.removeprefix("[").removesuffix("]"), int(port)))
+    if len(set(found)) != len(found):
+        raise ValueError(f"{text!r} names an agent twice")
+    return found

@@ -107,6 +107,26 @@ class Survey(Message):
     env: dict[str, str]
 
 
+class Execute(Message):
+    """Execute Python with these arguments on the host; see :mod:`harness.cluster.errands`.
+
+    Answered with :class:`Streamed`, :class:`Output` and :class:`Exited` of this ``number``.  ``{folder}`` in arguments
+    and variables is a folder of its own.  ``cwd``: where it runs, if there is such a folder.
+    """
+
+    number: int
+    arguments: list[str]
+    env: dict[str, str]
+    cwd: str
+
+
+class Stream(Message):
+    """The payload is for the stream of what is executed.  ``end``: nothing follows."""
+
+    number: int
+    end: bool
+
+
 # to the controller
 
 
@@ -152,6 +172,26 @@ class Devices(Message):
     keys: list[str]
     name: str
     why: str
+
+
+class Streamed(Message):
+    """The payload is from the stream of what is executed; the first one is empty.  ``end``: nothing follows."""
+
+    number: int
+    end: bool
+
+
+class Output(Message):
+    """What is executed has printed the payload."""
+
+    number: int
+
+
+class Exited(Message):
+    """What is executed has ended, with this status as ``subprocess`` has it; all that it left has been sent before."""
+
+    number: int
+    status: int
 
 
 class Started(Message):
@@ -257,7 +297,7 @@ class Ended(Message):
     state: State
 
 
-TO_AGENT = Begin | Open | Spawn | Pass | Kill | Forget | Ask | Dump | Look | Survey
+TO_AGENT = Begin | Open | Spawn | Pass | Kill | Forget | Ask | Dump | Look | Survey | Execute | Stream
 TO_CONTROLLER = (
     Hello
     | Opened

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from harness.cluster import interfaces, messages
 from harness.cluster.channel import Arrived, Channel
 from harness.cluster.connections import unanswered
+from harness.cluster.errands import Errand
 from harness.cluster.facts import facts
 from harness.cluster.survey import Surveyor
 from harness.worlds import wire
@@ -86,6 +87,7 @@ class Session:
         self._opened: dict[int, socket.socket] = {}
         self._asked: list[messages.Spawn] = []
         self._surveys: list[Surveyor] = []
+        self._errands: list[Errand] = []
 
     def serve(self) -> str:
         """Serve until the connection is lost; returns why."""
@@ -97,12 +99,15 @@ class Session:
                     self._do(arrived)
                 self._spawn_asked()
                 self._answer_surveys()
+                self._run_errands()
                 self._relay()
             return self._channel.lost
         finally:
             self._channel.close()
             for survey in self._surveys:
                 survey.close()
+            for errand in self._errands:
+                errand.close()
             if self._launcher is not None:
                 self._launcher.close()
 
@@ -147,6 +152,12 @@ class Session:
                 self._asked.append(message)
             case messages.Survey():
                 self._surveys.append(Surveyor(message))
+            case messages.Execute():
+                self._execute(message)
+            case messages.Stream():
+                for errand in self._errands:
+                    if errand.number == message.number:
+                        errand.feed(arrived.payload, end=message.end)
 
     def _prepared(self) -> LocalLauncher:
         """Return the launcher; a new one, whose server still has to start, in place of one that was lost."""
@@ -197,6 +208,18 @@ class Session:
                 self._surveys.remove(survey)
                 self._channel.send(found)
 
+    def _execute(self, asked: messages.Execute) -> None:
+        try:
+            self._errands.append(Errand(asked, self._channel.send))
+        except OSError as e:
+            self._channel.send(messages.Output(asked.number), [f"it can't be started: {e}\n".encode()])
+            self._channel.send(messages.Exited(asked.number, 127))
+
+    def _run_errands(self) -> None:
+        """Relay what is executed here, and forget what has ended."""
+        enough = self._channel.waiting >= _MOST_WAITING
+        self._errands = [errand for errand in self._errands if not errand.turn(enough)]
+
     # what ranks say
 
     def _wait(self) -> None:
@@ -211,6 +234,9 @@ class Session:
                 poll.register(fd, select.POLLIN)
         for survey in self._surveys:
             poll.register(survey.fileno(), select.POLLIN)
+        for errand in self._errands:
+            for fd, events in errand.descriptors(self._channel.waiting >= _MOST_WAITING):
+                poll.register(fd, events)
         for held in self._held.values():
             if held.waiting:
                 poll.register(held.rank.control.fileno(), select.POLLIN | select.POLLOUT)

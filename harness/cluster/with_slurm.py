@@ -10,9 +10,9 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from harness.cluster.agent import addresses
 from harness.cluster.credentials import Key
 from harness.cluster.engines import EngineError
+from harness.cluster.interfaces import addresses
 from harness.cluster.starter import Starter, StarterEnded
 
 _QUEUED = 86400.0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -18,12 +21,31 @@ from harness.faults import CLASSES, COMPONENTS, catalog
 from harness.safe_io.writing import write_whole
 from harness.subjects import STACKS
 
+if TYPE_CHECKING:
+    from harness.audit.workers import Place
+
 Components = Annotated[list[str] | None, typer.Argument(help="Components to include. Default: all.")]
-Processes = Annotated[int, typer.Option(help="Number of pytest processes. 0: one for each core, at most 8.", min=0)]
+Processes = Annotated[
+    int,
+    typer.Option(
+        help="Number of pytest processes. 0: one for each core, at most 8 here and 32 on agents' hosts.", min=0
+    ),
+]
 Subject = Annotated[str, typer.Option(help="Subject whose implementation runs and is mutated: torch or reference.")]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher",
+        help="Where processes run. local: on this machine; agents=HOST:PORT,...: on the hosts of these agents; ray, "
+        "slurm: as for pytest's --launcher.",
+    ),
+]
+KeyFile = Annotated[Path | None, typer.Option("--agents-key", help="File of the key with which agents were started.")]
 State = Annotated[Path, typer.Option(help="Folder of the journals from which an interrupted audit continues.")]
 
 STATE = Path("reports/out/audit")
+_MOST, _MOST_REMOTE = 8, 32
+"""The most processes, if no number is given: on this machine, and on others."""
 
 
 def faults(components: Components = None) -> None:
@@ -67,6 +89,8 @@ def audit(
         ),
     ] = None,
     workers: Processes = 0,
+    launcher: Where = None,
+    agents_key: KeyFile = None,
     limit: Annotated[float, typer.Option(help="Seconds for each defect, after which no further test starts.")] = 240.0,
     state: State = STATE,
     save: Annotated[Path | None, typer.Option(help="Write the audit to this file as JSON.")] = None,
@@ -99,8 +123,9 @@ def audit(
             again={r.defect.name: r.test for r in load(again).results if r.state == KILLED} if again else {},
             limit=limit,
         )
-        with Shown(console) as shown:
-            audited = Audit(_root(), state, plan, workers=workers or _cores(), progress=shown).run()
+        root = _root()
+        with _places(launcher, agents_key, workers) as places, Shown(console) as shown:
+            audited = Audit(root, state, plan, places=places, progress=shown).run()
     show(audited, console)
     if save:
         kept = shortened(audited) if brief else audited
@@ -120,6 +145,8 @@ def reach(
     mutants: Annotated[str, typer.Option(help="source: the sources under test; all: also what they use.")] = "source",
     subject: Subject = "torch",
     workers: Processes = 0,
+    launcher: Where = None,
+    agents_key: KeyFile = None,
     state: State = STATE,
     html: Annotated[Path | None, typer.Option(help="Write HTML pages with the sources to this folder.")] = None,
 ) -> None:
@@ -140,8 +167,9 @@ def reach(
         plan = Plan(components=_audited(components, subject), subject=subject)
         most = None if mutants == "all" else 1
         files = list(dict.fromkeys(file(m) for c in plan.components for m in sources(c, subject)[:most]))
-        with Shown(console) as shown:
-            reached = Audit(_root(), state, plan, workers=workers or _cores(), progress=shown).reach()
+        root = _root()
+        with _places(launcher, agents_key, workers) as places, Shown(console) as shown:
+            reached = Audit(root, state, plan, places=places, progress=shown).reach()
     typer.echo(report({name: reached[name] for name in files}, html), nl=False)
 
 
@@ -176,5 +204,25 @@ def _root() -> Path:
     return root
 
 
-def _cores() -> int:
-    return min(8, cores())
+@contextlib.contextmanager
+def _places(launcher: str | None, key_file: Path | None, count: int) -> Iterator[Sequence[Place]]:
+    """Yield the place of each process: here, or on the hosts of agents in turn.  Errors: ValueError."""
+    from harness.audit.workers import Place
+    from harness.cluster.torchrun import LAUNCHER
+
+    asked = launcher or os.environ.get(LAUNCHER) or "local"
+    if asked == "local":
+        yield [Place()] * (count or min(_MOST, cores()))
+        return
+    from harness.cluster.host import HostRefused
+    from harness.cluster.launcher import check
+    from harness.cluster.starting import cluster_of
+
+    with contextlib.ExitStack() as stack:
+        try:
+            cluster = cluster_of(asked, str(key_file or ""), stack.callback)
+            found = check(cluster)
+        except (ValueError, HostRefused) as e:
+            raise ValueError(f"--launcher {asked}: {e}") from None
+        agents = itertools.cycle(cluster.agents)
+        yield [Place(next(agents), str(cluster.key)) for _ in range(count or min(_MOST_REMOTE, len(found.slots)))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from harness.plugin.profiles import Profiles
     from harness.worlds.handle import Launcher
 
-LOCAL, AGENTS = "local", "agents"
+LOCAL = "local"
 _INPUT = "concord_cluster"
 _NO_TESTS = ("collectonly", "help", "markers", "showfixtures", "show_fixtures_per_test", "cacheshow")
 """Options with which pytest runs no test, so that nothing is started."""
@@ -155,26 +154,11 @@ class Launching:
 
 def _cluster(config: pytest.Config, asked: str) -> Cluster:
     """Return the hosts that the options name, with the agents of an engine, which end with the session."""
-    from harness.cluster import credentials
-    from harness.cluster.agent import addresses
-    from harness.cluster.engines import EngineError, engine, started
-    from harness.cluster.launcher import Cluster
-
-    name, _, argument = asked.partition("=")
-    file = config.getoption("agents_key") or os.environ.get(KEY, "")
-    if name == AGENTS and not file:
-        raise pytest.UsageError(f"--launcher {asked}: give the key of the agents: --agents-key FILE, or {KEY}")
     try:
-        key = credentials.read(Path(file)) if file else credentials.made()
-        agents: Sequence[tuple[str, int]]
-        if name == AGENTS:
-            agents = addresses(argument)
-        else:
-            starting = engine(name, argument)
-            config.add_cleanup(starting.stop)
-            agents = started(starting, key)
-        return Cluster(tuple(agents), key)
-    except (ValueError, EngineError, ImportError) as e:  # of addresses, a KeyProblem, or cryptography is missing
+        from harness.cluster.starting import cluster_of
+
+        return cluster_of(asked, config.getoption("agents_key") or "", config.add_cleanup)
+    except (ValueError, ImportError) as e:  # what is given can't be used, or cryptography is missing
         raise pytest.UsageError(f"--launcher {asked}: {e}") from None
 
 

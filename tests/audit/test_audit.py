@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from harness.audit.run import Plan, Workers
+from harness.audit.records import digest
 from harness.audit.worker import Job
+from harness.audit.workers import Place, Workers
 
 ROOT = Path(__file__).parents[2]
 
@@ -311,7 +312,8 @@ def test_jobs_begin_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         Job(tests=[summed, following], first=[("harness.faults:put", "not-summed")]),
         Job(tests=[other, summed]),
     ]
-    with Workers(tree(tmp_path), Plan(("collectives",)), 1) as workers:
+    root = tree(tmp_path)
+    with Workers(root, digest(root), ["suites/collectives"], "torch", [Place()]) as workers:
         found = [[o.verdict for o in outcomes] for _, outcomes, _ in workers.do(iter(jobs), limit=100)]
     assert found == [["failed"], ["passed", "passed"]]
 

@@ -25,11 +25,11 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1"}
 
 @pytest.fixture(scope="module")
 def nodes(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Two hosts with Ray's own processes on each; pytest is on the first."""
+    """Hosts with Ray's own processes on each; pytest is on the first."""
     temp = tmp_path_factory.mktemp("ray")
     started = []
     try:
-        for host in range(2):
+        for host in range(len(network.names)):
             where = ("--head", f"--port={PORT}", "--include-dashboard=false") if host == 0 else ()
             joins = () if host == 0 else (f"--address={network.address(0)}:{PORT}",)
             command = [

@@ -55,14 +55,14 @@ class Slurm:
 
 @pytest.fixture(scope="module")
 def slurm(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """A cluster of two nodes."""
+    """A cluster with a node on each host."""
     lacks = [name for name in ("slurmctld", "slurmd", "srun", "munged") if shutil.which(name) is None]
     if lacks:
         pytest.skip(f"not installed: {', '.join(lacks)} (Debian: slurmctld slurmd slurm-client munge)")
     folder = tmp_path_factory.mktemp("slurm")
     folder.chmod(0o755)
     (folder / "state").mkdir()
-    names = ["node0", "node1"]
+    names = [f"node{i}" for i in range(len(network.names))]
     for name in names:
         (folder / f"spool.{name}").mkdir()
     nodes = "\n".join(
@@ -96,7 +96,7 @@ def slurm(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 time.sleep(0.05)
         until = time.monotonic() + 60
         said = ""
-        while said.count("idle") < 2:
+        while said.count("idle") < len(names):
             shown = subprocess.run(
                 network.command(0, "sinfo", "-N", "-h", "-o", "%N %T"),
                 env={**os.environ, **env},
