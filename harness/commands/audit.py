@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 Components = Annotated[list[str] | None, typer.Argument(help="Components to include. Default: all.")]
 Processes = Annotated[
     int,
-    typer.Option(
-        help="Number of pytest processes. 0: one for each core, at most 8 here and 32 on agents' hosts.", min=0
-    ),
+    typer.Option(help="Number of pytest processes. 0: one a core, at most 8 here and 32 on agents' hosts.", min=0),
 ]
 Subject = Annotated[str, typer.Option(help="Subject whose implementation runs and is mutated: torch or reference.")]
 Where = Annotated[

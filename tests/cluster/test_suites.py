@@ -5,6 +5,7 @@ Each run takes minutes, so this is for the night.  ``CONCORD_EXAMPLES`` is ``smo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -25,6 +26,8 @@ __all__ = ["nodes", "slurm"]
 
 ROOT = Path(__file__).parents[2]
 HOUR = 3600
+WHOLE = {"CONCORD_PRELOAD": ""}
+"""Agents whose servers import all that the suites need."""
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.timeout(2 * HOUR),
@@ -44,9 +47,7 @@ def ran(folder: Path, *command: str, **env: str) -> dict[str, TestResult]:
     variables = {"CONCORD_EXAMPLES": "smoke", **os.environ, "CONCORD_LEASES": str(folder), **env}
     variables |= {"PYTEST_ADDOPTS": f"-o concord_results={folder} -p no:cacheprovider"}
     with open(folder / "said.txt", "w") as said:
-        done = subprocess.run(
-            list(command), cwd=ROOT, env=variables, stdout=said, stderr=said, timeout=HOUR, check=False
-        )
+        done = subprocess.run(command, cwd=ROOT, env=variables, stdout=said, stderr=said, timeout=HOUR, check=False)
     text = (folder / "said.txt").read_text()
     assert done.returncode == 0, text[-5000:]
     (results,) = folder.glob("**/results.jsonl")
@@ -79,10 +80,8 @@ def assert_same(found: dict[str, TestResult], here: dict[str, TestResult], hosts
     wanting = [result.nodeid for result in apart if isinstance(result.cause, TooFewHosts)]
     assert not [each for each in wanting if hosts > 2]
     assert {result.verdict for result in apart} <= {"passed", "waived", "unsupported"}
-    print(
-        f"\n{hosts} hosts:",
-        *(f"{count} {verdict}" for verdict, count in Counter(t.verdict for t in found.values()).items()),
-    )
+    verdicts = Counter(result.verdict for result in found.values())
+    print(f"\n{hosts} hosts:", ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
 
 
 WAYS = pytest.mark.parametrize("options", [["--spread"], []], ids=["spread", "packed"])
@@ -93,21 +92,14 @@ def test_agents(
     network: Network, options: list[str], here: dict[str, TestResult], key_file: Path, tmp_path: Path
 ) -> None:
     """Agents that somebody has started."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("CONCORD_PRELOAD", raising=False)
-        hosts = range(len(network.names))
-        started = [
-            running(key_file, "--listen", network.address(i), before=network.command(i), env={"CONCORD_PRELOAD": ""})
-            for i in hosts
+    with contextlib.ExitStack() as stack:
+        agents = [
+            stack.enter_context(running(key_file, "--listen", network.address(i), before=network.command(i), env=WHOLE))
+            for i in range(len(network.names))
         ]
-        agents = [each.__enter__() for each in started]
-        try:
-            where = "agents=" + ",".join(f"{host}:{port}" for host, port in (agent.address for agent in agents))
-            line = network.command(0, *SUITES, "--launcher", where, "--agents-key", str(key_file), *options)
-            assert_same(ran(tmp_path, *line), here, len(hosts))
-        finally:
-            for each in started:
-                each.__exit__(None, None, None)
+        where = "agents=" + ",".join(f"{host}:{port}" for host, port in (agent.address for agent in agents))
+        line = network.command(0, *SUITES, "--launcher", where, "--agents-key", str(key_file), *options)
+        assert_same(ran(tmp_path, *line), here, len(agents))
 
 
 @WAYS
@@ -135,7 +127,7 @@ def test_torchrun(network: Network, options: list[str], here: dict[str, TestResu
         *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={count}", "--nproc-per-node=1"),
         *(f"--master-addr={network.address(0)}", "--master-port=29500"),
     )
-    agent = ("-m", "harness.commands.agent", "--key", str(key), "--", *SUITES[1:], *options)
+    agent = ("-m", "harness.commands.agent", "--key", str(key), "--", *SUITES, *options)
     others = [
         subprocess.Popen(
             network.command(i, *torchrun, f"--node-rank={i}", *agent),
