@@ -23,6 +23,8 @@ from harness.worlds.launch import LaunchError
 
 _AT_ONCE = 1 << 18
 _LONGEST = 1.0
+_READING = 30.0
+"""Seconds for whoever reads the stream here, once the process there has ended."""
 
 
 class Relay:
@@ -50,7 +52,7 @@ class Relay:
                 elif isinstance(message, messages.Streamed):
                     self._streamed(payload, message.end)
                 else:
-                    self._write()
+                    self._drain()
                     return message.status if message.status >= 0 else 128 - message.status
             if self._host.lost:
                 raise LaunchError(self._host.lost)
@@ -73,7 +75,7 @@ class Relay:
         if payload:
             self._waiting.append(memoryview(payload))
         if end:
-            self._write()
+            self._drain()
             self._close()
 
     def _write(self) -> None:
@@ -86,8 +88,14 @@ class Relay:
                     self._waiting[0] = self._waiting[0][sent:]
         except BlockingIOError:
             pass
-        except OSError:  # nobody reads it any more
+        except OSError:  # nobody reads it any more, or not for a long time
             self._waiting.clear()
+
+    def _drain(self) -> None:
+        """Write what is left, as long as somebody reads it."""
+        if self._stream is not None:
+            self._stream.settimeout(_READING)
+            self._write()
 
     def _read(self) -> None:
         """Pass on what our side says; its end ends the stream there."""

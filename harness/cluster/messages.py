@@ -304,6 +304,9 @@ TO_CONTROLLER = (
     | Spawned
     | Refused
     | Devices
+    | Streamed
+    | Output
+    | Exited
     | Started
     | Frame
     | Broken
