@@ -67,7 +67,7 @@ class Workers:
 
     def __enter__(self) -> Workers:
         self._folder = tempfile.TemporaryDirectory(prefix="concord-audit-")
-        self._listener = Listener(f"{self._folder.name}/socket", "AF_UNIX")
+        self._listener = Listener(f"{self._folder.name}/{SOCKET}", "AF_UNIX")
         self._log = Path(self._folder.name, "log")
         try:
             self._processes = [self._start(place) for place in self._places]
@@ -91,12 +91,12 @@ class Workers:
         """Start a process and wait until it has collected the suites."""
         with self._log.open("ab") as log:
             popen = self._started(place, log)
-        connection = self._accepted(popen)
+        connection = self._accepted(popen, place)
         process = _Process(place, popen, connection)
         try:
             collected = worker.messages.decode(connection.recv_bytes())
         except EOFError:
-            raise AuditError(self._said()) from None
+            raise AuditError(self._said(place)) from None
         assert isinstance(collected, worker.Collected)
         if collected.digest != self._digest:
             popen.kill()
@@ -130,15 +130,16 @@ class Workers:
             popen.stdin.close()
         return popen
 
-    def _accepted(self, popen: subprocess.Popen[bytes]) -> Connection:
+    def _accepted(self, popen: subprocess.Popen[bytes], place: Place) -> Connection:
         listening: Any = self._listener
         while not wait([listening._listener._socket], timeout=0.2):
             if popen.poll() is not None:
-                raise AuditError(self._said())
+                raise AuditError(self._said(place))
         return self._listener.accept()
 
-    def _said(self) -> str:
-        return f"the suites can't be collected:\n{self._log.read_text(errors='replace')[-3000:]}"
+    def _said(self, place: Place) -> str:
+        on = f" on {place}" if place.agent else ""
+        return f"the suites can't be collected{on}:\n{self._log.read_text(errors='replace')[-3000:]}"
 
     def do(
         self, jobs: Iterator[worker.Job], *, limit: float

@@ -164,14 +164,17 @@ def _cluster(config: pytest.Config, asked: str) -> Cluster:
 
 def _wanted(config: pytest.Config, profiles: Profiles) -> Wanted | None:
     """Return which accelerators this run looks for on the hosts of agents; None for none."""
-    import torch
-
     from harness.cluster.launcher import Wanted
 
     profile = profiles.explicit
     kind = config.getoption("world_device") or (profile.device if profile is not None else "")
-    if kind == "cpu" or (not kind and torch.accelerator.current_accelerator() is None):  # this torch was built for none
+    if kind == "cpu":
         return None
+    if not kind:
+        import torch
+
+        if torch.accelerator.current_accelerator() is None:  # it was built for none
+            return None
     return Wanted(kind, *profiles.ways_to(kind or None))
 
 
