@@ -97,7 +97,8 @@ class Facts:
         facts = provenance.devices_and_libraries(profile.imports if profile is not None else ())
         worlds = plugin_of(self._config)
         if worlds.agents:
-            facts["rank hosts"] = worlds.agents
+            facts = {name: value for name, value in facts.items() if name not in ("device", "accelerator", "driver")}
+            facts |= {"rank hosts": worlds.agents, **worlds.accelerators_of_agents}
         if networks := worlds.networks:
             facts["rank network"] = networks
         slots: Any = self._config.pluginmanager.get_plugin("concord-slots")

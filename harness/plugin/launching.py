@@ -123,6 +123,14 @@ class Launching:
             kind or "", f"the hosts of agents have {there.kind if there is not None else 'cpu'} devices"
         )
 
+    @property
+    def accelerators(self) -> dict[str, str]:
+        """The name of the first accelerator of agents' hosts, and how many there are; empty if there are none."""
+        if self._accelerators is None:
+            return {}
+        name, count = self._device_name, len(self._accelerators.devices)
+        return {"device": name, "accelerator": f"{count} of {name} on {self.most_hosts} hosts"}
+
     def device_name(self, kind: str) -> str:
         """Return what the driver calls the first accelerator of a type, or the type."""
         there = self._accelerators

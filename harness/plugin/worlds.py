@@ -205,6 +205,11 @@ class Worlds:
         return self._launching.agents
 
     @property
+    def accelerators_of_agents(self) -> dict[str, str]:
+        """What results say about the accelerators of agents' hosts, named as those of this machine would be."""
+        return self._launching.accelerators
+
+    @property
     def networks(self) -> str:
         """The networks that ranks were on, in words; empty if there were no ranks."""
         return "; ".join(sorted(self._pool.networks)) if self._pool is not None else ""

@@ -20,6 +20,7 @@ from harness.cluster.host import HostRefused
 from harness.cluster.launcher import Cluster, Wanted, check
 from harness.cluster.messages import Devices, Survey
 from harness.cluster.survey import Surveyor
+from harness.results import read
 from tests.cluster.conftest import Agent, pool_of, running
 
 HOLOGRAM = """
@@ -121,9 +122,9 @@ def session(folder: Path, key_file: Path, tmp_path: Path) -> Session:
 
 
 @pytest.mark.timeout(300)
-def test_packed(two: list[Agent], session: Session) -> None:
-    """A world is on one host if its devices are enough, and on as few as possible if not."""
-    code, said = session(two)
+def test_packed(two: list[Agent], session: Session, tmp_path: Path) -> None:
+    """A world is on one host if its devices are enough, and on as few as possible if not.  Results name the devices."""
+    code, said = session(two, "--concord-results", str(tmp_path / "results"))
     assert code == 0, said
     assert "RANKS 4 0:meta:0:0 0:meta:1:1 1:meta:0:0 1:meta:1:1" in said
     assert "RANKS 3 0:meta:0:0 0:meta:1:1 1:meta:0:0" in said
@@ -132,6 +133,9 @@ def test_packed(two: list[Agent], session: Session) -> None:
     assert "SEVERAL 2 0 0" in said
     assert "a world of 8 ranks needs 8 meta devices, and hosts have 2 and 2" in said
     assert "4 meta devices: meta-0, meta-1, meta-2, meta-3" in said
+    (written,) = tmp_path.glob("results/**/results.jsonl")
+    header = read(written).header.environment
+    assert (header["device"], header["accelerator"]) == ("Hologram 3000", "4 of Hologram 3000 on 2 hosts")
 
 
 @pytest.mark.timeout(300)
