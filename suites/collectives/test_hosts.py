@@ -16,6 +16,8 @@ from suites.collectives.cases import every_collective
 
 SECONDS = 2.0
 """The timeout of a group to which a host does not come."""
+SLOW = 10.0
+"""Seconds that creating a group may take between hosts, once all of its ranks have come."""
 LARGE = 12 << 20
 """The number of elements of a message of 48 MiB, which is more than sockets and links hold."""
 
@@ -214,3 +216,30 @@ def test_store_on_any_host(world: World) -> None:
         return counted
 
     assert_on_ranks([[3, 3, 3]] * 3, world.run(body))
+
+
+@requirement(
+    "COLL-HOST-08",
+    "A group that one host creates later than the other works on both, and no host waits for longer than it must.",
+    source="torch.distributed.new_group",
+)
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.world(4, hosts=2)
+def test_new_groups_with_a_late_host(world: World, late: int) -> None:
+    """A group of all ranks, and one of a rank of each host; one host comes a second late to each."""
+
+    def body(rank: Rank) -> list[float]:
+        sums = []
+        for ranks in ([0, 1, 2, 3], [1, 2]):
+            dist.barrier()
+            began = time.monotonic()
+            if rank.host == late:
+                time.sleep(1.0)
+            group = dist.new_group(ranks)
+            if rank.index in ranks:
+                sums.append(summed(torch.tensor([10.0**rank.index], device=rank.device), group))
+            assert time.monotonic() - began < 1.0 + SLOW
+        return sums
+
+    expected = [[1111.0], [1111.0, 110.0], [1111.0, 110.0], [1111.0]]
+    assert_on_ranks(expected, world.run(body))

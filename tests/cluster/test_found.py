@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,12 @@ def counts_alone(rank: Rank) -> None:
     dist.TCPStore = Alone  # type: ignore[attr-defined]
 
 
+def impatient(rank: Rank) -> None:
+    """Groups are created within half a second, or not at all."""
+    right = dist.new_group
+    dist.new_group = lambda ranks=None: right(ranks, timeout=timedelta(seconds=0.5))
+
+
 def nothing_across(rank: Rank) -> None:
     """What is reduced between hosts is what was there before."""
     for name in {"all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"} & set(dir(dist)):
@@ -129,6 +136,7 @@ def loads_nothing(rank: Rank) -> None:
 
 CHANGED = [
     (collectives.test_store_on_any_host, {}, 3, 3, counts_alone),
+    (collectives.test_new_groups_with_a_late_host, {"late": 1}, 4, 2, impatient),
     (replicate_fsdp.test_replicas_of_hosts, {"dimension": "host"}, 4, 2, nothing_across),
     (tp_extension.test_two_dimensions, {"tensor": "within"}, 4, 2, nothing_across),
     (tp_extension.test_hybrid, {"shards": "within"}, 4, 2, nothing_across),
