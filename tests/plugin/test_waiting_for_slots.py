@@ -26,13 +26,14 @@ CONFTEST = f"""
     import pytest
 
     from harness.devices import host_inventory
+    from harness.placement import Need
 
     @pytest.fixture
     def lease(request):
         # As the world fixture takes it, without ranks, which cost seconds.
         slots = request.config.pluginmanager.get_plugin("concord-slots")
         inventory = host_inventory()
-        with slots.leased(request.node, inventory, len(inventory.devices)) as devices:
+        with slots.leased(request.node, inventory, Need(1, whole=True)) as devices:
             yield devices
 
     @pytest.fixture(scope="session")
