@@ -121,7 +121,9 @@ class Agent:
                 return
             sock.setblocking(False)
             tuned(sock, self._silence)
-            wrapped = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            wrapped = self._tls.wrap_socket(
+                sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=False
+            )
             if len(self._pending) >= _MOST_PENDING:
                 self._drop(next(iter(self._pending)), poll)
             self._pending[wrapped.fileno()] = _Pending(wrapped, time.monotonic())

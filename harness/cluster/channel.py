@@ -34,7 +34,8 @@ class Arrived(NamedTuple):
 class Channel:
     """A connection on which TLS has been agreed.
 
-    ``receives``: the type of the messages that arrive here.  Takes ownership of the socket.  The end of the connection,
+    ``sock``: made with ``suppress_ragged_eofs=False``, or a reset would read as an orderly end; ``receives``: the type of
+    the messages that arrive here.  Takes ownership of the socket.  The end of the connection,
     whatever its reason, is :attr:`lost`.
     """
 
@@ -150,8 +151,13 @@ class Channel:
             self._payload = taken
 
     def _lose(self, error: OSError) -> None:
-        told = error.reason if isinstance(error, ssl.SSLError) and error.reason else error.strerror or str(error)
-        self.lost = self.lost or f"the connection broke ({told})"
+        if isinstance(error, ssl.SSLEOFError):
+            # Python before 3.12.3 has no other error for a reset or a timeout, and then no reason.
+            ended = "the peer closed the connection" if error.reason else "the connection broke (reset, or timed out)"
+        else:
+            told = error.reason if isinstance(error, ssl.SSLError) and error.reason else error.strerror or str(error)
+            ended = f"the connection broke ({told})"
+        self.lost = self.lost or ended
 
     def close(self) -> None:
         """Close the connection.  May be called twice."""

@@ -23,6 +23,8 @@ from harness.worlds.rank import RankSetup
 
 CONNECTING = 10.0
 """Seconds for the connection to an agent, and for its first message."""
+_KERNEL_LATER = 20.0
+"""Seconds by which the kernel gives a connection up later than :meth:`Host.check`, which knows when nobody listened."""
 _DRIFT = 1e-4
 """Seconds a second by which the clocks of two hosts may drift apart; they are said to be within 20 to 50 millionths."""
 
@@ -315,8 +317,8 @@ def connect(
     except OSError as e:
         raise HostRefused(f"no agent answers at {where}: {e.strerror or e}; `concord agent` starts one") from None
     try:
-        tuned(sock, patience)
-        tls = credentials.context(key, server=False).wrap_socket(sock)
+        tuned(sock, patience + _KERNEL_LATER)
+        tls = credentials.context(key, server=False).wrap_socket(sock, suppress_ragged_eofs=False)
     except (OSError, ValueError) as e:
         sock.close()
         told = getattr(e, "reason", None) or getattr(e, "strerror", None) or str(e)

@@ -8,10 +8,12 @@ import resource
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from harness.cluster.channel import Channel
 from harness.cluster.credentials import KeyProblem
 from harness.cluster.host import HostRefused
 from harness.cluster.launcher import Cluster, ClusterLauncher
+from harness.safe_io.waiting import readable
 from tests.cluster.conftest import Agent, gone, pool_of, running
 
 SPREAD = WorldSpec(2, hosts=2, timeout=60)
@@ -191,6 +194,29 @@ def test_messages_that_are_none() -> None:
             channel.close()
 
 
+@pytest.mark.parametrize(("reset", "says"), [(True, "the connection broke"), (False, "the peer closed the connection")])
+def test_how_a_connection_ended(key_file: Path, reset: bool, says: str) -> None:
+    """A channel tells a connection that broke from one that the peer closed."""
+    key = credentials.read(key_file)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as threads:
+        ours = socket.create_connection(listener.getsockname(), timeout=SOON)
+        accepted, _ = listener.accept()
+        wrapping = threads.submit(credentials.context(key, server=True).wrap_socket, accepted, server_side=True)
+        channel = Channel(
+            credentials.context(key, server=False).wrap_socket(ours, suppress_ragged_eofs=False), messages.TO_CONTROLLER
+        )
+        theirs = wrapping.result()
+    if reset:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    theirs.close()
+    until = time.monotonic() + SOON
+    while not channel.lost and time.monotonic() < until:
+        readable(channel, SOON)
+        channel.receive()
+    assert channel.lost.startswith(says)
+    channel.close()
+
+
 class _Plain:
     """A socket with what TLS has besides."""
 
@@ -272,14 +298,14 @@ def test_agent_is_told_to_end(start: Callable[..., Agent], cluster_of: Callable[
 def test_frozen_host(start: Callable[..., Agent], cluster_of: Callable[..., Cluster]) -> None:
     """A host of which every process is stopped is given up after the patience that was asked for."""
     one, two = start(), start()
-    with pool_of(cluster_of(one, two, patience=2.0)) as pool:
+    with pool_of(cluster_of(one, two, patience=4.0)) as pool:
         world = pool.acquire(SPREAD)
         world.run(summed)
         two = under_rank_1(world, one, two)
         frozen = [two.process.pid, *children(two.process.pid)]
         try:
             failed = fails(world, lambda: [os.kill(pid, signal.SIGSTOP) for pid in frozen])
-            assert "did not answer for 2 s" in failed.headline
+            assert "did not answer for 4 s" in failed.headline
             assert f"127.0.0.1:{two.address[1]}" in failed.headline
         finally:
             for pid in frozen:
