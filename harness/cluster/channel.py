@@ -34,9 +34,9 @@ class Arrived(NamedTuple):
 class Channel:
     """A connection on which TLS has been agreed.
 
-    ``sock``: made with ``suppress_ragged_eofs=False``, or a reset would read as an orderly end; ``receives``: the type of
-    the messages that arrive here.  Takes ownership of the socket.  The end of the connection,
-    whatever its reason, is :attr:`lost`.
+    ``sock``: made with ``suppress_ragged_eofs=False``, or a reset would read as an orderly end; ``receives``: the type
+    of the messages that arrive here.  Takes ownership of the socket.  The end of the connection, whatever its reason,
+    is :attr:`lost`.
     """
 
     def __init__(self, sock: ssl.SSLSocket, receives: Any) -> None:

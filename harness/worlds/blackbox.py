@@ -105,13 +105,15 @@ class BlackBox:
             text = _entry(op[:20], "", "", where[-20:])
         return text
 
-    def write(self, text: bytes) -> None:
-        """Record a collective from its :meth:`entry`."""
+    def write(self, text: bytes) -> int:
+        """Record a collective from its :meth:`entry`; returns the time in ns, on the monotonic clock."""
         self._count += 1
+        now = time.monotonic_ns()
         at = _RING_AT + (self._count - 1) % _SLOTS * _SLOT
         self._map[at + _ENTRY.size : at + _ENTRY.size + len(text)] = text
-        _ENTRY.pack_into(self._map, at, self._count, time.monotonic_ns(), len(text))
+        _ENTRY.pack_into(self._map, at, self._count, now, len(text))
         _COUNT.pack_into(self._map, _COUNT_AT, self._count)
+        return now
 
     # the controller's side
 

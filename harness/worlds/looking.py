@@ -8,7 +8,8 @@ from typing import Any
 
 from harness.worlds import watchdog
 from harness.worlds.handle import Heard, Launcher, RankHandle
-from harness.worlds.watchdog import Explanation, View
+from harness.worlds.views import MOST_THREADS, STOPPED_FOR, View, view_of
+from harness.worlds.watchdog import Explanation
 
 _SNAPSHOT_WAIT = 0.6
 _STARVED_WAIT = 5.0
@@ -46,14 +47,14 @@ def views_of(launcher: Launcher, ranks: Sequence[RankHandle], state: Mapping[int
         quiet, stopped = state.get(rank.index, (False, False))
         answer = answers.get(rank.index)
         alarms = rank.alarms(threads_of(answer)) if answer else {}
-        views.append(watchdog.view_of(rank.index, answer, quiet=quiet, stopped=stopped, alarm_of=alarms))
+        views.append(view_of(rank.index, answer, quiet=quiet, stopped=stopped, alarm_of=alarms))
     return views
 
 
 def threads_of(snapshot: Mapping[str, Any]) -> Iterator[tuple[int, bool]]:
     """Yield, for every thread in a snapshot, the kernel's id and whether it is the main thread."""
     threads = snapshot.get("threads")
-    for thread in threads[: watchdog.MOST_THREADS] if isinstance(threads, list) else ():
+    for thread in threads[:MOST_THREADS] if isinstance(threads, list) else ():
         native = thread.get("native") if isinstance(thread, dict) else None
         if isinstance(native, int):
             yield native, bool(thread.get("main"))
@@ -148,7 +149,7 @@ class Watch:
         self._ticks[rank.index] = ticks
         if main == "T":
             since = self._stopped_since.setdefault(rank.index, now)
-            return False, now - since >= watchdog.STOPPED_FOR
+            return False, now - since >= STOPPED_FOR
         self._stopped_since.pop(rank.index, None)
         if not self._on_host:
             return main in ("S", "R"), False

@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from harness.worlds import recorder
 from harness.worlds.places import DISTRIBUTED, is_source
-from harness.worlds.watchdog import MOST_GROUPS, MOST_RECORDERS, MOST_RECORDS, MOST_THREADS
+from harness.worlds.views import MOST_GROUPS, MOST_RECORDERS, MOST_RECORDS, MOST_THREADS
 
 THREAD_NAME = "concord-monitor"
 _LENGTH = struct.Struct("!I")
@@ -63,12 +64,13 @@ def snapshot() -> dict[str, Any]:
         if thread is not None and thread.name == THREAD_NAME:
             continue
         frames: list[tuple[str, int, str]] = []
-        called, timeout = _called(frame), None
+        called, timeout, issuing = _called(frame), None, None
         f: Any = frame
         while f is not None and len(frames) < _MOST_FRAMES:
             frames.append((f.f_code.co_filename, f.f_lineno or 0, f.f_code.co_name))
             if timeout is None:
                 timeout = _timeout_of(f)
+            issuing = issuing or _issuing(f)
             f = f.f_back
         threads.append(
             {
@@ -77,6 +79,7 @@ def snapshot() -> dict[str, Any]:
                 "main": ident == main,
                 "called": called,
                 "timeout": timeout,
+                "issuing": issuing,
                 "frames": frames[::-1],
             }
         )
@@ -103,6 +106,14 @@ def _timeout_of(frame: Any) -> float | None:
         return None
     timeout = frame.f_locals.get("timeout")
     return timeout.total_seconds() if hasattr(timeout, "total_seconds") else None
+
+
+def _issuing(frame: Any) -> dict[str, Any] | None:
+    """Return the collective that a frame is in the middle of issuing, or None."""
+    try:
+        return recorder.issuing(frame)
+    except Exception:  # the frame has gone on
+        return None
 
 
 def begin_run() -> None:

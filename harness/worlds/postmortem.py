@@ -14,7 +14,8 @@ from harness.worlds.handle import HERE, Place
 from harness.worlds.launch import Exit
 from harness.worlds.places import short_path, source_line
 from harness.worlds.telling import both_ends
-from harness.worlds.watchdog import Explanation, Record, user_frame
+from harness.worlds.views import Record
+from harness.worlds.watchdog import Explanation, user_frame
 
 _TRANSPORT = re.compile(
     r"connection (was )?(closed|reset|refused)|connect(ion)? timeout|broken pipe|timed? ?out|remote process exited"

@@ -77,6 +77,28 @@ def _calling(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+def issuing(frame: FrameType) -> dict[str, Any] | None:
+    """Return the collective that a frame is in the middle of issuing, as plain data; None if it is no such frame.
+
+    It is another thread's frame, which goes on meanwhile.
+    """
+    if frame.f_code is not _RECORDED:
+        return None
+    found = frame.f_locals
+    if not found["issued_ns"]:
+        return None
+    tensor = found["first"]
+    sized = hasattr(tensor, "dtype") and hasattr(tensor, "shape")
+    return {
+        "group": str(found["self"].group_name),
+        "op": found["name"],
+        "sizes": [list(tensor.shape)] if sized else [],
+        "dtypes": [str(tensor.dtype).removeprefix("torch.")] if sized else [],
+        "p2p": found["name"].startswith(("send", "recv")),
+        "time_ns": found["issued_ns"],
+    }
+
+
 def install(box: BlackBox) -> None:
     """Start recording in this process, into ``box``."""
     from torch._C._distributed_c10d import ProcessGroup
@@ -92,6 +114,7 @@ def _recorded(original: Callable[..., Any], name: str, box: BlackBox) -> Callabl
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        issued_ns = 0  # read by issuing(), from another thread
         try:
             frame = _calling(sys._getframe(1))
             place = (frame.f_code, frame.f_lineno) if frame is not None else None
@@ -103,9 +126,13 @@ def _recorded(original: Callable[..., Any], name: str, box: BlackBox) -> Callabl
                 entry = box.entry(name, describe(args or tuple(kwargs.values())), str(key[1]), caller())
                 if len(entries) < _MOST_ENTRIES:
                     entries[key] = entry
-            box.write(entry)
+            issued_ns = box.write(entry)  # noqa: F841 - see issuing()
         except Exception:
             pass  # a record is evidence, never a reason to fail
         return original(self, *args, **kwargs)
 
     return method
+
+
+_RECORDED = _recorded(len, "", BlackBox.__new__(BlackBox)).__code__
+"""The code of every function that :func:`_recorded` makes."""

@@ -17,7 +17,8 @@ from harness.worlds.handle import Heard, RankHandle
 from harness.worlds.places import is_source
 from harness.worlds.postmortem import End, RanksFailed
 from harness.worlds.ranks import Ranks
-from harness.worlds.watchdog import FIRST_LOOK, Explanation, View
+from harness.worlds.views import View
+from harness.worlds.watchdog import FIRST_LOOK, Explanation
 
 _BUSY_GRACE = 5.0  # seconds that ranks that still compute may go on after another has failed
 _DUMP_WAIT = 5.0  # seconds at most for stacks that a signal handler writes, enough for a busy machine
@@ -356,7 +357,7 @@ class Waiting:
                     standing=doing or end.standing,
                     stack=stack,
                     frames=view.frames,
-                    collectives=postmortem.describe_collectives(view.records, process.box.recent(64)),
+                    collectives=postmortem.describe_collectives(view.known, process.box.recent(64)),
                     output=self._ranks.outputs[process.index].text(),
                     place=end.place if end.place.name else process.place,  # as exact as when its time was converted
                 )

@@ -19,14 +19,13 @@ Which rank is to blame is a different question: :func:`explain` compares what ea
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from harness.worlds.places import DISTRIBUTED, TORCH, WORLDS, in_torch, in_worlds, short_path
+from harness.worlds.views import Record, View
 
 FIRST_LOOK = 0.25
 """Seconds from the start of a run to the first look, and between looks."""
@@ -37,12 +36,6 @@ SETTLE_AFTER_FAILURE = 0.2
 stake."""
 SETTLE_ON_DEVICE = 3.0
 """Seconds for which nothing may change before a deadlock is believed that only :func:`closed` proves."""
-STOPPED_FOR = 1.5
-"""Seconds after which a stopped rank (SIGSTOP) is assumed not to come back."""
-
-MOST_THREADS, MOST_RECORDS, MOST_RECORDERS, MOST_GROUPS = 1000, 400, 4, 2000
-"""The most that a rank's monitor reports (records: from each recorder).  An answer with more than that is not from a
-monitor, and comparing it would take forever."""
 
 _WAITING_PATHS = (DISTRIBUTED, os.path.join(TORCH, "nn", "parallel", "distributed.py"))
 _ENGINE = os.path.join(TORCH, "autograd", "graph.py")
@@ -62,80 +55,6 @@ _SHAPE_MATTERS = {"all_reduce", "broadcast", "reduce", "all_gather", "allgather"
 ENDED = ("returned", "raised", "skipped", "died")
 
 
-@dataclass(frozen=True)
-class Record:
-    """One collective, as the Flight Recorder recorded it."""
-
-    group: str
-    seq: int
-    op: str
-    sizes: tuple[tuple[int, ...], ...] = ()
-    dtypes: tuple[str, ...] = ()
-    done: bool = False
-    p2p: bool = False
-    timeout: float = 0.0
-    """In seconds; 0 if unknown."""
-    time_ns: int = 0
-    """When it was issued, on the monotonic clock."""
-
-    @property
-    def tensors(self) -> str:
-        """``float32[4]`` for the first tensor, with the number of tensors if there are more; empty without tensors."""
-        if not self.sizes:
-            return ""
-        dtype = _DTYPES.get(self.dtypes[0], self.dtypes[0].lower()) if self.dtypes else ""
-        more = f" x{len(self.sizes)}" if len(self.sizes) > 1 else ""
-        return f"{dtype}{list(self.sizes[0])}{more}"
-
-    def __str__(self) -> str:
-        return f"{self.op}({self.tensors})"
-
-
-_DTYPES = {
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Int": "int32",
-    "Long": "int64",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
-    "ComplexFloat": "complex64",
-    "ComplexDouble": "complex128",
-}
-
-
-@dataclass(frozen=True)
-class View:
-    """The facts that are known about one rank at one moment."""
-
-    index: int
-    state: str
-    """``running``, or how it ended: ``returned``, ``raised``, ``skipped``, ``died``."""
-    answered: bool = True
-    """Whether the monitor thread answered; if not, frames and records are unknown."""
-    quiet: bool = False
-    """Whether its main thread slept and it used almost no CPU since the last look."""
-    stopped: bool = False
-    """Whether a signal has stopped it, for at least :data:`STOPPED_FOR` seconds."""
-    frames: tuple[tuple[str, int, str], ...] = ()
-    """(file, line, function) of the main thread, outermost first."""
-    called: str = ""
-    """Source text of the call that the innermost frame is executing."""
-    timeout: float | None = None
-    """The timeout in seconds that a frame of torch.distributed was given, if there is one."""
-    alarm: str = ""
-    """The name of a thread that may act later by itself; empty if there is none."""
-    records: tuple[Record, ...] | None = None
-    """Entries of the Flight Recorder, oldest first; None if there is no recorder."""
-    complete: bool = False
-    """Whether ``records`` has everything that it has issued since the run began, as far as the recorder can tell."""
-    groups: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Names and global ranks of the process groups that it is a member of."""
-
-
 def in_collective(view: View) -> bool:
     """Return whether the main thread is inside a call that issues or waits for a collective."""
     frames = list(view.frames)
@@ -146,7 +65,7 @@ def in_collective(view: View) -> bool:
     file = frames[-1][0]
     if file.startswith(_WAITING_PATHS):
         return True
-    pending = any(not r.done for r in view.records or ())
+    pending = bool(view.outstanding)
     if file == _ENGINE:
         return pending
     return pending and bool(_WAITING_CALL.search(view.called))
@@ -162,7 +81,7 @@ def blocked(view: View, run_timeout: float) -> bool:
     if not (view.answered and view.quiet and in_collective(view)) or view.alarm:
         return False
     own = [view.timeout] if view.timeout else []
-    own += [r.timeout for r in view.records or () if not r.done and r.timeout]
+    own += [r.timeout for r in view.outstanding if r.timeout]
     return not any(t < run_timeout for t in own)
 
 
@@ -201,10 +120,9 @@ def closed(views: Sequence[View], run_timeout: float) -> bool:
         if view.state in ENDED:
             continue
         members = dict(view.groups)
-        outstanding = [r for r in view.records or () if not r.done]
-        if not (view.complete and outstanding) or any(r.p2p for r in outstanding):
+        if not (view.complete and view.outstanding) or any(r.p2p for r in view.outstanding):
             return False
-        for record in outstanding:
+        for record in view.outstanding:
             if not any(_lacks(by_index.get(m), record) for m in members.get(record.group, ())):
                 return False
     return True
@@ -214,6 +132,8 @@ def _lacks(view: View | None, record: Record) -> bool:
     """Return whether a member of the group is known not to have issued a collective."""
     if view is None or not view.records or not view.complete:
         return False
+    if view.issuing and view.issuing.group == record.group:
+        return False  # it may be this one
     return all(r.seq < record.seq for r in view.records if r.group == record.group and not r.p2p)
 
 
@@ -297,14 +217,15 @@ def _explain_group(
     """Explain the first collective of a group that can't complete; adds a sort key (mismatches before absences)."""
     by_index = {v.index: v for v in views}
     known = [by_index[m] for m in members if m in by_index and by_index[m].records is not None]
-    issued = {v.index: {r.seq: r for r in v.records or () if r.group == group and not r.p2p} for v in known}
+    issued = {v.index: {r.seq: r for r in v.known if r.group == group and not r.p2p} for v in known}
     pending = sorted({r.seq for records in issued.values() for r in records.values() if not r.done})
     label = "the default group" if group == "0" else f"group {group!r} {list(members)}"
     for seq in pending:
         have = {i: records[seq] for i, records in issued.items() if seq in records}
         kinds: dict[object, list[int]] = {}
         for i, record in have.items():
-            kinds.setdefault(_signature(record), []).append(i)
+            if record is not by_index[i].issuing:  # recorders have their own words
+                kinds.setdefault(_signature(record), []).append(i)
         if len(kinds) > 1:
             sides = sorted(kinds.values(), key=lambda ranks: (-len(ranks), ranks))
             issuers = ", ".join(f"{_ranks(side)} {_has(side)} {have[side[0]]}" for side in sides)
@@ -356,9 +277,8 @@ def has_ended(view: View) -> str:
 
 def standing(view: View) -> str:
     """Describe where a live rank is: ``in all_reduce(float32[4]) at file:12``."""
-    pending = [r for r in view.records or () if not r.done]
-    if in_collective(view) and pending:
-        names = ", ".join(str(r) for r in pending[:3])
+    if in_collective(view) and view.outstanding:
+        names = ", ".join(str(r) for r in view.outstanding[:3])
         return f"in {names}{location(view)}"
     inner = view.frames[-1][2] if view.frames else "?"
     return f"in {inner}{location(view)}"
@@ -376,58 +296,3 @@ def user_frame(frames: Sequence[tuple[str, int, str]]) -> tuple[str, int, str] |
         if not in_torch(frame[0]) and not in_worlds(frame[0]) and frame[0] != "<string>":
             return frame
     return None
-
-
-def view_of(
-    index: int, snapshot: Mapping[str, object] | None, *, quiet: bool, stopped: bool, alarm_of: Mapping[int, bool]
-) -> View:
-    """Build a live rank's view from its monitor's answer.
-
-    ``alarm_of``: by the kernel's id of a thread, whether it may wake up by itself.  Missing threads may, except the
-    main thread.
-    """
-    unknown = View(index, "running", answered=False, quiet=quiet, stopped=stopped)
-    if not isinstance(snapshot, Mapping):
-        return unknown
-    try:
-        known = _read_snapshot(snapshot, alarm_of)
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-        return unknown  # this is not a monitor's answer
-    return dataclasses.replace(known, index=index, quiet=quiet, stopped=stopped)
-
-
-def _read_snapshot(snapshot: Mapping[str, Any], alarm_of: Mapping[int, bool]) -> View:
-    frames: tuple[tuple[str, int, str], ...] = ()
-    called, timeout, alarm = "", None, ""
-    told = (snapshot["threads"], snapshot.get("records") or (), snapshot.get("groups") or ())
-    limits = (MOST_THREADS, MOST_RECORDERS * MOST_RECORDS, MOST_GROUPS)
-    if any(len(each) > most for each, most in zip(told, limits, strict=True)):
-        raise ValueError("more than a monitor tells")
-    for thread in snapshot["threads"]:
-        own = tuple((str(file), int(line), str(function)) for file, line, function in thread["frames"])
-        if thread["main"]:
-            frames, called = own, str(thread["called"])
-            timeout = None if thread["timeout"] is None else float(thread["timeout"])
-            if alarm_of.get(thread["native"], False):
-                alarm = "the main thread"
-        elif alarm_of.get(thread["native"], True):
-            alarm = str(thread["name"]) or "a thread without a name"
-    raw = snapshot.get("records")
-    records = None if raw is None else tuple(_read_record(r) for r in raw)
-    complete = snapshot.get("complete") is True
-    groups = tuple((str(k), tuple(map(int, v))) for k, v in (snapshot.get("groups") or {}).items())
-    return View(0, "running", True, False, False, frames, called, timeout, alarm, records, complete, groups)
-
-
-def _read_record(raw: Mapping[str, Any]) -> Record:
-    return Record(
-        str(raw["group"]),
-        int(raw["seq"] or 0),
-        str(raw["op"]),
-        tuple(tuple(map(int, size)) for size in raw["sizes"]),
-        tuple(map(str, raw["dtypes"])),
-        bool(raw["done"]),
-        bool(raw["p2p"]),
-        float(raw["timeout_s"]),
-        int(raw["time_ns"]),
-    )

@@ -25,6 +25,7 @@ from harness.worlds.evidence import describe_exception
 from harness.worlds.local import LocalLauncher
 from harness.worlds.local_rank import LocalRank
 from harness.worlds.postmortem import End, RanksFailed
+from harness.worlds.views import view_of
 
 REPORT = describe_exception(ValueError("boom"))
 ANSWERS = [
@@ -166,9 +167,7 @@ SNAPSHOT = st.fixed_dictionaries(
 def check_snapshots(found: list[Any]) -> None:
     """What is made of ranks' snapshots ends in time, without an error, with a text that can be shown."""
     texts = [json.dumps(each) for each in found]
-    views = [
-        watchdog.view_of(i, json.loads(text), quiet=True, stopped=False, alarm_of={}) for i, text in enumerate(texts)
-    ]
+    views = [view_of(i, json.loads(text), quiet=True, stopped=False, alarm_of={}) for i, text in enumerate(texts)]
     watchdog.deadlocked(views, 60.0)
     watchdog.progress(views)
     explanation = watchdog.explain(views)
@@ -210,7 +209,7 @@ def test_more_than_a_monitor_tells(what: str) -> None:
     """Lists that are longer than any monitor's are not gone through."""
     found: dict[str, Any] = {"threads": [], "records": [], "groups": {}}
     found[what] = {str(i): [] for i in range(100_000)} if what == "groups" else [{}] * 100_000
-    assert not watchdog.view_of(0, found, quiet=True, stopped=False, alarm_of={}).answered
+    assert not view_of(0, found, quiet=True, stopped=False, alarm_of={}).answered
 
 
 @pytest.fixture

@@ -29,7 +29,8 @@ from harness.worlds.postmortem import (
     stack_text,
     verdict_of,
 )
-from harness.worlds.watchdog import Explanation, Record
+from harness.worlds.views import Record
+from harness.worlds.watchdog import Explanation
 
 KILLED = Exit(int(signal.SIGKILL), 0)
 CLOSED = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -61,12 +64,13 @@ class FakeBox:
     def entry(self, *texts: str) -> tuple[str, ...]:
         return texts
 
-    def write(self, entry: tuple[str, ...]) -> None:
+    def write(self, entry: tuple[str, ...]) -> int:
         self.written.append(entry)
+        return time.monotonic_ns()
 
 
 class FullBox(FakeBox):
-    def write(self, entry: tuple[str, ...]) -> None:
+    def write(self, entry: tuple[str, ...]) -> int:
         raise ValueError("no room")
 
 
@@ -99,3 +103,29 @@ def test_calls_that_differ() -> None:
     for tensor in (torch.zeros(3), torch.zeros(3), torch.zeros(4), torch.zeros(3, dtype=torch.int8)):
         method(FakeGroup(), [tensor])
     assert [texts[1] for texts in box.written] == ["float32[3]", "float32[3]", "float32[4]", "int8[3]"]
+
+
+def test_issuing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread sees which collective a rank is in the middle of issuing."""
+    entered, leave = threading.Event(), threading.Event()
+
+    class Connecting(FakeGroup):
+        def allreduce(self, tensors: Any) -> str:
+            entered.set()
+            leave.wait(30)
+            return "work"
+
+    box, before = FakeBox(), time.monotonic_ns()
+    monkeypatch.setattr(Connecting, "allreduce", recorder._recorded(Connecting.allreduce, "all_reduce", box))  # type: ignore[arg-type]
+    thread = threading.Thread(target=lambda: Connecting().allreduce([torch.zeros(2, 3)]), name="rank")
+    thread.start()
+    entered.wait(30)
+    frames, frame = [], sys._current_frames()[thread.ident or 0]
+    while frame is not None:
+        frames.append(recorder.issuing(frame))
+        frame = frame.f_back
+    leave.set()
+    thread.join()
+    (found,) = [each for each in frames if each]
+    assert before < found.pop("time_ns") < time.monotonic_ns()
+    assert found == {"group": "0", "op": "all_reduce", "sizes": [[2, 3]], "dtypes": ["float32"], "p2p": False}

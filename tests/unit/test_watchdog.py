@@ -13,18 +13,8 @@ from hypothesis import strategies as st
 
 from harness.worlds import watchdog
 from harness.worlds.places import TORCH, WORLDS
-from harness.worlds.watchdog import (
-    Record,
-    View,
-    blocked,
-    closed,
-    deadlocked,
-    explain,
-    in_collective,
-    progress,
-    suspect,
-    view_of,
-)
+from harness.worlds.views import Record, View, view_of
+from harness.worlds.watchdog import blocked, closed, deadlocked, explain, in_collective, progress, suspect
 
 RUN_TIMEOUT = 60.0
 TEST = ("/repo/tests/test_x.py", 12, "body")
@@ -235,6 +225,32 @@ class TestClosed:
         circle = [on_device(0, record()), on_device(1, SIDE)]
         assert closed([*circle, waits], RUN_TIMEOUT)
         assert not closed([*circle, dataclasses.replace(waits, complete=False)], RUN_TIMEOUT)
+
+    def test_circle_on_groups_that_connect(self) -> None:
+        """A collective that is still being issued waits like one that a recorder has."""
+        first = [on_device(0, done(record()), issuing=SIDE), on_device(1, done(record()), issuing=record(2))]
+        assert closed(first, RUN_TIMEOUT)
+        assert "rank 0 waits in all_reduce(float32[4]), collective 1 of group 'side' [0, 1]" in explain(first).headline
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            pytest.param({"issuing": SIDE}, id="the same"),
+            pytest.param({"issuing": record(7, group="side")}, id="of the same group"),
+            pytest.param({"issuing": record(2, op="send", p2p=True)}, id="a message"),
+            pytest.param({"records": ()}, id="nothing recorded"),
+        ],
+    )
+    def test_issuing_proves_nothing(self, other: dict[str, Any]) -> None:
+        """Ranks that connect the same group may get on, and a recorder without records may be off."""
+        waits = on_device(0, done(record()), issuing=SIDE)
+        found = dataclasses.replace(on_device(1, done(record()), issuing=record(2)), **other)
+        assert not closed([waits, found], RUN_TIMEOUT)
+
+    def test_recorders_have_their_own_words(self) -> None:
+        """One that is being issued is never said to differ from what a recorder has."""
+        views = [on_device(0, record(op="_allgather_base")), on_device(1, issuing=record(op="all_gather_into_tensor"))]
+        assert "differs" not in explain(views).headline
 
     def test_same_collective(self) -> None:
         """What both have issued may complete at any time."""
@@ -503,6 +519,18 @@ class TestViewOf:
         """Records are complete only if the monitor says so, in so many words."""
         assert seen(snapshot(complete=said)).complete is known
 
+    @pytest.mark.parametrize(
+        ("issued_ns", "expected"), [(5 + 2_000_000, record(2, dtypes=("float32",))), (5, None), (400_000, None)]
+    )
+    def test_issuing(self, issued_ns: int, expected: Record | None) -> None:
+        """A collective that is being issued gets its number, unless a recorder may have it already."""
+        raw = {"group": "0", "op": "all_reduce", "sizes": [[4]], "dtypes": ["float32"], "p2p": False}
+        found = snapshot()
+        found["threads"][0]["issuing"] = {**raw, "time_ns": issued_ns}
+        if expected is not None:
+            expected = dataclasses.replace(expected, time_ns=issued_ns)
+        assert seen(found).issuing == expected
+
     def test_what_a_monitor_says(self) -> None:
         """What the monitor of this very process says can be read."""
         from harness.worlds import monitor
@@ -545,6 +573,8 @@ class TestViewOf:
             snapshot(threads=[thread(frames=7)]),
             snapshot(threads=[thread(native=[])]),
             snapshot(threads=[thread(main=True, timeout="soon")]),
+            snapshot(threads=[thread(main=True, issuing=7)]),
+            snapshot(threads=[thread(main=True, issuing={"group": "0"})]),
             snapshot(records=7),
             snapshot(records=[{}]),
             snapshot(records=[None]),
@@ -582,6 +612,8 @@ class TestViewOf:
             return data.draw(anything)
 
         whole = snapshot()
+        raw = {"group": "side", "op": "all_reduce", "sizes": [[4]], "dtypes": [], "p2p": False, "time_ns": 9}
+        whole["threads"][0]["issuing"] = raw
         whole["threads"].append(thread())
         views = [dataclasses.replace(seen(damaged(whole)), index=i) for i in range(2)]
         deadlocked(views, RUN_TIMEOUT)

@@ -257,7 +257,7 @@ CIRCLE = """
     def body(rank):
         side = dist.new_group([0, 1])
         tensor = torch.ones(2, device=rank.device)
-        for group in (dist.group.WORLD, side):
+        for group in (dist.group.WORLD, side)[:{used}]:
             dist.all_reduce(tensor, group=group)
         torch.accelerator.synchronize()
         dist.all_reduce(tensor, group=side if rank.index else dist.group.WORLD)
@@ -273,21 +273,25 @@ CIRCLE = """
         print(e.verdict, e.culprits, sorted(line.partition(" at ")[0] for end in e.ends for line in end.collectives))
     pool.close()
 """
-"""Two ranks that wait for one another on two groups, each in a call that waits for its device."""
+"""Two ranks that wait for one another on two groups, of which the first ``used`` are connected."""
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(200)
-def test_deadlock_is_proven(sim: Sim, tmp_path: Path) -> None:
-    """Two ranks that wait for one another on two groups are proven to be deadlocked, long before their timeout."""
+@pytest.mark.parametrize("used", [1, 2])
+def test_deadlock_is_proven(sim: Sim, tmp_path: Path, used: int) -> None:
+    """Two ranks that wait for one another on two groups are proven to be deadlocked, long before their timeout.
+
+    A group that was not used yet connects, and has no record of the collective that it waits in.
+    """
     script = tmp_path / "circle.py"  # the watchdog reads the call that a rank is in from the source
-    script.write_text(textwrap.dedent(CIRCLE))
+    script.write_text(textwrap.dedent(CIRCLE).replace("{used}", str(used)))
     done = sim.environment.run(str(script), timeout=180, PYTHONPATH=str(ROOT))
     headline, evidence = done.stdout.splitlines()
     assert headline.startswith("deadlock: rank 0 waits in all_reduce(float32[2]), collective 2 of the default group")
-    ended = [f"all_reduce(float32[2]) #1 on group {group}: ended" for group in (0, 0, 1, 1)]
-    waiting = [f"all_reduce(float32[2]) #2 on group {group}: NOT DONE" for group in (0, 1)]
-    assert evidence == f"hung (1,) {ended + waiting}"
+    ended = [f"all_reduce(float32[2]) #1 on group {group}: ended" for group in (0, 0, 1, 1)[: 2 * used]]
+    waiting = ["all_reduce(float32[2]) #2 on group 0: NOT DONE", f"all_reduce(float32[2]) #{used} on group 1: NOT DONE"]
+    assert evidence == f"hung (1,) {sorted(ended + waiting)}"
 
 
 @pytest.mark.nightly
