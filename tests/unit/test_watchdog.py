@@ -460,6 +460,13 @@ class TestWhere:
         """A rank stands where the user's code called into torch, not in torch nor in our loop."""
         assert watchdog.user_frame((LOOP, TEST, DIST, RECORDER)) == TEST
 
+    def test_backend_in_python(self) -> None:
+        """Below a call that issues a collective is the code of a backend, and no user's."""
+        frames = (LOOP, TEST, DIST, RECORDER, ("/lib/vendor/collectives.py", 23, "connect"))
+        assert watchdog.user_frame(frames) == TEST
+        assert in_collective(view(0, frames=frames, issuing=record()))
+        assert not in_collective(view(0, frames=frames))
+
     def test_project_in_a_folder_called_torch(self) -> None:
         """A user's project may lie below a folder called torch, or torch/distributed: it is the user's all the same."""
         mine = ("/projects/torch/distributed/test_x.py", 3, "body")

@@ -278,20 +278,26 @@ CIRCLE = """
 
 @pytest.mark.nightly
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("used", [1, 2])
-def test_deadlock_is_proven(sim: Sim, tmp_path: Path, used: int) -> None:
+@pytest.mark.parametrize(
+    ("used", "waits", "culprit"),
+    [
+        (1, "rank 1 waits in all_reduce(float32[2]), collective 1 of group '1' [0, 1]", 0),
+        (2, "rank 0 waits in all_reduce(float32[2]), collective 2 of the default group", 1),
+    ],
+)
+def test_deadlock_is_proven(sim: Sim, tmp_path: Path, used: int, waits: str, culprit: int) -> None:
     """Two ranks that wait for one another on two groups are proven to be deadlocked, long before their timeout.
 
-    A group that was not used yet connects, and has no record of the collective that it waits in.
+    A rank in a group that was not used yet connects it, and no recorder has the collective in which it waits.
     """
     script = tmp_path / "circle.py"  # the watchdog reads the call that a rank is in from the source
     script.write_text(textwrap.dedent(CIRCLE).replace("{used}", str(used)))
-    done = sim.environment.run(str(script), timeout=180, PYTHONPATH=str(ROOT))
+    done = sim.environment.run(str(script), timeout=180, PYTHONPATH=str(ROOT), SIM_CONNECT="caller")
     headline, evidence = done.stdout.splitlines()
-    assert headline.startswith("deadlock: rank 0 waits in all_reduce(float32[2]), collective 2 of the default group")
+    assert headline.startswith(f"deadlock: {waits} at {script}:")
     ended = [f"all_reduce(float32[2]) #1 on group {group}: ended" for group in (0, 0, 1, 1)[: 2 * used]]
     waiting = ["all_reduce(float32[2]) #2 on group 0: NOT DONE", f"all_reduce(float32[2]) #{used} on group 1: NOT DONE"]
-    assert evidence == f"hung (1,) {sorted(ended + waiting)}"
+    assert evidence == f"hung ({culprit},) {sorted(ended + waiting)}"
 
 
 @pytest.mark.nightly
