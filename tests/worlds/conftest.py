@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 import time
@@ -13,13 +14,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Pool, Rank, World
+from harness import Pool, Rank, World, WorldSpec
+from harness.worlds.local import LocalLauncher
 
 
 def _files() -> set[str]:
     """Shared memory, and what we would leave among temporary files."""
     names = os.listdir(tempfile.gettempdir())
-    others = ("concord-leases", "concord-audit", "PostgreSQL.")  # an audit or a database of another worker
+    # Those of another worker's tests: audits, what agents execute, databases.
+    others = ("concord-leases", "concord-audit", "concord-errand", "PostgreSQL.")
     ours = {n for n in names if n.startswith("concord") and not n.startswith(others)}
     return {*(n for n in os.listdir("/dev/shm") if not n.startswith(others)), *ours}
 
@@ -57,6 +60,17 @@ def all_gone(pids: list[int], within: float = 60.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _started_as_asked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With ``--rank-start``, worlds and launchers that tests make by hand start their ranks in that way, too."""
+    start = request.config.getoption("rank_start")
+    with pytest.MonkeyPatch.context() as patch:
+        if start:
+            for kind, method in ((WorldSpec, "__init__"), (LocalLauncher, "__init__"), (Pool, "launcher")):
+                patch.setattr(kind, method, functools.partialmethod(getattr(kind, method), start=start))
+        yield
 
 
 @pytest.fixture(autouse=True)
