@@ -35,7 +35,8 @@ from harness.audit.records import (
     equivalents,
 )
 from harness.audit.relevance import Relevance
-from harness.audit.workers import Place, Workers
+from harness.audit.workers import Workers
+from harness.cluster.elsewhere import Place
 from harness.provenance import environment
 from harness.redaction import current, redacted_arguments
 from harness.requirements import stack_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -18,24 +17,12 @@ from typing import Any
 
 from harness.audit import worker
 from harness.audit.records import AuditError
+from harness.cluster.elsewhere import Place, started_there
 from harness.cluster.errands import FOLDER, HOST_LOST, REFUSED, SOCKET
 from harness.results import FREE_SEED
 from harness.safe_io.shown import printable
 
 _ENDING = 20.0
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a process of an audit runs."""
-
-    agent: tuple[str, int] | None = None
-    """The address of the agent on its host; None: here."""
-    key: str = field(default="", repr=False)
-    """The key of the agent's session."""
-
-    def __str__(self) -> str:
-        return f"the host of the agent at {self.agent[0]} port {self.agent[1]}" if self.agent else "this machine"
 
 
 @dataclass
@@ -118,17 +105,9 @@ class Workers:
         if place.agent is None:
             command = [sys.executable, *arguments]
             return subprocess.Popen(command, cwd=self._root, env={**environment, **own}, stdout=log, stderr=log)
-        host, port = place.agent
-        stands = [sys.executable, "-m", "harness.cluster.errand", host, str(port), str(self._root), json.dumps(own)]
-        command = [*stands, str(self._listener.address), *arguments]
-        popen = subprocess.Popen(
-            command, cwd=self._root, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log
-        )
-        assert popen.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
-            popen.stdin.write(place.key.encode())
-            popen.stdin.close()
-        return popen
+        stream = str(self._listener.address)
+        how = {"env": environment, "stdout": log, "stderr": log}
+        return started_there(place, arguments, cwd=self._root, variables=own, stream=stream, **how)
 
     def _accepted(self, popen: subprocess.Popen[bytes], place: Place) -> Connection:
         listening: Any = self._listener

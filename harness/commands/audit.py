@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from harness.cluster.elsewhere import Place
+from harness.commands import hosts
+from harness.commands.hosts import KeyFile, Where
 from harness.commands.refusing import refusing
 from harness.devices import cores
 from harness.faults import CLASSES, COMPONENTS, catalog
 from harness.safe_io.writing import write_whole
 from harness.subjects import STACKS
-
-if TYPE_CHECKING:
-    from harness.audit.workers import Place
 
 Components = Annotated[list[str] | None, typer.Argument(help="Components to include. Default: all.")]
 Processes = Annotated[
@@ -30,19 +29,10 @@ Processes = Annotated[
     typer.Option(help="Number of pytest processes. 0: one a core, at most 8 here and 32 on agents' hosts.", min=0),
 ]
 Subject = Annotated[str, typer.Option(help="Subject whose implementation runs and is mutated: torch or reference.")]
-Where = Annotated[
-    str | None,
-    typer.Option(
-        "--launcher",
-        help="Where processes run. local: on this machine; agents=HOST:PORT,...: on the hosts of these agents; ray, "
-        "slurm: as for pytest's --launcher.",
-    ),
-]
-KeyFile = Annotated[Path | None, typer.Option("--agents-key", help="File of the key with which agents were started.")]
 State = Annotated[Path, typer.Option(help="Folder of the journals from which an interrupted audit continues.")]
 
 STATE = Path("reports/out/audit")
-_MOST, _MOST_REMOTE = 8, 32
+_MOST, _MOST_ELSEWHERE = 8, 32
 """The most processes, if no number is given: on this machine, and on others."""
 
 
@@ -205,22 +195,9 @@ def _root() -> Path:
 @contextlib.contextmanager
 def _places(launcher: str | None, key_file: Path | None, count: int) -> Iterator[Sequence[Place]]:
     """Yield the place of each process: here, or on the hosts of agents in turn.  Errors: ValueError."""
-    from harness.audit.workers import Place
-    from harness.cluster.torchrun import LAUNCHER
-
-    asked = launcher or os.environ.get(LAUNCHER) or "local"
-    if asked == "local":
-        yield [Place()] * (count or min(_MOST, cores()))
-        return
-    from harness.cluster.host import HostRefused
-    from harness.cluster.launcher import check
-    from harness.cluster.starting import cluster_of
-
-    with contextlib.ExitStack() as stack:
-        try:
-            cluster = cluster_of(asked, str(key_file or ""), stack.callback)
-            found = check(cluster)
-        except (ValueError, HostRefused) as e:
-            raise ValueError(f"--launcher {asked}: {e}") from None
-        agents = itertools.cycle(cluster.agents)
-        yield [Place(next(agents), str(cluster.key)) for _ in range(count or min(_MOST_REMOTE, len(found.slots)))]
+    with hosts.agents(launcher, key_file) as found:
+        if found is None:
+            yield [Place()] * (count or min(_MOST, cores()))
+            return
+        turns = itertools.cycle(found.places)
+        yield [next(turns) for _ in range(count or min(_MOST_ELSEWHERE, found.slots))]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +13,16 @@ import msgspec
 import typer
 from rich.console import Console
 
+from harness.cluster.elsewhere import Place
+from harness.commands import hosts
+from harness.commands.hosts import KeyFile, Where
 from harness.commands.outputs import appended
 from harness.commands.refusing import bad, refusing
 from harness.provenance import suite_hash
 from harness.safe_io.writing import own_folder, write_whole
 from harness.versions import sessions
 from harness.versions.environments import Environment, checkout, environment
-from harness.versions.sessions import Session
+from harness.versions.sessions import HostGone, Session
 from reports import versions as reporting
 
 OUT = Path("reports/out/versions")
@@ -32,6 +37,8 @@ def versions(
     env: Annotated[
         list[Path] | None, typer.Option(help="Environment: a virtual environment's folder, or a Python. Repeatable.")
     ] = None,
+    launcher: Where = None,
+    agents_key: KeyFile = None,
     out: Annotated[Path, typer.Option(help="Folder for results, from which an interrupted call continues.")] = OUT,
     json: Annotated[Path | None, typer.Option(help="Write the comparison to this file as JSON.")] = None,
     markdown: Annotated[
@@ -42,7 +49,8 @@ def versions(
 
     Run it where the suites are. The harness and the suites are those of this folder in every environment. Environments
     with whole results of the same suites and arguments are not run again. Exits with 1 if a test ends badly or a
-    session is not whole.
+    session is not whole. With agents, each host runs one environment at a time; hosts must share this folder and the
+    environments.
     """
     with refusing(ValueError, OSError):
         root = checkout(Path.cwd())
@@ -51,20 +59,14 @@ def versions(
         own_folder(root / out)
         identity = sessions.digest(root, chosen)
     console = Console()
-    found = []
-    for number, each in enumerate(environments, 1):
-        folder = sessions.kept_in(root / out, each, identity)
-        whole = sessions.look(each, folder, suite_hash(root)).whole
-        typer.echo(
-            f"--- {number} of {len(environments)}: torch {each.torch} ({each.folder})"
-            + (": whole already" if whole else f": {folder}")
-        )
-        with refusing(OSError):
-            try:
-                found.append(sessions.run(each, root, chosen, folder, lambda text: typer.echo(text, nl=False)))
-            except KeyboardInterrupt:
-                typer.echo("\ninterrupted; the same command continues", err=True)
-                raise typer.Exit(130) from None
+    with refusing(ValueError, OSError), hosts.agents(launcher, agents_key) as elsewhere:
+        places = elsewhere.places if elsewhere else [Place()]
+        folders = [sessions.kept_in(root / out, each, identity) for each in environments]
+        try:
+            found = _everywhere(environments, folders, root, chosen, places)
+        except KeyboardInterrupt:
+            typer.echo("\ninterrupted; the same command continues", err=True)
+            raise typer.Exit(130) from None
     compared = reporting.compared(columns(found))
     reporting.show(compared, console)
     with refusing(OSError):
@@ -73,6 +75,52 @@ def versions(
         if markdown is not None:
             appended(markdown, reporting.markdown(compared).encode(errors="replace"))
     raise typer.Exit(1 if compared.bad or any(session.status for session in found) else 0)
+
+
+def _everywhere(
+    environments: Sequence[Environment],
+    folders: Sequence[Path],
+    root: Path,
+    chosen: Sequence[str],
+    places: Sequence[Place],
+) -> list[Session]:
+    """Run the session of each environment, as many at a time as there are places.
+
+    What a host that goes had in flight is done by the others. Errors: OSError; ValueError if no host is left.
+    """
+    suite, count = suite_hash(root), len(environments)
+    waiting, free = deque(range(count)), deque(places)
+    found: dict[int, Session] = {}
+    running: dict[Future[Session], tuple[int, Place]] = {}
+
+    def say(number: int, text: str) -> None:
+        named = f"[{environments[number].torch}] " if len(places) > 1 else ""
+        typer.echo(f"{named}{text}", nl=False)
+
+    with ThreadPoolExecutor(len(places)) as threads:
+        while waiting or running:
+            while waiting and free:
+                number, place = waiting.popleft(), free.popleft()
+                each, folder = environments[number], folders[number]
+                whole = sessions.look(each, folder, suite).whole
+                where = f" on {place}" if place.agent and not whole else ""
+                typer.echo(
+                    f"--- {number + 1} of {count}: torch {each.torch} ({each.folder}){where}"
+                    + (": whole already" if whole else f": {folder}")
+                )
+                told = partial(say, number)
+                running[threads.submit(sessions.run, each, root, chosen, folder, told, place)] = number, place
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                number, place = running.pop(done)
+                try:
+                    found[number] = done.result()
+                    free.append(place)
+                except HostGone as e:
+                    typer.echo(f"concord versions: {e}", err=True)
+                    waiting.append(number)
+            if waiting and not running and not free:
+                raise ValueError("no host is left; what was done is kept, and the same command continues")
+    return [found[number] for number in range(count)]
 
 
 def _ordered(environments: Sequence[Environment]) -> list[Environment]:

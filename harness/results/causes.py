@@ -130,6 +130,15 @@ class HostLacks(_Cause, frozen=True, tag="host-lacks"):
         return f"{self.what}: the host has none"
 
 
+class HostsLack(_Cause, frozen=True, tag="hosts-lack"):
+    """The hosts of the test's world do not have what it is about; only the test can know."""
+
+    what: Words
+
+    def __str__(self) -> str:
+        return f"the hosts have no {self.what}"
+
+
 class TorchLacks(_Cause, frozen=True, tag="torch-lacks"):
     """The installed torch has no such function, class or argument; only the test can know."""
 
@@ -149,6 +158,7 @@ Cause = (
     | NoStack
     | NoDevice
     | HostLacks
+    | HostsLack
     | TorchLacks
 )
 
@@ -162,6 +172,7 @@ CAUSES: tuple[type[Cause], ...] = (
     NoStack,
     NoDevice,
     HostLacks,
+    HostsLack,
     TorchLacks,
 )
 

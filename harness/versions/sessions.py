@@ -12,7 +12,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from harness.cluster.elsewhere import Place, started_there
+from harness.cluster.errands import HOST_LOST, REFUSED
 from harness.provenance import suite_hash
 from harness.redaction import Redactor, recorded
 from harness.results import ResultsError, TestResult, read
@@ -27,7 +30,14 @@ RUN = "run"
 _FINISHED = (0, 1)
 """Exit statuses of a pytest session that ran what it collected: all passed, or some failed."""
 _SUFFIXES = (".py", ".json", ".toml")
+_OF_PYTHON = ("PYTHONPATH", "PATH", "VIRTUAL_ENV")
+"""Variables with which an environment finds its modules, on another host, too."""
+HERE = Place()
 _LAST = 60.0  # seconds that an interrupted session has to write its results
+
+
+class HostGone(Exception):
+    """The error for a session whose host has gone, or can't be used; it says which."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +117,14 @@ def look(environment: Environment, folder: Path, suite: str) -> Session:
     return Session(environment, folder, status, tests, results, problem)
 
 
-def run(environment: Environment, root: Path, arguments: Sequence[str], folder: Path, say: Say) -> Session:
+def run(
+    environment: Environment, root: Path, arguments: Sequence[str], folder: Path, say: Say, place: Place = HERE
+) -> Session:
     """Run the tests that have no result in the folder yet, and return the session with all of them.
 
-    ``say``: takes each line of pytest's output, without credentials. ``log.txt`` in the folder has them, too. Errors:
-    OSError; KeyboardInterrupt, after pytest has written what it has.
+    ``say``: takes each line of pytest's output, without credentials. ``log.txt`` in the folder has them, too;
+    ``place``: where it runs. Another host must have the same tree and environment in the same folders, and see what is
+    written there. Errors: OSError; KeyboardInterrupt, after pytest has written what it has; :class:`HostGone`.
     """
     suite = suite_hash(root)
     before = look(environment, folder, suite)
@@ -119,10 +132,13 @@ def run(environment: Environment, root: Path, arguments: Sequence[str], folder: 
         return before
     own_folder(folder)
     into = new_folder(folder / RUN)
-    command = [str(environment.python), "-m", "pytest", *arguments, *_without_done(before, folder)]
-    command += ["--concord-results", str(into), "-o", f"cache_dir={folder / 'cache'}"]
+    options = ["-m", "pytest", *arguments, *_without_done(before, folder)]
+    options += ["--concord-results", str(into), "-o", f"cache_dir={folder / 'cache'}"]
     log = folder / "log.txt"
-    status = streamed(command, root, variables(environment.python, root), log, say)
+    env = variables(environment.python, root)
+    status = streamed([str(environment.python), *options], root, env, log, say, place)
+    if place.agent and status in (HOST_LOST, REFUSED):
+        raise HostGone(f"{place} has gone or can't be used, see {log}")
     after = look(environment, folder, suite)
     if after.whole:
         return after
@@ -146,25 +162,28 @@ def _without_done(before: Session, folder: Path) -> list[str]:
     return [f"@{file}"]
 
 
-def streamed(command: Sequence[str], root: Path, env: dict[str, str] | None, log: Path, say: Say) -> int:
+def _begun(
+    command: Sequence[str], root: Path, env: dict[str, str] | None, place: Place, how: dict[str, Any]
+) -> subprocess.Popen[str]:
+    if place.agent is None:
+        return subprocess.Popen(command, cwd=root, env=env, stdin=subprocess.DEVNULL, **how)
+    settings = {name: value for name, value in (env or {}).items() if name in _OF_PYTHON or recorded(name, value)}
+    return started_there(place, command[1:], cwd=root, variables=settings, python=Path(command[0]), **how)
+
+
+def streamed(
+    command: Sequence[str], root: Path, env: dict[str, str] | None, log: Path, say: Say, place: Place = HERE
+) -> int:
     """Run a command, pass its output on line by line and append it to a log, without credentials.
 
-    Returns its exit status. Errors: OSError.
+    ``place``: where; on another host, the command must begin with a Python. Returns its exit status. Errors: OSError.
     """
     without = Redactor({**os.environ, **(env or {})}, sys.argv[1:])
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
-        with subprocess.Popen(
-            command,
-            cwd=root,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as process:
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+        with _begun(command, root, env, place, how) as process:
             assert process.stdout is not None
             try:
                 for text in map(without, process.stdout):

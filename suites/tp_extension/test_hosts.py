@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,8 +16,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictCon
 from torch.distributed.tensor.parallel import parallelize_module
 
 from fixtures.models import TwoLayers, batch
-from harness import Rank, World, assert_on_ranks, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement, unsupported
 from harness.oracles.baseline import Step, assert_same_training, train
+from harness.results import HostsLack
 from harness.stacks import tp_extension
 
 STEPS, ROWS_PER_PART = 3, 2
@@ -130,3 +132,54 @@ def saved_and_loaded(rank: Rank, tensor: str) -> list[bool]:
 def test_checkpoint_of_each_host(world: World, tensor: str) -> None:
     """Every host has a folder of its own; the model is trained between saving and loading."""
     assert_on_ranks([[True, True]] * 4, world.run(saved_and_loaded, tensor))
+
+
+def shared_folder(rank: Rank, parent: str) -> tuple[str, bool]:
+    """Return a new folder that the first rank has made, and whether this rank sees it."""
+    told = dist.PrefixStore("shared folder", rank.store)
+    if rank.index == 0:
+        try:
+            told.set("folder", tempfile.mkdtemp(prefix=".concord-", dir=parent))
+        except OSError:
+            told.set("folder", "")
+    folder = told.get("folder").decode()
+    return folder, bool(folder) and Path(folder).is_dir()
+
+
+def saved_and_loaded_elsewhere(rank: Rank, folder: str) -> list[dict[str, torch.Tensor]]:
+    """Save what is tensor parallel within hosts, and load it into what is tensor parallel across them."""
+    (first, part), (second, _) = placed(rank, "within"), placed(rank, "across")
+    saved, loaded = sharded(rank, first), sharded(rank, second)
+    config = ShardedStateDictConfig(offload_to_cpu=True)
+    train(saved, [batch(2 * ROWS_PER_PART, 0).part(part, 2)], scale=2)
+    with FullyShardedDataParallel.state_dict_type(saved, StateDictType.SHARDED_STATE_DICT, config):
+        checkpoint.save(saved.state_dict(), checkpoint_id=folder)
+    before = tp_extension.parameters(loaded)
+    with FullyShardedDataParallel.state_dict_type(loaded, StateDictType.SHARDED_STATE_DICT, config):
+        state = loaded.state_dict()
+        checkpoint.load(state, checkpoint_id=folder)
+        loaded.load_state_dict(state)
+    return [tp_extension.parameters(saved), before, tp_extension.parameters(loaded)]
+
+
+@requirement(
+    "TP-HOST-04",
+    "On a file system that hosts share, a sharded state that all ranks saved loads into a model that is tensor "
+    "parallel across hosts instead of within them.",
+    source="torch.distributed.checkpoint.save, load",
+)
+@pytest.mark.world(4, hosts=2)
+def test_checkpoint_of_all_hosts(world: World) -> None:
+    """The ranks save in one folder and read one another's files."""
+    made = world.run(shared_folder, os.getcwd())
+    folder = made[0][0]
+    try:
+        if not all(seen for _, seen in made):
+            unsupported(HostsLack("folder that all of them see"))
+        found = world.run(saved_and_loaded_elsewhere, folder)
+    finally:
+        world.run(lambda rank, folder: shutil.rmtree(folder, ignore_errors=True) if rank.index == 0 else None, folder)
+    for index, (saved, before, loaded) in enumerate(found):
+        assert not all(torch.equal(saved[name], before[name]) for name in saved), f"rank {index}: nothing was trained"
+        for name, value in saved.items():
+            assert_same(value, loaded[name], f"rank {index}, {name}")

@@ -12,8 +12,9 @@ import pytest
 
 from harness.audit.records import AuditError, digest
 from harness.audit.worker import Job
-from harness.audit.workers import Place, Workers
+from harness.audit.workers import Workers
 from harness.cluster import credentials
+from harness.cluster.elsewhere import Place
 from tests.audit.test_audit import audit, command, environment, tree
 from tests.cluster.conftest import Agent, key_file, start
 

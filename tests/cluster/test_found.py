@@ -141,6 +141,7 @@ CHANGED = [
     (tp_extension.test_two_dimensions, {"tensor": "within"}, 4, 2, nothing_across),
     (tp_extension.test_hybrid, {"shards": "within"}, 4, 2, nothing_across),
     (tp_extension.test_checkpoint_of_each_host, {"tensor": "within"}, 4, 2, loads_nothing),
+    (tp_extension.test_checkpoint_of_all_hosts, {}, 4, 2, loads_nothing),
 ]
 
 

@@ -16,6 +16,7 @@ from harness import Pool, Rank, RanksFailed, World, WorldSpec
 from harness.cluster import credentials
 from harness.cluster.host import HostRefused
 from harness.cluster.launcher import Cluster, ClusterLauncher
+from suites.collectives import test_hosts as collectives
 from tests.cluster.conftest import Agent, gone, pool_of, running
 from tests.cluster.hosts import Network, missing
 
@@ -133,6 +134,17 @@ def test_bad_links_are_no_failure(network: Network, pool: Pool, link: dict[str, 
         return float(tensor[0])
 
     assert world.run(body, timeout=60) == [12.0, 12.0]
+    pool.release(world)
+
+
+@pytest.mark.parametrize(
+    "link", [{"delay": 0.1}, {"rate": 125_000}], ids=["200 ms there and back", "1 Mbit per second"]
+)
+def test_new_groups_on_a_slow_link(network: Network, pool: Pool, link: dict[str, float]) -> None:
+    """New groups come up while the link between their hosts is slow, with a host that comes late to each."""
+    network.link(1, 2, **link)
+    world = pool.acquire(WorldSpec(4, hosts=2, timeout=60))
+    collectives.test_new_groups_with_a_late_host(world, 1)
     pool.release(world)
 
 

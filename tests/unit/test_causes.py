@@ -19,6 +19,7 @@ from harness.results import (
     Deselected,
     GivenWorld,
     HostLacks,
+    HostsLack,
     LeftOut,
     MaybeLeftOut,
     NoBackend,
@@ -82,12 +83,13 @@ SENTENCES: list[tuple[Cause, str]] = [
     (NoStack("mine", "dynamo", ()), "subject mine has no dynamo; it implements "),
     (NoDevice("x", "importing a: b: c"), "no x device: importing a: b: c"),
     (HostLacks("streams of the device"), "streams of the device: the host has none"),
+    (HostsLack("folder that all of them see"), "the hosts have no folder that all of them see"),
     (TorchLacks("dp_mesh_dims"), "this torch has no dp_mesh_dims"),
 ]
 OLD_SENTENCES = [
     (cause, text)
     for cause, text in SENTENCES
-    if not isinstance(cause, NoFittingSize | TooFewHosts) and not getattr(cause, "each", ())
+    if not isinstance(cause, NoFittingSize | TooFewHosts | HostsLack) and not getattr(cause, "each", ())
 ]
 """Those that version 4 had."""
 LEFT_OUT: list[tuple[LeftOut, str]] = [

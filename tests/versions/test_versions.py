@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,24 @@ from typer.testing import CliRunner
 
 from harness.commands.main import app
 from harness.results import read
+from tests.cluster.conftest import Agent, key_file, start
 from tests.versions.fakes import BY_VERSION, fake_checkout, ran
 
 Fake = Callable[[str], Path]
 
+__all__ = ["key_file", "start"]
 pytestmark = pytest.mark.slow
+
+SLEEPS = """
+    import time
+    from pathlib import Path
+
+    def test_it():
+        Path("asleep").touch()
+        while not Path("awake").exists():
+            time.sleep(0.05)
+"""
+"""A session that lasts until there is a file ``awake``."""
 
 CUT_OFF = """
     import os
@@ -131,3 +147,67 @@ def test_bad_input(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         done = versions(*arguments)
         assert (done.exit_code, says in done.output) == (2, True), done.output
     assert ran(tmp_path / "checkout") == []
+
+
+def elsewhere(agents: list[Agent], key_file: Path) -> list[str | Path]:
+    """The options for these agents."""
+    where = ",".join(f"{host}:{port}" for host, port in (agent.address for agent in agents))
+    return ["--launcher", f"agents={where}", "--agents-key", key_file]
+
+
+def test_on_hosts(
+    fake: Fake, start: Callable[..., Agent], key_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts run the sessions, each one at a time, and the comparison is the same."""
+    root = fake_checkout(tmp_path / "checkout", by_version=BY_VERSION)
+    agents = [start(), start()]
+    monkeypatch.chdir(root)
+    given = [word for version in ("2.12.0", "2.13.0", "2.14.0") for word in ("--env", fake(version))]
+    done = versions(*given, *elsewhere(agents, key_file), "--json", "found.json")
+    assert done.exit_code == 1, done.output
+    assert sorted(ran(root)) == ["2.12.0", "2.13.0", "2.14.0"]
+    found = json.loads(Path("found.json").read_text())
+    assert [each["counts"] for each in found["versions"]] == [
+        {"passed": 2, "unsupported": 1},
+        {"passed": 3},
+        {"failed": 1, "passed": 2},
+    ]
+    for host, port in (agent.address for agent in agents):
+        assert f"on the host of the agent at {host} port {port}: " in done.output
+    assert "[2.13.0] " in done.output
+
+
+def test_host_goes(
+    fake: Fake, start: Callable[..., Agent], key_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session of a host that goes is done on another; without another, the same command continues later."""
+    root = fake_checkout(tmp_path / "checkout", sleeps=SLEEPS)
+    agents = [start(), start()]
+    monkeypatch.chdir(root)
+    given = ["--env", fake("2.13.0"), "--json", "found.json"]
+
+    def kill(*those: Agent) -> None:
+        while not Path("asleep").exists():
+            time.sleep(0.05)
+        for agent in those:
+            agent.end(signal.SIGKILL)
+        if len(those) == 1:
+            Path("awake").touch()
+
+    with ThreadPoolExecutor() as threads:
+        killing = threads.submit(kill, agents[0])
+        done = versions(*given, *elsewhere(agents, key_file))
+        killing.result()
+    assert done.exit_code == 0, done.output
+    host, port = agents[0].address
+    assert f"the host of the agent at {host} port {port} has gone" in done.output
+    (found,) = json.loads(Path("found.json").read_text())["versions"]
+    assert (found["counts"], found["problem"]) == ({"passed": 1}, "")
+
+    for name in ("asleep", "awake"):
+        Path(name).unlink()
+    Path("suites/test_sleeps.py").open("a").write("# changed\n")
+    with ThreadPoolExecutor() as threads:
+        threads.submit(kill, agents[1], agents[1])
+        done = versions(*given, *elsewhere(agents[1:], key_file))
+    assert (done.exit_code, "no host is left" in done.output) == (2, True), done.output
