@@ -33,7 +33,7 @@ def preloading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
     def make(text: str) -> LocalLauncher:
         (tmp_path / "preloaded_here.py").write_text(text)
         monkeypatch.syspath_prepend(str(tmp_path))
-        launchers.append(LocalLauncher(["torch", "preloaded_here"]))
+        launchers.append(LocalLauncher(["torch", "preloaded_here"], start=FORK))  # its server imports something
         return launchers[-1]
 
     yield make
