@@ -71,6 +71,22 @@ class Network:
         """Return the address of a host."""
         return f"fd77::{host + 1}" if ipv6 else f"10.77.0.{host + 1}"
 
+    @contextlib.contextmanager
+    def second(self, one: int, other: int) -> Iterator[None]:
+        """Give two hosts another interface, ``eth1``, with a link of its own."""
+        first, second = self.names[one], self.names[other]
+        subprocess.run(
+            ["ip", "link", "add", "eth1", "netns", first, "type", "veth", "peer", "name", "eth1", "netns", second],
+            check=True,
+        )
+        try:
+            for host, name in ((one, first), (other, second)):
+                for command in (f"addr add 10.78.0.{host + 1}/24 dev eth1", "link set eth1 up"):
+                    subprocess.run(["ip", "-n", name, *command.split()], check=True)
+            yield
+        finally:
+            subprocess.run(["ip", "-n", first, "link", "del", "eth1"], check=True)
+
     def link(self, one: int, other: int, *, both: bool = True, **changes: Any) -> None:
         """Change a link: ``delay=``, ``loss=``, ``rate=``, ``cut=``; without any, it is perfect again."""
         assert self._switch is not None

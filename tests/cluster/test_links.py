@@ -98,6 +98,69 @@ def test_the_route_decides(pool: Pool) -> None:
     pool.release(world)
 
 
+def sent(rank: Rank, interface: str) -> float:
+    """All-reduce 4 MiB; returns how many of these left by an interface."""
+
+    def count() -> int:
+        (line,) = [line for line in Path("/proc/net/dev").read_text().splitlines() if f"{interface}:" in line]
+        return int(line.partition(":")[2].split()[8])
+
+    dist.barrier()
+    before = count()
+    dist.all_reduce(torch.ones(1 << 20))
+    dist.barrier()
+    return (count() - before) / (1 << 20)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["the route decides", "the environment decides"])
+def test_several_interfaces(network: Network, key_file: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    """Of several interfaces, ranks use that of the route to the rendezvous, or the one that the environment names."""
+    if named:
+        for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            monkeypatch.setenv(name, "eth1")
+    with network.second(1, 2), contextlib.ExitStack() as stack:
+        two = [
+            stack.enter_context(running(key_file, "--listen", network.address(host), before=network.command(host)))
+            for host in (1, 2)
+        ]
+        cluster = Cluster(tuple(agent.address for agent in two), credentials.read(key_file))
+        with pool_of(cluster, network) as pool:
+            world = pool.acquire(SPREAD)
+            by = [min(world.run(sent, interface)) for interface in ("eth0", "eth1")]
+            pool.release(world)
+    assert by[named] > 3.5
+    assert by[not named] < 0.5
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["only on the first", "only on the second"])
+def test_missing_package(network: Network, key_file: Path, tmp_path: Path, first: bool) -> None:
+    """If a host lacks a package that ranks import, its rank is named with its host, and the next world works."""
+    (tmp_path / "only_there.py").write_text("")
+    paths = [str(tmp_path), ""] if first else ["", str(tmp_path)]
+    with contextlib.ExitStack() as stack:
+        two = [
+            stack.enter_context(
+                running(
+                    key_file,
+                    *("--listen", network.address(host)),
+                    before=network.command(host),
+                    env={"PYTHONPATH": os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH", "")]))},
+                )
+            )
+            for host, path in zip((1, 2), paths, strict=True)
+        ]
+        cluster = Cluster(tuple(agent.address for agent in two), credentials.read(key_file))
+        with pool_of(cluster, network) as pool:
+            with pytest.raises(RanksFailed) as caught:
+                pool.acquire(WorldSpec(2, hosts=2, timeout=60, imports=("only_there",)))
+            (failed,) = [end for end in caught.value.ends if end.kind == "raised"]
+            assert "No module named 'only_there'" in failed.what
+            assert network.address(2 if first else 1) in failed.place.name
+            world = pool.acquire(SPREAD)
+            assert world.run(summed) == [3.0, 3.0]
+            pool.release(world)
+
+
 def test_ipv6(network: Network, key_file: Path) -> None:
     """Hosts with addresses of IPv6."""
     with contextlib.ExitStack() as stack:
