@@ -163,7 +163,7 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
     try:
         seen, remains, left = _trained(program, of_rank, names)
     finally:
-        training.clean_up()
+        training.clean_up(rank.device)
     of_rank.model, of_rank.handle = None, training.Handle()
     names.clear()
     kept = remains.alive()  # collects garbage

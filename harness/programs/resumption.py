@@ -94,7 +94,7 @@ def _train(rank: Rank, program: Program, run: type[prelude.Run]) -> Tensors:
     try:
         seen: Tensors = names["train"](party, names["distribute"](party, build(party)))
     finally:
-        training.clean_up()
+        training.clean_up(rank.device)
     return seen
 
 

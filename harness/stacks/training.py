@@ -266,15 +266,35 @@ def copied(state: Any, device: str = "") -> Any:
     return state.detach().to(device, copy=True) if device else state.clone()
 
 
-def clear_shardings() -> None:
-    """Clear what DTensor has cached for each operation: it refers to the mesh on which the operation was first seen."""
+class _ClearThere(torch.autograd.Function):
+    """Clears DTensor's cache of the thread in which backwards of a device run."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it has no types
+        return gradient
+
+
+def clear_shardings(device: torch.device) -> None:
+    """Clear what DTensor has cached for each operation: it refers to the mesh on which the operation was first seen.
+
+    Each thread has a cache of its own, and backwards of an accelerator run in another thread. ``device``: of the rank.
+    """
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it has no types
+    if device.type != "cpu":
+        with torch.enable_grad():
+            _ClearThere.apply(torch.zeros((), device=device, requires_grad=True)).backward()  # type: ignore[no-untyped-call]
 
 
-def clean_up() -> None:
-    """Forget compiled code, and destroy every process group but the default one."""
+def clean_up(device: torch.device) -> None:
+    """Forget compiled code, and destroy every process group but the default one.  ``device``: of the rank."""
     torch._dynamo.reset()
-    clear_shardings()
+    with contextlib.suppress(RuntimeError):  # of a device that has failed, whose error is told already
+        clear_shardings(device)
     world = dist.distributed_c10d._world
     for group in list(world.pg_map):
         if group is not dist.group.WORLD:

@@ -287,7 +287,7 @@ def test_lifetime_of_a_mesh(world: World, trained: bool) -> None:
             train(model, rank.index)
         seen = weakref.ref(mesh)
         del mesh, model
-        clear_shardings()
+        clear_shardings(rank.device)
         gc.collect()
         return seen() is None
 

@@ -73,7 +73,7 @@ def group(model: torch.nn.Module, seen: dict[str, Any]) -> None:
     world.pg_map[made] = ("gloo", new)
     world.pg_names[made] = "left"
     world.pg_group_ranks[made] = {1: 0}
-    training.clean_up = lambda: None
+    training.clean_up = lambda device: None
 
 
 def global_hook(model: torch.nn.Module, seen: dict[str, Any]) -> None:
@@ -276,7 +276,7 @@ def test_counts_are_true(pool: Pool, layout: Layout) -> None:
                 seen[groups[group]] += 1
         counted = {str(group): count for group, count in training.since(before).items()}
         within = sum(sum(groups.values()) for groups in party.launched.values())
-        training.clean_up()
+        training.clean_up(rank.device)
         return dict(seen), counted, within
 
     live = pool.acquire(WorldSpec(layout.world, timeout=60))

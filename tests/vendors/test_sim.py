@@ -312,6 +312,15 @@ def test_worlds_are_kept(sim: Sim) -> None:
     assert [found[kind][0][0] for kind in ("warm", "fresh")] == [1, 5]
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_programs_share_a_world(sim: Sim, tmp_path: Path) -> None:
+    """Programs with equal meshes run in one world: nothing is cached of groups that are gone, in no thread."""
+    env = {"CONCORD_LEASES": str(tmp_path), "CONCORD_EXAMPLES": "smoke"}
+    done = sim.suites("suites/tp_extension/test_laws.py", "-k", "permuted or rewrapped", timeout=380, **env)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
 JUDGED = [
     f"suites/collectives/test_{n}.py" for n in ("all_reduce", "all_to_all", "broadcast", "reduce_scatter", "barriers")
 ]
