@@ -292,7 +292,7 @@ def test_deadlock_is_proven(sim: Sim, tmp_path: Path, used: int, waits: str, cul
     """
     script = tmp_path / "circle.py"  # the watchdog reads the call that a rank is in from the source
     script.write_text(textwrap.dedent(CIRCLE).replace("{used}", str(used)))
-    done = sim.environment.run(str(script), timeout=180, PYTHONPATH=str(ROOT), SIM_CONNECT="caller")
+    done = sim.environment.run(str(script), timeout=180, PYTHONPATH=str(ROOT))
     headline, evidence = done.stdout.splitlines()
     assert headline.startswith(f"deadlock: {waits} at {script}:")
     ended = [f"all_reduce(float32[2]) #1 on group {group}: ended" for group in (0, 0, 1, 1)[: 2 * used]]
