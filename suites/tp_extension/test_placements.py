@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.device_mesh import DeviceMesh
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from fixtures.tensors import chunk, numbers
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks.collectives import flattened
 from harness.stacks.tp_extension import StridedShard, compute_local_shape_and_global_offset
 
@@ -186,6 +187,35 @@ def test_order_of_ranks(world: World, order: str, placement: Shard) -> None:
                 assert_same(whole, dtensor.full_tensor(), f"whole of {shape}")
 
     world.run(body)
+
+
+@requirement(
+    "TP-LAY-14",
+    "An operator on a DTensor communicates on the groups of its own mesh, also if an equal mesh was used before.",
+    source="torch.distributed.device_mesh.DeviceMesh: manages the underlying ProcessGroups of its dimensions",
+)
+@pytest.mark.parametrize("before", ["kept", "destroyed", "named otherwise"])
+@pytest.mark.world(4)
+def test_equal_meshes(world: World, before: str) -> None:
+    """Two meshes of the same ranks; the groups of the first are kept or destroyed, or its dimensions have other names."""
+
+    def body(rank: Rank) -> list[tuple[str, float]]:
+        used = []
+        for first in ("dp", "rows" if before == "named otherwise" else "dp"):
+            mesh = init_device_mesh(rank.device.type, (2, 2), mesh_dim_names=(first, "tp"))
+            groups = [mesh.get_group(name) for name in (first, "tp")]
+            shards = DTensor.from_local(torch.full((2,), 10.0**rank.index, device=rank.device), mesh, [WHOLE, ROWS])
+            result = shards.sum()
+            own = result.device_mesh.get_group("tp").group_name == groups[1].group_name
+            used.append(("its own groups" if own else "those of the mesh before", result.full_tensor().item()))
+            if before == "destroyed":
+                dist.barrier()
+                for group in groups:
+                    dist.destroy_process_group(group)
+        return used
+
+    sums = [22.0, 22.0, 2200.0, 2200.0]
+    assert_on_ranks([[("its own groups", total)] * 2 for total in sums], world.run(body))
 
 
 @requirement(
