@@ -197,7 +197,7 @@ def test_order_of_ranks(world: World, order: str, placement: Shard) -> None:
 @pytest.mark.parametrize("before", ["kept", "destroyed", "named otherwise"])
 @pytest.mark.world(4)
 def test_equal_meshes(world: World, before: str) -> None:
-    """Two meshes of the same ranks; the groups of the first are kept or destroyed, or its dimensions have other names."""
+    """Two meshes of the same ranks; the first is kept, or its groups are destroyed, or it has other names."""
 
     def body(rank: Rank) -> list[tuple[str, float]]:
         used = []
