@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -81,6 +82,30 @@ def test_equal_once(world: World, how: str) -> None:
         return [float(x) for x in model(torch.ones(1, 2, device=rank.device)).flatten()]
 
     assert_on_ranks([[2.0] * 2, [4.0] * 2], world.run(body))
+
+
+@requirement(
+    "REPL-INIT-06",
+    "replicate() communicates nothing and changes no parameter; the first forward prepares the model.",
+    source="torch/distributed/_composable/replicate.py: _ReplicateState.lazy_init, forward_pre_hook",
+)
+@pytest.mark.world(2)
+def test_prepared_in_the_first_forward(world: World) -> None:
+    """Each rank keeps its own parameter until the first forward; one replicates the model later than the other."""
+
+    def body(rank: Rank) -> list[float]:
+        told = dist.PrefixStore("late", rank.store)
+        if rank.index == 1:  # it replicates only after the other rank has
+            told.get("replicated")
+        module = layer()
+        nn.init.constant_(module.weight, 1.0 + rank.index)
+        model = replicate.apply(module, rank)
+        told.set("replicated", "")
+        before = float(module.weight[0, 0])
+        model(torch.ones(1, 2, device=rank.device)).sum().backward()
+        return [before, float(module.weight[0, 0])]
+
+    assert_on_ranks([[1.0, 1.0], [2.0, 1.0]], world.run(body))
 
 
 @requirement(

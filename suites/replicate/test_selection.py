@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -54,6 +55,30 @@ def test_ignored(world: World, ignored: str) -> None:
         for name, gradient in gradients.items():
             own = bool(ignored) and name.startswith(ignored)
             assert gradient == [1.0 + rank if own else 1.5] * 4, name
+
+
+@requirement(
+    "REPL-IGN-04",
+    "Ignored modules may be any iterable of modules, also an iterator, which can be read only once.",
+    source="torch/distributed/_composable/replicate.py: replicate, ignored_modules: Iterable[torch.nn.Module]",
+)
+@pytest.mark.parametrize("given", [tuple, set, iter, dict.fromkeys], ids=["tuple", "set", "iterator", "keys"])
+@pytest.mark.world(2)
+def test_iterable_of_ignored(world: World, given: Callable[[list[nn.Module]], Iterable[nn.Module]]) -> None:
+    """Two of three layers are ignored; two steps, since the model is only prepared in its first forward."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        model = nn.Sequential(layer(), layer(), layer())
+        replicate.apply(model, rank, ignored_modules=given([model[0], model[2]]))
+        gradients = []
+        for _ in range(2):
+            model.zero_grad()
+            gradients += backward(rank, model).values()
+        return gradients
+
+    averaged = [6.0] * 4
+    own = [[4.0 * (1 + rank)] * 4 for rank in range(world.size)]
+    assert_on_ranks([[own[rank], averaged, own[rank]] * 2 for rank in range(world.size)], world.run(body))
 
 
 @requirement(
