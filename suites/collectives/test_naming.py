@@ -98,8 +98,13 @@ def test_many_groups(rank: Rank) -> None:
 )
 @spmd(2, 3)
 def test_twins(rank: Rank) -> None:
-    """Ranks issue calls on two groups in different order; then one group is destroyed and the other used."""
+    """Ranks issue calls on two groups in different order; then one group is destroyed and the other used.
+
+    Both groups are used before: with some backends, the first call on a group waits until all of its ranks have come.
+    """
     groups = [dist.new_group(), dist.new_group()]
+    for group in groups:
+        total(rank, group)
     tensors = [torch.tensor([10**rank.index * weight], device=rank.device) for weight in (1, 2)]
     order = (0, 1) if rank.index == 0 else (1, 0)
     works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]
