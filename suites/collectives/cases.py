@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from harness.oracles.collectives import COLLECTIVES, COMPLEX, FLOATS, IN_PLACE, REDUCING, ROOTED, Case
+from harness.stacks.collectives import functional
 
 WHOLE = (torch.uint8, torch.int8, torch.int32, torch.int64)
 DTYPES = (torch.bool, *WHOLE, *FLOATS, *COMPLEX)
@@ -29,6 +31,11 @@ FUNCTIONAL = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatt
 """Collectives that have a functional form."""
 COALESCED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 """Collectives that a coalescing manager accepts."""
+
+
+def here(names: Iterable[str]) -> list[Any]:
+    """Parametrize over functional collectives, each of which this version of torch may lack."""
+    return [pytest.param(name, marks=pytest.mark.needs(torch=f"{functional.__name__}.{name}")) for name in names]
 
 
 def dtypes_of(op: str) -> tuple[torch.dtype, ...]:

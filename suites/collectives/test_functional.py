@@ -13,6 +13,7 @@ from fixtures.tensors import moved
 from harness import Rank, World, assert_same, requirement
 from harness.oracles.collectives import Case, inputs, outputs
 from harness.stacks.collectives import functional, summed_later, unwaited
+from suites.collectives.cases import here
 
 GROUPS = pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
 OF_LISTS = {
@@ -36,11 +37,6 @@ IN_PLACE = {
     "all_gather_inplace": "all_gather",
     "reduce_scatter_inplace": "reduce_scatter",
 }
-
-
-def here(names: Any) -> list[Any]:
-    """Parametrize over functions, each of which this version of torch may lack."""
-    return [pytest.param(name, marks=pytest.mark.needs(torch=f"{functional.__name__}.{name}")) for name in names]
 
 
 def among(world: World, ranks: tuple[int, ...], body: Callable[[Any, int, int, torch.device], None]) -> None:

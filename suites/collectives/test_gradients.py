@@ -15,6 +15,7 @@ import torch.distributed.nn.functional as differentiable
 
 from harness import Rank, World, assert_same, requirement
 from harness.stacks.collectives import functional
+from suites.collectives.cases import here
 
 GROUPS = pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
 MODULE = ("broadcast", "gather", "scatter", "reduce", "reduce_scatter", "all_gather", "all_to_all", "all_to_all_single")
@@ -29,6 +30,8 @@ FUNCTIONAL = (
     "all_gather_single_autograd",
     "reduce_scatter_single_autograd",
 )
+NEW = [name for name in FUNCTIONAL if "_single_" in name]
+"""Names that older versions of torch lack."""
 EXTREMES = pytest.mark.needs(torch=f"{functional.__name__}.wait_tensors")
 """What came to PyTorch together with gradients of maxima and minima."""
 IN_PARTS = (
@@ -143,7 +146,7 @@ def test_differentiable(world: World, name: str, ranks: tuple[int, ...]) -> None
     "reduce_scatter_single_autograd; pytorch/pytorch#190007",
 )
 @GROUPS
-@pytest.mark.parametrize("name", FUNCTIONAL)
+@pytest.mark.parametrize("name", [*(n for n in FUNCTIONAL if n not in NEW), *here(n for n in FUNCTIONAL if n in NEW)])
 @pytest.mark.world(3)
 def test_functional(world: World, name: str, ranks: tuple[int, ...]) -> None:
     """The first member is the root."""
