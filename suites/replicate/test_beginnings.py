@@ -86,7 +86,7 @@ def test_equal_once(world: World, how: str) -> None:
 
 @requirement(
     "REPL-INIT-06",
-    "replicate() communicates nothing and changes no parameter; the first forward prepares the model.",
+    "replicate() neither communicates nor changes a parameter before the first forward.",
     source="torch/distributed/_composable/replicate.py: _ReplicateState.lazy_init, forward_pre_hook",
 )
 @pytest.mark.world(2)
