@@ -178,11 +178,13 @@ def test_futures(world: World, collective: str) -> None:
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather_into_tensor"])
 @pytest.mark.world(2)
 def test_two_groups_on_two_streams(world: World, collective: str) -> None:
-    """Each rank has a different busy stream."""
+    """Each rank has a different busy stream. The groups are connected before, which may take longer than that."""
 
     def body(rank: Rank) -> None:
         case = Case(collective, shape=LARGE)
         groups = [dist.new_group(), dist.new_group()]
+        for group in groups:
+            dist.all_reduce(torch.zeros(1, device=rank.device), group=group)
         streams = [torch.Stream(device=rank.device) for _ in groups]
         tensors = [given_and_found(rank, case) for _ in groups]
         torch.accelerator.synchronize()
@@ -216,11 +218,18 @@ def test_two_groups_on_two_streams(world: World, collective: str) -> None:
 @pytest.mark.parametrize("stream", ["default", "side"])
 @pytest.mark.world(2)
 def test_messages(world: World, form: str, stream: str) -> None:
-    """Rank 0 sends a tensor that is produced late, then overwrites it; rank 1 copies what it received."""
+    """Rank 0 sends a tensor that is produced late, then overwrites it; rank 1 copies what it received.
+
+    A message before connects the ranks, which may take longer than a stream is busy.
+    """
 
     def body(rank: Rank) -> None:
         values = torch.arange(2100.0, device=rank.device)
         tensor = torch.zeros_like(values)
+        if rank.index == 0:
+            dist.send(tensor, 1)
+        else:
+            dist.recv(tensor, 0)
         torch.accelerator.synchronize()
         with on(stream, rank):
             if rank.index == 0:
