@@ -17,6 +17,8 @@ _LEAST_SHARED = 1 << 30  # bytes; a collective library keeps some megabytes for 
 _LEAST_FILES = 4096
 _LEAST_LOCKED = 64 << 20  # bytes
 _GIB = 1 << 30
+_CORE_MINUTES, _LEAST_MINUTES = 20, 4
+"""What all suites take on the host: 10 minutes on two quiet cores, and no less than some tests take alone."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,10 @@ def plan(there: Inventory, usable: int) -> Finding:
     """Say what ``pytest suites/ -n gpus`` does here."""
     count = len(there.devices)
     if there.on_host:
-        found = f"runs on gloo on the host, {usable} worlds side by side, of any size"
+        minutes = max(_LEAST_MINUTES, round(_CORE_MINUTES / usable))
+        found = f"runs on gloo on the host, {usable} worlds side by side, of any size, in about {minutes} minutes"
     else:
-        found = f"runs {count} pytest worker{'s' if count > 1 else ''} on {there.kind}, worlds of up to {count} ranks"
+        workers = f"{count} pytest worker{'s' if count > 1 else ''}"
+        found = f"runs {workers} on {there.kind}, worlds of up to {count} ranks; nobody has measured for how long"
     more = "--ranks-per-device 4 for larger worlds" if not there.on_host and count < 4 else ""
     return Finding("pytest suites/ -n gpus", found, more)
