@@ -16,7 +16,7 @@ from harness.audit.workers import Workers
 from harness.cluster import credentials
 from harness.cluster.elsewhere import Place
 from tests.audit.test_audit import audit, command, environment, tree
-from tests.cluster.conftest import Agent, key_file, start
+from tests.cluster.conftest import Agent, key_file, launcher_options, start
 
 __all__ = ["key_file", "start"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -34,11 +34,6 @@ def agents(start: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch) -> list
     return [start(), start()]
 
 
-def options(agents: list[Agent], key_file: Path) -> list[str]:
-    where = ",".join(f"{host}:{port}" for host, port in (agent.address for agent in agents))
-    return ["--launcher", f"agents={where}", "--agents-key", str(key_file)]
-
-
 def workers(root: Path, agents: list[Agent], key_file: Path, of: str = "") -> Workers:
     """A process on each agent."""
     places = [Place(agent.address, credentials.read(key_file)) for agent in agents]
@@ -47,7 +42,7 @@ def workers(root: Path, agents: list[Agent], key_file: Path, of: str = "") -> Wo
 
 def test_states(agents: list[Agent], key_file: Path, tmp_path: Path) -> None:
     """The states are those of an audit on this machine, and nothing of it is left on the hosts."""
-    ended = audit(tree(tmp_path), "--mutants", "none", *options(agents, key_file), "--workers", "2")
+    ended = audit(tree(tmp_path), "--mutants", "none", *launcher_options(agents, key_file), "--workers", "2")
     assert ended.code == 0, ended.out
     assert ended.states() == {
         "not-summed": "killed",
@@ -79,7 +74,7 @@ def test_host_goes(agents: list[Agent], key_file: Path, tmp_path: Path, capfd: p
 def test_every_host_goes(agents: list[Agent], key_file: Path, tmp_path: Path) -> None:
     """It is said, and the same command continues where it was, on whatever hosts there are then."""
     folder = tree(tmp_path)
-    arguments = [*command("collectives", "--mutants", "none", "--workers", "2"), *options(agents, key_file)]
+    arguments = [*command("collectives", "--mutants", "none", "--workers", "2"), *launcher_options(agents, key_file)]
     process = subprocess.Popen(
         arguments, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

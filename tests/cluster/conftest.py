@@ -81,6 +81,12 @@ def cluster_of(key_file: Path) -> Callable[..., Cluster]:
     return lambda *agents, patience=10.0: Cluster(tuple(agent.address for agent in agents), key, patience)
 
 
+def launcher_options(agents: Sequence[Agent], key_file: Path) -> list[str]:
+    """Return the options of commands for these agents."""
+    where = ",".join(f"{host}:{port}" for host, port in (agent.address for agent in agents))
+    return ["--launcher", f"agents={where}", "--agents-key", str(key_file)]
+
+
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
     """Two hosts that the tests of a module share."""

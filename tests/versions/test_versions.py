@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from harness.commands.main import app
 from harness.results import read
-from tests.cluster.conftest import Agent, key_file, start
+from tests.cluster.conftest import Agent, key_file, launcher_options, start
 from tests.versions.fakes import BY_VERSION, fake_checkout, ran
 
 Fake = Callable[[str], Path]
@@ -149,12 +149,6 @@ def test_bad_input(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert ran(tmp_path / "checkout") == []
 
 
-def elsewhere(agents: list[Agent], key_file: Path) -> list[str | Path]:
-    """The options for these agents."""
-    where = ",".join(f"{host}:{port}" for host, port in (agent.address for agent in agents))
-    return ["--launcher", f"agents={where}", "--agents-key", key_file]
-
-
 def test_on_hosts(
     fake: Fake, start: Callable[..., Agent], key_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +157,7 @@ def test_on_hosts(
     agents = [start(), start()]
     monkeypatch.chdir(root)
     given = [word for version in ("2.12.0", "2.13.0", "2.14.0") for word in ("--env", fake(version))]
-    done = versions(*given, *elsewhere(agents, key_file), "--json", "found.json")
+    done = versions(*given, *launcher_options(agents, key_file), "--json", "found.json")
     assert done.exit_code == 1, done.output
     assert sorted(ran(root)) == ["2.12.0", "2.13.0", "2.14.0"]
     found = json.loads(Path("found.json").read_text())
@@ -196,7 +190,7 @@ def test_host_goes(
 
     with ThreadPoolExecutor() as threads:
         killing = threads.submit(kill, agents[0])
-        done = versions(*given, *elsewhere(agents, key_file))
+        done = versions(*given, *launcher_options(agents, key_file))
         killing.result()
     assert done.exit_code == 0, done.output
     host, port = agents[0].address
@@ -209,5 +203,5 @@ def test_host_goes(
     Path("suites/test_sleeps.py").open("a").write("# changed\n")
     with ThreadPoolExecutor() as threads:
         threads.submit(kill, agents[1], agents[1])
-        done = versions(*given, *elsewhere(agents[1:], key_file))
+        done = versions(*given, *launcher_options(agents[1:], key_file))
     assert (done.exit_code, "no host is left" in done.output) == (2, True), done.output
