@@ -33,6 +33,14 @@ FLAGS = (
 LOCAL = ("file:", "data:", "blob:", "about:")
 
 
+@pytest.fixture(autouse=True)
+def minimums_of_the_invented_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The invented suite has minimums of its own, as it has tests of its own."""
+    from invented import MINIMUMS
+
+    monkeypatch.setattr("reports.minimums.shipped", lambda: MINIMUMS)
+
+
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """Chromium without a window; one for all tests of pages."""
