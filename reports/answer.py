@@ -38,7 +38,7 @@ def answer(report: Report) -> str:
             return f"Not conformant at {first.id} ({first.stack})"
         case "partial":
             return _partial(tested)
-    return "Not shown yet at any level"
+    return "Not shown at any level" if report.problems else "Not shown yet at any level"
 
 
 def explained(report: Report) -> str:

@@ -62,7 +62,8 @@ def levels(
         mine = [r for r in requirements if r.level == level]
         mandatory, of_stack = [r for r in mine if r.mandatory], [t for t in tests if t.stack == stack]
         minimum = minimums.levels[level]
-        evidence = Evidence(level, mandatory, by_name, of_stack, others, claims)
+        counting = [i for i, run in enumerate(runs) if run.header.effort >= minimum.examples] or [*range(len(runs))]
+        evidence = Evidence(level, mandatory, by_name, of_stack, others, claims, counting)
         of_pytorch, of_others = evidence.waived()
         reds = [*_failed(mandatory, by_name), *_failed_without_requirement(of_stack)]
         reds += _waived(level, of_others, len(mandatory), minimum)

@@ -13,11 +13,12 @@ from harness.profiles import Claims
 from harness.profiles.vocabulary import REDUCING
 from harness.results import HostLacks, HostsLack, Run, TooFewHosts, TorchLacks
 from reports.minimums import Minimum
-from reports.model import RequirementReport, TestReport
+from reports.model import UNDECLARED, RequirementReport, TestReport
 from reports.text import listed, plural
 
 _SHOWN = 3
 _PASSED = ("passed", "waived")
+_DID_NOT_RUN = ("unsupported", UNDECLARED, "not-run")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Evidence:
     """The tests that are unsupported for a reason that is not the backend's (:func:`excused`)."""
     claims: Claims | None
     """What the profile claims; None if there is no profile that can be read."""
+    counting: Sequence[int]
+    """The indices of the runs that drew enough examples to count."""
 
     def tests_of(self, requirement: RequirementReport) -> list[TestReport]:
         """Return the tests of a requirement that could have run."""
@@ -42,9 +45,12 @@ class Evidence:
 
     def sizes(self) -> list[int]:
         """Return the sizes of the worlds on which tests passed or are waived, ascending."""
-        return sorted(
-            {size for test in self.tests if test.verdict in _PASSED for size in test.sizes or [test.size]} - {0}
-        )
+        passed = [test for test in self.tests if test.verdict in _PASSED and self.ran(test)]
+        return sorted({size for test in passed for size in test.sizes or [test.size] if size})
+
+    def ran(self, test: TestReport) -> bool:
+        """Return whether a test ran in a run that counts."""
+        return any(test.verdicts[i] not in ("", *_DID_NOT_RUN) for i in self.counting)
 
     def counted(self) -> list[RequirementReport]:
         """Return the mandatory requirements that have a test which could have run."""
@@ -56,9 +62,9 @@ class Evidence:
 
     def _is_little(self, requirement: RequirementReport) -> bool:
         tests = self.tests_of(requirement)
-        ran = [test for test in tests if test.verdict not in ("unsupported", "undeclared", "not-run")]
-        if not ran:
-            return requirement.verdict == "unsupported"
+        ran = [test for test in tests if self.ran(test)]
+        if not ran:  # what is undeclared or was not run is said elsewhere
+            return requirement.verdict not in (UNDECLARED, "not-run")
         return max(test.most_ranks for test in ran) <= 1 < max(test.size for test in tests)
 
     def waived(self) -> tuple[list[RequirementReport], list[RequirementReport]]:
@@ -108,11 +114,12 @@ def plural_of(sizes: Sequence[int]) -> str:
 
 
 def _subgroups(evidence: Evidence, minimum: Minimum) -> Iterator[str]:
-    verdicts = {requirement.id: requirement.verdict for requirement in evidence.requirements}
+    about = {requirement.id: requirement for requirement in evidence.requirements}
     for name in minimum.subgroups:
-        verdict = verdicts.get(name)
-        if verdict in (None, "unsupported"):
-            why = "no run has it" if verdict is None else "it is unsupported"
+        requirement = about.get(name)
+        if requirement is None or not any(evidence.ran(evidence.proving[nodeid]) for nodeid in requirement.tests):
+            verdict = requirement.verdict if requirement is not None else ""
+            why = f"it is {verdict}" if verdict in _DID_NOT_RUN else "no run that counts has it"
             yield f"{evidence.level} takes {name}, which is about groups of some ranks; {why}."
 
 
