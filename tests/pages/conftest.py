@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reports"))  # the runs that are invented there
+sys.path.insert(0, str(Path(__file__).parent))  # import-mode=importlib leaves the tests' own modules out of it
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (

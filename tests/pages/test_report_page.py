@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from answers import ANSWERS
 from invented import PROFILE, change, evidence, records, runs, written
 
-from harness.results import GivenWorld, OptionGiven, TestResult, TooFewDevices
+from harness.results import GivenWorld, OptionGiven, TestResult
 from reports.build import build
 from reports.page import page as page_of
 
@@ -76,22 +77,6 @@ def test_why_not(opened: Any) -> None:
     cut = runs()[0][1].rpartition(b'{"record":"end"')[0]
     page = opened(files=[("cut", cut)])
     assert page.inner_text(".problems li") == "The run was cut off before its end."
-
-
-def few_devices(made: list[Any]) -> None:
-    few = TooFewDevices(3, 3, "gpu", 2)
-    change("[3ranks", verdict="unsupported", cause=few, reason=f"unsupported: {few}", ranks=[], waiver="")(made)
-
-
-ANSWERS: dict[str, tuple[Callable[[], list[tuple[str, bytes]]], str]] = {
-    "conformant": (runs, "Conformant at L5 (dynamo)"),
-    "not conformant": (
-        lambda: runs(change("collectives/test_a.py::test_one[2", verdict="failed")),
-        "Not conformant at any level",
-    ),
-    "not shown": (lambda: runs()[:1], "Not shown yet at any level"),
-    "partial": (lambda: runs(few_devices), "L5 on 2 ranks: partial"),
-}
 
 
 def test_answers(opened: Any) -> None:
@@ -282,6 +267,50 @@ def test_phone(opened: Any, page: Any) -> None:
         "[...document.querySelectorAll('.chip, .cell')].map((e) => e.getBoundingClientRect().height)"
     )
     assert min(heights) >= 32
+
+
+def test_print(opened: Any, page: Any) -> None:
+    """On paper the page is light, has no controls, cuts nothing off, and shows why a level is not reached."""
+    page.emulate_media(color_scheme="dark")
+    opened(change("collectives/test_a.py::test_one[2", verdict="failed", headline="no"))
+    page.click("#theme")  # light, as chosen
+    page.click("#theme")  # dark, as chosen
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = false; })")
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert contrast(page, "h1") >= 4.5
+    assert not any(page.is_visible(selector) for selector in ("#filters", "#theme"))
+    assert page.is_visible(".why li")
+    assert page.is_visible(".waiver .tests")
+    assert page.evaluate(
+        "[...document.querySelectorAll('.scroll')].every((e) => getComputedStyle(e).overflowX === 'visible')"
+    )
+    assert len(page.pdf()) > 10_000
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen", color_scheme="dark")
+    assert not page.is_visible(".why li")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+
+
+def test_keyboard_reaches_everything(opened: Any) -> None:
+    """Tab alone reaches the next command, reasons, cells, filters and requirements, and shows where it is."""
+    page = opened(files=runs()[:1])
+    reached, outlined = set(), True
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        where, outline = page.evaluate(
+            """() => {
+              const e = document.activeElement;
+              const kinds = ['.next pre', '.why summary', '.cell', '#q', '#stack', '.chip input',
+                '.requirement > summary'];
+              return [kinds.find((kind) => e.matches(kind)) || '', getComputedStyle(e).outlineStyle];
+            }"""
+        )
+        reached.add(where)
+        outlined &= where == "" or outline != "none"
+    assert {".next pre", ".why summary", ".cell", "#q", "#stack", ".chip input", ".requirement > summary"} <= reached
+    assert outlined
 
 
 def hostile(text: str) -> Callable[[list[Any]], None]:
