@@ -101,7 +101,8 @@ def _claims(runs: Sequence[Run]) -> tuple[Claims | None, list[str]]:
     """Return what the runs' profile claims, and a sentence if it cannot be read."""
     run = next((run for run in runs if run.profile is not None), None)
     if run is None:
-        return None, []
+        named = any(run.header.profile for run in runs)
+        return None, ["What the profile claims is unknown: no run has its text."] if named else []
     by, why = entitled(run)
     return (by.claims, []) if by is not None else (None, [f"What the profile claims is unknown: {why[-1]}."])
 

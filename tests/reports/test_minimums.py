@@ -296,6 +296,12 @@ def test_profile_that_cannot_be_read() -> None:
     assert (level.answer, level.partial) == ("not shown", "")
 
 
+def test_profile_without_a_text() -> None:
+    """The same holds if no run has the text of its profile."""
+    level = level_of(judged(lambda made: made.remove(next(r for r in made if isinstance(r, ProfileText)))), "L1")
+    assert level.missing == ["What the profile claims is unknown: no run has its text."]
+
+
 @pytest.mark.parametrize(
     "cause",
     [TorchLacks("compass"), TooFewHosts(2, 1), HostLacks("streams of the device")],

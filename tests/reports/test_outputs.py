@@ -449,6 +449,7 @@ def test_verified_and_not_conformant(same_suite: Path) -> None:
     run("bundle", "first", "-o", "x.zip")
     assert run("verify", "x.zip")[0] == 0
     code, said = run("verify", "x.zip", "--require", "L1")
+    assert "concord: --require L1: L1 is not shown" in said
     assert (code, "No run of all tests of collectives that draw from the seed has one drawn at random" in said) == (
         1,
         True,
