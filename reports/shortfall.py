@@ -124,17 +124,20 @@ def _subgroups(evidence: Evidence, minimum: Minimum) -> Iterator[str]:
 
 
 def _claims(evidence: Evidence, minimum: Minimum) -> Iterator[str]:
-    if evidence.claims is None:
-        return
-    missing = []
-    for collective in minimum.collectives:
-        for dtype in minimum.dtypes:
-            for op in minimum.ops if collective in REDUCING else ("",):
-                lacks = evidence.claims.lacks(collective, dtype, op)
-                missing += [lacks] if lacks else []
+    missing = list(unclaimed(evidence.claims, minimum)) if evidence.claims is not None else []
     if missing:
         what = listed(missing[:_SHOWN], more=len(missing) - _SHOWN)
         yield f"{evidence.level} takes a profile that claims {what}."
+
+
+def unclaimed(claims: Claims, minimum: Minimum) -> Iterator[str]:
+    """Describe each collective, dtype and reduction that a level takes and that is not claimed."""
+    for collective in minimum.collectives:
+        for dtype in minimum.dtypes:
+            for op in minimum.ops if collective in REDUCING else ("",):
+                lacks = claims.lacks(collective, dtype, op)
+                if lacks:
+                    yield lacks
 
 
 def _unsupported(evidence: Evidence, minimum: Minimum) -> Iterator[str]:

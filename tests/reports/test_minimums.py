@@ -13,6 +13,8 @@ import msgspec
 import pytest
 from invented import PROFILE, WAIVER, of_stack, records, requirement, written
 
+from harness.profiles import Platform
+from harness.profiles.shelf import Shelf
 from harness.requirements import LEVELS
 from harness.results import (
     GivenWorld,
@@ -31,6 +33,7 @@ from reports.markdown import markdown
 from reports.minimums import Minimums, read
 from reports.model import LevelReport, Report, ReportError
 from reports.page import page
+from reports.shortfall import unclaimed
 
 ROOT = Path(__file__).parents[2]
 TEXT = minimums.FILE.read_text()
@@ -171,6 +174,17 @@ def test_documented() -> None:
     for words in (REAL.levels["L1"].collectives, REAL.levels["L1"].dtypes, REAL.levels["L1"].ops):
         for word in words:
             assert f"`{word}`" in text, word
+
+
+@pytest.mark.parametrize("torch", ["2.11.0", "2.13.0"])
+@pytest.mark.parametrize("path", sorted((ROOT / "fixtures" / "profiles").glob("*.toml")), ids=lambda path: path.stem)
+def test_profiles_claim_enough(path: Path, torch: str) -> None:
+    """Every profile that PyTorch's backends have claims what the levels take."""
+    profile = Shelf(ROOT).read(path)
+    claims = profile.claims.on(Platform(torch=torch))
+    for level, least in REAL.levels.items():
+        assert list(unclaimed(claims, least)) == [], level
+        assert profile.world_sizes == () or {*least.world_sizes} <= {*profile.world_sizes}
 
 
 def test_installed() -> None:
