@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from harness.requirements import LEVELS
-from harness.results import NoFittingSize, NotClaimed, Run, SizeNotClaimed, TooFewDevices
+from harness.results import DEFAULT_SEED, NoFittingSize, NotClaimed, Run, SizeNotClaimed, TooFewDevices
 from harness.thorough.effort import EXAMPLES
 from reports.arguments import asked
 from reports.levels import has_default_seed, has_drawn_seed, unusable, whole_runs
@@ -99,13 +99,20 @@ def command(runs: Sequence[Run], stacks: Sequence[str], options: Sequence[str]) 
     """
     run = runs[-1]
     paths = ["suites/"] if _are_all(stacks) else [f"suites/{stack}" for stack in stacks]
-    narrowing = asked([], run.header.environment)
-    unset = ["PYTEST_ADDOPTS"] if narrowing.narrowed or narrowing.seed != "default" else []
+    added = _added(run.header.environment)
+    unset = ["PYTEST_ADDOPTS"] if added else []
     unset += [EXAMPLES] if run.header.environment.get(f"variable {EXAMPLES}") else []
     start = ["env", *(part for name in unset for part in ("-u", name))] if unset else []
-    kept = _kept(run.header.arguments)
+    kept = _kept([*added, *run.header.arguments])
     whole = shlex.join([*start, "pytest", *paths, *kept, *options])
     return whole if len(whole) <= _LONGEST else shlex.join([*start, "pytest", *paths, *options])
+
+
+def _added(environment: Mapping[str, str]) -> list[str]:
+    """Return the arguments in ``PYTEST_ADDOPTS`` if they leave out tests or set a seed, which the next run must not."""
+    of_variable = asked([], environment)
+    narrows = of_variable.narrowed or of_variable.seed != DEFAULT_SEED or of_variable.hypothesis_seed is not None
+    return shlex.split(environment.get(_ADDED, "")) if narrows else []
 
 
 class _Parser(argparse.ArgumentParser):

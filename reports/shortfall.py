@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from harness.profiles import Claims
 from harness.profiles.vocabulary import REDUCING
-from harness.results import HostLacks, HostsLack, Run, TooFewHosts, TorchLacks
+from harness.results import HostLacks, HostsLack, Run, TestResult, TooFewHosts, TorchLacks
 from reports.minimums import Minimum
 from reports.model import UNDECLARED, RequirementReport, TestReport
 from reports.text import listed, plural
@@ -86,10 +86,18 @@ def excused(runs: Sequence[Run], tests: Sequence[TestReport]) -> set[str]:
     found = set()
     for test in tests:
         result = runs[test.run].tests.get(test.nodeid)
-        about_others = result is not None and isinstance(result.cause, TorchLacks | TooFewHosts | HostsLack | HostLacks)
-        if test.verdict == "unsupported" and about_others:
+        if test.verdict == "unsupported" and result is not None and _is_excused(result):
             found.add(test.nodeid)
     return found
+
+
+def _is_excused(test: TestResult) -> bool:
+    match test.cause:
+        case TorchLacks() | TooFewHosts() | HostsLack():
+            return True
+        case HostLacks():
+            return test.world is not None and test.world.device == "cpu"
+    return False
 
 
 def shortfalls(evidence: Evidence, minimum: Minimum) -> Iterator[str]:

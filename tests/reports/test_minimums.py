@@ -326,6 +326,12 @@ def test_no_fault_of_the_backend(cause: Any) -> None:
     assert judged(where("many", "collectives", **unsupported(cause))).conformant == "L5"
 
 
+def test_host_that_is_none() -> None:
+    """On an accelerator, what the host lacks is no excuse."""
+    gpu = where("many", "collectives", world=GivenWorld(2, "gloo", "gpu"), **unsupported(HostLacks("streams")))
+    assert any(said.startswith("36 of 45 mandatory") for said in level_of(judged(gpu), "L1").missing)
+
+
 def test_pass_on_one_rank() -> None:
     """A requirement that passed on one rank alone, and has tests on more, is shown as little as an unsupported one."""
     extra = [f"COLLECTIVES-MANY{i}-01" for i in range(4)]

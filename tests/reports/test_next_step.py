@@ -174,7 +174,7 @@ def test_performance_alone() -> None:
             ["env -u CONCORD_EXAMPLES pytest suites/ -n 2", f"env -u CONCORD_EXAMPLES {SECOND}"],
         ),
         (
-            lambda: first(given("suites", "-n", "2", PYTEST_ADDOPTS="-k sync"), part),
+            lambda: first(given("suites", PYTEST_ADDOPTS="-k sync -n 2"), part),
             ["env -u PYTEST_ADDOPTS pytest suites/ -n 2", f"env -u PYTEST_ADDOPTS {SECOND}"],
         ),
         (
