@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pytest
 
 _ID = re.compile(r"[A-Z][A-Z0-9]*(-[A-Z0-9]+)+-\d{2,}")
-_sentences: dict[str, tuple[str, str, bool]] = {}
-"""Sentence, level and whether it is mandatory, for each id that this process has seen."""
+_sentences: dict[str, tuple[str, str, bool, str]] = {}
+"""Sentence, level, whether it is mandatory, and source, for each id that this process has seen."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,19 @@ class Requirement:
 def note(new: Requirement) -> None:
     """Register a requirement in this process.
 
-    Errors: ValueError if its id already has another sentence or level, or is mandatory in one place only.
+    Errors: ValueError if its id already has another sentence, level or source, or is mandatory in one place only.
     """
-    sentence, *rest = _sentences.setdefault(new.id, (new.sentence, new.level, new.mandatory))
+    sentence, level, mandatory, source = _sentences.setdefault(
+        new.id, (new.sentence, new.level, new.mandatory, new.source)
+    )
     if sentence != new.sentence:
         raise ValueError(
             f"requirement {new.id} already has the sentence {sentence!r}; give another id to: {new.sentence!r}"
         )
-    if rest != [new.level, new.mandatory]:
+    if (level, mandatory) != (new.level, new.mandatory):
         raise ValueError(f"requirement {new.id} has another level elsewhere, or is mandatory in one place only")
+    if source != new.source:  # or results would have that of the test that ran first
+        raise ValueError(f"requirement {new.id} already has the source {source!r}; it can't also have {new.source!r}")
 
 
 def requirement(
@@ -72,8 +76,8 @@ def requirement(
     ``pytest.param``. ``level`` and ``mandatory`` are needed only if they differ from the level of the suite's stack and
     from True.
 
-    Errors: ValueError for a malformed id, an id that has another sentence or level elsewhere, a sentence without a full
-    stop, a missing source, or an unknown level.
+    Errors: ValueError for a malformed id, an id that has another sentence, level or source elsewhere, a sentence
+    without a full stop, a missing source, or an unknown level.
     """
     import pytest
 

@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 from xml.sax.saxutils import escape, quoteattr
 
+from reports.answer import answer, kind, waived_tests
 from reports.model import Report
 
 _LABEL = "concord"
-_COLOURS = {"brightgreen": "#2f8a4c", "yellow": "#8a6100", "lightgrey": "#6b7280", "red": "#b3261e"}
+_COLOURS = {"brightgreen": "#2f8a4c", "yellow": "#8a6100", "blue": "#0b5cad", "lightgrey": "#6b7280", "red": "#b3261e"}
 _WIDTH, _PADDING = 6.6, 12
 
 
 def message(report: Report) -> tuple[str, str]:
-    """Return the text of the badge, and its color by shields.io's name."""
-    if not report.conformant:
-        return "not conformant", "red" if any(level.tests for level in report.levels) else "lightgrey"
-    waived = report.counts.get("waived", 0)
-    return (f"{report.conformant}, {waived} waived", "yellow") if waived else (report.conformant, "brightgreen")
+    """Return the text of the badge, and its color by shields.io's name.
+
+    Only a level that is reached has the level's badge.  Of waived tests, it counts those that do not show a defect of
+    PyTorch's own.
+    """
+    match kind(report):
+        case "conformant":
+            waived = sum(waived_tests(report)[1].values())
+            level = report.conformant or "P"
+            return (f"{level}, {waived} waived", "yellow") if waived else (level, "brightgreen")
+        case "not conformant":
+            return "not conformant", "red"
+        case "partial":
+            return f"no level: {answer(report)}", "blue"
+    return "not shown", "lightgrey"
 
 
 def endpoint(report: Report) -> bytes:

@@ -12,7 +12,7 @@ from harness import results
 from harness.results import ResultsError, Run, TestResult, WaiverEntry
 from harness.safe_io.files import FileError, contents
 from harness.safe_io.untrusted import Allowance
-from reports import levels
+from reports import levels, minimums
 from reports.model import (
     ORDER,
     UNDECLARED,
@@ -27,6 +27,7 @@ from reports.model import (
     counted,
     worst,
 )
+from reports.next_step import steps
 
 FILE = "results.jsonl"
 LARGEST = 1 << 30
@@ -95,7 +96,8 @@ def made_of(read: Sequence[Parsed], wrong: Sequence[str] = ()) -> Report:
     requirements = _requirements(runs, tests)
     first = runs[0].header
     problems = [*levels.problems(runs, differences(runs)), *wrong]
-    judged = levels.levels(runs, requirements, tests, problems)
+    least = minimums.shipped()
+    judged = levels.levels(runs, requirements, tests, problems, least)
     return Report(
         concord=first.concord,
         made=max(run.end.finished if run.end else run.header.started for run in runs),
@@ -110,6 +112,8 @@ def made_of(read: Sequence[Parsed], wrong: Sequence[str] = ()) -> Report:
         suite_hash=first.suite_hash,
         environment=dict(first.environment),
         conformant=levels.highest(judged),
+        levels_version=least.version,
+        steps=[] if wrong else steps(runs, judged, least),
         problems=problems,
         levels=judged,
         counts=counted([test.verdict for test in tests]),

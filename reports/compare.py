@@ -13,6 +13,7 @@ from reports.text import plural, visible
 
 SCHEMA = "concord.comparison"
 VERSION = 1
+LEVELS_VERSION = "version of the levels' minimums"
 
 
 class Change(msgspec.Struct, kw_only=True):
@@ -46,8 +47,12 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     @property
     def worse(self) -> bool:
-        """Whether anything is worse than before: a new failure, a test that is lost or removed, or a lower level."""
-        return bool(self.newly_failing or self.lost or self.removed) or self.conformant[1] < self.conformant[0]
+        """Whether anything is worse than before: a new failure, a test that is lost or removed, or a lower level.
+
+        A level that another version of the minimums judged says nothing about the runs.
+        """
+        lower = self.conformant[1] < self.conformant[0] and LEVELS_VERSION not in self.environment
+        return bool(self.newly_failing or self.lost or self.removed) or lower
 
 
 def compare(before: Report, after: Report) -> Comparison:
@@ -98,6 +103,7 @@ def _around(before: Report, after: Report) -> Iterator[tuple[str, tuple[str, str
         "subject": (before.subject, after.subject),
         "suite": (before.suite_hash[:12], after.suite_hash[:12]),
         "concord": (before.concord, after.concord),
+        LEVELS_VERSION: (str(before.levels_version or ""), str(after.levels_version or "")),
         "seeds": (", ".join(run.seed for run in before.runs), ", ".join(run.seed for run in after.runs)),
     }
     for key in dict.fromkeys([*before.environment, *after.environment]):

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from harness.profiles import NEVER_RUN
 from harness.results import BAD
-from reports.model import ORDER, Report, TestReport
-from reports.page import answer, foreign
+from reports.answer import answer, explained, state, waived_tests, waivers
+from reports.model import ORDER, LevelReport, Report, TestReport
+from reports.page import foreign
 from reports.text import moment, plural, visible
 
 LARGEST = 1 << 20
@@ -54,11 +55,12 @@ def escaped(text: str) -> str:
 def _head(report: Report) -> Iterable[str]:
     yield f"## {answer(report)}"
     yield ""
+    yield from _next(report)
     where = f"{escaped(f'{report.backend} on {report.device}')}, " if report.backend else ""
     yield (
         f"{escaped(report.profile or 'no profile')}: {where}torch "
         f"{escaped(report.environment.get('torch', 'not said'))}, {moment(report.made)}, "
-        f"{plural(len(report.waivers), 'waiver')} for {plural(report.counts.get('waived', 0), 'test')}{_owners(report)}"
+        f"{_waivers(report)}"
     )
     yield ""
     if report.never_run:
@@ -71,25 +73,45 @@ def _head(report: Report) -> Iterable[str]:
     if report.problems or foreign(report):
         yield ""
     columns = [verdict for verdict in ORDER if verdict in report.counts]
-    yield f"| level | stack | conformant | {' | '.join(columns)} |" if columns else "| level | stack | conformant |"
+    yield f"| level | stack | answer | {' | '.join(columns)} |" if columns else "| level | stack | answer |"
     yield f"|{'---|' * (3 + len(columns))}"
     for level in report.levels:
         if level.tests:
             cells = " | ".join(str(level.tests.get(verdict, "")) for verdict in columns)
-            yield f"| {level.id} | {level.stack} | {'yes' if level.conformant else 'no'} | {cells} |"
+            yield f"| {level.id} | {level.stack} | {state(level)} | {cells} |"
     for level in report.levels:
-        own = [*level.notes, *level.why_not[len(report.problems) :]]
-        if level.tests and own:
-            yield ""
-            yield f"{level.id}:"
-            yield ""
-            yield from (f"- {escaped(why)}" for why in own)
+        if level.tests:
+            yield from _level(level, len(report.problems))
 
 
-def _owners(report: Report) -> str:
-    """Return the number of waived tests of each owner, after a colon; empty if no owner is known."""
-    counts = [f"{count} of {escaped(owner)}" for owner, count in report.owners.items()]
-    return f": {', '.join(counts)}" if counts else ""
+def _next(report: Report) -> Iterable[str]:
+    """Yield what the answer means, and the next command."""
+    if explained(report):
+        yield escaped(explained(report))
+        yield ""
+    for number, step in enumerate(report.steps):
+        yield f"{'Then' if number else 'Next'}: {escaped(step.do)}"
+        yield ""
+        if step.command:  # an indented block of code, which nothing on one line can end
+            yield f"    {' '.join(visible(step.command).split())}"
+            yield ""
+
+
+def _level(level: LevelReport, problems: int) -> Iterable[str]:
+    """Yield the notes and reasons of a level; ``problems``: how many of its reasons are the runs' problems."""
+    parts = [("", level.notes), ("wrong", level.reds), ("missing", level.missing[problems:])]
+    parts.insert(1, ("", [waivers(level)] if waivers(level) else []))
+    lines = [f"- {f'{what}: ' if what else ''}{escaped(why)}" for what, sentences in parts for why in sentences]
+    if lines:
+        yield from ("", f"{level.partial or level.id}:", "", *lines)
+
+
+def _waivers(report: Report) -> str:
+    """Return how many tests are waived, PyTorch's own defects apart."""
+    of_pytorch, of_others = waived_tests(report)
+    counts = [f"{plural(count, 'test')} for defects of {escaped(owner)}" for owner, count in of_others.items()]
+    counts += [f"{plural(of_pytorch, 'test')} for defects of PyTorch's own"] if of_pytorch else []
+    return ", ".join([plural(len(report.waivers), "waiver"), *counts])
 
 
 def _waived(report: Report) -> Iterable[str]:

@@ -11,7 +11,15 @@ from harness.safe_io.untrusted import Allowance, Count, Moment, Ranks, Refused, 
 from harness.safe_io.untrusted import Version as VersionNumber
 
 SCHEMA = "concord.report"
-VERSION = 1
+VERSION = 2
+"""Since version 2, a level has three answers, and reasons of two kinds (docs/reports.md)."""
+
+CONFORMANT, NOT_CONFORMANT, NOT_SHOWN = ANSWERS = ("conformant", "not conformant", "not shown")
+"""The answers for a level.  ``not conformant``: something is wrong.  ``not shown``: nothing is wrong, but something is
+missing, such as a seed, a world size or a run."""
+
+PYTORCH = "pytorch"
+"""The owner of the known defects that are no fault of a backend's vendor."""
 
 UNDECLARED = "undeclared"
 """The verdict of a test that was not run because the profile does not claim what it tests.  Results call it
@@ -20,9 +28,6 @@ UNDECLARED = "undeclared"
 ORDER = ("crashed", "hung", "failed", "flaky", "not-run", "waived", "passed", UNDECLARED, "unsupported")
 """Every verdict of a report, worst first.  Verdicts of tests that did not have to run are last, because any other
 verdict outweighs them."""
-
-FINE = ("waived", "passed", "unsupported")
-"""The verdicts that the requirements of a conformant level may have."""
 
 assert set(ORDER) == {*VERDICTS, UNDECLARED}
 
@@ -70,6 +75,11 @@ class WaiverReport(msgspec.Struct, kw_only=True):
     """The owner of the defect, such as ``pytorch``, or the profile's name; empty if the results do not say it."""
     defect: str = ""
     """The id of the defect among those of its owner; empty for a waiver of the profile."""
+
+    @property
+    def of_pytorch(self) -> bool:
+        """Whether it is about a known defect of PyTorch's own; a waiver of a profile never is, whatever its name."""
+        return self.owner == PYTORCH and bool(self.defect)
 
     @property
     def named(self) -> str:
@@ -123,6 +133,11 @@ class TestReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Every attempt in that run, in order, if there were several."""
 
     @property
+    def of_pytorch(self) -> bool:
+        """Whether it is waived for a known defect of PyTorch's own."""
+        return self.owner == PYTORCH and bool(self.defect)
+
+    @property
     def most_ranks(self) -> int:
         """The size of the largest world that it had, if it draws them; of others, the size that they ask for."""
         return max(self.sizes, default=self.size)
@@ -147,17 +162,51 @@ class LevelReport(msgspec.Struct, kw_only=True):
 
     id: str
     stack: str
-    conformant: bool
-    why_not: list[str]
+    answer: str = ""
+    """One of :data:`ANSWERS`."""
+    conformant: bool = False
+    """Whether the answer is that it is."""
+    partial: str = ""
+    """The name of what is shown instead, such as ``L1 on one rank: partial``, if nothing is wrong and all was run, but
+    it falls short of the level's minimum."""
+    reds: list[str] = []
+    """What is wrong, in sentences; empty unless the answer is ``not conformant``."""
+    missing: list[str] = []
+    """What is missing, in sentences."""
     requirements: dict[str, Count]
     """The number of its requirements with each verdict."""
     tests: dict[str, Count]
     """The number of its stack's tests with each verdict."""
+    waived_of_pytorch: Count = 0
+    """The number of its mandatory requirements with a test that is waived for a defect of PyTorch's own."""
+    waived_of_others: Count = 0
+    """The same for other defects: of the backend, of a package, or those that the profile declares."""
+    may_be_waived: Count = 0
+    """The largest number of the latter."""
     drawn: dict[str, Count] = {}
     """The number of its stack's tests that drew from worlds of each size, smallest first."""
     notes: list[str] = []
     """What a reader should know of it, conformant or not: whether its tests drew from smaller worlds than they ask for,
     in sentences."""
+
+    def __post_init__(self) -> None:
+        if not self.answer:  # a report of version 1, which knows two answers
+            self.answer = CONFORMANT if self.conformant else NOT_CONFORMANT
+        self.conformant = self.answer == CONFORMANT
+
+    @property
+    def why_not(self) -> list[str]:
+        """Every reason why it is not conformant: what is wrong, then what is missing."""
+        return [*self.reds, *self.missing]
+
+
+class Step(msgspec.Struct, kw_only=True):
+    """Something that is missing, and can be done."""
+
+    do: str
+    """A sentence."""
+    command: str
+    """The command, quoted for a shell; empty if it is not a command that is missing."""
 
 
 class Cell(msgspec.Struct, kw_only=True):
@@ -192,6 +241,10 @@ class Report(msgspec.Struct, kw_only=True):
     environment: dict[str, str]
     conformant: str
     """The highest of L1 to L5 at which the backend is conformant; empty if there is none."""
+    levels_version: Count = 0
+    """The version of the minimums by which levels are judged (:mod:`reports.minimums`); 0 in older reports."""
+    steps: list[Step] = []
+    """What to do next so that levels that are not shown are; empty if there is nothing to do, or nothing that helps."""
     problems: list[str]
     """Problems of the runs as a whole.  If there are any, no level is conformant."""
     levels: list[LevelReport]

@@ -12,6 +12,7 @@ import markupsafe
 
 from harness.profiles import NEVER_RUN
 from harness.requirements import LEVELS
+from reports import answer
 from reports.model import ORDER, Cell, Report, ReportError, RequirementReport, TestReport
 from reports.text import duration, moment, plural, shortened, visible
 
@@ -63,19 +64,23 @@ def _texts(test: TestReport) -> Iterator[str]:
 def _rendered(report: Report, longest: int) -> str | None:
     """Render the page with texts cut to ``longest`` characters; None if it is too large."""
     tests = {test.nodeid: test for test in report.tests}
+    of_pytorch, of_others = answer.waived_tests(report)
     slowest = sorted(report.tests, key=lambda test: (-test.seconds, test.nodeid))[:_SLOWEST]
     pieces = (
         _environment(longest)
         .get_template("report.html")
         .generate(
             r=report,
-            answer=answer(report),
+            answer=answer.answer(report),
+            kind=answer.kind(report),
+            explained=answer.explained(report),
+            of_pytorch=of_pytorch,
+            of_others=of_others,
             groups=groups(report, tests),
             loose=[test for test in report.tests if not test.requirements],
             tables=tables(report.matrix),
             order=ORDER,
             slowest=slowest,
-            waived=report.counts.get("waived", 0),
             undeclared=report.counts.get("undeclared", 0),
             foreign=foreign(report),
             never_run=NEVER_RUN,
@@ -108,17 +113,12 @@ def _environment(longest: int) -> jinja2.Environment:
         cut=lambda text: shortened(text, longest),
         cut_file=lambda text: shortened(text, _LONGEST_REPRODUCER),
         plural=plural,
+        state=answer.state,
+        waivers=answer.waivers,
         web=web,
         visible=visible,
     )
     return environment
-
-
-def answer(report: Report) -> str:
-    """Say at which level the backend is conformant, which is what customers ask first."""
-    if report.conformant:
-        return f"Conformant at {report.conformant} ({LEVELS[report.conformant]})"
-    return "Not conformant at any level"
 
 
 def foreign(report: Report) -> dict[str, str]:

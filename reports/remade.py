@@ -13,7 +13,7 @@ import msgspec
 
 from harness.safe_io.untrusted import Refused, json_checked
 from reports import bundle
-from reports.model import Report, ReportError, decode
+from reports.model import CONFORMANT, NOT_CONFORMANT, Report, ReportError, decode
 
 _VERDICTS = ("tests", "requirements", "waivers")
 
@@ -78,12 +78,10 @@ def _report(claimed: bytes, again: bytes, unchecked: list[str] | None) -> Iterat
         return
     if len(old.runs) != len(new.runs):
         yield f"report.json: is of {len(old.runs)} runs, and there are {len(new.runs)}"
-    if old.conformant != new.conformant:
-        yield f"report.json: says conformant at {old.conformant or 'no level'}; the runs say {new.conformant or 'none'}"
-    for level in new.levels:
-        said = next((each.conformant for each in old.levels if each.id == level.id), False)
-        if said and not level.conformant:
-            yield f"report.json: says that {level.id} is conformant; the runs say that it is not"
+    if unchecked is not None and other_minimums(old, new):
+        unchecked.append(f"report.json: {other_minimums(old, new)}; read the one made here")
+    else:
+        yield from _levels(old, new)
     for what in _VERDICTS:
         yield from _entries(what[:-1], getattr(old, what), getattr(new, what), verdicts_only=unchecked is not None)
     others = [f for f in Report.__struct_fields__ if f not in (*_VERDICTS, "runs", "conformant")]
@@ -97,6 +95,31 @@ def _report(claimed: bytes, again: bytes, unchecked: list[str] | None) -> Iterat
         yield "report.json: says something else about the runs than they do"
     for name in different:
         yield f"report.json: {name} is not what the runs say"
+
+
+def other_minimums(old: Report, new: Report) -> str:
+    """Say that two reports judge levels by different versions of the minimums; empty if they do not."""
+    versions = (old.levels_version, new.levels_version)
+    if versions[0] == versions[1]:
+        return ""
+    return f"its levels are judged by version {versions[0]} of the minimums, and here by version {versions[1]}"
+
+
+def _levels(old: Report, new: Report) -> Iterator[str]:
+    if old.conformant != new.conformant:
+        yield f"report.json: says conformant at {old.conformant or 'no level'}; the runs say {new.conformant or 'none'}"
+    for level in new.levels:
+        said = next((each for each in old.levels if each.id == level.id), None)
+        if said is None or said.answer == level.answer:
+            continue
+        if said.answer == CONFORMANT:
+            yield f"report.json: says that {level.id} is conformant; the runs say that it is {_not(level.answer)}"
+        elif level.answer == NOT_CONFORMANT:
+            yield f"report.json: says that {level.id} is not shown; the runs say that it is not conformant"
+
+
+def _not(answer: str) -> str:
+    return "not" if answer == NOT_CONFORMANT else answer
 
 
 def _entries(what: str, old: Iterable[Any], new: Iterable[Any], *, verdicts_only: bool) -> Iterator[str]:

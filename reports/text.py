@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 
 from harness.safe_io.shown import printable
 
@@ -42,3 +43,9 @@ def duration(seconds: float) -> str:
 def plural(count: int, word: str) -> str:
     """Format a count with its noun, as in ``1 waiver`` or ``2 waivers``."""
     return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def listed(words: Iterable[str], *, more: int = 0) -> str:
+    """Join words as in ``a``, ``a and b`` or ``a, b and c``; ``more``: how many others are not among them."""
+    parts = [*words, *([f"{more:,} more"] if more > 0 else [])]
+    return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))

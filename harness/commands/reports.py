@@ -32,10 +32,11 @@ from reports import compare as comparing
 from reports import junit as junits
 from reports import markdown as markdowns
 from reports import model, relay
+from reports.answer import answer, explained, state, waived_tests, waivers
 from reports.build import FILE, LARGEST, build, load
 from reports.checkout import Checkout
-from reports.model import LevelReport, Report, ReportError
-from reports.page import answer, page
+from reports.model import CONFORMANT, LevelReport, Report, ReportError
+from reports.page import page
 from reports.text import plural, visible
 from reports.verify import verify
 
@@ -107,8 +108,7 @@ def report(
         if markdown is not None:
             _append(markdown, markdowns.markdown(made).encode(errors="replace"))
         _show(made)
-        if require and not next(level.conformant for level in made.levels if level.id == require):
-            raise typer.Exit(1)
+        _require(require, made)
 
 
 def compare(
@@ -196,12 +196,20 @@ def verify_bundle(
             raise typer.Exit(1)
         if checked.unchecked or (strict and checked.notes):
             raise typer.Exit(NOT_SHOWN)
-        if require and not any(level.id == require and level.conformant for level in _levels(checked.report)):
-            raise typer.Exit(1)
+        _require(require, checked.report)
 
 
-def _levels(report: Report | None) -> list[LevelReport]:
-    return report.levels if report is not None else []
+def _require(required: str, report: Report | None) -> None:
+    """Exit with 1, and say which answer it is, unless a report says that a level is conformant.
+
+    ``required``: the level; empty: none.
+    """
+    levels = report.levels if report is not None else []
+    level = next((level for level in levels if level.id == required), None)
+    if required and (level is None or level.answer != CONFORMANT):
+        said = state(level) if level is not None else "not shown"
+        typer.echo(f"concord: --require {required}: {required} is {said}", err=True)
+        raise typer.Exit(1)
 
 
 def _in_a_word(problems: int, unchecked: int) -> str:
@@ -250,21 +258,37 @@ def _report_of(path: Path) -> Report:
 
 
 def _show(made: Report) -> None:
-    typer.echo(f"{answer(made)}: {one_line(made.profile or 'no profile')}")
+    of = f"profile {one_line(made.profile)}" if made.profile else "no profile"
+    typer.echo(f"{answer(made)}, {of}")
+    if explained(made):
+        typer.echo(f"  {one_line(explained(made))}")
+    for number, step in enumerate(made.steps):
+        typer.echo(f"  {'then' if number else 'next'}: {one_line(step.do)}")
+        if step.command:
+            typer.echo(f"    {one_line(step.command)}")
     if made.never_run:
         typer.echo(f"  the profile: {NEVER_RUN}")
     for problem in made.problems:
         typer.echo(f"  {one_line(problem)}")
     for level in made.levels:
         if level.tests:
-            counts = ", ".join(f"{count} {verdict}" for verdict, count in level.tests.items())
-            typer.echo(
-                f"  {level.id} {level.stack}: {'conformant' if level.conformant else 'not conformant'} ({counts})"
-            )
-            for sentence in (*level.notes, *level.why_not[len(made.problems) :]):
-                typer.echo(f"    {one_line(sentence)}")
-    if made.owners:
-        typer.echo(f"  waived: {', '.join(f'{count} of {one_line(owner)}' for owner, count in made.owners.items())}")
+            verdicts = ", ".join(f"{count} {verdict}" for verdict, count in level.tests.items())
+            typer.echo(f"  {level.id} {level.stack}: {state(level)} ({verdicts})")
+            _show_reasons(level, len(made.problems))
+    of_pytorch, of_others = waived_tests(made)
+    counts = [f"{count} of {one_line(owner)}" for owner, count in of_others.items()]
+    counts += [f"{of_pytorch} of PyTorch's own defects"] if of_pytorch else []
+    if counts:
+        typer.echo(f"  waived tests: {', '.join(counts)}")
+
+
+def _show_reasons(level: LevelReport, problems: int) -> None:
+    """Print the notes and reasons of a level; ``problems``: how many of its reasons are the runs' problems."""
+    for sentence in (*level.notes, *([waivers(level)] if waivers(level) else [])):
+        typer.echo(f"    {one_line(sentence)}")
+    for what, sentences in (("wrong", level.reds), ("missing", level.missing[problems:])):
+        for sentence in sentences:
+            typer.echo(f"    {what}: {one_line(sentence)}")
 
 
 def _check_outputs(outputs: Sequence[Path], runs: Sequence[Path]) -> None:

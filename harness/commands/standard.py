@@ -106,7 +106,8 @@ def _introduction(by_level: Mapping[str, list[RequirementText]]) -> Iterator[str
 
 Each requirement is one claim about what a user of PyTorch's distributed stack sees, with the tests that prove it.
 A backend is **conformant** at a level if it meets every mandatory requirement of that level and of the levels before
-it; [reports](reports.md) state the exact rule, and [the vendors' page](vendors.md) shows how to run it.
+it, in worlds of enough sizes; [reports](reports.md#levels) state the exact rule and each level's minimum, and
+[the vendors' page](vendors.md) shows how to run it.
 
 | level | stack | requirements | about |
 |---|---|---|---|"""

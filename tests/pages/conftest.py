@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reports"))  # the runs that are invented there
+sys.path.insert(0, str(Path(__file__).parent))  # import-mode=importlib leaves the tests' own modules out of it
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
@@ -31,6 +32,14 @@ FLAGS = (
     "--disable-sync",
 )
 LOCAL = ("file:", "data:", "blob:", "about:")
+
+
+@pytest.fixture(autouse=True)
+def minimums_of_the_invented_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The invented suite has minimums of its own, as it has tests of its own."""
+    from invented import MINIMUMS
+
+    monkeypatch.setattr("reports.minimums.shipped", lambda: MINIMUMS)
 
 
 @pytest.fixture(scope="package")

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from answers import ANSWERS
 from invented import PROFILE, change, evidence, records, runs, written
 
 from harness.results import GivenWorld, OptionGiven, TestResult
@@ -52,7 +53,14 @@ def test_answer_first(opened: Any) -> None:
     page = opened()
     assert page.inner_text("h1") == "Conformant at L5 (dynamo)"
     facts = page.inner_text(".facts")
-    for part in ("gloo on cpu", "A processor", "2.13.0", "2027-01-15", "2 runs, seed default, seed 123", "1 waiver"):
+    for part in (
+        "gloo on cpu",
+        "A processor",
+        "2.13.0",
+        "2027-01-15",
+        "2 runs, seed default, seed 123",
+        "1 test for made-up",
+    ):
         assert part in facts
     assert page.query_selector(".facts").bounding_box()["y"] < 400
     assert "Conformant at L5" in page.title()
@@ -61,13 +69,47 @@ def test_answer_first(opened: Any) -> None:
 def test_why_not(opened: Any) -> None:
     """A level that is not conformant says why; what is wrong with a run is said once, above."""
     page = opened(files=runs(change("replicate_fsdp/test_a.py::test_one[2", verdict="hung"))[:1])
-    assert page.inner_text("h1") == "Not conformant at any level"
+    assert page.inner_text("h1") == "Not conformant at L3 (replicate_fsdp)"
+    assert page.inner_text(".means").startswith("1 thing is wrong. REPLICATEFSDP-ONE-01: 1 hung of 2 tests")
     third = page.query_selector_all(".levels > li")[2].inner_text()
     assert "REPLICATEFSDP-ONE-01: 1 hung of 2 tests; first suites/replicate_fsdp/test_a.py::test_one[2" in third
     assert page.query_selector(".problems") is None
     cut = runs()[0][1].rpartition(b'{"record":"end"')[0]
     page = opened(files=[("cut", cut)])
     assert page.inner_text(".problems li") == "The run was cut off before its end."
+
+
+def test_answers(opened: Any) -> None:
+    """Each answer differs from the others without color: by its words and its sign, in the heading and at the level."""
+    said, signs = [], []
+    for name, (files, words) in ANSWERS.items():
+        page = opened(files=files())
+        assert (page.inner_text("h1"), page.inner_text(".levels .state")) == (words, name)
+        said.append(words)
+        of = "(selector) => getComputedStyle(document.querySelector(selector), '::before').content"
+        signs.append(page.evaluate(of, "h1"))
+        assert page.evaluate(of, ".levels .state") == signs[-1]
+    assert len({*signs}) == len({*said}) == len(ANSWERS)
+
+
+def test_next_command(opened: Any, page: Any) -> None:
+    """What to do next is on the first screen, right below the answer, also on a phone; a click selects the command."""
+    for width, height in ((1280, 800), (390, 844)):
+        page.set_viewport_size({"width": width, "height": height})
+        opened(files=runs()[:1])
+        command = page.query_selector(".next pre")
+        assert command.inner_text() == "pytest suites/ -n 2 --concord-seed random -m property_based"
+        box = command.bounding_box()
+        assert box["y"] + box["height"] < 400
+        assert box["x"] + box["width"] <= width
+    command.click()
+    assert page.evaluate("getSelection().toString()").strip() == command.inner_text()
+
+
+def test_no_next_command(opened: Any) -> None:
+    """Where all is shown, or a run would not help, nothing is to do."""
+    for files, _ in (ANSWERS["conformant"], ANSWERS["not conformant"]):
+        assert opened(files=files()).query_selector(".next") is None
 
 
 def test_search(opened: Any) -> None:
@@ -198,6 +240,11 @@ def contrast(page: Any, selector: str) -> float:
 def test_colors(opened: Any, page: Any, scheme: str) -> None:
     """Texts can be read in both schemes (a contrast of 4.5), and the button changes it for the page."""
     page.emulate_media(color_scheme=scheme)
+    for files, _ in ANSWERS.values():
+        opened(files=files())
+        for selector in ("h1", ".levels .state", ".means", ".next p", ".next pre", ".why li"):
+            if page.query_selector(selector) is not None:
+                assert contrast(page, selector) >= 4.5, selector
     opened(
         change("dynamo/test_a.py::test_one[2", verdict="failed"), change("dynamo/test_a.py::test_two", verdict="hung")
     )
@@ -220,6 +267,50 @@ def test_phone(opened: Any, page: Any) -> None:
         "[...document.querySelectorAll('.chip, .cell')].map((e) => e.getBoundingClientRect().height)"
     )
     assert min(heights) >= 32
+
+
+def test_print(opened: Any, page: Any) -> None:
+    """On paper the page is light, has no controls, cuts nothing off, and shows why a level is not reached."""
+    page.emulate_media(color_scheme="dark")
+    opened(change("collectives/test_a.py::test_one[2", verdict="failed", headline="no"))
+    page.click("#theme")  # light, as chosen
+    page.click("#theme")  # dark, as chosen
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = false; })")
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert contrast(page, "h1") >= 4.5
+    assert not any(page.is_visible(selector) for selector in ("#filters", "#theme"))
+    assert page.is_visible(".why li")
+    assert page.is_visible(".waiver .tests")
+    assert page.evaluate(
+        "[...document.querySelectorAll('.scroll')].every((e) => getComputedStyle(e).overflowX === 'visible')"
+    )
+    assert len(page.pdf()) > 10_000
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen", color_scheme="dark")
+    assert not page.is_visible(".why li")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+
+
+def test_keyboard_reaches_everything(opened: Any) -> None:
+    """Tab alone reaches the next command, reasons, cells, filters and requirements, and shows where it is."""
+    page = opened(files=runs()[:1])
+    reached, outlined = set(), True
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        where, outline = page.evaluate(
+            """() => {
+              const e = document.activeElement;
+              const kinds = ['.next pre', '.why summary', '.cell', '#q', '#stack', '.chip input',
+                '.requirement > summary'];
+              return [kinds.find((kind) => e.matches(kind)) || '', getComputedStyle(e).outlineStyle];
+            }"""
+        )
+        reached.add(where)
+        outlined &= where == "" or outline != "none"
+    assert {".next pre", ".why summary", ".cell", "#q", "#stack", ".chip input", ".requirement > summary"} <= reached
+    assert outlined
 
 
 def hostile(text: str) -> Callable[[list[Any]], None]:
@@ -301,5 +392,5 @@ def test_empty(opened: Any) -> None:
     """A run in which nothing was run makes a page, too."""
     made = records(of=[])
     page = opened(files=[("a", written(made))])
-    assert page.inner_text("h1") == "Not conformant at any level"
+    assert page.inner_text("h1") == "Not shown yet at any level"
     assert PROFILE.splitlines()[0] not in page.content()

@@ -29,6 +29,7 @@ from harness.results import (
 )
 from harness.suite_facts import SuiteFacts, TestFacts
 from reports.checkout import Checkout
+from reports.minimums import Minimum, Minimums
 
 STARTED = 1.8e9  # 2027-01-15
 PROFILE = """name = "made-up"
@@ -65,6 +66,10 @@ ENVIRONMENT = {
 
 FILES = {f"suites/{stack}/test_a.py": f"{i}" * 64 for i, stack in enumerate(LEVELS.values())}
 FILES["harness/results.py"] = "a" * 64
+
+LEAST = Minimum(world_sizes=(2, 3), unsupported=1.0, drawn=1, examples=1.0, waived=0.5)
+MINIMUMS = Minimums(version=1, levels=dict.fromkeys(LEVELS, LEAST))
+"""What the levels of this suite take at the least: no more than it has."""
 
 Change = Callable[[list[Any]], None]
 

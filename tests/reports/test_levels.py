@@ -106,7 +106,7 @@ def edited() -> list[tuple[str, bytes]]:
         (torn, "Run 1 was cut off before its end."),
         (edited, "Run 1 is not as it was written: line 40"),
         (lambda: one(faults=["gloo_lies"]), "Run 2 had defects put into its ranks on purpose: gloo_lies."),
-        (lambda: one(effort=0.1), "Run 2 drew fewer examples than suites say (CONCORD_EXAMPLES is 0.1)."),
+        (lambda: one(effort=0.1), UNDRAWN),
         (lambda: one(profile=""), "Run 2 went by no profile, so that nothing is claimed."),
         (lambda: one(version=1), "Run 2 is a file of version 1, which says neither seed nor selection."),
         (lambda: one(suite_hash="6" * 64), "The runs differ in the suite (its hash): 555555555555 and 666666666666."),

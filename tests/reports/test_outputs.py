@@ -21,13 +21,13 @@ from typer.testing import CliRunner
 
 from harness.commands.main import app
 from harness.profiles import NEVER_RUN
-from harness.results import GivenWorld, ProfileText, TestResult
+from harness.results import GivenWorld, ProfileText, TestResult, TooFewDevices
 from reports import badge, relay
 from reports.build import build
 from reports.compare import compare, lines
 from reports.junit import junit, names
 from reports.markdown import escaped, markdown
-from reports.model import Report
+from reports.model import Report, decode, encode
 from reports.page import page
 from reports.text import duration, moment, shortened, visible
 
@@ -88,8 +88,8 @@ def test_markdown() -> None:
     """The answer, a table of levels, why not, and what failed."""
     text = markdown(build(runs(change(BAD, verdict="failed", headline="1 is *not* <2>"))))
     assert text.startswith("## Conformant at L2 (replicate)\n")
-    assert "| L3 | replicate_fsdp | no | 1 | | 3 | |" in text.replace("|  |", "| |")
-    assert "- REPLICATEFSDP-ONE-01: 1 failed of 2 tests; first suites/" in text
+    assert "| L3 | replicate_fsdp | not conformant | 1 | | 3 | |" in text.replace("|  |", "| |")
+    assert "- wrong: REPLICATEFSDP-ONE-01: 1 failed of 2 tests; first suites/" in text
     assert "1 is &#42;not&#42; &#60;2&#62;" in text
 
 
@@ -194,6 +194,13 @@ def test_names() -> None:
 # Badge
 
 
+def on_two_ranks(made: list[Any]) -> None:
+    """Makes the machine one of two devices."""
+    few = TooFewDevices(3, 3, "gpu", 2)
+    left = {"headline": "", "ranks": [], "waiver": "", "bare": "", "reproducer": None}
+    change("[3ranks", verdict="unsupported", cause=few, reason=f"unsupported: {few}", **left)(made)
+
+
 @pytest.mark.parametrize(
     ("files", "says", "color"),
     [
@@ -203,7 +210,10 @@ def test_names() -> None:
             "L5",
             "brightgreen",
         ),
-        (lambda: runs()[:1], "not conformant", "red"),
+        (lambda: runs(change("collectives", verdict="failed", headline="no")), "not conformant", "red"),
+        (lambda: runs()[:1], "not shown", "lightgrey"),
+        (lambda: [("a", written(records(of=[])))], "not shown", "lightgrey"),
+        (lambda: runs(on_two_ranks), "no level: L5 on 2 ranks: partial", "blue"),
     ],
 )
 def test_badge(files: Any, says: str, color: str) -> None:
@@ -292,6 +302,26 @@ def test_compare_level() -> None:
     assert compare(build(runs()), build(runs()[:1])).worse is True
 
 
+def test_compare_with_an_older_report() -> None:
+    """A report of version 1 has two answers and no minimums; a level that is lost to minimums makes nothing worse."""
+    data = json.loads(encode(build(runs())))
+    del data["levels_version"], data["steps"]
+    for level in data["levels"]:
+        for name in ("answer", "partial", "reds", "missing", "waived_of_pytorch", "waived_of_others", "may_be_waived"):
+            del level[name]
+        level["why_not"] = []
+    before = decode(json.dumps({**data, "version": 1}).encode(), "old")
+    assert [level.answer for level in before.levels] == ["conformant"] * 6
+    assert (badge.message(before)[0], before.levels_version) == ("L5, 1 waived", 0)
+    found = compare(before, build(runs(on_two_ranks)))
+    assert found.conformant == ("L5", "")
+    assert found.environment["version of the levels' minimums"] == ("", "1")
+    assert found.worse  # tests are no longer run
+    unchanged = compare(before, build(runs()[:1]))
+    assert (unchanged.conformant, unchanged.worse) == (("L5", ""), False)
+    assert "  version of the levels' minimums: none before, 1 now" in lines(unchanged)
+
+
 # Text
 
 
@@ -330,7 +360,7 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_commands(folder: Path) -> None:
     """From runs to a report, a bundle, its check and a comparison."""
     code, said = run("report", "first", "second", "--require", "L5")
-    assert (code, "Conformant at L5 (dynamo): made-up" in said) == (0, True)
+    assert (code, "Conformant at L5 (dynamo), profile made-up" in said) == (0, True)
     assert {p.name for p in (folder / "second").iterdir()} >= {"report.html", "report.json", "report.md"}
     assert run("report", "first", "--require", "L1", "--json", "r.json")[0] == 1
     outputs = [
@@ -419,6 +449,7 @@ def test_verified_and_not_conformant(same_suite: Path) -> None:
     run("bundle", "first", "-o", "x.zip")
     assert run("verify", "x.zip")[0] == 0
     code, said = run("verify", "x.zip", "--require", "L1")
+    assert "concord: --require L1: L1 is not shown" in said
     assert (code, "No run of all tests of collectives that draw from the seed has one drawn at random" in said) == (
         1,
         True,
@@ -453,7 +484,7 @@ def test_page_made_anew(same_suite: Path) -> None:
 def test_schema_command() -> None:
     """The schema is printed, and it is the one that the documentation has."""
     code, said = run("report", "--schema")
-    published = Path(__file__).parents[2] / "docs" / "schemas" / "report-1.json"
+    published = Path(__file__).parents[2] / "docs" / "schemas" / "report-2.json"
     assert (code, said) == (0, published.read_text())
 
 

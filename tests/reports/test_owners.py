@@ -76,6 +76,8 @@ def test_report() -> None:
 def test_own_waiver() -> None:
     """A waiver of the profile is the profile's."""
     report = build(runs())
+    assert "<dd>1 test for <bdi>made-up</bdi></dd></div>" in page(report)
+    assert "<h3>Of PyTorch itself" not in page(report)
     assert (report.owners, [w.named for w in report.waivers]) == ({"made-up": 1}, ["made-up"])
 
 
@@ -90,7 +92,7 @@ def test_older_results() -> None:
 def test_markdown() -> None:
     """The summary of a job counts by owner, and lists waived tests under their owners."""
     lines = markdown(build(runs(owned()))).splitlines()
-    assert lines[2].endswith("1 waiver for 1 test: 1 of pytorch")
+    assert lines[2].endswith("1 waiver, 1 test for defects of PyTorch's own")
     at = lines.index("### 1 test waived for known defects of pytorch")
     assert lines[at + 2].startswith("- replicate&#95;two: known to be wrong: suites/replicate/test&#95;a")
 
@@ -108,7 +110,9 @@ def test_page() -> None:
     html = page(build(runs(owned())))
     assert 'class="owner">of <bdi>pytorch</bdi></span> <code>suites/replicate/test_a.py::test_two[2ranks' in html
     assert 'class="owner"><bdi>pytorch/replicate_two</bdi></span> known to be wrong' in html
-    assert "for 1 test: 1 of <bdi>pytorch</bdi>" in html
+    assert "<dd>none of the backend's own</dd><dd class=\"soft\">and 1 test for defects of PyTorch's own</dd>" in html
+    assert "<h3>Of PyTorch itself, whatever the backend is</h3>" in html
+    assert "<h3>Of the backend" not in html
     assert "as a known defect of pytorch (replicate_two)" in html
 
 

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from invented import (
     FILE,
+    LEAST,
     PROFILE,
     STARTED,
     SUITE,
@@ -38,6 +39,7 @@ from harness.results import TestResult
 from reports import bundle
 from reports.bundle import MANIFEST, manifest_of, packed, unpacked
 from reports.checkout import Checkout
+from reports.minimums import Minimums
 from reports.model import ReportError, decode, encode
 from reports.verify import Checked, verify
 
@@ -173,7 +175,7 @@ def edited_verdict_in_report(files: Files) -> Files:
 def better_verdict(files: Files) -> Files:
     report = decode(files["report.json"], "x")
     for level in report.levels:
-        level.conformant, level.why_not = True, []
+        level.answer, level.reds, level.missing = "conformant", [], []
     report.conformant = "L5"
     return signed_off({**files, "report.json": encode(report)})
 
@@ -280,6 +282,63 @@ def test_better_verdict(path: Path) -> None:
     """A report that claims more than its runs say is found."""
     files = better_verdict(honest(change("collectives/test_a.py::test_one[2", verdict="failed", headline="no")))
     assert "report.json: says conformant at L5; the runs say none" in checked(path, files).problems
+
+
+def answered(answer: str, **fields: Any) -> Callable[[Files], Files]:
+    """A report that gives all levels another answer, and says other things of itself."""
+
+    def forge(files: Files) -> Files:
+        report = decode(files["report.json"], "x")
+        for level in report.levels:
+            level.answer = answer
+        for key, value in fields.items():
+            setattr(report, key, value)
+        return signed_off({**files, "report.json": encode(report)})
+
+    return forge
+
+
+def failing() -> Files:
+    return honest(change("collectives/test_a.py::test_one[2", verdict="failed", headline="no"))
+
+
+def test_better_answer(path: Path) -> None:
+    """A report that calls not shown what is not conformant is found, and so is one that calls it conformant."""
+    found = checked(path, answered("not shown")(failing())).problems
+    assert "report.json: says that L1 is not shown; the runs say that it is not conformant" in found
+    found = checked(path, answered("conformant")(failing())).problems
+    assert "report.json: says that L1 is conformant; the runs say that it is not" in found
+    assert any(
+        line.startswith("report.json: says that L1 is conformant, but checked locally it is not: ") for line in found
+    )
+
+
+def test_other_minimums(path: Path) -> None:
+    """Levels that are judged by other minimums are judged again by those here: wrong, or unchecked if a Concord of
+    another version judged them."""
+    forged = answered("conformant", levels_version=7, conformant="L5")(failing())
+    found = checked(path, forged)
+    assert "report.json: levels_version is not what the runs say" in found.problems
+    path.write_bytes(packed(claimed_by_another(forged)))
+    found = verify(path, "0.1.0", HERE, NOW)
+    said = (
+        "report.json: its levels are judged by version 7 of the minimums, and here by version 1; read the one made here"
+    )
+    assert (said in found.unchecked, found.shown) == (True, False)
+    assert found.report is not None
+    assert [level.answer for level in found.report.levels[:5]] == ["not conformant"] * 5
+
+
+def test_minimums_are_those_here(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle that was made with lower minimums than those here reaches no level here."""
+    files = honest()
+    more = msgspec.structs.replace(LEAST, world_sizes=(2, 3, 4))
+    here = Minimums(version=2, levels=dict.fromkeys(LEVELS, more))
+    monkeypatch.setattr("reports.minimums.shipped", lambda: here)
+    found = checked(path, files)
+    assert any(line.startswith("report.json: says that L1 is conformant; the runs say") for line in found.problems)
+    assert found.report is not None
+    assert (found.report.conformant, found.report.levels_version) == ("", 2)
 
 
 # Forgeries of the runs, with everything that follows from them made anew, counts and digests as well.

@@ -99,3 +99,10 @@ def test_one_sentence() -> None:
         ValueError, match=rf"UNIT-ONE-01 already has the sentence '{SENTENCE}'; give another id to: 'Another\.'"
     ):
         requirement("UNIT-ONE-01", "Another.", source=SOURCE)
+
+
+def test_one_source() -> None:
+    """An id has one source, whichever of its tests runs first."""
+    requirement("UNIT-TWO-01", SENTENCE, source=SOURCE)
+    with pytest.raises(ValueError, match=r"UNIT-TWO-01 already has the source '.*'; it can't also have 'another'"):
+        requirement("UNIT-TWO-01", SENTENCE, source="another")

@@ -1,0 +1,67 @@
+"""Accessibility of the report's page: axe-core's rules for WCAG 2.2 AA, in both color schemes, on desk and phone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from answers import ANSWERS, failed
+from invented import evidence, runs
+
+from reports.build import build
+from reports.page import page as page_of
+
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+VERDICTS = ("failed", "crashed", "hung", "not-run")
+DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+
+
+@pytest.fixture
+def violations(page: Any, tmp_path: Path) -> Callable[..., list[str]]:
+    """Returns what axe-core finds wrong with the page of some runs, everything opened."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+
+    def found(html: str, scheme: str, size: dict[str, int]) -> list[str]:
+        page.set_viewport_size(size)
+        page.emulate_media(color_scheme=scheme)
+        (tmp_path / "report.html").write_text(html)
+        page.goto((tmp_path / "report.html").as_uri(), wait_until="load")
+        page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        options = {"runOnly": {"type": "tag", "values": RULES}, "resultTypes": ["violations"]}
+        response = axe.Axe().run(page, options=options).response
+        return [
+            f"{wrong['id']}: {node['target'][0]}: {node['html'][:120]}: {node['failureSummary']}"
+            for wrong in response["violations"]
+            for node in wrong["nodes"]
+        ]
+
+    return found
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk", "phone"])
+@pytest.mark.parametrize("name", ANSWERS)
+def test_report(violations: Callable[..., list[str]], name: str, size: dict[str, int], scheme: str) -> None:
+    """Whatever the answer, axe-core finds nothing wrong with the page, with all evidence open."""
+    assert violations(page_of(build(ANSWERS[name][0]())), scheme, size) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_verdict(violations: Callable[..., list[str]], scheme: str) -> None:
+    """Nor with every verdict, with evidence of ranks, and with problems of the runs."""
+    stacks = ("collectives", "replicate", "replicate_fsdp", "tp_extension")
+    changes = [failed(stack, verdict, evidence()) for stack, verdict in zip(stacks, VERDICTS, strict=True)]
+    (name, data), second = runs(*changes)
+    html = page_of(build([(name, data.rpartition(b'{"record":"end"')[0]), second]))
+    assert violations(html, scheme, DESK) == []
+
+
+def test_finds_something(violations: Callable[..., list[str]]) -> None:
+    """The rules are applied: gray text on gray, and a picture without a name, are found."""
+    text = (
+        "<p style='color:#999;background:#888'>gray on gray</p><img src='data:image/gif;base64,R0lGODlhAQABAAAAACw='>"
+    )
+    html = f"<html lang=en><title>x</title><main><h1>x</h1>{text}</main>"
+    found = violations(html, "light", DESK)
+    assert {line.partition(":")[0] for line in found} == {"color-contrast", "image-alt"}
