@@ -27,6 +27,7 @@ from harness.safe_io.shown import one_line
 from harness.safe_io.writing import write_whole
 from reports import badge as badges
 from reports import bundle as bundles
+from reports import challenge as challenges
 from reports import compare as comparing
 from reports import junit as junits
 from reports import markdown as markdowns
@@ -184,6 +185,9 @@ def verify_bundle(
     signature: Annotated[Path | None, typer.Option(help="Detached signature of the file (ssh-keygen -Y sign).")] = None,
     signers: Annotated[Path | None, typer.Option(help="File of those who may sign (ssh's ALLOWED SIGNERS).")] = None,
     signer: Annotated[str, typer.Option(help="The signer's name in that file.")] = "",
+    challenge: Annotated[
+        Path | None, typer.Option(help="Your challenge (`concord challenge`), which its runs must answer.")
+    ] = None,
 ) -> None:
     """Check a bundle: its suite against the suite here, and everything else by rebuilding it from the raw results.
 
@@ -194,18 +198,20 @@ def verify_bundle(
         if require and require not in LEVELS:
             raise ReportError(f"--require {require}: one of {', '.join(LEVELS)}")
         _check_signing(signature, signers, signer)
+        given = challenges.read(challenge) if challenge is not None else None
+        wrong = signing.problems_of(file, signature, signers, signer) if signature and signers else []
         root = Path.cwd()
         here = Checkout(suite_hash(root), harness.__version__, VERSION) if suite else None
         with ceiling(_MEMORY, _SECONDS):
-            checked = verify(file, harness.__version__, here, time.time())
+            checked = verify(file, harness.__version__, here, time.time(), wrong=wrong, challenge=given)
         if here is not None and here.suite_hash and here.suite_hash in {r.header.suite_hash for r in checked.runs}:
             here = checkout_of(root)
             with ceiling(_MEMORY, _SECONDS):
-                checked = verify(file, harness.__version__, here, time.time())
-        problems = list(checked.problems)
-        if signature is not None and signers is not None:
-            problems += signing.problems_of(file, signature, signers, signer)
-        for kind, lines in (("WRONG", problems), ("unchecked", checked.unchecked), ("note", checked.notes)):
+                checked = verify(file, harness.__version__, here, time.time(), wrong=wrong, challenge=given)
+        problems = checked.problems
+        told = challenges.told(checked.runs, given) if given is not None else ()
+        said = {"WRONG": problems, "unchecked": checked.unchecked, "note": checked.notes, "challenge": told}
+        for kind, lines in said.items():
             for line in lines:
                 typer.echo(f"{kind:<9} {one_line(line)}")
         if checked.report is not None:

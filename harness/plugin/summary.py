@@ -211,6 +211,7 @@ class Summary:
             suite_hash=suite_hash(self.config.rootpath),
             seed=self.seeds.seed,
             seed_drawn=self.seeds.drawn,
+            challenge=self.seeds.challenge,
             effort=facts.share_of_examples(),
             faults=list(self.config.getoption("fault")),
             plugins=self.loaded.plugins(),

@@ -7,12 +7,13 @@ from typing import Annotated
 import msgspec
 
 from harness.results.causes import Cause, NotClaimed
+from harness.results.challenge import Challenge
 from harness.results.left_out import LeftOut
 from harness.safe_io.untrusted import Count, Hosts, Moment, Ranks, Seconds, Status, Words
 from harness.safe_io.untrusted import Version as VersionNumber
 
 SCHEMA = "concord.results"
-VERSION = 7
+VERSION = 8
 
 VERDICTS = ("passed", "failed", "crashed", "hung", "flaky", "unsupported", "waived", "not-run")
 """The verdicts of a test.  ``unsupported``: the backend, the profile or the machine does not support it.  ``not-run``:
@@ -72,7 +73,9 @@ class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
     seed: str = ""
     """The seed of properties: :data:`DEFAULT_SEED`, a number, or :data:`FREE_SEED`; empty if unknown."""
     seed_drawn: bool = False
-    """Whether the seed is a number that was drawn for this run, rather than chosen."""
+    """Whether the seed is a number that was drawn for this run, rather than chosen; also if a challenge gives it."""
+    challenge: Challenge | None = None
+    """A verifier's challenge, from which the seed follows."""
     effort: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 1.0
     """The number of examples of properties, as a share of the number that suites set (``CONCORD_EXAMPLES``)."""
     faults: list[str] = []
