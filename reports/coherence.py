@@ -169,6 +169,8 @@ def _contradictions(test: TestResult) -> Iterator[str]:
         yield "is waived without its waiver and original verdict"
     if test.verdict != "waived" and (test.waiver or test.bare):
         yield f"is {test.verdict} but has a waiver or an original verdict"
+    if test.cases is not None and not (test.property_based and test.verdict == "passed"):
+        yield "has the cases of a property-based test that passed"
     yield from _world(test)
 
 

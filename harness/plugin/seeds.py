@@ -84,10 +84,12 @@ class Seeds:
     def _fix(self, function: Any) -> None:
         from hypothesis import settings
 
+        before = getattr(function, "_hypothesis_internal_use_settings", settings.default)
+        # Without a database: failures of earlier runs would come first, and the cases would not be those of the seed.
         if self.seed != DEFAULT_SEED:
             function._hypothesis_internal_use_seed = int(self.seed)
+            function._hypothesis_internal_use_settings = settings(parent=before, database=None)
             return
-        before = getattr(function, "_hypothesis_internal_use_settings", settings.default)
         function._hypothesis_internal_use_settings = settings(parent=before, derandomize=True, database=None)
 
 

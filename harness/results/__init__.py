@@ -14,7 +14,7 @@ Since version 5, the cause of an unsupported test and the reasons why tests were
 :mod:`~.left_out`). Since version 6, so are the world of a test (:class:`GivenWorld`) and the platform of a run. Readers
 turn the sentences of older files into the same data (:mod:`~.old`).
 
-Since version 8, a run says which challenge it answers (:mod:`~.challenge`).
+Since version 8, a run says which challenge it answers (:mod:`~.challenge`), and a test which cases it drew.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from harness.results.records import (
     UNSUPPORTED,
     VERDICTS,
     VERSION,
+    CasesDrawn,
     Collected,
     GivenWorld,
     ProfileText,
@@ -73,6 +74,7 @@ __all__ = [
     "UNSUPPORTED",
     "VERDICTS",
     "VERSION",
+    "CasesDrawn",
     "Cause",
     "Challenge",
     "ChallengeError",

@@ -51,6 +51,14 @@ class GivenWorld(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.ranks} rank{'s' if self.ranks > 1 else ''} ({self.backend} on {self.device}{hosts})"
 
 
+class CasesDrawn(msgspec.Struct, frozen=True):
+    """The cases that a property-based test drew."""
+
+    count: Count
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+    """The beginning of the SHA-256 of their texts, in order (:mod:`harness.plugin.cases`)."""
+
+
 class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
     """The first record: the command, the machine, and the subject of the run."""
 
@@ -196,6 +204,8 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
     """The place of the waiver that was used."""
     property_based: bool = False
     """Whether it draws its examples from the run's seed; results before version 3 do not say."""
+    cases: CasesDrawn | None = None
+    """The cases that it drew, if it passed; results before version 8 do not say."""
     finished: Moment = 0.0
     """Seconds since the epoch."""
     text: str = ""
