@@ -75,19 +75,20 @@ def verify(
     now: float,
     *,
     wrong: Sequence[str] = (),
+    unchecked: Sequence[str] = (),
     challenge: Challenge | None = None,
 ) -> Checked:
     """Check a bundle.
 
     ``concord``: the version of Concord that checks; ``checkout``: the local suite, if there is one; ``now``: seconds
-    since the epoch; ``wrong``: what else is known to be wrong with the file, such as its signature; ``challenge``: the
-    one that its runs must answer.
+    since the epoch; ``wrong``: what else is known to be wrong with the file, such as its signature; ``unchecked``: what
+    else is known not to be checked; ``challenge``: the one that its runs must answer.
     Errors: :class:`ReportError` for a file that is not a bundle.
     """
     files = bundle.unpacked(path)
     manifest = _manifest(path, files)
     digest = hashlib.sha256(files.pop(MANIFEST)).hexdigest()
-    findings = _Findings([*wrong, *_checksums(manifest, files)])
+    findings = _Findings([*wrong, *_checksums(manifest, files)], list(unchecked))
     raw = [(name, data) for name, data in files.items() if re.fullmatch(r"runs/[1-9]\d{0,3}\.jsonl", name)]
     raw.sort(key=lambda pair: int(pair[0][5:-6]))
     if not raw:

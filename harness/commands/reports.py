@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 import harness
+from harness.commands import rerunning
 from harness.commands.collecting import checkout_of
 from harness.commands.outputs import appended
 from harness.commands.refusing import bad
@@ -37,7 +38,7 @@ from reports.checkout import Checkout
 from reports.model import LevelReport, Report, ReportError
 from reports.page import answer, page
 from reports.text import plural, visible
-from reports.verify import verify
+from reports.verify import Checked, verify
 
 _MEMORY, _SECONDS = 1 << 30, 120.0
 """Bytes and seconds that checking a bundle may take: more than three times what the largest honest one takes."""
@@ -188,6 +189,11 @@ def verify_bundle(
     challenge: Annotated[
         Path | None, typer.Option(help="Your challenge (`concord challenge`), which its runs must answer.")
     ] = None,
+    rerun: Annotated[int | None, typer.Option(help="Draw so many results, run the tests here, and compare.")] = None,
+    rerun_seed: Annotated[str, typer.Option(help="Seed of the draw, to repeat it. Default: a new one.")] = "",
+    rerun_profile: Annotated[
+        Path | None, typer.Option(help="Your file with the bundle's profile, which --rerun obeys.")
+    ] = None,
 ) -> None:
     """Check a bundle: its suite against the suite here, and everything else by rebuilding it from the raw results.
 
@@ -198,19 +204,32 @@ def verify_bundle(
         if require and require not in LEVELS:
             raise ReportError(f"--require {require}: one of {', '.join(LEVELS)}")
         _check_signing(signature, signers, signer)
+        again = rerunning.asked(rerun, rerun_seed, rerun_profile, suite=suite)
         given = challenges.read(challenge) if challenge is not None else None
         wrong = signing.problems_of(file, signature, signers, signer) if signature and signers else []
         root = Path.cwd()
+
+        def check(here: Checkout | None, second: rerunning.Rerun) -> Checked:
+            with ceiling(_MEMORY, _SECONDS):
+                now, known = time.time(), [*wrong, *second.wrong]
+                return verify(
+                    file, harness.__version__, here, now, wrong=known, unchecked=second.unchecked, challenge=given
+                )
+
+        second = rerunning.Rerun()
         here = Checkout(suite_hash(root), harness.__version__, VERSION) if suite else None
-        with ceiling(_MEMORY, _SECONDS):
-            checked = verify(file, harness.__version__, here, time.time(), wrong=wrong, challenge=given)
+        checked = check(here, second)
         if here is not None and here.suite_hash and here.suite_hash in {r.header.suite_hash for r in checked.runs}:
             here = checkout_of(root)
-            with ceiling(_MEMORY, _SECONDS):
-                checked = verify(file, harness.__version__, here, time.time(), wrong=wrong, challenge=given)
+            checked = check(here, second)
+        if again is not None:
+            second = rerunning.rerun(checked.runs, here, root, again, lambda line: typer.echo(f"{'rerun':<9} {line}"))
+            checked = check(here, second)
         problems = checked.problems
         told = challenges.told(checked.runs, given) if given is not None else ()
-        said = {"WRONG": problems, "unchecked": checked.unchecked, "note": checked.notes, "challenge": told}
+        notes = [*checked.notes, *second.notes]
+        said = {"WRONG": problems, "unchecked": checked.unchecked, "note": notes, "challenge": told}
+        said["rerun"] = second.told
         for kind, lines in said.items():
             for line in lines:
                 typer.echo(f"{kind:<9} {one_line(line)}")
@@ -224,7 +243,7 @@ def verify_bundle(
         typer.echo(f"{one_line(str(file))}: {_in_a_word(len(problems), len(checked.unchecked))}")
         if problems:
             raise typer.Exit(1)
-        if checked.unchecked or (strict and checked.notes):
+        if checked.unchecked or (strict and notes):
             raise typer.Exit(NOT_SHOWN)
         if require and not any(level.id == require and level.conformant for level in _levels(checked.report)):
             raise typer.Exit(1)
