@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.requirements import stack_of
-from harness.results import DEFAULT_SEED, ENDED_BADLY, GivenWorld, Run, TestResult, WaiverEntry
+from harness.results import DEFAULT_SEED, ENDED_BADLY, Run, TestResult, TorchLacks, WaiverEntry
 from harness.thorough.effort import EXAMPLES, EffortError, effort
 from reports.text import plural
 
@@ -21,7 +21,9 @@ RAN = ("passed", "waived", "flaky", *ENDED_BADLY)
 """Verdicts of tests that ran."""
 LIES = (1, 2, 5, 10, 20)
 """Numbers of false results, for the table of chances."""
-_WORST_FIRST = ("crashed", "hung", "failed", "waived", "passed")
+_BADNESS = {"passed": 0, "unsupported": 0, "waived": 1, "failed": 2, "hung": 3, "crashed": 4}
+_FINE = ("passed", "waived", "unsupported")
+"""Verdicts that keep no level from being conformant."""
 _DECIDES = ("torch", "machine", "device", "accelerator", "driver")
 """Facts of the environment that may change verdicts honestly."""
 _DRAWS = (*_DECIDES, "python", "hypothesis", "numpy")
@@ -66,8 +68,9 @@ class Outcome:
 
 
 def population(runs: Sequence[Run], known: Iterable[str]) -> list[Place]:
-    """Return every result of tests that ran and that can be run again.
+    """Return every result that a second run may contradict.
 
+    These are the tests that ran, and those that are unsupported for a reason that only the test can know.
     ``known``: the tests that the local suite has.
     """
     there = set(known)
@@ -75,7 +78,13 @@ def population(runs: Sequence[Run], known: Iterable[str]) -> list[Place]:
         Place(number, nodeid)
         for number, run in enumerate(runs)
         for nodeid, test in run.tests.items()
-        if test.verdict in RAN and stack_of(nodeid) and nodeid in there
+        if _contradictable(test) and stack_of(nodeid) and nodeid in there
+    )
+
+
+def _contradictable(test: TestResult) -> bool:
+    return test.verdict in RAN or (
+        test.verdict == "unsupported" and (test.cause is None or isinstance(test.cause, TorchLacks))
     )
 
 
@@ -142,12 +151,14 @@ def _compared(place: Place, run: Run, again: Run | None) -> Outcome:
     if again is None or new is None:
         return Outcome(place, NOT_COMPARED, _shown(old, run), "", unrepeatable(run) or "not collected here")
     verdicts = _shown(old, run), _shown(new, again)
-    why = _why_not(old, run) or _why_not(new, again, here=True) or _worlds(old.world, new.world)
+    if old.verdict == new.verdict == "unsupported":
+        return Outcome(place, SAME if old.reason == new.reason else OTHER, *verdicts, new.reason[:200])
+    why = _why_not(old, run) or _why_not(new, again, here=True) or _worlds(old, new)
     if why:
         return Outcome(place, NOT_COMPARED, *verdicts, why)
     if verdicts[0] != verdicts[1]:
-        ranks = [_WORST_FIRST.index(test.verdict) for test in (old, new)]
-        kind = BETTER if ranks[1] > ranks[0] else WORSE if _claims_more(ranks) else OTHER
+        was, now = (_BADNESS[test.verdict] for test in (old, new))
+        kind = BETTER if now < was else WORSE if now > was and old.verdict in _FINE else OTHER
         return Outcome(place, kind, *verdicts, new.headline[:200] if kind == WORSE else "")
     if old.cases is not None and new.cases is not None and old.cases != new.cases:
         if surroundings(run, again, _DRAWS):
@@ -155,11 +166,6 @@ def _compared(place: Place, run: Run, again: Run | None) -> Outcome:
         counts = f"{plural(old.cases.count, 'case')} there, {new.cases.count:,} here"
         return Outcome(place, WORSE, *verdicts, f"its cases are not those that its seed draws: {counts}")
     return Outcome(place, SAME, *verdicts)
-
-
-def _claims_more(ranks: Sequence[int]) -> bool:
-    """Whether a bundle says that a test passed or is waived, and the second run says something worse."""
-    return ranks[1] < ranks[0] and ranks[0] >= _WORST_FIRST.index("waived")
 
 
 def _waiver(test: TestResult, run: Run) -> WaiverEntry | None:
@@ -179,7 +185,7 @@ def _shown(test: TestResult, run: Run) -> str:
 def _why_not(test: TestResult, run: Run, *, here: bool = False) -> str:
     """Say why a result is not compared; empty if it is."""
     where = "here" if here else "in the bundle"
-    if test.verdict not in RAN:
+    if test.verdict not in RAN and here:
         return f"{test.verdict} here: {test.reason[:200] or 'no reason given'}"
     if test.verdict == "flaky":
         return f"flaky {where}"
@@ -189,9 +195,11 @@ def _why_not(test: TestResult, run: Run, *, here: bool = False) -> str:
     return ""
 
 
-def _worlds(old: GivenWorld | None, new: GivenWorld | None) -> str:
-    """Say how worlds differ; empty if they do not."""
-    if old == new:
+def _worlds(old: TestResult, new: TestResult) -> str:
+    """Say how the worlds differ that two results had; empty if they do not."""
+    if old.world == new.world or old.verdict == "unsupported":
         return ""
-    there, here = (f"{world}, of {list(world.sizes)}" if world and world.sizes else str(world) for world in (old, new))
+    there, here = (
+        f"{world}, of {list(world.sizes)}" if world and world.sizes else str(world) for world in (old.world, new.world)
+    )
     return f"other worlds: {there} there, {here} here"

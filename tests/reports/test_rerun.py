@@ -14,7 +14,7 @@ from invented import PROFILE, SUITE, WAIVER, Change, change, checkout, every_tes
 from scipy.stats import hypergeom
 
 from harness.commands.rerunning import Asked, Rerun, _judged, asked, rerun
-from harness.results import CasesDrawn, GivenWorld, RunHeader, TooFewDevices, WaiverEntry, parse
+from harness.results import CasesDrawn, GivenWorld, RunHeader, TooFewDevices, TorchLacks, WaiverEntry, parse
 from reports.model import ReportError
 from reports.rerun import (
     BETTER,
@@ -52,6 +52,12 @@ def failed(nodeid: str = ONE, verdict: str = "failed") -> Change:
     return change(nodeid, verdict=verdict, headline="rank 0 of 2 failed first: no")
 
 
+def unsupported(cause: Any) -> Change:
+    """Makes a test unsupported, for a cause or in the words of a plain skip."""
+    data = None if isinstance(cause, str) else cause
+    return change(ONE, verdict="unsupported", reason=f"unsupported: {cause}", cause=data, world=None)
+
+
 def outcome(there: Any, here: Any, nodeid: str = ONE) -> Outcome:
     (found,) = compared([Place(0, nodeid)], [there], {0: here})
     return found
@@ -64,6 +70,9 @@ def test_population() -> None:
     assert len(places) == 2 * (len(ALL) - 1)
     assert population([run()], [ONE, "suites/x/test_y.py::test_z", UNDECLARED]) == [Place(0, ONE)]
     assert population([run(change(ONE, verdict="not-run"))], [ONE]) == []
+    assert population([run(unsupported(TorchLacks("compass")))], [ONE]) == [Place(0, ONE)]
+    assert population([run(unsupported("no wind"))], [ONE]) == [Place(0, ONE)]
+    assert population([run(unsupported(TooFewDevices(2, 2, "cuda", 1)))], [ONE]) == []
 
 
 def test_drawn() -> None:
@@ -169,6 +178,16 @@ CASES: dict[str, tuple[tuple[Change, ...], tuple[Change, ...], str, str, str]] =
         NOT_COMPARED,
         "unsupported here: unsupported: too few devices",
     ),
+    "unsupported-there": (
+        (unsupported(TorchLacks("compass")),),
+        (failed(),),
+        ONE,
+        WORSE,
+        "unsupported in the bundle, failed here",
+    ),
+    "unsupported-on-both": ((unsupported("no wind"),), (unsupported("no wind"),), ONE, SAME, "no wind"),
+    "unsupported-otherwise": ((unsupported("no wind"),), (unsupported("no rain"),), ONE, OTHER, "no rain"),
+    "supported-here": ((unsupported("no wind"),), (), ONE, OTHER, "unsupported in the bundle, passed here"),
     "not-run": ((), (change(ONE, verdict="not-run", reason="no"),), ONE, NOT_COMPARED, "not-run here: no"),
     "intermittent": ((another(intermittent=True),), (failed(WAIVED),), WAIVED, NOT_COMPARED, "fails intermittently in"),
     "same-cases": ((of(TWO, 5, "a" * 16),), (of(TWO, 5, "a" * 16),), TWO, SAME, ""),
