@@ -36,7 +36,7 @@ def test_an_honest_bundle(tmp_path: Path) -> None:
 def test_each_means(tmp_path: Path) -> None:
     """A lie is found by the means that look at when it was told, and by no other."""
     vouching = Vouching(tmp_path)
-    silent = {column: NOTHING for column in COLUMNS}
+    silent = dict.fromkeys(COLUMNS, NOTHING)
     after = Said(**{**silent, "changed": FOUND, "attestation": FOUND, "rerun": IF_DRAWN})
     assert vouching.of(nothing, FAILS) == after
     assert vouching.of(nothing, FAILS, BEFORE) == Said(**{**silent, "attestation": FOUND, "rerun": IF_DRAWN})

@@ -199,6 +199,26 @@ COLUMNS = {
     "rerun": "rerun",
 }
 
+EXPLAINED = {
+    "checksum": "the checksums in the bundle",
+    "alone": "`concord verify` without the suite",
+    "checkout": "`concord verify` in a checkout of the suite",
+    "changed": (
+        "a signature of the bundle as it was before someone changed it; a lie that is older than the bundle has none"
+    ),
+    "signed": "a signature that the forger made afterwards",
+    "attestation": (
+        "whether the file has the SHA-256 of the one that `attested.yml` would have made, on a runner of GitHub's; "
+        "GitHub was not asked"
+    ),
+    "challenge": "`concord verify --challenge`, if the run was to answer a challenge",
+    "rerun": (
+        "`concord verify --rerun`, if the second run comes to the truth; found if the result is drawn "
+        "([how likely](vouching.md#how-likely-a-lie-is-found))"
+    ),
+}
+"""What was checked for each column."""
+
 HEAD = """\
 # What is found of a forgery
 
@@ -211,17 +231,6 @@ python tests/reports/vouched.py > docs/forgeries.md
 A person who makes a bundle can forge it, and make everything anew that follows: counts, digests, exit status, report,
 page and checksums. This page shows what each [means of vouching](vouching.md) says of such a bundle. Every cell comes
 from a check of a forged bundle, and `tests/reports/test_vouched.py` compares the page with the checks.
-
-| column | what was checked |
-|---|---|
-| checksums | the checksums in the bundle |
-| the bundle alone | `concord verify` without the suite |
-| checkout | `concord verify` in a checkout of the suite |
-| earlier signature | a signature of the bundle as it was before someone changed it; there is none if the lie is older than the bundle |
-| forger's signature | a signature that the forger made afterwards |
-| attestation | whether the file has the SHA-256 of the one that `attested.yml` would have made, on a runner of GitHub's. GitHub was not asked |
-| challenge | `concord verify --challenge`, if the run was to answer a challenge |
-| rerun | `concord verify --rerun`, if the second run comes to the truth: found if the result is drawn ([how likely](vouching.md#how-likely-a-lie-is-found)) |
 """
 
 
@@ -240,6 +249,9 @@ def page(said: Mapping[str, Said], lies: Mapping[str, Said]) -> str:
     summary = [(name, list(_counts(several))) for name, several in [*groups.items(), ("**all**", every)]]
     parts = [
         HEAD,
+        "| column | what was checked |\n|---|---|",
+        *(f"| {COLUMNS[column]} | {explained} |" for column, explained in EXPLAINED.items()),
+        "",
         "## Lies that contradict nothing\n",
         "No check of a file can find these, and nothing finds the last one. A dash says that nothing is found.\n",
         _table("lie", ((what, list(_cells(each))) for what, each in lies.items())),
