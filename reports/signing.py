@@ -93,6 +93,23 @@ def problems_of(file: Path, signature: Path, signers: Path, signer: str) -> list
     return [f"the signature is not {signer}'s: {_last(done.stdout + done.stderr)}"] if done.returncode else []
 
 
+def signer_in(file: Path, signature: Path, signers: Path) -> str:
+    """Return who of those who may sign has signed a file; empty if nobody has.
+
+    Errors: :class:`ReportError` if it cannot be checked.
+    """
+    try:
+        content = contents(signature, LARGEST)
+    except FileError as e:
+        raise ReportError(str(e)) from None
+    with tempfile.NamedTemporaryFile(prefix="concord-", suffix=".sig") as copy:
+        copy.write(content)
+        copy.flush()
+        found = _called(["-Y", "find-principals", "-f", str(signers), "-s", copy.name], b"", "--signers")
+    names = found.stdout.decode(errors="replace").split() if not found.returncode else []
+    return next((name for name in names if not problems_of(file, signature, signers, name)), "")
+
+
 def signer_of(key: Path, given: str) -> str:
     """Return the name under which a customer lists a key: the one given, or the comment of the public key.
 
@@ -128,11 +145,17 @@ def key_of(signature: bytes) -> str:
     return f"{kind} {base64.b64encode(key).decode()}"
 
 
-def _called(arguments: Sequence[str], data: bytes, option: str) -> subprocess.CompletedProcess[bytes]:
-    """Call ssh-keygen with data on its standard input.  Errors: :class:`ReportError`."""
+def require(option: str) -> str:
+    """Return the path of ssh-keygen, which an option needs.  Errors: :class:`ReportError` if there is none."""
     program = shutil.which("ssh-keygen")
     if program is None:
         raise ReportError(f"{option} needs ssh-keygen (OpenSSH 8.2 or later), which is not on the PATH")
+    return program
+
+
+def _called(arguments: Sequence[str], data: bytes, option: str) -> subprocess.CompletedProcess[bytes]:
+    """Call ssh-keygen with data on its standard input.  Errors: :class:`ReportError`."""
+    program = require(option)
     somebody = sys.stdin is not None and sys.stdin.isatty()
     environment = dict(os.environ) if somebody else {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
     try:
