@@ -93,7 +93,7 @@ def test_contract(world: World, family: str, backend: str) -> None:
 @requirement(
     "DYN-TRACE-07",
     "A compiled construct of torch.distributed computes what it computes uncompiled.",
-    source="torch.compile: dynamic, fullgraph; torch/_dynamo/variables/distributed.py",
+    source="torch/_dynamo/variables/distributed.py; torch.compile: guards, recompilation, graph breaks",
 )
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("family", CONSTRUCTS)
