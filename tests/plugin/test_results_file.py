@@ -326,7 +326,7 @@ def _inside(folder: Folder, name: str) -> Folder:
     return inner
 
 
-DRAWING = """
+WITH_CASES = """
     import os
 
     import pytest
@@ -360,7 +360,7 @@ DRAWING = """
 
 def test_cases(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """The same seed has the same cases in another process, another seed has others, and a failure has none."""
-    folder = make_folder({"suites/collectives/test_it.py": DRAWING})
+    folder = make_folder({"suites/collectives/test_it.py": WITH_CASES})
     found = []
     for number, seed in enumerate(("default", "default", "5", "5", "6")):
         out = f"out{number}"
