@@ -25,7 +25,7 @@ from reports.model import ReportError
 MOST_FILES = 1000
 LARGEST = 48 << 20
 """Bytes of all files in a bundle, unpacked: 16 times a bundle of two runs of all 2,341 tests, all passed."""
-_LARGEST_PACKED = LARGEST + (1 << 20)
+LARGEST_PACKED = LARGEST + (1 << 20)
 _MOST_RATIO = 200
 """The highest compression ratio of a file.  Results of passed tests reach 30."""
 _ALWAYS = 64 << 10
@@ -64,7 +64,7 @@ def unpacked(path: Path) -> dict[str, bytes]:
     links, encryption, a byte that belongs to no member, more than :data:`LARGEST` bytes.
     """
     try:
-        return dict(_members(contents(path, _LARGEST_PACKED)))
+        return dict(_members(contents(path, LARGEST_PACKED)))
     except FileError as e:
         raise ReportError(str(e)) from None
     except Refused as e:

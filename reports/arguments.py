@@ -64,6 +64,8 @@ class Asked:
     faults: tuple[str, ...] = ()
     seed: str = DEFAULT_SEED
     hypothesis_seed: str | None = None
+    challenge: bool = False
+    """Whether a challenge was given, which decides the seed."""
     profile: str | None = None
     subject: str = "torch"
     world_backend: str = ""
@@ -115,6 +117,7 @@ def asked(arguments: Sequence[str], environment: Mapping[str, str]) -> Asked:
         faults=tuple(options.fault),
         seed=options.concord_seed,
         hypothesis_seed=options.hypothesis_seed,
+        challenge=options.concord_challenge is not None,
         profile=options.profile,
         subject=options.subject,
         world_backend=options.world_backend or "",
@@ -136,7 +139,7 @@ def _parser() -> _Parser:
     add("--lf", "--last-failed", dest="lf", action="store_true")
     add("--stepwise", "--sw", "--stepwise-skip", "--sw-skip", dest="stepwise", action="store_true")
     add("--concord-seed", default=DEFAULT_SEED)
-    for name in ("--hypothesis-seed", "--profile", "--world-backend", "--world-device"):
+    for name in ("--concord-challenge", "--hypothesis-seed", "--profile", "--world-backend", "--world-device"):
         add(name)
     add("--subject", default="torch")
     add("-p", dest="plugins", action="append", default=[])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -179,10 +179,13 @@ def _all_files(found: dict[str, bytes], report: Report, runs: Sequence[Run]) -> 
     return found
 
 
-def write(files: Sequence[tuple[str, bytes]], path: Path, concord: str) -> tuple[Report, str]:
+def write(
+    files: Sequence[tuple[str, bytes]], path: Path, concord: str, sign: Callable[[bytes], bytes] | None = None
+) -> tuple[Report, str]:
     """Write a bundle, and return its report and the SHA-256 of its manifest.
 
-    ``files``: as for :func:`made`; ``concord``: the version of Concord.
+    ``files``: as for :func:`made`; ``concord``: the version of Concord; ``sign``: makes the signature of a bundle,
+    which is written to the file of :func:`signature_of`. Nothing is written if it cannot be made.
     Errors: :class:`ReportError`, also if the bundle is too large or cannot be written.
     """
     everything = made(files)
@@ -191,11 +194,19 @@ def write(files: Sequence[tuple[str, bytes]], path: Path, concord: str) -> tuple
     if total > LARGEST:
         raise ReportError(f"{total >> 20} MiB, and a bundle has at most {LARGEST >> 20}: bundle fewer runs")
     manifest = manifest_of(files_of_bundle, concord)
-    try:
-        write_whole(path, packed({**files_of_bundle, MANIFEST: manifest}))
-    except OSError as e:
-        raise ReportError(f"{path}: {e.strerror}") from None
+    data = packed({**files_of_bundle, MANIFEST: manifest})
+    outputs = [(path, data)] if sign is None else [(path, data), (signature_of(path), sign(data))]
+    for file, content in outputs:
+        try:
+            write_whole(file, content)
+        except OSError as e:
+            raise ReportError(f"{file}: {e.strerror}") from None
     return everything.report, hashlib.sha256(manifest).hexdigest()
+
+
+def signature_of(path: Path) -> Path:
+    """Return the file with the signature of a bundle, which is beside it."""
+    return path.with_name(f"{path.name}.sig")
 
 
 def manifest_of(found: Mapping[str, bytes], concord: str) -> bytes:

@@ -25,7 +25,15 @@ from harness.results import (
 from reports.arguments import Asked
 from reports.text import moment, plural
 
-INTRODUCED = {2: "2026-11-21", 3: "2026-11-22", 4: "2026-11-22", 5: "2026-11-23", 6: "2026-11-23", 7: "2026-11-24"}
+INTRODUCED = {
+    2: "2026-11-21",
+    3: "2026-11-22",
+    4: "2026-11-22",
+    5: "2026-11-23",
+    6: "2026-11-23",
+    7: "2026-11-24",
+    8: "2026-11-25",
+}
 """The day (UTC) on which Concord first wrote each version of results; no run with that version is older."""
 SLACK = 5.0
 """Seconds by which clocks of processes may disagree, rounding included."""
@@ -161,6 +169,8 @@ def _contradictions(test: TestResult) -> Iterator[str]:
         yield "is waived without its waiver and original verdict"
     if test.verdict != "waived" and (test.waiver or test.bare):
         yield f"is {test.verdict} but has a waiver or an original verdict"
+    if test.cases is not None and not (test.property_based and test.verdict == "passed"):
+        yield "has the cases of a property-based test that passed"
     yield from _world(test)
 
 

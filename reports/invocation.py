@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from harness.results import DEFAULT_SEED, FREE_SEED, OnlySome, OptionGiven, Run
+from harness.results.challenge import SLACK
 from harness.thorough.effort import EXAMPLES, EffortError, effort
 from reports.arguments import Asked
 from reports.coherence import listed
@@ -54,6 +55,9 @@ def header_problems(run: Run, asked: Asked) -> Iterator[str]:
 
 def _seed(run: Run, asked: Asked) -> Iterator[str]:
     header = run.header
+    if header.challenge is not None or asked.challenge:
+        yield from _answered(run, asked)
+        return
     thorough = header.environment.get(f"{_VARIABLE}{EXAMPLES}") == "thorough"
     if asked.hypothesis_seed is not None:
         seed, drawn = asked.hypothesis_seed, False
@@ -72,6 +76,22 @@ def _seed(run: Run, asked: Asked) -> Iterator[str]:
         yield f"its seed is {header.seed or 'none'}, but its arguments say {seed}"
     elif not seed and not (header.seed.isascii() and header.seed.isdigit() and int(header.seed[:11]) <= _LARGEST_SEED):
         yield f"its seed {header.seed[:40]!r} can't have been drawn: a whole number from 0 to {_LARGEST_SEED}"
+
+
+def _answered(run: Run, asked: Asked) -> Iterator[str]:
+    """Find where the seed of a run does not follow from its challenge."""
+    header, challenge = run.header, run.header.challenge
+    if challenge is None:
+        yield "--concord-challenge is among its arguments, but it has no challenge"
+    elif not asked.challenge:
+        yield "it has a challenge, but its arguments do not ask for one"
+    elif header.seed != challenge.seed or not header.seed_drawn:
+        yield f"its seed is {header.seed[:40] or 'none'}, but from its challenge follows {challenge.seed}"
+    elif header.started < challenge.made - SLACK:
+        yield "it began before its challenge was made"
+    other = "--concord-seed" if asked.seed != DEFAULT_SEED else "--hypothesis-seed" if asked.hypothesis_seed else ""
+    if other:
+        yield f"{other} is among its arguments beside --concord-challenge, which pytest refuses"
 
 
 def _effort(run: Run) -> Iterator[str]:

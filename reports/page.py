@@ -67,7 +67,7 @@ def _rendered(report: Report, longest: int) -> str | None:
     of_pytorch, of_others = answer.waived_tests(report)
     slowest = sorted(report.tests, key=lambda test: (-test.seconds, test.nodeid))[:_SLOWEST]
     pieces = (
-        _environment(longest)
+        environment(longest)
         .get_template("report.html")
         .generate(
             r=report,
@@ -96,7 +96,7 @@ def _rendered(report: Report, longest: int) -> str | None:
 
 
 @functools.cache
-def _environment(longest: int) -> jinja2.Environment:
+def environment(longest: int) -> jinja2.Environment:
     """Return the environment that renders pages; ``longest``: characters of a text from ranks."""
     most = _LONGEST_REPRODUCER + 1000 if longest == LONGEST else 10 * longest  # characters of any text
     environment = jinja2.Environment(

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from harness.requirements import stack_of
-from harness.results import Run, TorchLacks
+from harness.results import Challenge, Run, TorchLacks
 from harness.safe_io.untrusted import Refused, json_checked, said
 from reports import bundle
 from reports.arguments import asked
@@ -24,6 +24,7 @@ from reports.build import Parsed, differences, made_of
 from reports.bundle import MANIFEST, Manifest
 from reports.by_profile import Entitled, entitled, profile_problems, stale, unmatched, with_profile_of
 from reports.by_suite import how_made, other_worlds, suite_problems, with_suite_of
+from reports.challenge import challenge_problems
 from reports.checkout import Checkout
 from reports.coherence import ended_as_it_says, listed, run_problems
 from reports.invocation import code_from_elsewhere, header_problems, unjudged
@@ -67,17 +68,27 @@ class _Findings:
     notes: list[str] = field(default_factory=list)
 
 
-def verify(path: Path, concord: str, checkout: Checkout | None, now: float) -> Checked:
+def verify(
+    path: Path,
+    concord: str,
+    checkout: Checkout | None,
+    now: float,
+    *,
+    wrong: Sequence[str] = (),
+    unchecked: Sequence[str] = (),
+    challenge: Challenge | None = None,
+) -> Checked:
     """Check a bundle.
 
     ``concord``: the version of Concord that checks; ``checkout``: the local suite, if there is one; ``now``: seconds
-    since the epoch.
+    since the epoch; ``wrong``: what else is known to be wrong with the file, such as its signature; ``unchecked``: what
+    else is known not to be checked; ``challenge``: the one that its runs must answer.
     Errors: :class:`ReportError` for a file that is not a bundle.
     """
     files = bundle.unpacked(path)
     manifest = _manifest(path, files)
     digest = hashlib.sha256(files.pop(MANIFEST)).hexdigest()
-    findings = _Findings(list(_checksums(manifest, files)))
+    findings = _Findings([*wrong, *_checksums(manifest, files)], list(unchecked))
     raw = [(name, data) for name, data in files.items() if re.fullmatch(r"runs/[1-9]\d{0,3}\.jsonl", name)]
     raw.sort(key=lambda pair: int(pair[0][5:-6]))
     if not raw:
@@ -93,6 +104,8 @@ def verify(path: Path, concord: str, checkout: Checkout | None, now: float) -> C
         findings.notes.append(f"Concord {manifest.concord} made the bundle, but Concord {concord} checks it")
     findings.problems += derived(files, again, None if same else findings.unchecked)
     real = [_judge(run, data, name, checkout, now, findings) for (name, data), run in zip(raw, runs, strict=True)]
+    if challenge is not None:
+        findings.problems += challenge_problems(runs, challenge)
     for what, values in differences(runs).items():
         findings.problems.append(f"the runs differ in {what}: {' and '.join(value or 'none' for value in values)}")
     if len({tuple(sorted(run.tests)) for run in runs}) > 1 and all(run.end for run in runs):

@@ -11,6 +11,8 @@ from harness.commands import audit, perf, reports
 from harness.commands import probe as probing
 from harness.commands.agent import agent
 from harness.commands.bisect import bisect
+from harness.commands.board import board
+from harness.commands.challenge import challenge
 from harness.commands.doctor import doctor
 from harness.commands.findings import findings
 from harness.commands.nightly import nightly
@@ -27,6 +29,8 @@ app.command()(audit.audit)
 app.command()(audit.faults)
 app.command()(audit.reach)
 app.command()(bisect)
+app.command()(board)
+app.command()(challenge)
 app.command()(doctor)
 app.command()(findings)
 app.command()(nightly)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import subprocess
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 import typer
 
 import harness
+from harness.commands import rerunning
 from harness.commands.collecting import checkout_of
 from harness.commands.outputs import appended
 from harness.commands.refusing import bad
@@ -28,20 +28,19 @@ from harness.safe_io.shown import one_line
 from harness.safe_io.writing import write_whole
 from reports import badge as badges
 from reports import bundle as bundles
+from reports import challenge as challenges
 from reports import compare as comparing
 from reports import junit as junits
 from reports import markdown as markdowns
-from reports import model, relay
+from reports import model, relay, signing
 from reports.answer import answer, explained, state, waived_tests, waivers
 from reports.build import FILE, LARGEST, build, load
 from reports.checkout import Checkout
 from reports.model import CONFORMANT, LevelReport, Report, ReportError
 from reports.page import page
 from reports.text import plural, visible
-from reports.verify import verify
+from reports.verify import Checked, verify
 
-_NAMESPACE = "concord"
-"""The namespace of signatures, so that a signature for another purpose does not count as one of a bundle."""
 _MEMORY, _SECONDS = 1 << 30, 120.0
 """Bytes and seconds that checking a bundle may take: more than three times what the largest honest one takes."""
 NOT_SHOWN = 3
@@ -137,13 +136,40 @@ def compare(
 def bundle(
     runs: Annotated[list[Path], typer.Argument(help="Results of runs: results.jsonl, or the folder with it.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")],
+    sign: Annotated[
+        Path | None, typer.Option(help="Sign the file with this SSH key, or with the public key of one in an agent.")
+    ] = None,
+    signer: Annotated[str, typer.Option(help="Your name in the customer's file of signers, for --sign.")] = "",
 ) -> None:
-    """Pack runs into one file that others can check with `concord verify`."""
+    """Pack runs into one file that others can check with `concord verify`.
+
+    With --sign, ssh-keygen writes a detached signature to FILE.sig. A line for the customer's file of signers and the
+    command that checks the signature are printed.
+    """
     with _said():
-        _check_outputs([output], runs)
-        made, digest = bundles.write([load(path) for path in runs], output, harness.__version__)
+        if signer and sign is None:
+            raise ReportError("--signer is for --sign KEY, which is not given")
+        signature = bundles.signature_of(output)
+        _check_outputs([output, *([signature] if sign is not None else [])], runs)
+        name = signing.signer_of(sign, signer) if sign is not None else ""
+        signed: list[signing.Signed] = []
+
+        def signs(data: bytes) -> bytes:
+            assert sign is not None
+            signed.append(signing.sign(data, sign))
+            return signed[0].signature
+
+        every = [load(path) for path in runs]
+        made, digest = bundles.write(every, output, harness.__version__, signs if sign is not None else None)
         typer.echo(f"{output}: {answer(made)}, {len(made.runs)} runs, {len(made.tests):,} tests")
         typer.echo(f"manifest {digest}")
+        for each in signed:
+            typer.echo(f"{signature}: by {each.by}")
+            typer.echo(
+                f"Give the customer this line for a file of signers, in a way that they trust:\n  {each.line(name)}"
+            )
+            check = ["concord", "verify", output.name, "--signature", signature.name, "--signers", "FILE"]
+            typer.echo(f"They check it with:\n  {shlex.join([*check, '--signer', name])}")
 
 
 def verify_bundle(
@@ -160,6 +186,14 @@ def verify_bundle(
     signature: Annotated[Path | None, typer.Option(help="Detached signature of the file (ssh-keygen -Y sign).")] = None,
     signers: Annotated[Path | None, typer.Option(help="File of those who may sign (ssh's ALLOWED SIGNERS).")] = None,
     signer: Annotated[str, typer.Option(help="The signer's name in that file.")] = "",
+    challenge: Annotated[
+        Path | None, typer.Option(help="Your challenge (`concord challenge`), which its runs must answer.")
+    ] = None,
+    rerun: Annotated[int | None, typer.Option(help="Draw so many results, run the tests here, and compare.")] = None,
+    rerun_seed: Annotated[str, typer.Option(help="Seed of the draw, to repeat it. Default: a new one.")] = "",
+    rerun_profile: Annotated[
+        Path | None, typer.Option(help="Your file with the bundle's profile, which --rerun obeys.")
+    ] = None,
 ) -> None:
     """Check a bundle: its suite against the suite here, and everything else by rebuilding it from the raw results.
 
@@ -170,18 +204,33 @@ def verify_bundle(
         if require and require not in LEVELS:
             raise ReportError(f"--require {require}: one of {', '.join(LEVELS)}")
         _check_signing(signature, signers, signer)
+        again = rerunning.asked(rerun, rerun_seed, rerun_profile, suite=suite)
+        given = challenges.read(challenge) if challenge is not None else None
+        wrong = signing.problems_of(file, signature, signers, signer) if signature and signers else []
         root = Path.cwd()
+
+        def check(here: Checkout | None, second: rerunning.Rerun) -> Checked:
+            with ceiling(_MEMORY, _SECONDS):
+                now, known = time.time(), [*wrong, *second.wrong]
+                return verify(
+                    file, harness.__version__, here, now, wrong=known, unchecked=second.unchecked, challenge=given
+                )
+
+        second = rerunning.Rerun()
         here = Checkout(suite_hash(root), harness.__version__, VERSION) if suite else None
-        with ceiling(_MEMORY, _SECONDS):
-            checked = verify(file, harness.__version__, here, time.time())
+        checked = check(here, second)
         if here is not None and here.suite_hash and here.suite_hash in {r.header.suite_hash for r in checked.runs}:
             here = checkout_of(root)
-            with ceiling(_MEMORY, _SECONDS):
-                checked = verify(file, harness.__version__, here, time.time())
-        problems = list(checked.problems)
-        if signature is not None and signers is not None:
-            problems += _signature(file, signature, signers, signer)
-        for kind, lines in (("WRONG", problems), ("unchecked", checked.unchecked), ("note", checked.notes)):
+            checked = check(here, second)
+        if again is not None:
+            second = rerunning.rerun(checked.runs, here, root, again, lambda line: typer.echo(f"{'rerun':<9} {line}"))
+            checked = check(here, second)
+        problems = checked.problems
+        told = challenges.told(checked.runs, given) if given is not None else ()
+        notes = [*checked.notes, *second.notes]
+        said = {"WRONG": problems, "unchecked": checked.unchecked, "note": notes, "challenge": told}
+        said["rerun"] = second.told
+        for kind, lines in said.items():
             for line in lines:
                 typer.echo(f"{kind:<9} {one_line(line)}")
         if checked.report is not None:
@@ -194,7 +243,7 @@ def verify_bundle(
         typer.echo(f"{one_line(str(file))}: {_in_a_word(len(problems), len(checked.unchecked))}")
         if problems:
             raise typer.Exit(1)
-        if checked.unchecked or (strict and checked.notes):
+        if checked.unchecked or (strict and notes):
             raise typer.Exit(NOT_SHOWN)
         _require(require, checked.report)
 
@@ -229,21 +278,6 @@ def _check_signing(signature: Path | None, signers: Path | None, signer: str) ->
     for option, value in given.items():
         if isinstance(value, Path) and not value.is_file():
             raise ReportError(f"{option.split()[0]} {value}: no such file")
-
-
-def _signature(file: Path, signature: Path, signers: Path, signer: str) -> list[str]:
-    program = shutil.which("ssh-keygen")
-    if program is None:
-        raise ReportError("--signature needs ssh-keygen (OpenSSH 8.2 or later)")
-    command = [program, "-Y", "verify", "-f", str(signers), "-I", signer, "-n", _NAMESPACE, "-s", str(signature)]
-    try:
-        with file.open("rb") as stream:
-            done = subprocess.run(command, stdin=stream, capture_output=True, text=True, check=False)
-    except OSError as e:
-        raise ReportError(f"{file}: {e.strerror}") from None
-    if done.returncode:
-        return [f"the signature is not {signer}'s: {(done.stdout + done.stderr).strip().rpartition(chr(10))[2]}"]
-    return []
 
 
 def _report_of(path: Path) -> Report:

@@ -11,6 +11,7 @@ import pytest
 from harness.plugin import (
     attempts,
     brought,
+    cases,
     facts,
     junit,
     launching,
@@ -89,6 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
     seed = seeds.Seeds(config)
     config.pluginmanager.register(seed, "concord-seeds")
     config.pluginmanager.register(facts.Facts(config, run_profiles), "concord-facts")
+    config.pluginmanager.register(cases.Cases(), "concord-cases")
     config.pluginmanager.register(brought.Brought(config), "concord-brought")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(summary.Summary(config, run_profiles, seed, recording), "concord-summary")

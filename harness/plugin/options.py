@@ -112,6 +112,12 @@ def add(parser: pytest.Parser) -> None:
         help="Seed of the suites' properties. default: the same examples in every run; random: a seed drawn for this "
         "run; a number: that seed; free: as Hypothesis chooses, including earlier failures. Default: default.",
     )
+    group.addoption(
+        "--concord-challenge",
+        metavar="FILE",
+        help="Take the seed of the suites' properties from a verifier's challenge (`concord challenge`): a file, or "
+        "its text. Levels count it as a random seed.",
+    )
     parser.addini("concord_results", "Folder for the results of runs, relative to the root directory.", default="")
 
 

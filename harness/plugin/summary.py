@@ -26,6 +26,7 @@ from harness.results import (
     BAD,
     UNSUPPORTED,
     VERDICTS,
+    CasesDrawn,
     Cause,
     Collected,
     GivenWorld,
@@ -99,6 +100,8 @@ class Told:
     facts: dict[str, Any] = field(default_factory=dict)
     """The facts of :mod:`harness.plugin.facts`."""
     reproducer: dict[str, Any] | None = None
+    cases: dict[str, Any] | None = None
+    """The cases that a property drew (:mod:`harness.plugin.cases`)."""
 
     def add(self, report: pytest.TestReport) -> None:
         """Add the report of one more phase."""
@@ -108,6 +111,7 @@ class Told:
         self.ranks = getattr(report, "concord_ranks", self.ranks)
         self.facts = getattr(report, "concord_facts", self.facts)
         self.reproducer = getattr(report, "concord_reproducer", self.reproducer)
+        self.cases = getattr(report, "concord_cases", self.cases)
         cause: dict[str, Any] | None = getattr(report, "concord_cause", None)
         if cause is not None:
             self.cause = msgspec.convert(cause, Cause)
@@ -211,6 +215,7 @@ class Summary:
             suite_hash=suite_hash(self.config.rootpath),
             seed=self.seeds.seed,
             seed_drawn=self.seeds.drawn,
+            challenge=self.seeds.challenge,
             effort=facts.share_of_examples(),
             faults=list(self.config.getoption("fault")),
             plugins=self.loaded.plugins(),
@@ -285,6 +290,7 @@ class Summary:
             property_based=about.get("property_based", False),
             bare=properties.get("verdict", "failed") if verdict == "waived" else "",
             waiver=properties.get("waived", "") if verdict == "waived" else "",
+            cases=msgspec.convert(told.cases, CasesDrawn | None) if verdict == "passed" else None,
             finished=round(time.time(), 3),
             text=told.text if failed and not told.ranks else "",
             reproducer=msgspec.convert(told.reproducer, Reproducer) if failed and told.reproducer else None,

@@ -29,7 +29,7 @@ _ASSIGNED = re.compile(r"(?:(?=\"([^\"\n]{1,400})\")|(?='([^'\n]{1,400})')|)[\"'
 """The assigned value: between quotes, up to a blank, and up to a possible separator."""
 _USER_INFO = re.compile(r"(?:^|(?<=[\s,;\"'=/:]))([^\s/:@,;\"'=]{1,64}+):(?!/)([^\s@]{1,256}+)@(?=[\w\[])")
 """``user:password@host`` in the value of a variable."""
-_BOUND = frozenset(("digest", "environment", "files", "plugins", "profile_hash", "suite_hash"))
+_BOUND = frozenset(("digest", "environment", "files", "nonce", "plugins", "profile_hash", "suite_hash"))
 """Fields of records without free text: hashes, versions, and variables that were checked one by one."""
 
 

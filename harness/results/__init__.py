@@ -13,6 +13,8 @@ files that the run loaded.
 Since version 5, the cause of an unsupported test and the reasons why tests were left out are data (:mod:`~.causes`,
 :mod:`~.left_out`). Since version 6, so are the world of a test (:class:`GivenWorld`) and the platform of a run. Readers
 turn the sentences of older files into the same data (:mod:`~.old`).
+
+Since version 8, a run says which challenge it answers (:mod:`~.challenge`), and a test which cases it drew.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from harness.results.causes import (
     TooFewHosts,
     TorchLacks,
 )
+from harness.results.challenge import Challenge, ChallengeError
 from harness.results.left_out import Deselected, LeftOut, MaybeLeftOut, NotCollected, OnlySome, OptionGiven
 from harness.results.plugins import OWN_CONFTEST, foreign
 from harness.results.reading import ResultsError, Run, merged, parse, read
@@ -44,6 +47,7 @@ from harness.results.records import (
     UNSUPPORTED,
     VERDICTS,
     VERSION,
+    CasesDrawn,
     Collected,
     GivenWorld,
     ProfileText,
@@ -70,7 +74,10 @@ __all__ = [
     "UNSUPPORTED",
     "VERDICTS",
     "VERSION",
+    "CasesDrawn",
     "Cause",
+    "Challenge",
+    "ChallengeError",
     "Collected",
     "Deselected",
     "GivenWorld",

@@ -7,12 +7,13 @@ from typing import Annotated
 import msgspec
 
 from harness.results.causes import Cause, NotClaimed
+from harness.results.challenge import Challenge
 from harness.results.left_out import LeftOut
 from harness.safe_io.untrusted import Count, Hosts, Moment, Ranks, Seconds, Status, Words
 from harness.safe_io.untrusted import Version as VersionNumber
 
 SCHEMA = "concord.results"
-VERSION = 7
+VERSION = 8
 
 VERDICTS = ("passed", "failed", "crashed", "hung", "flaky", "unsupported", "waived", "not-run")
 """The verdicts of a test.  ``unsupported``: the backend, the profile or the machine does not support it.  ``not-run``:
@@ -50,6 +51,14 @@ class GivenWorld(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.ranks} rank{'s' if self.ranks > 1 else ''} ({self.backend} on {self.device}{hosts})"
 
 
+class CasesDrawn(msgspec.Struct, frozen=True):
+    """The cases that a property-based test drew."""
+
+    count: Count
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+    """The beginning of the SHA-256 of their texts, in order (:mod:`harness.plugin.cases`)."""
+
+
 class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
     """The first record: the command, the machine, and the subject of the run."""
 
@@ -72,7 +81,9 @@ class RunHeader(msgspec.Struct, tag="run", tag_field="record", kw_only=True):
     seed: str = ""
     """The seed of properties: :data:`DEFAULT_SEED`, a number, or :data:`FREE_SEED`; empty if unknown."""
     seed_drawn: bool = False
-    """Whether the seed is a number that was drawn for this run, rather than chosen."""
+    """Whether the seed is a number that was drawn for this run, rather than chosen; also if a challenge gives it."""
+    challenge: Challenge | None = None
+    """A verifier's challenge, from which the seed follows."""
     effort: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 1.0
     """The number of examples of properties, as a share of the number that suites set (``CONCORD_EXAMPLES``)."""
     faults: list[str] = []
@@ -193,6 +204,8 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
     """The place of the waiver that was used."""
     property_based: bool = False
     """Whether it draws its examples from the run's seed; results before version 3 do not say."""
+    cases: CasesDrawn | None = None
+    """The cases that it drew, if it passed; results before version 8 do not say."""
     finished: Moment = 0.0
     """Seconds since the epoch."""
     text: str = ""

@@ -28,7 +28,7 @@ def train_on_rank(rank: Rank, backend: str) -> tuple[int, list[Step]]:
 @requirement(
     "DYN-COUNT-02",
     "Every rank compiles a model into the same number of graphs.",
-    source="torch/_dynamo/variables/distributed.py; torch.compile",
+    source="torch.compile: guards",
 )
 @requirement(
     "DYN-COUNT-03",

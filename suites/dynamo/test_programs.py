@@ -23,7 +23,7 @@ SIZES = (1, 2, 3)
 @requirement(
     "DYN-COUNT-02",
     "Every rank compiles a model into the same number of graphs.",
-    source="torch/_dynamo/variables/distributed.py; torch.compile",
+    source="torch.compile: guards",
 )
 @requirement(
     "DYN-COUNT-03",

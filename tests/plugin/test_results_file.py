@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sessions import Folder, Session
 
-from harness.results import VERDICTS, Deselected, LeftOut, NoBackend, NoStack, NotCollected, TorchLacks
+from harness.results import VERDICTS, Deselected, LeftOut, NoBackend, NoStack, NotCollected, TorchLacks, read
 
 pytestmark = pytest.mark.slow
 
@@ -324,3 +324,58 @@ def _inside(folder: Folder, name: str) -> Folder:
     inner = object.__new__(Folder)
     inner.path = Path(folder.path, name)
     return inner
+
+
+WITH_CASES = """
+    import os
+
+    import pytest
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    class Thing:
+        def __init__(self, number):
+            self.number = number
+
+    @settings(max_examples=20)
+    @given(number=st.integers(), thing=st.builds(Thing, st.integers()))
+    def test_draws(tmp_path_factory, number, thing):
+        pass
+
+    @settings(max_examples=20)
+    @given(number=st.integers())
+    def test_fails(number):
+        assert number < 10
+
+    @pytest.mark.parametrize("name", ["a", "b"])
+    @settings(max_examples=5)
+    @given(number=st.integers())
+    def test_parametrized(name, number):
+        pass
+
+    def test_plain():
+        pass
+"""
+
+
+def test_cases(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """The same seed has the same cases in another process, another seed has others, and a failure has none."""
+    folder = make_folder({"suites/collectives/test_it.py": WITH_CASES})
+    found = []
+    for number, seed in enumerate(("default", "default", "5", "5", "6")):
+        out = f"out{number}"
+        folder.run(
+            *("suites", "--concord-results", out, "--concord-seed", seed, "--profile", "none"),
+            env={"PYTHONHASHSEED": str(number)},
+        )
+        (path,) = (folder.path / out).glob("*/results.jsonl")
+        tests = read(path).tests.values()
+        found.append({test.nodeid.partition("::")[2]: test.cases for test in tests})
+    default, again, five, five_again, six = found
+    assert (default, five) == (again, five_again)
+    assert default["test_draws"] is not None
+    assert (default["test_fails"], default["test_plain"]) == (None, None)
+    counts = {name: cases.count for name, cases in default.items() if cases is not None}
+    assert counts == {"test_draws": 20, "test_parametrized[a]": 5, "test_parametrized[b]": 5}
+    digests = {each["test_draws"].digest for each in (default, five, six) if each["test_draws"] is not None}
+    assert len(digests) == 3

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from sessions import Folder
 
+from harness.results import read
 from reports.bundle import MANIFEST, manifest_of, packed, unpacked
 
 pytestmark = pytest.mark.slow
@@ -112,6 +113,34 @@ def test_genuine(made: Made) -> None:
     done = made.concord("verify", "x.zip")
     assert (done.returncode, "x.zip: is what it says it is" in done.stdout) == (0, True), done.stdout + done.stderr
     assert not any(line.startswith(("WRONG", "unchecked")) for line in done.stdout.splitlines())
+
+
+@pytest.fixture(scope="module")
+def challenged(made: Made) -> list[str]:
+    """Runs of which the second answers a challenge, in the order in which they were made."""
+    assert made.concord("challenge", "-o", "mine.challenge", "--for", "a test").returncode == 0
+    session = Folder(made.folder).run(
+        *("suites", "-n", "2", "--profile", "./small.toml", "--concord-challenge", "mine.challenge"),
+        *("-m", "property_based", "--concord-results", "answered", "-p", "no:rerunfailures"),
+    )
+    assert session.code == 0, session.out
+    assert "from the challenge for a test" in session.out
+    return [
+        str(path.parent) for kind in ("default", "answered") for path in made.folder.glob(f"{kind}/*/results.jsonl")
+    ]
+
+
+def test_challenge(made: Made, challenged: list[str]) -> None:
+    """Workers use the seed of the challenge, and the results say which challenge it is, as it was."""
+    assert made.concord("bundle", *challenged, "-o", "answered.zip").returncode == 0
+    done = made.concord("verify", "answered.zip", "--challenge", "mine.challenge")
+    assert done.returncode == 0, done.stdout
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("challenge runs/2.jsonl: answers it"))
+    assert " s after the challenge was made, and ended " in line
+    done = made.concord("verify", "x.zip", "--challenge", "mine.challenge")
+    assert (done.returncode, "WRONG     no run answers the challenge" in done.stdout) == (1, True)
+    first, second = (read(made.folder / run / "results.jsonl") for run in challenged)
+    assert (second.header.seed_drawn, second.header.challenge is not None, first.header.challenge) == (True, True, None)
 
 
 def test_required(made: Made) -> None:

@@ -7,10 +7,8 @@ import functools
 import hashlib
 import io
 import json
-import shutil
 import stat
 import struct
-import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -612,22 +610,3 @@ def test_suite_file() -> None:
     """The suite's hash, the seeds and the tests are in a file of their own, for people."""
     found = json.loads(honest()["suite.json"])
     assert (found["hash"], found["seeds"], found["tests"]) == (SUITE, ["default", "123"], sorted(ALL))
-
-
-def test_signature(tmp_path: Path, path: Path) -> None:
-    """A signature of the file is checked by ssh-keygen: the signer's own is right, one of another file is not."""
-    if shutil.which("ssh-keygen") is None:
-        pytest.skip("no ssh-keygen here")
-    from harness.commands.reports import _signature
-
-    key, signers = tmp_path / "key", tmp_path / "signers"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "x", "-f", key], check=True)
-    signers.write_text(f"vendor@example.com {key.with_suffix('.pub').read_text()}")
-    path.write_bytes(packed(honest()))
-    sign = ["ssh-keygen", "-q", "-Y", "sign", "-n", "concord", "-f", key, path]
-    subprocess.run(sign, check=True, capture_output=True)
-    signature = Path(f"{path}.sig")
-    assert _signature(path, signature, signers, "vendor@example.com") == []
-    path.write_bytes(packed(honest(change("dynamo", seconds=1.0))))
-    (problem,) = _signature(path, signature, signers, "vendor@example.com")
-    assert problem.startswith("the signature is not vendor@example.com's: ")

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +17,10 @@ from harness.plugin.facts import dtype_of, reproducer_in, selection
 from harness.plugin.seeds import Seeds
 from harness.provenance import environment, suite_files, suite_hash
 from harness.reproducers import Written, attach, carried
-from harness.results import Deselected, LeftOut, MaybeLeftOut, NotCollected, OnlySome, OptionGiven
+from harness.results import Challenge, Deselected, LeftOut, MaybeLeftOut, NotCollected, OnlySome, OptionGiven
+from harness.results.challenge import encode
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,11 @@ def test_selection(
 def seeds(asked: str = "default", **other: Any) -> Seeds:
     manager = SimpleNamespace(hasplugin=lambda name: other.get("thorough", False))
     options = {"concord_seed": asked, "hypothesis_seed": other.get("hypothesis")}
-    config: Any = SimpleNamespace(getoption=lambda name, default=None: options[name], pluginmanager=manager)
+    options["concord_challenge"] = other.get("challenge")
+    invocation = SimpleNamespace(dir=other.get("folder", ROOT))
+    config: Any = SimpleNamespace(
+        getoption=lambda name, default=None: options[name], pluginmanager=manager, invocation_params=invocation
+    )
     if "sent" in other:
         config.workerinput = {"concord_seed": other["sent"]}
     return Seeds(config)
@@ -142,6 +150,63 @@ def test_seeds() -> None:
     assert (seeds("random", sent="12").seed, seeds("random", sent="12").drawn) == ("12", True)
     assert (seeds(hypothesis=5).seed, seeds(hypothesis=5).drawn) == ("5", False)
     assert seeds(thorough=True).seed == seeds("free").seed == "free"
+
+
+CHALLENGE = Challenge(nonce="ab" * 32, made=1_800_000_000, audience="a customer")
+
+
+@pytest.fixture
+def challenged(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The text of a challenge that was made a moment ago."""
+    monkeypatch.setattr("harness.plugin.seeds.time.time", lambda: CHALLENGE.made + 1.0)
+    return encode(CHALLENGE).decode()
+
+
+def test_challenge(challenged: str, tmp_path: Path) -> None:
+    """A challenge, as a text or in a file, gives the seed, which counts as drawn."""
+    (tmp_path / "mine").write_text(challenged)
+    for made in (seeds(challenge=challenged), seeds(challenge="mine", folder=tmp_path)):
+        assert (made.seed, made.drawn, made.challenge) == (CHALLENGE.seed, True, CHALLENGE)
+        assert made.pytest_report_header() == f"concord: seed {CHALLENGE.seed}, from the challenge for a customer"
+    assert seeds(challenge="none", sent="5").seed == "5"  # a worker of pytest-xdist reads no file
+
+
+@pytest.mark.parametrize(
+    ("asked", "other", "says"),
+    [
+        ("random", {}, "--concord-challenge and --concord-seed random: a challenge gives the seed"),
+        ("7", {"hypothesis": 5}, "--concord-challenge and --concord-seed 7"),
+        ("default", {"hypothesis": 5}, "--concord-challenge and --hypothesis-seed 5"),
+        ("default", {"thorough": True}, "--concord-challenge and a thorough run"),
+    ],
+)
+def test_challenge_and_another_seed(challenged: str, asked: str, other: dict[str, Any], says: str) -> None:
+    """Nobody chooses a seed beside the challenge's."""
+    with pytest.raises(pytest.UsageError, match=says):
+        seeds(asked, challenge=challenged, **other)
+
+
+@pytest.mark.parametrize("bad", ["none", "{", "{}", "[1]", "a\0b", '{"nonce": "x"}'])
+def test_bad_challenge(challenged: str, tmp_path: Path, bad: str) -> None:
+    """What is no challenge ends the session before it begins, with one line."""
+    with pytest.raises(pytest.UsageError, match="--concord-challenge: ") as caught:
+        seeds(challenge=bad, folder=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_challenge_of_tomorrow(challenged: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock by which the run would begin before its challenge was made is noticed before the run."""
+    monkeypatch.setattr("harness.plugin.seeds.time.time", lambda: CHALLENGE.made - 100.0)
+    with pytest.raises(pytest.UsageError, match="made 100 s from now by this machine's clock; set the clock"):
+        seeds(challenge=challenged)
+
+
+def test_challenge_in_a_variable(challenged: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A challenge that results would not show, because it seems to be a credential, is refused before the run."""
+    secret = msgspec.structs.replace(CHALLENGE, nonce="0123456789abcdef" * 4)  # it is remembered for good
+    monkeypatch.setenv("THE_CHALLENGE", secret.nonce)
+    with pytest.raises(pytest.UsageError, match="a part of it is in a variable that results do not show"):
+        seeds(challenge=encode(secret).decode())
 
 
 @pytest.mark.parametrize("bad", ["", "-1", "1.5", "randm", str(2**32), "\N{SUPERSCRIPT TWO}"], ids=ascii)

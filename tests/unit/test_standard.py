@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,35 @@ def test_the_page_is_up_to_date(facts: SuiteFacts) -> None:
     """docs/requirements.md is what the suites say."""
     page = ROOT / PAGE
     assert page.read_text() == standard(facts), f"{PAGE} is out of date; run: concord requirements {PAGE}"
+
+
+def declared(source: str) -> dict[str, set[str]]:
+    """Return what a file says of each requirement wherever it declares it, without the file's line breaks."""
+    found: dict[str, set[str]] = {}
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and node.args]
+    for call in calls:
+        name = call.args[0]
+        if isinstance(call.func, ast.Name) and call.func.id == "requirement" and isinstance(name, ast.Constant):
+            rest = [ast.dump(each) for each in (*call.args[1:], *call.keywords)]
+            found.setdefault(str(name.value), set()).add(" ".join(rest))
+    return found
+
+
+def test_every_requirement_is_one() -> None:
+    """Tests that prove the same requirement say the same of it, or a run of some of them would seem to be forged."""
+    every: dict[str, set[str]] = {}
+    for file in (ROOT / "suites").rglob("*.py"):
+        for name, texts in declared(file.read_text()).items():
+            every.setdefault(name, set()).update(texts)
+    assert len(every) > 100
+    assert {name: texts for name, texts in every.items() if len(texts) > 1} == {}
+
+
+def test_two_sources_are_noticed() -> None:
+    """Another source of the same requirement is another text."""
+    text = '@requirement("A-B-01", "A rank waits.", source="{}")\ndef test(): pass\n'
+    assert len(declared(text.format("x") + text.format("x"))["A-B-01"]) == 1
+    assert len(declared(text.format("x") + text.format("y"))["A-B-01"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def summary(tmp_path: Path) -> Summary:
         invocation_params=SimpleNamespace(args=("-x",)),
     )
     profiles = SimpleNamespace(described=lambda: ("cpu-gloo", "0" * 64), settled=None)
-    seeds = SimpleNamespace(seed="7", drawn=True)
+    seeds = SimpleNamespace(seed="7", drawn=True, challenge=None)
     loaded = SimpleNamespace(plugins=dict, files=dict)
     return Summary(config, profiles, seeds, loaded)  # type: ignore[arg-type]
 

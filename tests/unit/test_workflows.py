@@ -152,3 +152,37 @@ def test_constraints_of_the_installer(install: Path) -> None:
     named = [made.parent / line.removeprefix("-c ") for line in lines if line.startswith("-c ")]
     assert named
     assert [file for file in named if not file.is_file()] == []
+
+
+def jobs_of(name: str) -> dict[str, str]:
+    """The text of each job of a workflow."""
+    found = re.split(r"^  (\w+):\n", WORKFLOWS[name].partition("\njobs:\n")[2], flags=re.MULTILINE)
+    return dict(zip(found[1::2], found[2::2], strict=True))
+
+
+def test_who_may_attest() -> None:
+    """Only the job that runs nothing of a vendor's can have a file attested, and no other workflow can."""
+    jobs = jobs_of("attested")
+    assert {name: "id-token: write, attestations: write" in job for name, job in jobs.items()} == {
+        "run": False,
+        "bundle": True,
+    }
+    assert ("PACKAGE" in jobs["run"], "pytest" in jobs["run"]) == (True, True)
+    assert ("inputs." in jobs["bundle"], "vendor" in jobs["bundle"], "pytest" in jobs["bundle"]) == (False,) * 3
+    assert [name for name, text in WORKFLOWS.items() if "id-token" in text] == ["attested"]
+    head = WORKFLOWS["attested"].partition("\njobs:")[0]
+    assert "\npermissions: {}" in head
+    assert re.findall(r"^  (\w+):", head.partition("\non:\n")[2], re.MULTILINE) == ["workflow_call"]
+
+
+def test_what_is_attested() -> None:
+    """The file that is attested is the one that is uploaded, made by the Concord of the workflow's own commit."""
+    jobs = jobs_of("attested")
+    bundle = jobs["bundle"]
+    (subject,) = re.findall(r"subject-path: (\S+) \}", bundle)
+    assert f"-o {subject}\n" in bundle
+    assert f"path: {subject} }}" in bundle
+    for job in jobs.values():
+        first = steps(job)[0]
+        assert "repository: ${{ job.workflow_repository }}" in first
+        assert "ref: ${{ job.workflow_sha }}" in first
