@@ -30,7 +30,9 @@ _DRAWS = (*_DECIDES, "python", "hypothesis", "numpy")
 """Facts of the environment that may change which cases are drawn."""
 _LARGEST_SEED = 2**32 - 1
 
-SAME, WORSE, BETTER, OTHER, NOT_COMPARED = "same", "worse here", "better here", "otherwise here", "not compared"
+SAME, WORSE, BETTER, OTHER = "same", "worse here", "better here", "otherwise here"
+OTHER_CASES, NOT_COMPARED = "other cases here", "not compared"
+KINDS = (SAME, WORSE, BETTER, OTHER, OTHER_CASES, NOT_COMPARED)
 
 
 @dataclass(frozen=True, order=True)
@@ -48,7 +50,7 @@ class Outcome:
 
     place: Place
     kind: str
-    """One of :data:`SAME`, :data:`WORSE`, :data:`BETTER`, :data:`OTHER` and :data:`NOT_COMPARED`."""
+    """One of :data:`KINDS`."""
     there: str
     """The verdict in the bundle, for readers."""
     here: str
@@ -58,8 +60,8 @@ class Outcome:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the test ended badly here, and the results can't be compared."""
-        return self.kind == NOT_COMPARED and self.here in (*ENDED_BADLY, "flaky")
+        """Whether its cases are others, or it ended badly here and the results can't be compared."""
+        return self.kind == OTHER_CASES or (self.kind == NOT_COMPARED and self.here in (*ENDED_BADLY, "flaky"))
 
     def __str__(self) -> str:
         verdicts = f"{self.there} in the bundle, {self.here} here" if self.here else f"{self.there} in the bundle"
@@ -164,7 +166,7 @@ def _compared(place: Place, run: Run, again: Run | None) -> Outcome:
         if surroundings(run, again, _DRAWS):
             return Outcome(place, NOT_COMPARED, *verdicts, "other cases, as other versions may draw")
         counts = f"{plural(old.cases.count, 'case')} there, {new.cases.count:,} here"
-        return Outcome(place, WORSE, *verdicts, f"its cases are not those that its seed draws: {counts}")
+        return Outcome(place, OTHER_CASES, *verdicts, f"its cases are not those that its seed draws: {counts}")
     return Outcome(place, SAME, *verdicts)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.plugin.constants import of_no_module
 from harness.redaction import redacted, redacted_arguments
 from harness.requirements import stack_of
 from harness.results import DEFAULT_SEED, FREE_SEED, Challenge, ChallengeError
@@ -80,6 +82,13 @@ class Seeds:
             item.add_marker(MARKER)
             if not self._leave and self.seed != FREE_SEED:
                 self._fix(function)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+        if self._leave or self.seed == FREE_SEED or pyfuncitem.get_closest_marker(MARKER) is None:
+            return (yield)
+        with of_no_module():
+            return (yield)
 
     def _fix(self, function: Any) -> None:
         from hypothesis import settings

@@ -327,17 +327,23 @@ def _inside(folder: Folder, name: str) -> Folder:
 
 
 WITH_CASES = """
+    import importlib
     import os
+    import sys
 
     import pytest
     from hypothesis import given, settings
     from hypothesis import strategies as st
 
+    if os.environ.get("LOAD"):
+        sys.path.insert(0, os.getcwd())
+        importlib.import_module(os.environ["LOAD"])
+
     class Thing:
         def __init__(self, number):
             self.number = number
 
-    @settings(max_examples=20)
+    @settings(max_examples=200)
     @given(number=st.integers(), thing=st.builds(Thing, st.integers()))
     def test_draws(tmp_path_factory, number, thing):
         pass
@@ -376,6 +382,13 @@ def test_cases(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     assert default["test_draws"] is not None
     assert (default["test_fails"], default["test_plain"]) == (None, None)
     counts = {name: cases.count for name, cases in default.items() if cases is not None}
-    assert counts == {"test_draws": 20, "test_parametrized[a]": 5, "test_parametrized[b]": 5}
+    assert counts == {"test_draws": 200, "test_parametrized[a]": 5, "test_parametrized[b]": 5}
+    folder.write("magic.py", f"NUMBERS = {[7**n for n in range(5, 300)]}")
+    folder.run(
+        *("suites", "--concord-results", "loaded", "--concord-seed", "5", "--profile", "none"), env={"LOAD": "magic"}
+    )
+    (path,) = (folder.path / "loaded").glob("*/results.jsonl")
+    loaded = {test.nodeid.partition("::")[2]: test.cases for test in read(path).tests.values()}
+    assert loaded == five  # what else is loaded changes no case
     digests = {each["test_draws"].digest for each in (default, five, six) if each["test_draws"] is not None}
     assert len(digests) == 3

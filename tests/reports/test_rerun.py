@@ -20,6 +20,7 @@ from reports.rerun import (
     BETTER,
     NOT_COMPARED,
     OTHER,
+    OTHER_CASES,
     SAME,
     WORSE,
     Outcome,
@@ -196,10 +197,10 @@ CASES: dict[str, tuple[tuple[Change, ...], tuple[Change, ...], str, str, str]] =
         (of(TWO, 100, "a" * 16),),
         (of(TWO, 5, "b" * 16),),
         TWO,
-        WORSE,
+        OTHER_CASES,
         "its cases are not those that its seed draws: 100 cases there, 5 here",
     ),
-    "other-cases": ((of(TWO, 5, "a" * 16),), (of(TWO, 5, "b" * 16),), TWO, WORSE, "5 cases there, 5 here"),
+    "other-cases": ((of(TWO, 5, "a" * 16),), (of(TWO, 5, "b" * 16),), TWO, OTHER_CASES, "5 cases there, 5 here"),
     "other-worlds": (
         (change(TWO, world=SIZES),),
         (),
@@ -316,6 +317,15 @@ def test_worlds_do_not_hide_a_failure() -> None:
     (line,) = found.unchecked
     assert "not compared: runs/1.jsonl" in line
     assert "failed here" in line
+
+
+def test_other_cases_are_doubtful() -> None:
+    """Other cases accuse nobody, because the verdict is the same, and show nothing."""
+    found = judged(of(TWO, 5, "b" * 16), there=(of(TWO, 5, "a" * 16),))
+    assert found.wrong == []
+    (line,) = found.unchecked
+    assert "its cases are not those that its seed draws: 5 cases there, 5 here" in line
+    assert "1 other cases here" in found.told[0]
 
 
 def test_nothing_compared() -> None:
