@@ -92,7 +92,7 @@ def test_modes(world: World, wrapped: bool) -> None:
 @requirement(
     "DYN-COUNT-02",
     "Every rank compiles a model into the same number of graphs.",
-    source="torch/_dynamo/variables/distributed.py; torch.compile",
+    source="torch.compile: guards",
 )
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "replicated"])
 @pytest.mark.world(1, 3)
