@@ -9,6 +9,7 @@ from harness.bench.measuring.collectives import Timed, timed_on
 from harness.bench.measuring.sweeps import COLLECTIVES, RANKS, described
 from harness.plugin.perf import Perf
 
+
 @requirement(
     "PERF-COLLECTIVES-01",
     "Every collective gives correct values while it is timed.",

@@ -174,5 +174,3 @@ def sets_in(generation: int) -> int:
     have more, so that less time goes into starting servers.
     """
     return next(sets for last, sets in ((16, 2), (48, 4), (math.inf, 8)) if generation < last)
-
-

@@ -116,14 +116,16 @@ _ANSWERS = msgspec.json.Decoder(Answer)
 def request(line: bytes) -> Request:
     """Read a request.  Errors: :class:`Protocol`."""
     try:
-        return _REQUESTS.decode(line)
+        found: Request = _REQUESTS.decode(line)
     except (msgspec.MsgspecError, RecursionError, ValueError) as e:
         raise Protocol(str(e)) from e
+    return found
 
 
 def answer(line: bytes) -> Answer:
     """Read an answer.  Errors: :class:`Protocol`."""
     try:
-        return _ANSWERS.decode(line)
+        found: Answer = _ANSWERS.decode(line)
     except (msgspec.MsgspecError, RecursionError, ValueError) as e:
         raise Protocol(str(e)) from e
+    return found

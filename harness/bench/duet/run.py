@@ -93,7 +93,7 @@ class Duet:
     def _generation(self, told: Callable[[], None]) -> None:
         self._both(messages.Servers())
         for number in range(sets_in(self.state.generations)):
-            draw = random.Random(f"{self._begun.seed} {self.state.generations} {number}")
+            draw = random.Random(f"{self._begun.seed} {self.state.generations} {number}")  # noqa: S311 - orders of turns
             taken: list[Taken] = []
             sizes = {ranks_of(self._begun.series[series]) for series in self.state.open}
             for size in sorted(sizes):

@@ -7,17 +7,29 @@ the server and the ranks of its environment, and ends with its input.
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import torch
 
-import harness
 from harness import faults
 from harness.bench.duet import messages, on_ranks
-from harness.bench.duet.messages import Answer, Begin, Described, Done, End, Finish, Measured, Prepare, Prepared
-from harness.bench.duet.messages import Ranks, Request, Round, Servers, Wrong
+from harness.bench.duet.messages import (
+    Answer,
+    Begin,
+    Described,
+    Done,
+    End,
+    Finish,
+    Measured,
+    Prepare,
+    Prepared,
+    Ranks,
+    Request,
+    Round,
+    Servers,
+    Wrong,
+)
 from harness.bench.figures import largest_message
 from harness.bench.fingerprint import available, fingerprint
 from harness.bench.measuring.collectives import Timed
@@ -85,7 +97,7 @@ class Runner:
         self.offers = [(timed, ranks) for timed, ranks in every(largest) if ranks in sizes]
         series = [timed.series(World(self.spec.sized(ranks), _nothing)) for timed, ranks in self.offers]
         commit = str(getattr(torch.version, "git_version", "") or "")
-        return Described(fingerprint(kind), commit, os.path.dirname(harness.__file__), tuple(series))
+        return Described(fingerprint(kind), commit, os.path.dirname(faults.__file__), tuple(series))
 
     def servers(self) -> None:
         """Replace the server, and the ranks with it.  Errors: LaunchError."""
@@ -195,4 +207,4 @@ def serve(runner: Runner, requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""The controller's end of a side: a process in its environment, asked over pipes, and never waited for without limit."""
+"""The controller's end of a side: a process in its environment, asked over pipes, never waited for without limit."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ class Side:
             raise SideFailed(self.name, found.kind, one_line(found.text))
         return found
 
-    def describe(self, request: messages.Begin) -> Described:
-        """Ask what the side is and offers."""
-        return self._as(Described, self.ask(request))
+    def described(self) -> Described:
+        """Receive what the side is and offers, after a :class:`~harness.bench.duet.messages.Begin`."""
+        return self._as(Described, self.receive())
 
     def prepare(self, series: int) -> Prepared:
         """Ask for a series to be prepared."""

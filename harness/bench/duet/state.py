@@ -112,7 +112,9 @@ class State:
             return 0.0
         if not self.generations:
             return math.inf
-        goal = max(needed(self.differences[i], len(self.begun.series), self.begun.margin, self.begun.rate) for i in self.open)
+        goal = max(
+            needed(self.differences[i], len(self.begun.series), self.begun.margin, self.begun.rate) for i in self.open
+        )
         return max(0.0, goal - self.generations) * self.seconds / self.generations
 
 
