@@ -7,8 +7,8 @@ have had the other's figures with the same probability, because the order in eac
 are symmetric about zero, whatever their distribution is, and it may change from generation to generation.
 
 That is all that Wilcoxon's signed-rank test needs.  Its interval (Hodges and Lehmann, 1963; Tukey, 1949) holds exactly,
-with heavy tails, bursts and drift.  Looks repeat and there are several series, so each look at each series has a share
-of the probability of a mistake (Bonferroni).
+with heavy tails, bursts and drift.  Looks repeat, there are several series, and each has two figures, so each interval
+has a share of the probability of a mistake (Bonferroni).
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ RATE = 0.01
 """The probability that any series of a duet is reported wrongly."""
 MARGIN = 0.05
 """Changes within this share are equal, by default."""
+
+FASTEST, MEDIAN = "fastest", "median"
+FIGURES = {FASTEST: 0.8, MEDIAN: 0.2}
+"""The two figures of a series, the fastest iteration and the median one, and each one's part of a look's share.
+
+Disturbances only add time, so the fastest iteration varies least and shows the smallest steps.  The median shows what
+slows most iterations down but leaves a few as fast as they were.
+"""
 
 SLOWER, FASTER, EQUAL, UNDECIDED = "slower", "faster", "equal", "undecided"
 
@@ -130,38 +138,68 @@ def _pairs(values: Array) -> Array:
     return np.asarray((values[first] + values[second]) / 2, np.float64)
 
 
+Differences = Mapping[str, Sequence[float]]
+"""For each figure of a series, log(B / A) of each generation."""
+
+
 @dataclass(frozen=True)
 class Decided:
     """A series as a look saw it."""
 
-    interval: Interval
+    intervals: Mapping[str, Interval]
+    """By figure."""
     verdict: str
+    figure: str
+    """The figure that decided."""
     at: int
     """Generations of the duet at that look."""
 
+    @property
+    def interval(self) -> Interval:
+        """The interval of the figure that decided."""
+        return self.intervals[self.figure]
+
+
+def decided(intervals: Mapping[str, Interval], margin: float) -> tuple[str, str]:
+    """Return the verdict, and the figure that it rests on.
+
+    A series is slower (or else faster) if one of its figures is.  It is equal if the fastest iteration is equal and the
+    median is not known to differ.
+    """
+    each = {figure: interval.verdict(margin) for figure, interval in intervals.items()}
+    for verdict in (SLOWER, FASTER):
+        for figure in FIGURES:
+            if each[figure] == verdict:
+                return verdict, figure
+    return (EQUAL if each[FASTEST] == EQUAL else UNDECIDED), FASTEST
+
 
 def look(
-    differences: Mapping[int, Sequence[float]], mistake: float, series: int, margin: float, at: int
+    differences: Mapping[int, Differences], mistake: float, series: int, margin: float, at: int
 ) -> dict[int, Decided]:
     """Look at some series.  Returns what each shows.
 
     ``mistake``: the look's share (:func:`share_of`); ``series``: the number of all series of the duet, of which these
     are not decided yet; ``at``: the generation.
     """
-    intervals = {number: interval(values, mistake / series) for number, values in differences.items()}
-    return {number: Decided(one, one.verdict(margin), at) for number, one in intervals.items()}
+    found = {}
+    for number, values in differences.items():
+        intervals = {figure: interval(values[figure], mistake / series * part) for figure, part in FIGURES.items()}
+        found[number] = Decided(intervals, *decided(intervals, margin), at)
+    return found
 
 
 def needed(differences: Sequence[float], series: int, margin: float, rate: float = RATE) -> float:
     """Return about how many generations it takes in all until a series is decided; infinite if nobody can say.
 
-    It is decided when the interval is narrow enough to be within the margin, or not to contain 1.
+    It is decided when the interval is narrow enough to be within the margin, or not to contain 1.  ``differences``: of
+    its fastest iteration.
     """
     if len(differences) < 5:
         return math.inf
     center = middle(differences)
     spread = 1.4826 * float(np.median(np.abs(np.asarray(differences) - center)))
-    quantile = float(stats.norm.isf(share_of(0, rate) / series / 2))
+    quantile = float(stats.norm.isf(share_of(0, rate) / series * FIGURES[FASTEST] / 2))
     room = max(abs(center), math.log1p(margin) - abs(center), 1e-6)
     count = max((1.05 * quantile * spread / room) ** 2, LEAST)
     return next((float(n) for n in PLANNED if n >= count), math.inf)

@@ -50,8 +50,8 @@ from harness.worlds.world import World, WorldSpec
 LARGEST_ON_HOST, LARGEST_ON_ACCELERATOR = 16 << 20, 1 << 30
 _WARM = 0.1
 """Time limit of a warm-up, in seconds."""
-_PRELOAD = "torch,torch.distributed"
-"""What servers import: collectives need no more, and servers are started often."""
+_PRELOAD = "torch,torch.distributed,harness.bench.duet.on_ranks"
+"""What servers import, so that ranks need not: no more than collectives need, because servers are started often."""
 
 
 @dataclass

@@ -58,7 +58,7 @@ def _how(view: dict[str, Any]) -> str:
     return (
         f"{ended}{view['pairs']} pairs of fresh sets of ranks in {view['generations']} generations, "
         f"{view['seconds'] / 60:.1f} min. The intervals hold for all series together at {1 - view['rate']:.0%}. "
-        "A and B: the time that 5 % of iterations do not exceed, the median over sets."
+        "A and B: the fastest iteration, the median over sets."
     )
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from harness.bench.duet import deciding
-from harness.bench.duet.deciding import Decided, middle, needed, share_of
-from harness.bench.duet.records import SHARES, Begun, Ended, Failed, Generation, Pair, Record, Round, Session
+from harness.bench.duet.deciding import FASTEST, MEDIAN, Decided, middle, needed, share_of
+from harness.bench.duet.records import SHARES, Begun, Ended, Failed, Generation, Pair, Record, Round, Session, Taken
 
-FIGURE = 0.05
-"""The quantile of a pair's iterations that is compared.  It is low because disturbances only add time."""
+PLACES = {FASTEST: SHARES.index(0.0), MEDIAN: SHARES.index(0.5)}
+"""Where the figures are among the quantiles that a journal keeps."""
 
 FAILED = "failed"
 
@@ -21,8 +21,8 @@ class State:
     """What is known of a duet."""
 
     begun: Begun
-    differences: list[list[float]]
-    """For each series, log(B / A) of each generation in which it was measured."""
+    differences: list[dict[str, list[float]]]
+    """For each series and figure, log(B / A) of each generation in which it was measured."""
     decided: dict[int, Decided] = field(default_factory=dict)
     """By series; what no later look changes."""
     latest: dict[int, Decided] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class State:
     rounds: list[tuple[int, Round]] = field(default_factory=list)
     """All rounds, each with its series."""
     figures: list[list[tuple[float, float]]] = field(default_factory=list)
-    """For each series, the figures of A and B of each pair of sets, in seconds."""
+    """For each series, the fastest iteration of A and B on each pair of sets, in seconds."""
     generations: int = 0
     ends: int = 0
     """How often the time was used up."""
@@ -76,19 +76,20 @@ class State:
             self._look(share_of(self.ends, self.begun.rate))
 
     def _end_generation(self, record: Generation) -> None:
-        at = SHARES.index(FIGURE)
-        found: dict[int, list[float]] = {}
+        found: dict[int, list[Taken]] = {}
         for pair in self._pending:
             for one in pair.taken:
-                found.setdefault(one.series, []).append(math.log(one.b[at] / one.a[at]))
-                self.figures[one.series].append((one.a[at], one.b[at]))
+                found.setdefault(one.series, []).append(one)
+                self.figures[one.series].append((one.a[PLACES[FASTEST]], one.b[PLACES[FASTEST]]))
         self.pairs += len(self._pending)
         self._pending = []
         self.seconds += record.seconds
         self.generations += 1
         for series in self.open:
-            if series in found:
-                self.differences[series].append(middle(found[series]))
+            for figure, place in PLACES.items():
+                logs = [math.log(one.b[place] / one.a[place]) for one in found.get(series, ())]
+                if logs:
+                    self.differences[series][figure].append(middle(logs))
         if self.generations in deciding.PLANNED:
             self._look(share_of(0, self.begun.rate))
 
@@ -113,7 +114,8 @@ class State:
         if not self.generations:
             return math.inf
         goal = max(
-            needed(self.differences[i], len(self.begun.series), self.begun.margin, self.begun.rate) for i in self.open
+            needed(self.differences[i][FASTEST], len(self.begun.series), self.begun.margin, self.begun.rate)
+            for i in self.open
         )
         return max(0.0, goal - self.generations) * self.seconds / self.generations
 
@@ -124,7 +126,7 @@ def replayed(records: Iterable[Record]) -> State:
     begun = next(following)
     assert isinstance(begun, Begun)
     count = len(begun.series)
-    state = State(begun, [[] for _ in range(count)], figures=[[] for _ in range(count)])
+    state = State(begun, [{figure: [] for figure in PLACES} for _ in range(count)], figures=[[] for _ in range(count)])
     for record in following:
         state.add(record)
     return state

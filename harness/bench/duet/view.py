@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from harness.bench.duet.deciding import EQUAL, FASTER, SLOWER, UNDECIDED
+from harness.bench.duet.deciding import EQUAL, FASTER, FASTEST, MEDIAN, SLOWER, UNDECIDED, Interval
 from harness.bench.duet.records import SIDES, A, About
 from harness.bench.duet.state import FAILED, State
 from harness.bench.records import day_of, percentile, size_of
@@ -55,8 +55,6 @@ def _side(name: str, about: About) -> dict[str, Any]:
 def _row(state: State, number: int) -> dict[str, Any]:
     series = state.begun.series[number]
     seen, figures = state.shown(number), state.figures[number]
-    interval = seen.interval if seen is not None else None
-    known = interval is not None and interval.low > 0 and math.isfinite(interval.high)
     failed = state.failed.get(number)
     return {
         "name": series.name,
@@ -67,13 +65,25 @@ def _row(state: State, number: int) -> dict[str, Any]:
         "bytes": series.bytes,
         "size": size_of(series.bytes),
         "verdict": state.verdict(number),
-        "ratio": _finite(interval.ratio) if interval is not None else None,
-        "low": interval.low if interval is not None and known else None,
-        "high": interval.high if interval is not None and known else None,
-        "generations": interval.generations if interval is not None else len(state.differences[number]),
+        "figure": seen.figure if seen is not None else FASTEST,
+        **_interval(seen.interval if seen is not None else None),
+        "median": _interval(seen.intervals[MEDIAN] if seen is not None else None),
+        "generations": len(state.differences[number][FASTEST]),
         "a": percentile([a for a, _ in figures], 50) if figures else None,
         "b": percentile([b for _, b in figures], 50) if figures else None,
         "why": f"{failed.side}: {failed.why}" if failed is not None else "",
+    }
+
+
+def _interval(found: Interval | None) -> dict[str, float | None]:
+    """Return an interval as plain data; None where there is too little for one."""
+    if found is None:
+        return {"ratio": None, "low": None, "high": None}
+    known = found.low > 0 and math.isfinite(found.high)
+    return {
+        "ratio": _finite(found.ratio),
+        "low": found.low if known else None,
+        "high": found.high if known else None,
     }
 
 
@@ -142,6 +152,8 @@ def change(row: dict[str, Any]) -> str:
     if row["ratio"] is None:
         return ""
     size = f"{_percent(row['ratio']):+.1f} %"
+    if row["figure"] == MEDIAN:
+        size += " in the median"
     if row["low"] is None:
         return f"{size} (no interval yet)"
     return f"{size} ({_percent(row['low']):+.1f} to {_percent(row['high']):+.1f} %)"
