@@ -52,7 +52,7 @@ def _intervals(rows: Sequence[Mapping[str, Any]], margin: float) -> go.Figure | 
     known = [row for row in rows if row["ratio"] is not None]
     if not known:
         return None
-    figure = empty("change of B against A, %", "", height=150 + 30 * len(known), hovermode="closest")
+    figure = empty("change of B against A, %", "", height=150 + 30 * len(known))
     figure.add_vrect(
         x0=100 * (1 / (1 + margin) - 1), x1=100 * margin, fillcolor="#6b7280", opacity=0.15, line_width=0, layer="below"
     )
@@ -88,7 +88,9 @@ def _intervals(rows: Sequence[Mapping[str, Any]], margin: float) -> go.Figure | 
 def _rounds(rounds: Sequence[Mapping[str, Any]]) -> go.Figure | None:
     if not rounds:
         return None
-    figure = empty("minutes since the start", "", legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"})
+    figure = empty(
+        "minutes since the start", "median iteration", legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
+    )
     of = []
     for one in rounds:
         scale, unit = one["scale"]
@@ -105,7 +107,7 @@ def _rounds(rounds: Sequence[Mapping[str, Any]]) -> go.Figure | None:
                 )
             )
             of.append(one["name"])
-    figure.update_yaxes(type="log", exponentformat="power")
+    figure.update_yaxes(type="log", dtick="D2")
     return chosen(figure, [one["name"] for one in rounds], of)
 
 

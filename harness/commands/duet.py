@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import math
 import os
+import re
 import shlex
 import sys
 import time
@@ -73,8 +74,8 @@ def duet(
         typer.Option(
             "--series",
             "-k",
-            help="Words of which all are in the name of a series. Repeatable. Default: all_reduce of float32 on 2 "
-            "ranks, six sizes.",
+            help="A series: its name, or words of it, as in 'bfloat16 2 ranks'. Repeatable. Default: all_reduce of "
+            "float32 on 2 ranks, six sizes.",
         ),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the series that both sides offer, and end.")] = False,
@@ -253,11 +254,7 @@ def chosen(offered: Sequence[Series], asked: Sequence[str]) -> list[Series]:
     if not asked:
         found = [s for s in every if _usual(s)]
     else:
-        found = [
-            s
-            for s in every
-            if any(all(word in s.name.split(" ") or word in s.name for word in text.split()) for text in asked)
-        ]
+        found = [one for one in every if any(asks_for(text, one) for text in asked)]
     if not found:
         what = (
             f"no series that both sides offer has {' or '.join(map(repr, asked))} in its name"
@@ -266,6 +263,19 @@ def chosen(offered: Sequence[Series], asked: Sequence[str]) -> list[Series]:
         )
         raise ValueError(f"{what}; --list shows all {len(every)}")
     return found
+
+
+def asks_for(text: str, series: Series) -> bool:
+    """Return whether a text asks for a series: it is its whole name, or each of its words is a word of the name.
+
+    A number and its unit are one word: ``8 KiB`` does not ask for 128 KiB.
+    """
+    name = series.name
+    return text.strip() == name or (bool(text.strip()) and set(_words(text)) <= set(_words(name)))
+
+
+def _words(text: str) -> list[str]:
+    return re.sub(r"(\d) (?=(B|KiB|MiB|GiB|TiB|ranks)\b)", r"\1", text.replace(",", " ")).split()
 
 
 def _usual(series: Series) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -28,29 +29,32 @@ def tables(view: dict[str, Any]) -> RenderableType:
         for row in view["differences"]:
             sides.add_row(*(Text(one_line(cell), overflow="fold") for cell in row))
         parts += [sides, Text()]
-    table = Table(box=None, pad_edge=False)
-    for name in ("collective", "how", "dtype"):
-        table.add_column(name)
-    for name in ("ranks", "size", "A", "B", "B against A", "of"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict")
-    above = None
-    for row in view["series"]:
-        head = (row["operation"], row["how"], row["dtype"], str(row["world"]))
-        times = [seconds(row[side]) if row[side] is not None else "" for side in ("a", "b")]
-        verdict = f"{row['verdict']} ({one_line(row['why'])})" if row["why"] else row["verdict"]
-        cells = [*(("", "", "", "") if head == above else head), row["size"], *times, change(row)]
-        above = head
-        text = [Text(cell) for cell in (*cells, str(row["generations"]))]
-        table.add_row(*text, Text(verdict, style=STYLES[row["verdict"]], overflow="fold"))
-    parts += [table, Text()]
+    for head, rows in itertools.groupby(view["series"], key=_head):
+        parts += [_of_sizes(one_line(head), list(rows)), Text()]
     parts.append(Text(one_line(view["headline"]), style=_style(view)))
     parts.append(Text(_how(view), style="dim"))
     return Group(*parts)
 
 
+def _head(row: dict[str, Any]) -> str:
+    return " ".join(filter(None, (row["operation"], row["dtype"], f"on {row['world']} ranks", row["how"])))
+
+
+def _of_sizes(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    for name in ("size", "A", "B", "B against A"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
+    for row in rows:
+        times = [seconds(row[side]) if row[side] is not None else "" for side in ("a", "b")]
+        verdict = f"{row['verdict']} ({one_line(row['why'])})" if row["why"] else row["verdict"]
+        cells = [Text(cell) for cell in (row["size"], *times, change(row))]
+        table.add_row(*cells, Text(verdict, style=STYLES[row["verdict"]]))
+    return table
+
+
 def _style(view: dict[str, Any]) -> str:
-    return STYLES[next(verdict for verdict in ORDER if verdict in view["counts"])] if view["counts"] else ""
+    return STYLES[next(verdict for verdict in ORDER if view["counts"][verdict])]
 
 
 def _how(view: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any
 
 from harness.bench.duet.deciding import EQUAL, FASTER, FASTEST, MEDIAN, SLOWER, UNDECIDED, Interval
@@ -31,7 +30,7 @@ def view(state: State, *, ended: str = "") -> dict[str, Any]:
         "differences": different,
         "alike": alike,
         "series": rows,
-        "counts": dict(Counter(row["verdict"] for row in rows)),
+        "counts": {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ORDER},
         "undecided": [row["name"] for row in rows if row["verdict"] == UNDECIDED],
         "margin": begun.margin,
         "rate": begun.rate,
@@ -129,7 +128,7 @@ def headline(rows: list[dict[str, Any]], margin: float) -> str:
     if by[EQUAL]:
         parts.append(f"equal within {margin:g} % in {len(by[EQUAL])}")
     if by[UNDECIDED]:
-        parts.append(f"undecided in {len(by[UNDECIDED])}: {_named(by[UNDECIDED])}")
+        parts.append(f"undecided in {len(by[UNDECIDED])}")
     return "; ".join(parts)
 
 
@@ -148,14 +147,14 @@ def _short(row: dict[str, Any]) -> str:
 
 
 def change(row: dict[str, Any]) -> str:
-    """Describe a change with its interval: ``+12.1 % (8.4 to 16.0 %)``; empty if nothing is known."""
+    """Describe a change with its interval: ``+12.1 % (+8.4 to +16.0 %)``; empty if nothing is known."""
     if row["ratio"] is None:
         return ""
     size = f"{_percent(row['ratio']):+.1f} %"
     if row["figure"] == MEDIAN:
         size += " in the median"
-    if row["low"] is None:
-        return f"{size} (no interval yet)"
+    if row["low"] is None:  # too few generations for an interval
+        return f"{size} (?)"
     return f"{size} ({_percent(row['low']):+.1f} to {_percent(row['high']):+.1f} %)"
 
 
