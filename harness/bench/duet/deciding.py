@@ -200,7 +200,8 @@ def needed(differences: Sequence[float], series: int, margin: float, rate: float
     center = middle(differences)
     spread = 1.4826 * float(np.median(np.abs(np.asarray(differences) - center)))
     quantile = float(stats.norm.isf(share_of(0, rate) / series * FIGURES[FASTEST] / 2))
-    room = max(abs(center), math.log1p(margin) - abs(center), 1e-6)
+    known = abs(center) > 2 * spread / math.sqrt(len(differences))
+    room = max(abs(center) if known else 0.0, math.log1p(margin) - abs(center), 1e-6)
     count = max((1.05 * quantile * spread / room) ** 2, LEAST)
     return next((float(n) for n in PLANNED if n >= count), math.inf)
 
