@@ -42,6 +42,8 @@ from harness.versions.environments import environment, variables
 
 OUT = Path("reports/out/duet")
 FAILED = 1
+_THIS = sys.prefix if sys.prefix != sys.base_prefix else sys.executable
+"""The environment of this process."""
 INTERRUPTED = 130
 _DEFAULT_SIZES = (8, 512, 8 << 10, 128 << 10, 1 << 20, 2 << 20)
 
@@ -203,7 +205,7 @@ def _parsed(side: str, text: str, named: Sequence[str]) -> tuple[str, tuple[tupl
 def _side(side: str, place: str, paths: Sequence[Path], source: str, own: tuple[tuple[str, str], ...]) -> _Chosen:
     """Return what makes a side.  ``paths``: folders that precede its installed packages.  Errors: ValueError."""
     home = paths[-1] if (paths[-1] / "pyproject.toml").is_file() else Path.cwd()
-    there = environment(Path(place) if place else Path(sys.executable), home)
+    there = environment(Path(place or _THIS), home)
     inherited = variables(there.python, home)
     first = [str(path) for path in paths[:-1]]
     inherited["PYTHONPATH"] = os.pathsep.join([*first, *inherited["PYTHONPATH"].split(os.pathsep)])
@@ -349,7 +351,9 @@ def progress_of(state: State, seconds: float) -> str:
     each = state.seconds / state.generations if state.generations else math.inf
     following = next((n for n in PLANNED if n > state.generations), 0)
     parts = [f"generation {state.generations}", decided]
-    if math.isfinite(each) and following:
+    if math.isfinite(each) and state.generations < LEAST and (LEAST - state.generations) * each > rest:
+        parts.append(f"too little time for a decision, which takes {LEAST * each / 60:.1f} min")
+    elif math.isfinite(each) and following:
         parts.append(f"next look in {(following - state.generations) * each / 60:.1f} min")
     left = state.left()
     if math.isfinite(left) and state.generations >= LEAST:
