@@ -56,6 +56,7 @@ class FakeSide:
         self.fails: dict[type, SideFailed | type[BaseException]] = {}
         self.setting = type("Setting", (), {"python": Path("/env/bin/python")})()
         self._server = self._ranks = 0.0
+        self.server_seconds = 1.5
 
     def send(self, request: messages.Request) -> None:
         self.asked.append(request)
@@ -64,7 +65,7 @@ class FakeSide:
         machine = self.machine
         if isinstance(request, Servers):
             self._server = machine.server * float(machine.random.standard_normal())
-            machine.spend(1.5)
+            machine.spend(self.server_seconds)
         if isinstance(request, Ranks):
             self._ranks = machine.ranks * float(machine.random.standard_normal())
             machine.spend(0.1)

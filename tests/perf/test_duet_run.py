@@ -55,10 +55,22 @@ def test_servers_and_ranks_are_fresh_on_both_sides(tmp_path: Path) -> None:
     for side in found.sides.values():
         kinds = Counter(type(request) for request in side.asked)  # type: ignore[attr-defined]
         assert kinds[Servers] == generations
-        assert kinds[Ranks] == pairs
+        assert kinds[Ranks] == pairs + generations  # the first set of a generation waits for the server, unmeasured
         assert kinds[Prepare] == kinds[Finish] == 2 * pairs
         assert kinds[messages.Round] == 2 * pairs * TURNS
         assert isinstance(side.asked[-1], messages.End)  # type: ignore[attr-defined]
+
+
+def test_servers_take_at_most_half_of_the_time(tmp_path: Path) -> None:
+    """Where servers start slowly, a generation has more pairs, up to a limit."""
+    quick, slow = (duet(tmp_path, Machine(), series=OFFERS[:1]) for _ in range(2))
+    for side in slow.sides.values():
+        side.server_seconds = 60.0  # type: ignore[attr-defined]
+    quick.sides["A"].server_seconds = quick.sides["B"].server_seconds = 0.1  # type: ignore[attr-defined]
+    quick.run(1)
+    slow.run(1)
+    assert quick.state.pairs / quick.state.generations == 2
+    assert slow.state.pairs == deciding.MOST_SETS
 
 
 def test_turns_are_drawn(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ SLOWER, FASTER, EQUAL, UNDECIDED = "slower", "faster", "equal", "undecided"
 
 LEAST, MOST = 14, 1200
 """Generations at the first planned look and at the last, at which a duet ends."""
+MOST_SETS = 8
+"""Pairs of sets of a generation at most."""
 _GROWTH = 1.3
 _EXACT = 150
 """Generations up to which the distribution of the statistic is computed exactly; beyond, it is close to normal, and
@@ -207,9 +209,9 @@ def needed(differences: Sequence[float], series: int, margin: float, rate: float
 
 
 def sets_in(generation: int) -> int:
-    """Return how many pairs of fresh sets of ranks a generation has.
+    """Return how many pairs of fresh sets of ranks a generation has at least.
 
     The first ones have few, so that large changes are found soon: a look needs a number of generations.  Later ones
     have more, so that less time goes into starting servers.
     """
-    return next(sets for last, sets in ((16, 2), (48, 4), (math.inf, 8)) if generation < last)
+    return next(sets for last, sets in ((16, 2), (48, 4), (math.inf, MOST_SETS)) if generation < last)

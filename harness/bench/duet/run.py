@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from harness.bench.duet import messages
-from harness.bench.duet.deciding import sets_in
+from harness.bench.duet.deciding import MOST_SETS, sets_in
 from harness.bench.duet.journal import Journal
 from harness.bench.duet.records import SHARES, SIDES, A, Begun, Ended, Failed, Generation, Pair, Record, Round, Taken
 from harness.bench.duet.sides import Side, SideFailed
@@ -91,15 +91,25 @@ class Duet:
         self.state.add(record)
 
     def _generation(self, told: Callable[[], None]) -> None:
+        """Measure a generation: fresh servers, and pairs of sets for at least as long as the servers took to start."""
+        began = self.clock()
         self._both(messages.Servers())
-        for number in range(sets_in(self.state.generations)):
-            draw = random.Random(f"{self._begun.seed} {self.state.generations} {number}")  # noqa: S311 - orders of turns
+        self._both(messages.Ranks(min(ranks_of(self._begun.series[series]) for series in self.state.open)))
+        started = self.clock()
+        number = 0
+        while number < sets_in(self.state.generations) or (
+            number < MOST_SETS and self.clock() - started < started - began
+        ):
+            draw = random.Random(f"{self._begun.seed} {self.state.generations} {number}")  # noqa: S311 - order of turns
             taken: list[Taken] = []
             sizes = {ranks_of(self._begun.series[series]) for series in self.state.open}
             for size in sorted(sizes):
                 taken += self._on_ranks(size, draw)
             self._keep(Pair(tuple(taken)))
             told()
+            number += 1
+            if not self.state.open:
+                return
 
     def _both(self, request: messages.Request) -> None:
         """Ask both sides for something at once."""
