@@ -31,6 +31,7 @@ class Machine:
         self.random = np.random.default_rng(seed)
         self.server, self.ranks, self.noise = server, ranks, noise
         self.now = 1.7e9
+        self.started = 0
         self._level, self._changes = 0.0, 0.0
 
     def spend(self, seconds: float) -> None:
@@ -57,6 +58,8 @@ class FakeSide:
         self.setting = type("Setting", (), {"python": Path("/env/bin/python")})()
         self._server = self._ranks = 0.0
         self.server_seconds = 1.5
+        self.firsts = 0
+        """How often its ranks were the first of a pair to start."""
 
     def send(self, request: messages.Request) -> None:
         self.asked.append(request)
@@ -67,6 +70,8 @@ class FakeSide:
             self._server = machine.server * float(machine.random.standard_normal())
             machine.spend(self.server_seconds)
         if isinstance(request, Ranks):
+            machine.started += 1
+            self.firsts += machine.started % 2
             self._ranks = machine.ranks * float(machine.random.standard_normal())
             machine.spend(0.1)
         found = self.fails.get(type(request))
@@ -91,7 +96,7 @@ class FakeSide:
         self.send(messages.Round(series, count, lead))
         machine = self.machine
         own = self._server + self._ranks + machine.noise * float(machine.random.standard_normal())
-        burst = np.exp(machine.level() * machine.random.exponential(1.0, count))
+        burst = np.exp(np.minimum(machine.level() * machine.random.exponential(1.0, count), 3.0))
         times = 1e-4 * np.exp(own) * burst * self.steps.get(OFFERS[series].bytes, 1.0)
         machine.spend(float(times.sum()))
         return tuple(times.tolist())

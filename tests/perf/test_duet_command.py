@@ -116,7 +116,7 @@ def test_interrupted(stage: Stage, tmp_path: Path) -> None:
 
         def send(request: object) -> None:
             starts[0] += isinstance(request, Ranks)
-            if starts[0] > 9:
+            if starts[0] > 39:
                 raise KeyboardInterrupt
             right(request)  # type: ignore[arg-type]
 
@@ -126,7 +126,11 @@ def test_interrupted(stage: Stage, tmp_path: Path) -> None:
     found = concord("--minutes", "5", "--json", "o.json")
     assert found.exit_code == 130, found.output
     assert "Interrupted: the same command continues" in flat(found.output)
-    assert json.loads((tmp_path / "o.json").read_text())["generations"] == 4
+    result = json.loads((tmp_path / "o.json").read_text())
+    (journal,) = tmp_path.rglob("duet.jsonl")
+    assert result["generations"] == journal.read_text().count('"record":"generation"') > 1
+    assert all(0.5 < row["ratio"] < 2 and row["low"] is None for row in result["series"])
+    assert "this is an A/A duet" in flat(found.output)
     stage.prepared = lambda side: None
     assert "continues after" in concord("--minutes", "1").output
 

@@ -81,6 +81,9 @@ def test_turns_are_drawn(tmp_path: Path) -> None:
     first = Counter(rounds[i].side for i in range(0, len(rounds), 2))
     assert 0.3 < first["A"] / first.total() < 0.7
     assert all(rounds[i].side != rounds[i + 1].side for i in range(0, len(rounds), 2))
+    started = [side.name for side in found.sides.values() for request in side.asked if isinstance(request, Ranks)]
+    assert started.count("A") == started.count("B")
+    assert 0.3 < found.sides["A"].firsts / started.count("A") < 0.7  # type: ignore[attr-defined]
     counts = {request.count for side in found.sides.values() for request in side.asked if hasattr(request, "count")}  # type: ignore[attr-defined]
     assert counts == {100}
 

@@ -92,15 +92,15 @@ class Duet:
 
     def _generation(self, told: Callable[[], None]) -> None:
         """Measure a generation: fresh servers, and pairs of sets for at least as long as the servers took to start."""
+        draw = random.Random(f"{self._begun.seed} {self.state.generations} {self.state.ends}")  # noqa: S311 - of turns
         began = self.clock()
-        self._both(messages.Servers())
-        self._both(messages.Ranks(min(ranks_of(self._begun.series[series]) for series in self.state.open)))
+        self._both(messages.Servers(), draw)
+        self._both(messages.Ranks(min(ranks_of(self._begun.series[series]) for series in self.state.open)), draw)
         started = self.clock()
         number = 0
         while number < sets_in(self.state.generations) or (
             number < MOST_SETS and self.clock() - started < started - began
         ):
-            draw = random.Random(f"{self._begun.seed} {self.state.generations} {number}")  # noqa: S311 - order of turns
             taken: list[Taken] = []
             sizes = {ranks_of(self._begun.series[series]) for series in self.state.open}
             for size in sorted(sizes):
@@ -111,16 +111,17 @@ class Duet:
             if not self.state.open:
                 return
 
-    def _both(self, request: messages.Request) -> None:
-        """Ask both sides for something at once."""
-        for side in self.sides.values():
-            side.send(request)
-        for side in self.sides.values():
-            side.receive()
+    def _both(self, request: messages.Request, draw: random.Random) -> None:
+        """Ask both sides for something at once; which one is asked first is drawn."""
+        order = _order(draw)
+        for side in order:
+            self.sides[side].send(request)
+        for side in order:
+            self.sides[side].receive()
 
     def _on_ranks(self, size: int, draw: random.Random) -> list[Taken]:
         """Measure the open series of so many ranks on a pair of fresh sets of ranks."""
-        self._both(messages.Ranks(size))
+        self._both(messages.Ranks(size), draw)
         series = [one for one in self.state.open if ranks_of(self._begun.series[one]) == size]
         draw.shuffle(series)
         taken = []
@@ -131,7 +132,7 @@ class Duet:
                 if e.kind not in ("values", "ranks", "impossible"):
                     raise
                 self._keep(Failed(one, e.side, e.kind, e.why[:4000]))
-                self._both(messages.Ranks(size))
+                self._both(messages.Ranks(size), draw)
         return taken
 
     def _taken(self, series: int, draw: random.Random) -> Taken:
@@ -147,7 +148,7 @@ class Duet:
                 seconds = self.sides[side].round(numbers[side], count, min(_LEAD, count))
                 samples[side] += seconds
                 rounds.append(Round(side, self.now(), percentile(seconds, 50)))
-        for side in SIDES:
+        for side in _order(draw):
             self.sides[side].do(messages.Finish(numbers[side]))
         figures = {side: tuple(percentile(samples[side], 100 * share) for share in SHARES) for side in SIDES}
         for side in SIDES:

@@ -29,6 +29,8 @@ def tables(view: dict[str, Any]) -> RenderableType:
         for row in view["differences"]:
             sides.add_row(*(Text(one_line(cell), overflow="fold") for cell in row))
         parts += [sides, Text()]
+    else:
+        parts += [Text("Nothing that Concord knows of differs between A and B: this is an A/A duet."), Text()]
     for head, rows in itertools.groupby(view["series"], key=_head):
         parts += [_of_sizes(one_line(head), list(rows)), Text()]
     parts.append(Text(one_line(view["headline"]), style=_style(view)))

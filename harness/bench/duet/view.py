@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from harness.bench.duet.deciding import EQUAL, FASTER, FASTEST, MEDIAN, SLOWER, UNDECIDED, Interval
+from harness.bench.duet.deciding import EQUAL, FASTER, FASTEST, MEDIAN, SLOWER, UNDECIDED, Interval, interval
 from harness.bench.duet.records import SIDES, A, About
 from harness.bench.duet.state import FAILED, State
 from harness.bench.records import day_of, percentile, size_of
@@ -55,6 +55,8 @@ def _row(state: State, number: int) -> dict[str, Any]:
     series = state.begun.series[number]
     seen, figures = state.shown(number), state.figures[number]
     failed = state.failed.get(number)
+    differences = state.differences[number][FASTEST]
+    found = seen.interval if seen is not None else interval(differences, 0.0)  # before the first look: the estimate
     return {
         "name": series.name,
         "operation": f"{series.operation} {series.op}".strip(),
@@ -65,9 +67,9 @@ def _row(state: State, number: int) -> dict[str, Any]:
         "size": size_of(series.bytes),
         "verdict": state.verdict(number),
         "figure": seen.figure if seen is not None else FASTEST,
-        **_interval(seen.interval if seen is not None else None),
+        **_interval(found),
         "median": _interval(seen.intervals[MEDIAN] if seen is not None else None),
-        "generations": len(state.differences[number][FASTEST]),
+        "generations": len(differences),
         "a": percentile([a for a, _ in figures], 50) if figures else None,
         "b": percentile([b for _, b in figures], 50) if figures else None,
         "why": f"{failed.side}: {failed.why}" if failed is not None else "",
