@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import math
 import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -123,7 +124,8 @@ def duet(
                 margin=margin / 100,
                 seed=seed,
             )
-            journal, state = _continued(stack, folder / identity(begun), begun, anew=anew)
+            place = folder / f"{identity(begun)}{_hidden(settings)}"
+            journal, state = _continued(stack, place, begun, anew=anew)
         ended, exit_code = _measured(Duet(sides, journal, state, offers), 60 * minutes)
     found = view(state, ended=ended)
     with refusing(OSError):
@@ -211,6 +213,17 @@ def _side(side: str, place: str, paths: Sequence[Path], source: str, own: tuple[
     inherited["PYTHONPATH"] = os.pathsep.join([*first, *inherited["PYTHONPATH"].split(os.pathsep)])
     setting = Setting(side, there.python, paths[0] if first else home, variables_of(inherited, dict(own)))
     return _Chosen(setting, str(there.folder), source, own)
+
+
+def _hidden(settings: Mapping[str, _Chosen]) -> str:
+    """Return what tells duets apart that differ only in values that are not shown; empty if all are shown.
+
+    It is slow to compute, so that nobody finds a value by trying.
+    """
+    every = [(side, *pair) for side, one in settings.items() for pair in one.variables if recorded(*pair) is None]
+    if not every:
+        return ""
+    return f"-{hashlib.scrypt(msgspec.json.encode(every), salt=b'concord duet', n=1 << 14, r=8, p=1).hex()[:8]}"
 
 
 def _profile(name: str) -> str:
@@ -356,7 +369,7 @@ def progress_of(state: State, seconds: float) -> str:
     elif math.isfinite(each) and following:
         parts.append(f"next look in {(following - state.generations) * each / 60:.1f} min")
     left = state.left()
-    if math.isfinite(left) and state.generations >= LEAST:
+    if state.open and state.generations >= LEAST:
         parts.append(f"about {left / 60:.1f} min to decide all" if left <= rest else "not all will be decided in time")
     parts.append(f"at most {rest / 60:.1f} min")
     return ", ".join(parts)

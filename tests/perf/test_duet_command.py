@@ -103,6 +103,8 @@ def test_continues(stage: Stage) -> None:
     assert re.search(r"continues after 0\.[5-9] min", flat(more.output)), more.output
     assert "continues after" not in concord("--minutes", "0.5", "--b-env", "GLOO_X=1").output
     assert "continues after" not in concord("--minutes", "0.1", "--anew").output
+    hidden = [concord("--minutes", "0.5", "--b-env", f"MY_SETTING={value}").output for value in "121"]
+    assert ["continues after" in said for said in hidden] == [False, False, True]
     used = concord("--minutes", "0.1")
     assert "the time of 0.1 min is used up" in flat(used.output)
 
@@ -327,6 +329,9 @@ def test_progress(stage: Stage, tmp_path: Path) -> None:
     said = progress_of(found.state, 600)
     assert re.search(r"^generation \d+, \d of 6 decided, next look in \d\.\d min, .*at most \d\.\d min$", said), said
     assert "too little time" in progress_of(found.state, 61)
+    found.run(200)
+    assert re.search(r"about \d+\.\d min to decide all", progress_of(found.state, 36_000))
+    assert "not all will be decided in time" in progress_of(found.state, found.state.seconds + 1)
 
 
 def test_relative_out(stage: Stage) -> None:
