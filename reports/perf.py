@@ -5,19 +5,16 @@ The page is one file that opens offline. It is made only from the plain data of 
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import jinja2
 import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
+
+from reports.plots import COLORS, chosen, empty, rendered, text_of
 
 View = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
-_COLORS = ("#3b6fb6", "#c2571a", "#3f8f5b", "#8a5aa8", "#b03a48", "#6b7280", "#1a8a99", "#a67c00")
 _EXPOSED, _COMPUTE, _HIDDEN = "#c2571a", "#3b6fb6", "#9db7d8"
 _TICKS = ["8 B", "1 KiB", "32 KiB", "1 MiB", "32 MiB", "1 GiB"]
 _TICKS_AT = [8, 1 << 10, 1 << 15, 1 << 20, 1 << 25, 1 << 30]
@@ -25,8 +22,6 @@ _TICKS_AT = [8, 1 << 10, 1 << 15, 1 << 20, 1 << 25, 1 << 30]
 
 def page(view: View) -> str:
     """Render the page as one HTML document."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     swept = _swept(view["collectives"])
     plots = [
         ("sizes", "Bandwidth over size", "Busbw by nccl-tests' definition; higher is better.", _bandwidth(swept)),
@@ -40,13 +35,7 @@ def page(view: View) -> str:
             _history(view["histories"]),
         ),
     ]
-    drawn = [(key, title, about, figure.to_json()) for key, title, about, figure in plots if figure is not None]
-    return environment.get_template("perf.html").render(view=view, plots=drawn, plotly=get_plotlyjs())
-
-
-def _text(value: object) -> str:
-    """Escape text for plotly, which interprets some HTML tags."""
-    return html.escape(str(value), quote=False)
+    return rendered("perf.html", view, plots)
 
 
 def _swept(collectives: Rows) -> dict[str, list[Mapping[str, Any]]]:
@@ -62,42 +51,13 @@ def _short(rows: Rows) -> str:
     """Name what distinguishes a sweep from others of its collective."""
     first = rows[0]
     op = first["op"] if first["op"] != "sum" else ""
-    return _text(", ".join(filter(None, (op, first["dtype"], first["how"], f"{first['world']} ranks"))))
-
-
-def _figure(x: str, y: str, **layout: Any) -> go.Figure:
-    figure = go.Figure()
-    figure.update_layout(
-        xaxis_title=x,
-        yaxis_title=y,
-        margin={"l": 60, "r": 20, "t": 56, "b": 48},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 13},
-        hovermode="closest",
-        **{"legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"}, "height": 420, **layout},
-    )
-    return figure
+    return text_of(", ".join(filter(None, (op, first["dtype"], first["how"], f"{first['world']} ranks"))))
 
 
 def _over_sizes(y: str) -> go.Figure:
-    figure = _figure("size of the message", y, legend={"x": 1.02, "y": 1})
+    figure = empty("size of the message", y, legend={"x": 1.02, "y": 1})
     figure.update_xaxes(type="log", tickvals=_TICKS_AT, ticktext=_TICKS)
     figure.update_yaxes(type="log", exponentformat="power")
-    return figure
-
-
-def _chosen(figure: go.Figure, groups: Sequence[str], of: Sequence[str]) -> go.Figure:
-    """Add a menu that shows the traces of one group; ``of``: the group of each trace."""
-    buttons = [
-        {"label": _text(group), "method": "update", "args": [{"visible": [one == group for one in of]}]}
-        for group in groups
-    ]
-    for trace, group in zip(figure.data, of, strict=True):
-        trace.visible = bool(groups) and group == groups[0]
-    if len(groups) > 1:
-        menu = {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "showactive": True}
-        figure.update_layout(updatemenus=[menu])
     return figure
 
 
@@ -110,12 +70,12 @@ def _by_collective(
     counts: dict[str, int] = {}
     for name, rows in swept.items():
         collective = rows[0]["operation"]
-        color = _COLORS[counts.get(collective, 0) % len(_COLORS)]
+        color = COLORS[counts.get(collective, 0) % len(COLORS)]
         counts[collective] = counts.get(collective, 0) + 1
         for trace in traces(name, rows, color):
             figure.add_trace(trace)
             of.append(collective)
-    return _chosen(figure, list(counts), of)
+    return chosen(figure, list(counts), of)
 
 
 def _bandwidth(swept: Mapping[str, Rows]) -> go.Figure | None:
@@ -165,11 +125,11 @@ def _dtypes(collectives: Rows) -> go.Figure | None:
     shared = sorted({(r["bytes"], r["size"]) for r in rows if sum(o["bytes"] == r["bytes"] for o in rows) > 1})
     cells = {(r["dtype"], r["bytes"]): r["busbw"] for r in rows}
     z = [[cells.get((dtype, count)) for count, _ in shared] for dtype in dtypes]
-    figure = _figure("size", "", title={"text": _text(f"{collective}, {ranks} ranks"), "font": {"size": 14}})
+    figure = empty("size", "", title={"text": text_of(f"{collective}, {ranks} ranks"), "font": {"size": 14}})
     figure.add_trace(
         go.Heatmap(
             x=[size for _, size in shared],
-            y=[_text(dtype) for dtype in dtypes],
+            y=[text_of(dtype) for dtype in dtypes],
             z=z,
             text=[["" if cell is None else f"{cell:.3g}" for cell in row] for row in z],
             texttemplate="%{text}",
@@ -184,8 +144,8 @@ def _dtypes(collectives: Rows) -> go.Figure | None:
 def _steps(steps: Rows) -> go.Figure | None:
     if not steps:
         return None
-    figure = _figure("milliseconds", "", barmode="stack", height=120 + 36 * len(steps))
-    names = [_text(step["name"]) for step in steps]
+    figure = empty("milliseconds", "", barmode="stack", height=120 + 36 * len(steps))
+    names = [text_of(step["name"]) for step in steps]
     shown = {
         "compute": ([step["compute"] for step in steps], _COMPUTE),
         "exposed communication": ([max(0.0, step["exposed"]) for step in steps], _EXPOSED),
@@ -219,7 +179,7 @@ def _steps(steps: Rows) -> go.Figure | None:
 def _history(histories: Rows) -> go.Figure | None:
     if not histories:
         return None
-    figure = _figure("night", "", legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"})
+    figure = empty("night", "", legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"})
     of: list[str] = []
     for row in histories:
         name, scale = row["name"], row["scale"]
@@ -239,11 +199,11 @@ def _history(histories: Rows) -> go.Figure | None:
                     "color": "rgba(107,114,128,0.5)",
                     "thickness": 1,
                 },
-                name=_text(f"{row['unit']}, {row['nights_known']} nights"),
+                name=text_of(f"{row['unit']}, {row['nights_known']} nights"),
                 mode="lines+markers",
-                line={"color": _COLORS[0]},
-                text=[_text(commit) for commit in row["commits"]],
-                hovertemplate=f"%{{y:.4g}} {_text(row['unit'])}<br>%{{text}}",
+                line={"color": COLORS[0]},
+                text=[text_of(commit) for commit in row["commits"]],
+                hovertemplate=f"%{{y:.4g}} {text_of(row['unit'])}<br>%{{text}}",
             )
         )
         of.append(name)
@@ -252,11 +212,11 @@ def _history(histories: Rows) -> go.Figure | None:
                 go.Scatter(
                     x=[step["night"], row["nights"][-1]],
                     y=[step["value"] * scale] * 2,
-                    name=_text(step["text"]),
+                    name=text_of(step["text"]),
                     mode="lines",
-                    line={"color": _EXPOSED if step["worse"] else _COLORS[2], "width": 3, "dash": "dash"},
-                    hovertemplate=_text(step["text"]),
+                    line={"color": _EXPOSED if step["worse"] else COLORS[2], "width": 3, "dash": "dash"},
+                    hovertemplate=text_of(step["text"]),
                 )
             )
             of.append(name)
-    return _chosen(figure, [row["name"] for row in histories], of)
+    return chosen(figure, [row["name"] for row in histories], of)

@@ -14,6 +14,7 @@ from harness.commands.bisect import bisect
 from harness.commands.board import board
 from harness.commands.challenge import challenge
 from harness.commands.doctor import doctor
+from harness.commands.duet import duet
 from harness.commands.findings import findings
 from harness.commands.nightly import nightly
 from harness.commands.replay import replay
@@ -24,6 +25,7 @@ from harness.redaction import redacted
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 app.add_typer(perf.app, name="perf")
+perf.app.command()(duet)
 app.command()(agent)
 app.command()(audit.audit)
 app.command()(audit.faults)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.commands.refusing import bad
-from harness.commands.requested import defects_in, devices_for, profile_asked_for, read_profile, world_asked_for
+from harness.commands.requested import defects_in, devices_for, profile_asked_for, world_asked_for
 from harness.profiles import NEVER_RUN, Profile, ProfileError
+from harness.profiles.shelf import profile_named
 from harness.profiles.vocabulary import COLLECTIVES, DTYPES, STACKS
 from harness.safe_io.writing import write_whole
 
@@ -44,7 +45,7 @@ def check(files: Annotated[list[Path], typer.Argument(help="Profiles, or files o
             if (defects := defects_in(file)) is not None:
                 typer.echo(f"{file}: {len(defects.defects)} known defects of {defects.owner}")
                 continue
-            parsed = read_profile(str(file))
+            parsed = profile_named(str(file))
         except ProfileError as e:
             typer.echo(str(e), err=True)
             wrong += len(e.mistakes)

@@ -11,27 +11,13 @@ import typer
 
 from harness import entry_points
 from harness.commands.refusing import bad
-from harness.profiles import Defects, Mistake, Profile, ProfileError, is_of_defects, parse_defects, text_of
-from harness.profiles.shelf import OURS, Shelf
+from harness.profiles import Defects, Profile, ProfileError, is_of_defects, parse_defects, text_of
+from harness.profiles.shelf import profile_named
 from harness.profiles.vocabulary import FORK
 
 if TYPE_CHECKING:
     from harness.devices import Inventory
     from harness.worlds.world import WorldSpec
-
-
-def read_profile(name: str) -> Profile:
-    """Read the profile in a file, or a shipped or a package's profile by its name.
-
-    Errors: :class:`~harness.profiles.ProfileError`.
-    """
-    file = Path(name)
-    if not file.exists() and file.suffix != ".toml":
-        try:
-            file = Shelf(OURS.parents[1]).path(name)
-        except ValueError as e:
-            raise ProfileError([Mistake(name, 0, "", str(e))]) from e
-    return Shelf(Path.cwd()).read(file)
 
 
 def defects_in(file: Path) -> Defects | None:
@@ -48,7 +34,7 @@ def defects_in(file: Path) -> Defects | None:
 def profile_asked_for(option: str, name: str) -> Profile:
     """Read the profile that an option names. Errors: typer.Exit, after its mistakes have been printed."""
     try:
-        return read_profile(name)
+        return profile_named(name)
     except ProfileError as e:
         raise bad(f"{option}:\n{e}") from e
 

@@ -12,7 +12,7 @@ from harness import entry_points
 from harness.entry_points import DEFECTS, PROFILES, PluginError
 from harness.profiles.defects import Defects
 from harness.profiles.keys import nearest
-from harness.profiles.model import Profile
+from harness.profiles.model import Mistake, Profile, ProfileError
 from harness.profiles.reading import defects_among, parse, parse_defects, text_of
 
 SHIPPED = Path("fixtures/profiles")
@@ -136,3 +136,17 @@ class Shelf:
             if path.is_file() and path.resolve() != own:  # a profile may have its base's name
                 return self.text(path)
         return self.text(self.path(name))
+
+
+def profile_named(name: str) -> Profile:
+    """Read the profile in a file, or a shipped or a package's profile by its name.
+
+    Errors: :class:`~harness.profiles.ProfileError`.
+    """
+    file = Path(name)
+    if not file.exists() and file.suffix != ".toml":
+        try:
+            file = Shelf(OURS.parents[1]).path(name)
+        except ValueError as e:
+            raise ProfileError([Mistake(name, 0, "", str(e))]) from e
+    return Shelf(Path.cwd()).read(file)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.bench.figures import sizes
+from harness.bench.measuring.sweeps import SIZES
 from harness.plugin.perf import asked_for, largest_of
-from suites.perf.sweeps import SIZES
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from harness import World, requirement
 from harness.bench.measuring.collectives import Timed, timed_on
+from harness.bench.measuring.sweeps import FORMS, RANKS, SUBGROUPS, VALUES, described
 from harness.plugin.perf import Perf
-from suites.perf.sweeps import BANDWIDTH, DTYPES, LATENCY, OPS, RANKS, SIZES, described
-
-FORMS = [
-    *(Timed("all_reduce", size, mode="async") for size in SIZES),
-    *(Timed("all_reduce", size, mode="async", in_flight=4) for size in SIZES),
-    *(Timed("all_reduce", size, place="out") for size in SIZES),
-]
-VALUES = [
-    *(Timed("all_reduce", size, dtype) for dtype in DTYPES for size in (LATENCY, BANDWIDTH)),
-    *(Timed("all_reduce", size, op=op) for op in OPS for size in (LATENCY, BANDWIDTH)),
-    *(Timed("all_reduce", BANDWIDTH, torch.int32, op) for op in ("BAND", "BOR", "BXOR")),
-]
 
 timed = requirement(
     "PERF-ALLREDUCE-01",
@@ -62,7 +50,7 @@ def test_forms(world: World, timed: Timed, perf: Perf) -> None:
 
 @timed
 @possible
-@pytest.mark.parametrize("timed", [Timed("all_reduce", size, group=(1, 3)) for size in SIZES], ids=described)
+@pytest.mark.parametrize("timed", SUBGROUPS, ids=described)
 @pytest.mark.world(4, record=False, warm=True, exclusive="measured")
 def test_subgroups(world: World, timed: Timed, perf: Perf) -> None:
     """Time a group of two of four ranks."""

@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness import World, requirement
-from harness.bench.measuring.collectives import HAVE_IN_PLACE, Timed, timed_on
+from harness.bench.measuring.collectives import Timed, timed_on
+from harness.bench.measuring.sweeps import COLLECTIVES, RANKS, described
 from harness.plugin.perf import Perf
-from suites.perf.sweeps import BANDWIDTH, OTHERS, RANKS, SIZES, described
-
-CASES = [
-    *(Timed(collective, size) for collective in OTHERS for size in SIZES),
-    *(Timed(collective, BANDWIDTH, place="in") for collective in HAVE_IN_PLACE),
-    *(Timed(collective, BANDWIDTH, mode="async", in_flight=4) for collective in OTHERS[:6:2]),
-]
 
 
 @requirement(
@@ -26,7 +20,7 @@ CASES = [
     "A timed collective takes at least as long as a copy of the data that it receives.",
     source="nccl-tests: doc/PERFORMANCE.md",
 )
-@pytest.mark.parametrize("timed", CASES, ids=described)
+@pytest.mark.parametrize("timed", COLLECTIVES, ids=described)
 @pytest.mark.world(*RANKS, record=False, warm=True, exclusive="measured")
 def test_collectives(world: World, timed: Timed, perf: Perf) -> None:
     """Time float32 at three sizes."""

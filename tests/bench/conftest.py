@@ -28,6 +28,7 @@ class Comparison:
 _found = pytest.StashKey[list[Comparison]]()
 _said = pytest.StashKey[list[tuple[str, list[str]]]]()
 _fidelity = pytest.StashKey[list[tuple[Any, ...]]]()
+_duets = pytest.StashKey[list[tuple[float, dict[str, bool], str, float]]]()
 _shares = pytest.StashKey[list[dict[str, Any]]]()
 _reproducers = pytest.StashKey[list[dict[str, Any]]]()
 
@@ -83,6 +84,12 @@ def said(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 
 @pytest.fixture
+def duets(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Takes a series of a duet: the true ratio, which methods call it slower, its result in words, and seconds."""
+    return lambda *row: request.config.stash.setdefault(_duets, []).append(row)
+
+
+@pytest.fixture
 def fidelity(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Takes a row of the table of figures beside those of bare loops."""
     return lambda *row: request.config.stash.setdefault(_fidelity, []).append(row)
@@ -108,6 +115,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.section("what the gate said", sep="-")
     for night, texts in nights:
         terminalreporter.write_line(f"{night}: {'; '.join(texts) or 'nothing'}")
+    _show_duets(terminalreporter, config.stash.get(_duets, []))
     shares = config.stash.get(_shares, [])
     if shares:
         terminalreporter.section("milliseconds a program", sep="-")
@@ -124,6 +132,20 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for r in reproducers:
             runs = f"{r['failing runs']} failing runs"
             terminalreporter.write_line(f"{r['what']:<26}  {r['seconds']:6.1f} s  {runs}; {r['left']} left")
+
+
+def _show_duets(terminalreporter: Any, rows: list[tuple[float, dict[str, bool], str, float]]) -> None:
+    if not rows:
+        return
+    terminalreporter.section("duets: each series", sep="-")
+    for step, _, text, seconds in rows:
+        terminalreporter.write_line(f"step {step - 1:+.0%}, {seconds / 60:.1f} min: {text}")
+    terminalreporter.section("series called slower, by the step that they have", sep="-")
+    steps = sorted({step for step, *_ in rows})
+    for method in rows[0][1]:
+        found = {step: [said[method] for one, said, *_ in rows if one == step] for step in steps}
+        shares = "  ".join(f"{step - 1:+.0%}: {sum(of)} of {len(of)}" for step, of in found.items())
+        terminalreporter.write_line(f"{method:<26}  {shares}")
 
 
 def _show_fidelity(terminalreporter: Any, rows: list[tuple[Any, ...]]) -> None:

@@ -1,7 +1,11 @@
-"""Other methods of telling steps from noise, to compare the gate with them on the same nights.
+"""Other methods of telling steps from noise, to compare the gate and duets with them on the same measurements.
 
-Each takes the nights up to the newest and returns whether each series raises an alarm.  ``values[night, series]`` are
-logarithms, ``rounds[night, series, round]`` are seconds, and ``of`` is the number of all series.
+Those of nights are in ``RIVALS``.  Each takes the nights up to the newest and returns whether each series raises an
+alarm.  ``values[night, series]`` are logarithms, ``rounds[night, series, round]`` are seconds, and ``of`` is the number
+of all series.
+
+Those of two separate runs of one series are in ``OF_TWO_RUNS``.  Each takes the times of both runs, a sample for each
+round, and returns whether the second run is slower.
 """
 
 from __future__ import annotations
@@ -107,4 +111,50 @@ RIVALS: dict[str, Rival] = {
     "t-test, p < 0.05": welch,
     "t-test, Bonferroni": welch_bonferroni,
     E_DIVISIVE: e_divisive,
+}
+
+
+_FACTOR = 1.05
+"""The ratio above which a change counts, where a method has one."""
+
+
+def t_test(before: Array, after: Array) -> bool:
+    """Apply Welch's t-test at the level 0.05."""
+    found = stats.ttest_ind(after, before, equal_var=False, alternative="greater")
+    return bool(found.pvalue < 0.05)
+
+
+def mean_compared(before: Array, after: Array) -> bool:
+    """Compare means, as pytest-benchmark's ``--benchmark-compare-fail=mean:5%`` does."""
+    return bool(after.mean() / before.mean() > _FACTOR)
+
+
+def least_compared(before: Array, after: Array) -> bool:
+    """Compare minima, as pytest-benchmark's ``--benchmark-compare-fail=min:5%`` does."""
+    return bool(after.min() / before.min() > _FACTOR)
+
+
+def asv(before: Array, after: Array) -> bool:
+    """Decide as ``asv continuous --factor 1.05``: by the ratio of medians, if Mann and Whitney's test gives p < 0.002.
+
+    Source: ``is_different`` in asv's ``_stats.py``, for samples that are large enough for the test.
+    """
+    significant = stats.mannwhitneyu(before, after).pvalue < 0.002
+    return bool(significant and np.median(after) / np.median(before) > _FACTOR)
+
+
+def pyperf(before: Array, after: Array) -> bool:
+    """Decide as ``pyperf compare_to``: Student's two-sided t-test at 95 %, with the pooled variance.
+
+    Source: ``is_significant`` in pyperf's ``_utils.py``.
+    """
+    return bool(stats.ttest_ind(before, after).pvalue < 0.05 and after.mean() > before.mean())
+
+
+OF_TWO_RUNS: dict[str, Callable[[Array, Array], bool]] = {
+    "t-test, p < 0.05": t_test,
+    "pytest-benchmark mean:5%": mean_compared,
+    "pytest-benchmark min:5%": least_compared,
+    "asv, factor 1.05": asv,
+    "pyperf": pyperf,
 }

@@ -111,26 +111,53 @@ class Found:
     """What is wrong with the values; empty: nothing."""
 
 
+class Prepared:
+    """A timed collective on this rank, ready to be called.  Values are checked now, and by :meth:`check`."""
+
+    def __init__(self, rank: Rank, timed: Timed) -> None:
+        self.timed = timed
+        self._group = dist.new_group(list(timed.group)) if timed.group is not None else None
+        self.members = list(timed.group) if timed.group is not None else list(range(rank.size))
+        self.takes_part = rank.index in self.members
+        self.problem = ""
+        """What is wrong with the values; empty: nothing."""
+        self.call: Callable[[], Any] = lambda: None
+        """The call that is timed: one collective, or all that are in flight together."""
+        self._sets: list[_Set] = []
+        if self.takes_part:
+            case = timed.case(len(self.members))
+            self._sets = [_Set(rank, case, self.members, timed, self._group) for _ in range(timed.in_flight)]
+            self.call = _batch(self._sets) if timed.mode == "async" else self._sets[0].call
+            self.check("the first call")
+
+    def check(self, when: str) -> None:
+        """Call once with the exact model's values, and add to ``problem`` how the outputs differ."""
+        self.problem = "; ".join(filter(None, (self.problem, _checked(self.call, self._sets, when))))
+        for one in self._sets:
+            one.quiet()
+
+    def copy(self) -> float:
+        """Return the seconds in which the device copies as many bytes as must have come from other ranks."""
+        like, size = self._sets[0], len(self.members)
+        return copying(like.ins[0] if like.ins else like.outs[0], self.timed.message(size) * (size - 1) // size)
+
+    def close(self) -> None:
+        """Destroy the group that was made for it."""
+        if self.takes_part and self._group is not None:
+            dist.destroy_process_group(self._group)
+
+
 def on_rank(rank: Rank, timed: Timed, effort: Effort) -> Found | None:
     """Time a collective on this rank.  Returns None if the rank is not in the group."""
-    group = dist.new_group(list(timed.group)) if timed.group is not None else None
-    members = list(timed.group) if timed.group is not None else list(range(rank.size))
-    if rank.index not in members:
+    prepared = Prepared(rank, timed)
+    if not prepared.takes_part:
         return None
-    case = timed.case(len(members))
-    sets = [_Set(rank, case, members, timed, group) for _ in range(timed.in_flight)]
-    call = _batch(sets) if timed.mode == "async" else sets[0].call
-    problem = _checked(call, sets, "the first call")
-    for one in sets:
-        one.quiet()
-    timing = measure(rank, {"": call}, members, effort)[""]
+    timing = measure(rank, {"": prepared.call}, prepared.members, effort)[""]
     timing.rounds = [[seconds / timed.in_flight for seconds in iterations] for iterations in timing.rounds]
-    problem = "; ".join(filter(None, (problem, _checked(call, sets, "a call after the last that was timed"))))
-    from_others = timed.message(len(members)) * (len(members) - 1) // len(members)
-    copy = copying(sets[0].ins[0] if sets[0].ins else sets[0].outs[0], from_others)
-    if group is not None:
-        dist.destroy_process_group(group)
-    return Found(timing, copy, problem)
+    prepared.check("a call after the last that was timed")
+    copy = prepared.copy()
+    prepared.close()
+    return Found(timing, copy, prepared.problem)
 
 
 def timed_on(world: World, timed: Timed, effort: Effort) -> Measurement:

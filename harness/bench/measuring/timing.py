@@ -191,7 +191,7 @@ def measure(rank: Rank, calls: dict[str, Call], members: list[int], effort: Effo
     with undisturbed():
         for name, call in calls.items():
             first = clock.iterate(call, 1)[0]
-            typical = _warm_up(call, clock, agreement, effort)
+            typical = warm_up(call, clock, agreement, effort)
             timings[name] = Timing(first, [], clock.name)
             within = int(effort.seconds / typical)
             counts[name] = min(effort.most, max(effort.least, within))
@@ -204,7 +204,7 @@ def measure(rank: Rank, calls: dict[str, Call], members: list[int], effort: Effo
     return timings
 
 
-def _warm_up(call: Call, clock: Clock, agreement: Agreement, effort: Effort) -> float:
+def warm_up(call: Call, clock: Clock, agreement: Agreement, effort: Effort) -> float:
     """Iterate until the call gets no faster.  Returns the seconds of one iteration in the last block."""
     typical = agreement.most(clock.iterate(call, 1)[0])
     spent, iterations = typical, 1
