@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -14,7 +14,20 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from harness.oracles.baseline import Tensors
-from harness.specs.program import Data, Layout, Linear, Scale, Tied
+from harness.specs.program import (
+    Attention,
+    Conv,
+    Data,
+    Embedding,
+    Layer,
+    Layout,
+    Linear,
+    Norm,
+    Residual,
+    Scale,
+    Tied,
+    children,
+)
 from harness.stacks.drawing import (
     Drawing,
     draw_ignored,
@@ -27,7 +40,17 @@ from harness.stacks.drawing import (
     wrappable,
 )
 from harness.stacks.limit import Case, Limit, defect, runs_with
-from harness.stacks.stack import NONE, Dtype, Layers, Mesh, Options, Promises, Stack, require_ranks
+from harness.stacks.stack import (
+    NONE,
+    Dtype,
+    Layers,
+    Mesh,
+    Options,
+    Promises,
+    Stack,
+    averages_apart,
+    require_ranks,
+)
 from harness.stacks.training import Party, dtype_of, line_mesh
 from harness.worlds.rank import Rank
 
@@ -275,6 +298,39 @@ def draw_options(d: Drawing) -> None:
         d.option("divide", (1.0, 2.0, 0.5, float(d.case.layout.world)))
 
 
+def _alone(case: Case) -> Options | None:
+    """Return options with which one rank has the bits of torch alone, as for :attr:`Stack.alone`.
+
+    FSDP2 puts an autograd function before each wrapped module. So what the module adds to the gradient of its input is
+    added up first. Torch alone adds it to what others have added, one after the other, which rounds differently.
+    """
+    layers = {named.name: named.layer for named in case.named}
+    first: dict[str, str] = {}
+    for name in layers:
+        first.setdefault(name.rpartition(".")[0], name)
+    apart = (name for name in case.layout.wrapped if name in layers and _uses_input_often(layers[name]))
+    return None if any(_shares_input(name, layers, first) for name in apart) else averages_apart(case)
+
+
+def _uses_input_often(layer: Layer) -> bool:
+    """Return whether the gradient of a layer's input may have several parts."""
+    inside = children(layer)
+    if isinstance(layer, Residual) or not inside:
+        return not (isinstance(layer, _USE_ONCE) or (isinstance(layer, Norm) and layer.kind != "rms"))
+    return _uses_input_often(inside[0])
+
+
+_USE_ONCE = (Linear, Conv, Embedding, Attention, Tied)
+
+
+def _shares_input(name: str, layers: Mapping[str, Layer], first: Mapping[str, str]) -> bool:
+    """Return whether a residual layer around a layer uses the layer's input, too."""
+    around = name.rpartition(".")[0]
+    if not around or first[around] != name:
+        return False
+    return isinstance(layers[around], Residual) or _shares_input(around, layers, first)
+
+
 STACK = Stack(
     "replicate_fsdp",
     on_replicate_fsdp,
@@ -284,6 +340,7 @@ STACK = Stack(
     casts=_casts,
     output_dtype=_output_dtype,
     promises=_promises,
+    alone=_alone,
     limits=LIMITS,
     features=dict.fromkeys(CASTS, "mixed_precision"),
     draw=draw,

@@ -19,7 +19,21 @@ from harness.programs.problem import Different
 from harness.programs.stored import loads
 from harness.programs.strategies import programs
 from harness.reproducers import carried
-from harness.specs.program import Activation, Branch, Compile, Layout, Linear, Model, Norm, Optimizer, Program, Step
+from harness.specs.program import (
+    Activation,
+    Branch,
+    Compile,
+    Container,
+    Layer,
+    Layout,
+    Linear,
+    Model,
+    Norm,
+    Optimizer,
+    Program,
+    Residual,
+    Step,
+)
 from harness.stacks import registry
 from harness.stacks import replicate as ddp
 from harness.stacks import replicate_fsdp as fsdp
@@ -222,6 +236,25 @@ def test_alone_is_where_torch_alone_would_be() -> None:
     made = LAWS["single"].runs(Program(MODEL, Layout("tp_extension", options=_FLAT), _UNSAVED))
     assert made is not None
     assert [dict(p.layout.options)["use_orig_params"] for p in made] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("inner", "wrapped", "applies"),
+    [
+        (Norm("rms"), "residual1.0", False),
+        (Norm("rms"), "residual1", True),
+        (Norm("layer"), "residual1.0", True),
+        (Residual((Linear(2),)), "residual1.0", False),
+        (Container("sequential", (Norm("rms"), Linear(2))), "residual1.0", False),
+        (Container("sequential", (Norm("rms"), Linear(2))), "residual1.0.0", False),
+        (Container("sequential", (Linear(2), Norm("rms"))), "residual1.0.1", True),
+    ],
+)
+def test_alone_adds_up_in_the_same_order(inner: Layer, wrapped: str, applies: bool) -> None:
+    """FSDP2 adds up gradients of a wrapped module's input apart, which rounds differently if others use it, too."""
+    model = Model((2,), (Linear(2), Residual((inner,)), Linear(2)))
+    program = Program(model, Layout("replicate_fsdp", wrapped=(wrapped, "linear0")), _UNSAVED, dtype="float32")
+    assert (LAWS["single"].runs(program) is not None) == applies
 
 
 @pytest.mark.parametrize(
