@@ -164,14 +164,31 @@ def _changes(before: State) -> list[Left]:
         if was == now:
             continue
         if isinstance(was, Mapping):
+            names = _started(was, now) if f.name == "threads" else sorted({*was, *now})
             changes += [
                 Left(f.name, name, str(now.get(name)), str(was.get(name)))
-                for name in sorted({*was, *now})
-                if was.get(name) != now.get(name) and (f.name != "threads" or was.get(name, 0) < now.get(name, 0))
+                for name in names
+                if was.get(name) != now.get(name)
             ]
         else:
             changes.append(Left(f.name, "", str(now), str(was)))
     return changes
+
+
+def _started(was: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """Return the names of which there are more threads than before.
+
+    A thread of C++ gives itself its name, so on a busy machine it may have been counted before it had one.
+    """
+    own = _own_name()
+    named = max(0, was.get(own, 0) - now.get(own, 0))
+    names = []
+    for name in sorted(now):
+        more = now[name] - was.get(name, 0)
+        if more > named:
+            names.append(name)
+        named -= min(named, max(0, more))
+    return names
 
 
 def _threads() -> dict[str, int]:

@@ -212,6 +212,36 @@ def test_threads_of_a_group_that_is_kept(monkeypatch: pytest.MonkeyPatch, thread
     assert bool(residue.left(before, groups_freed=False)) == ours
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_threads_that_name_themselves_late(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    """A thread that has a name only now is the one that had none before; a further one with this name is new."""
+    go, stop = threading.Event(), threading.Event()
+
+    def named() -> None:
+        go.wait()
+        with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as f:
+            f.write("pt_gloo_runloop")
+        ready.release()
+        stop.wait()
+
+    ready = threading.Semaphore(0)
+    monkeypatch.setattr(residue, "_PATIENCE", 0.01)
+    threads = [threading.Thread(target=named, daemon=True) for _ in range(2 + more)]
+    for thread in threads[:2]:
+        thread.start()
+    before = residue.take()
+    for thread in threads[2:]:
+        thread.start()
+    go.set()
+    for _ in threads:
+        ready.acquire()
+    found = [change.name for change in residue.left(before) if change.kind == "threads"]
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert found == ["pt_gloo_runloop"] * more
+
+
 @pytest.mark.parametrize(("do", "left"), DAMAGES, ids=[do.__name__ for do, _ in DAMAGES])
 def test_what_is_left_is_found(pool: Pool, do: Callable[[torch.nn.Module, dict[str, Any]], None], left: Left) -> None:
     """Something that one of two ranks leaves, said of that rank and of no other."""
