@@ -14,6 +14,7 @@ from harness.commands.bisect import bisect
 from harness.commands.doctor import doctor
 from harness.commands.findings import findings
 from harness.commands.nightly import nightly
+from harness.commands.parameters import parameters
 from harness.commands.replay import replay
 from harness.commands.standard import requirements
 from harness.commands.versions import PASSED_ON, versions
@@ -30,6 +31,7 @@ app.command()(bisect)
 app.command()(doctor)
 app.command()(findings)
 app.command()(nightly)
+app.command()(parameters)
 app.command()(replay)
 app.command()(requirements)
 app.command()(reports.report)
