@@ -171,8 +171,10 @@ def _of_dynamo() -> Iterator[tuple[str, Any, list[str]]]:
 
     yield "torch.compile", torch.compile, parameters(torch.compile) or []
     options = torch._dynamo.config.get_config_copy()
-    yield "torch._dynamo.config", None, sorted(
-        name for name in options if _DISTRIBUTED_OPTION.search(name) and not name.startswith("_")
+    yield (
+        "torch._dynamo.config",
+        None,
+        sorted(name for name in options if _DISTRIBUTED_OPTION.search(name) and not name.startswith("_")),
     )
 
 
