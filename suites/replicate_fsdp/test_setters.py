@@ -185,8 +185,8 @@ def test_post_optim_event(world: World) -> None:
             with stream:
                 keep_busy(rank.device)
                 optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
                 model.set_post_optim_event(stream.record_event())
-            optimizer.zero_grad(set_to_none=False)
         torch.accelerator.synchronize()
         return [float(output) for output in outputs]
 
