@@ -17,6 +17,7 @@ from harness.commands.doctor import doctor
 from harness.commands.duet import duet
 from harness.commands.findings import findings
 from harness.commands.nightly import nightly
+from harness.commands.parameters import parameters
 from harness.commands.replay import replay
 from harness.commands.standard import requirements
 from harness.commands.versions import PASSED_ON, versions
@@ -36,6 +37,7 @@ app.command()(challenge)
 app.command()(doctor)
 app.command()(findings)
 app.command()(nightly)
+app.command()(parameters)
 app.command()(replay)
 app.command()(requirements)
 app.command()(reports.report)

@@ -64,6 +64,8 @@ class Group:
         self.averages_unused = False
         self.divide_by: float | None = None
         self.hook: Callable[[torch.Tensor], None] | None = None
+        self.optimized: torch.Event | None = None
+        """The event that the next forward waits for."""
 
     def parameters(self) -> list[Any]:
         """Return the DTensors, each once. They are Parameters as well, but a type can't say both."""
@@ -140,6 +142,9 @@ class Group:
         assert self.root is not None
         if self.root.module is module:
             self.root.forward_is_going_on = True
+            if self.optimized is not None:
+                torch.accelerator.current_stream().wait_event(self.optimized)
+                self.optimized = None
             if torch.is_grad_enabled():
                 self.root.averages_at_the_end = False  # a failed backward may have left it True
             if self.mesh.device_type != "cpu":
@@ -325,6 +330,10 @@ class ReplicateModule(FSDPModule):
         """Set a hook that is called with the group's averaged gradients in one vector, which it may change."""
         group_of(self).hook = hook
 
+    def set_post_optim_event(self, event: torch.Event) -> None:
+        """Set an event of the optimizer's stream, which the next forward of this root module waits for."""
+        group_of(self).optimized = event
+
     def reset_iter_state(self) -> None:
         """Forget what a failed forward or backward has left, and all gradients that have not been averaged.
 
@@ -343,7 +352,7 @@ class ReplicateModule(FSDPModule):
     set_is_last_backward = set_reshard_after_forward = set_reshard_after_backward = _how_not_what
     set_unshard_in_backward = _how_not_what
     set_custom_all_gather = set_custom_reduce_scatter = set_separate_reduce_scatter_group = _how_not_what
-    set_force_sum_reduction_for_comms = set_reduce_scatter_max_input_buffers = set_post_optim_event = _how_not_what
+    set_force_sum_reduction_for_comms = set_reduce_scatter_max_input_buffers = _how_not_what
     set_allocate_memory_from_process_group_for_comm = set_symm_mem_for_comm = _how_not_what
 
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
@@ -390,8 +399,8 @@ def replicate(
     ]
     group.replace_parameters()
     for m in taken:
-        for buffer in m.buffers(recurse=False):
-            buffer.data = moved(buffer, group.mesh.device_type)
+        for name, buffer in m.named_buffers(recurse=False):
+            setattr(m, name, moved(buffer, group.mesh.device_type))
         m.register_state_dict_pre_hook(lambda *_: group.reshard())  # type: ignore[no-untyped-call]
         m.register_load_state_dict_pre_hook(lambda *_: group.reshard())  # type: ignore[no-untyped-call]
     for m in modules:

@@ -33,6 +33,17 @@ SETTINGS: dict[str, Callable[[Any], None]] = {
     "backward-prefetch-against-the-order": lambda model: model.first.set_modules_to_backward_prefetch([model.second]),
     "kept-after-backward": everywhere(lambda m: m.set_reshard_after_backward(False)),
     "one-layer-kept-after-backward": lambda model: model.second.set_reshard_after_backward(False, recurse=False),
+    "kept-after-backward-and-not-again": everywhere(
+        lambda m: m.set_reshard_after_backward(False) or m.set_reshard_after_backward(True, recurse=False)
+    ),
+    "last-backward-again": lambda model: model.set_is_last_backward(False) or model.set_is_last_backward(True),
+    "not-unsharded-in-backward": everywhere(lambda m: m.set_unshard_in_backward(False)),
+    "unsharded-in-backward-again": everywhere(
+        lambda m: m.set_unshard_in_backward(False) or m.set_unshard_in_backward(True)
+    ),
+    "nothing-prefetched": everywhere(
+        lambda m: m.set_modules_to_forward_prefetch([]) or m.set_modules_to_backward_prefetch([])
+    ),
     "never-the-last-backward": lambda model: model.set_is_last_backward(False),
     "unsharded-ahead": everywhere(
         lambda m: m.register_forward_pre_hook(lambda module, args: module.unshard(async_op=True) and None, prepend=True)
