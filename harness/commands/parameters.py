@@ -10,17 +10,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
+from harness.commands.outputs import Check, PageFile, page_out, require_page
 from harness.commands.refusing import bad
 from harness.safe_io.files import FileError, contents
 from harness.safe_io.shown import printable
 from harness.safe_io.untrusted import TOML_SIZE, Refused, toml
-from harness.safe_io.writing import write_whole
 
 FOLDER = "fixtures/parameters"
 PAGE = "docs/parameters.md"
@@ -289,24 +288,14 @@ parameter that does not exist. This page is generated. To change it, change `{FO
 |---|---|---|---|---|---|---|"""
 
 
-def parameters(
-    file: Annotated[Path | None, typer.Argument(help="The page to write; without it, the page is printed.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 if FILE is out of date.")] = False,
-) -> None:
+def parameters(file: PageFile = None, check: Check = False) -> None:
     """Write the table of parameters: every public function of the stacks, and the test of each value.
 
     Run it in a checkout of Concord.
     """
-    if check and file is None:
-        raise bad("--check needs the page that it should check")
+    require_page(file, check)
     try:
         text = page(read(Path.cwd()))
     except TableError as e:
         raise bad(str(e)) from None
-    if file is None:
-        typer.echo(text, nl=False)
-    elif not check:
-        write_whole(file, text.encode())
-    elif not file.is_file() or file.read_text() != text:
-        typer.echo(f"{file} is out of date; run: concord parameters {file}")
-        raise typer.Exit(1)
+    page_out(text, file, check, "parameters")

@@ -9,15 +9,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from harness.commands.collecting import collected
+from harness.commands.outputs import Check, PageFile, page_out, require_page
 from harness.commands.refusing import bad
 from harness.requirements import LEVELS
 from harness.results import RequirementText
-from harness.safe_io.writing import write_whole
 from harness.suite_facts import SuiteFacts
 from reports.model import ReportError
 
@@ -75,27 +72,17 @@ def standard(facts: SuiteFacts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def requirements(
-    file: Annotated[Path | None, typer.Argument(help="The page to write; without it, the page is printed.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 if FILE is out of date.")] = False,
-) -> None:
+def requirements(file: PageFile = None, check: Check = False) -> None:
     """Write the standard: every requirement of the suites here, with its level, source and tests.
 
     Run it in a checkout of Concord; it collects the suites and starts no rank.
     """
-    if check and file is None:
-        raise bad("--check needs the page that it should check")
+    require_page(file, check)
     try:
         page = standard(collected(Path.cwd()))
     except ReportError as e:
         raise bad(str(e)) from None
-    if file is None:
-        typer.echo(page, nl=False)
-    elif not check:
-        write_whole(file, page.encode())
-    elif not file.is_file() or file.read_text() != page:
-        typer.echo(f"{file} is out of date; run: concord requirements {file}")
-        raise typer.Exit(1)
+    page_out(page, file, check, "requirements")
 
 
 def _introduction(by_level: Mapping[str, list[RequirementText]]) -> Iterator[str]:
