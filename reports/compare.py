@@ -13,7 +13,6 @@ from reports.text import plural, visible
 
 SCHEMA = "concord.comparison"
 VERSION = 1
-LEVELS_VERSION = "version of the levels' minimums"
 
 
 class Change(msgspec.Struct, kw_only=True):
@@ -44,6 +43,8 @@ class Comparison(msgspec.Struct, kw_only=True):
     conformant: tuple[str, str]
     environment: dict[str, tuple[str, str]]
     """Differences in the surroundings (versions, profile, suite, seeds), with the value in each report."""
+    same_minimums: bool = True
+    """Whether both reports judge levels by the same version of the minimums."""
 
     @property
     def worse(self) -> bool:
@@ -51,7 +52,7 @@ class Comparison(msgspec.Struct, kw_only=True):
 
         A level that another version of the minimums judged says nothing about the runs.
         """
-        lower = self.conformant[1] < self.conformant[0] and LEVELS_VERSION not in self.environment
+        lower = self.conformant[1] < self.conformant[0] and self.same_minimums
         return bool(self.newly_failing or self.lost or self.removed) or lower
 
 
@@ -80,6 +81,7 @@ def compare(before: Report, after: Report) -> Comparison:
         unchanged=unchanged,
         conformant=(before.conformant, after.conformant),
         environment=dict(_around(before, after)),
+        same_minimums=before.levels_version == after.levels_version,
     )
 
 
@@ -103,7 +105,7 @@ def _around(before: Report, after: Report) -> Iterator[tuple[str, tuple[str, str
         "subject": (before.subject, after.subject),
         "suite": (before.suite_hash[:12], after.suite_hash[:12]),
         "concord": (before.concord, after.concord),
-        LEVELS_VERSION: (str(before.levels_version or ""), str(after.levels_version or "")),
+        "version of the levels' minimums": (str(before.levels_version or ""), str(after.levels_version or "")),
         "seeds": (", ".join(run.seed for run in before.runs), ", ".join(run.seed for run in after.runs)),
     }
     for key in dict.fromkeys([*before.environment, *after.environment]):
