@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from harness.requirements import LEVELS
 from reports.answer import PARTIAL, state
-from reports.compare import Change, Comparison, compare
+from reports.compare import TITLES, Change, Comparison, compare
 from reports.model import CONFORMANT, NOT_CONFORMANT, NOT_SHOWN, Report, TestReport
 from reports.page import environment
 from reports.verify import Checked
@@ -30,14 +30,6 @@ _REASONS = 5
 """Reasons why a bundle was refused, or could not be checked, that are shown."""
 _CHANGES = 100
 """Tests of one kind of change that a page lists."""
-_KINDS = {
-    "newly_failing": "newly failing",
-    "lost": "no longer run",
-    "removed": "removed",
-    "fixed": "fixed",
-    "changed": "changed",
-    "added": "added",
-}
 
 
 @dataclass(frozen=True)
@@ -109,13 +101,13 @@ class Step:
     @property
     def counts(self) -> dict[str, int]:
         """The number of tests with each kind of change; empty if nothing changed or nothing was before."""
-        counts = {title: len(self.changes(kind)) for kind, title in _KINDS.items()}
+        counts = {title: len(self.changes(kind)) for kind, title in TITLES.items()}
         return {title: count for title, count in counts.items() if count}
 
     @property
     def lists(self) -> list[tuple[str, list[Change], int]]:
         """Each kind of change, with the tests that are listed and the number of the others."""
-        found = [(title, self.changes(kind)) for kind, title in _KINDS.items()]
+        found = [(title, self.changes(kind)) for kind, title in TITLES.items()]
         return [(title, changes[:_CHANGES], max(0, len(changes) - _CHANGES)) for title, changes in found if changes]
 
     @property

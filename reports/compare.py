@@ -113,7 +113,7 @@ def _around(before: Report, after: Report) -> Iterator[tuple[str, tuple[str, str
     yield from ((key, (old.strip(), new.strip())) for key, (old, new) in of_run.items() if old.strip() != new.strip())
 
 
-_TITLES = {
+TITLES = {
     "newly_failing": "newly failing",
     "lost": "no longer run",
     "removed": "removed",
@@ -121,20 +121,21 @@ _TITLES = {
     "changed": "changed",
     "added": "added",
 }
+"""The kinds of changes, the worst first, with their names for readers."""
 
 
 def lines(comparison: Comparison, *, markdown: bool = False) -> Iterator[str]:
     """Describe a comparison in lines of text or Markdown."""
     shown = escaped if markdown else visible
     item, heading = ("- ", "### ") if markdown else ("  ", "")
-    counts = [plural_of(comparison, kind) for kind in _TITLES if getattr(comparison, kind)]
+    counts = [plural_of(comparison, kind) for kind in TITLES if getattr(comparison, kind)]
     yield f"{heading}{', '.join([*counts, f'{comparison.unchanged:,} unchanged'])}"
     was, now = (level or "none" for level in comparison.conformant)
     if was != now:
         yield f"{item}conformant at: {was} before, {now} now"
     for key, (old, new) in comparison.environment.items():
         yield f"{item}{shown(key)}: {shown(old) or 'none'} before, {shown(new) or 'none'} now"
-    for kind, title in _TITLES.items():
+    for kind, title in TITLES.items():
         changes: list[Change] = getattr(comparison, kind)
         if not changes:
             continue
@@ -151,4 +152,4 @@ def lines(comparison: Comparison, *, markdown: bool = False) -> Iterator[str]:
 
 def plural_of(comparison: Comparison, kind: str) -> str:
     """Count the tests of one kind of change, as in ``3 tests newly failing``."""
-    return f"{plural(len(getattr(comparison, kind)), 'test')} {_TITLES[kind]}"
+    return f"{plural(len(getattr(comparison, kind)), 'test')} {TITLES[kind]}"
