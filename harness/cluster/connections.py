@@ -1,4 +1,4 @@
-"""Connections of a process to other hosts that are not answered, as its kernel knows them."""
+"""Connections of a process, as its kernel knows them: where they begin, and which are not answered."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 _ESTABLISHED, _CONNECTING = 1, 2
 _LEAST_RETRIES = 3
@@ -19,10 +20,15 @@ def unanswered(pid: int) -> list[str]:
 
     Each address is a text without a port, as in ``10.0.0.2``.  Returns [] if nothing is known of the process.
     """
-    inodes = set(_inodes(pid))
-    tables = ((f"/proc/{pid}/net/tcp", socket.AF_INET), (f"/proc/{pid}/net/tcp6", socket.AF_INET6))
-    rows = [row for file, family in tables for row in _rows(file, family)]
-    return sorted({address for address, inode in rows if inode in inodes})[:_SHOWN]
+    return sorted({row.peer for row in _of(pid) if row.unanswered})[:_SHOWN]
+
+
+def connected(pid: int) -> dict[str, str]:
+    """Return this host's end of each connection of a process, by the inode of its socket.
+
+    Each end is an address as a text without a port.  Returns {} if nothing is known of the process.
+    """
+    return {row.inode: row.own for row in _of(pid) if row.state == _ESTABLISHED}
 
 
 def _inodes(pid: int) -> Iterator[str]:
@@ -35,19 +41,40 @@ def _inodes(pid: int) -> Iterator[str]:
                     yield name[len("socket:[") : -1]
 
 
-def _rows(file: str, family: int) -> list[tuple[str, str]]:
-    """Return peer and inode of connections that wait for an answer, from a table of :manpage:`proc(5)`."""
+@dataclass(frozen=True)
+class _Row:
+    """A connection, as a table of :manpage:`proc(5)` has it."""
+
+    own: str
+    peer: str
+    state: int
+    retries: int
+    inode: str
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether what was sent waits for an answer, though it was sent again."""
+        return self.state in (_ESTABLISHED, _CONNECTING) and self.retries >= _LEAST_RETRIES
+
+
+def _of(pid: int) -> list[_Row]:
+    """Return the connections of a process."""
+    inodes = set(_inodes(pid))
+    tables = ((f"/proc/{pid}/net/tcp", socket.AF_INET), (f"/proc/{pid}/net/tcp6", socket.AF_INET6))
+    return [row for file, family in tables for row in _rows(file, family) if row.inode in inodes]
+
+
+def _rows(file: str, family: int) -> list[_Row]:
+    """Return the connections in a table of :manpage:`proc(5)`."""
     try:
         with open(file) as table:
             lines = table.readlines()[1:]
     except OSError:  # a kernel without IPv6, or the process has gone
         return []
     found = []
-    for line in lines:
-        fields = line.split()
-        peer, state, retries, inode = fields[2], int(fields[3], 16), int(fields[6], 16), fields[9]
-        if state in (_ESTABLISHED, _CONNECTING) and retries >= _LEAST_RETRIES:
-            found.append((_address(peer.partition(":")[0], family), inode))
+    for fields in map(str.split, lines):
+        own, peer = (_address(end.partition(":")[0], family) for end in fields[1:3])
+        found.append(_Row(own, peer, int(fields[3], 16), int(fields[6], 16), fields[9]))
     return found
 
 

@@ -62,6 +62,8 @@ class Host:
         self._offset_error_ns = 1 << 62
         """By how much the offset was wrong when it was measured."""
         self._measured = 0.0
+        self.interfaces = ""
+        """The interface by which its ranks last reached other hosts (:func:`~harness.cluster.interfaces.chosen`)."""
         self.ended = 0
         """How many of its ranks have ended."""
         self.lost = ""
@@ -120,6 +122,8 @@ class Host:
     def spawned(self, number: int, timeout: float) -> str:
         """Wait until ranks have been started; returns the network that they are on, in words.  Errors: LaunchError."""
         answer: messages.Spawned = self._answer(number, timeout)
+        if answer.interfaces:
+            self.interfaces = printable(answer.interfaces)[:200]
         return answer.network
 
     def forget(self, token: int) -> None:

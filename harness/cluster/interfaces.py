@@ -6,9 +6,11 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""Environment variables that name the interface by which ranks reach other hosts."""
 _SIOCGIFADDR = 0x8915
 
 
@@ -44,6 +46,22 @@ def interface_of(address: str) -> str:
     if ipaddress.ip_address(wanted).is_loopback:  # all of 127.0.0.0/8 is this host's, though no interface has it
         return "lo"
     return next((name for name, has in _addresses() if has == wanted), "")
+
+
+def addresses_here() -> list[tuple[str, str]]:
+    """Return the interfaces of this host with their addresses, without those that are of use on one link alone."""
+    found = _addresses()
+    return sorted({(name, text) for name, text in found if not ipaddress.ip_address(text).is_link_local})
+
+
+def chosen(variables: Mapping[str, str]) -> str:
+    """Return the interface that an environment gives to ranks, as in ``eth0``.
+
+    If libraries differ, each is named: ``GLOO eth0, NCCL ib0``.
+    """
+    given = {name.partition("_")[0]: variables[name] for name in VARIABLES if variables.get(name)}
+    names = set(given.values())
+    return names.pop() if len(names) == 1 else ", ".join(f"{library} {name}" for library, name in given.items())
 
 
 def _addresses() -> Iterator[tuple[str, str]]:

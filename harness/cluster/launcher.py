@@ -149,6 +149,11 @@ class ClusterLauncher:
         return self._hosts
 
     @property
+    def interfaces(self) -> Sequence[str]:
+        """The interface by which ranks of each host reached others, as in ``host 1: eth0``; none until there were."""
+        return [f"host {i}: {host.interfaces}" for i, host in enumerate(self._hosts, start=1) if host.interfaces]
+
+    @property
     def lost(self) -> str:
         """What became of the first host that can't be used any more; empty if all can."""
         return next((host.lost for host in self._hosts if host.lost), "")

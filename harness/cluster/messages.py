@@ -12,7 +12,7 @@ import msgspec
 
 from harness.worlds.rank import RankSetup
 
-VERSION = 3
+VERSION = 4
 """The version of this protocol.  A controller refuses an agent with another one."""
 
 
@@ -146,10 +146,12 @@ class Opened(Message):
 
 
 class Spawned(Message):
-    """Ranks have been started; ``network``: which network they are on, in words."""
+    """Ranks have been started; ``network``: which network they are on, in words; ``interfaces``: see
+    :func:`~harness.cluster.interfaces.chosen`, empty if all ranks of their world are on this host."""
 
     number: int
     network: str
+    interfaces: str = ""
 
 
 class Refused(Message):

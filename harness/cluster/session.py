@@ -36,8 +36,6 @@ _MOST_WAITING = 256 << 20
 _STACK_INTERVAL = 0.005
 _LONGEST = 1.0
 _NEWS = (Heard.MESSAGE, Heard.OUTPUT, Heard.SNAPSHOT)
-_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-"""Variables that name the interface by which ranks reach other hosts."""
 
 
 class _Held:
@@ -199,7 +197,9 @@ class Session:
             for token, rank, setup in zip(asked.tokens, ranks, setups, strict=True):
                 self._held[token] = _Held(token, rank, bool(setup.store[1]))
             self._listener = None
-            self._channel.send(messages.Spawned(asked.number, launcher.network))
+            apart = [setup for setup in setups if setup.store[1]]
+            chosen = interfaces.chosen({**os.environ, **dict(apart[0].env)}) if apart else ""
+            self._channel.send(messages.Spawned(asked.number, launcher.network, chosen))
 
     def _answer_surveys(self) -> None:
         """Tell the controller which devices the host has, once that is known."""
@@ -391,5 +391,5 @@ def _fitted(setup: RankSetup) -> RankSetup:
     env = dict(setup.env)
     if setup.store[1]:
         name = interfaces.interface_of(interfaces.towards(setup.store[0]))
-        env.update((each, name) for each in _INTERFACES if name and each not in env and each not in os.environ)
+        env.update((each, name) for each in interfaces.VARIABLES if name and each not in env and each not in os.environ)
     return dataclasses.replace(setup, sys_path=path, cwd=cwd, env=env)

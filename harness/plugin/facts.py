@@ -45,6 +45,8 @@ _ASKED_FOR = {
     "lf": "--lf",
     "stepwise": "--stepwise",
 }
+_IN_PARTS = ("rank interfaces", "rank network")
+"""Facts in which each process of a run names what its own ranks had, in parts between semicolons."""
 _LEVEL_OF = {stack: level for level, stack in LEVELS.items()}
 
 
@@ -101,10 +103,19 @@ class Facts:
             facts |= {"rank hosts": worlds.agents, **worlds.accelerators_of_agents}
         if networks := worlds.networks:
             facts["rank network"] = networks
+        if interfaces := worlds.interfaces:
+            facts["rank interfaces"] = interfaces
         slots: Any = self._config.pluginmanager.get_plugin("concord-slots")
         if slots.troubles:  # sessions of this user that don't meet could lease a device twice
             facts["leases not kept in"] = redacted("; ".join(slots.troubles))
         return facts
+
+
+def merge(known: dict[str, str], found: Mapping[str, str]) -> None:
+    """Add what another process of the run learned.  Of facts with several parts, each part is kept once."""
+    for name, value in found.items():
+        parts = {*known.get(name, value).split("; "), *value.split("; ")} if name in _IN_PARTS else {value}
+        known[name] = "; ".join(sorted(parts))
 
 
 def requirements_of(item: pytest.Item) -> list[RequirementText]:

@@ -304,7 +304,7 @@ class Summary:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         output: dict[str, Any] = getattr(node, "workeroutput", {})
-        self._environment.update(output.get("concord_environment", {}))
+        facts.merge(self._environment, output.get("concord_environment", {}))
         self.config.stash.setdefault(LOST, []).extend(output.get("concord_lost", ()))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -214,6 +214,11 @@ class Worlds:
         """The networks that ranks were on, in words; empty if there were no ranks."""
         return "; ".join(sorted(self._pool.networks)) if self._pool is not None else ""
 
+    @property
+    def interfaces(self) -> str:
+        """The network interface by which ranks of each host reached others; empty if no world had several hosts."""
+        return "; ".join(self._pool.interfaces) if self._pool is not None else ""
+
     @contextlib.contextmanager
     def worlds_for(self, item: pytest.Item, asked: WorldRequest) -> Iterator[SeveralWorlds]:
         """Yield the worlds of one test, created as it asks for them."""

@@ -283,6 +283,11 @@ class Launcher(Protocol):
         ...
 
     @property
+    def interfaces(self) -> Sequence[str]:
+        """The network interface by which ranks of each host reached others, in words; none on one host."""
+        ...
+
+    @property
     def refusal(self) -> Refusal:
         """Why ranks can't have a network of their own; false if they have one.  May wait until that is known."""
         ...

@@ -146,6 +146,11 @@ class LocalLauncher:
         return f"host: {refusal.why}" if refusal else "private"
 
     @property
+    def interfaces(self) -> Sequence[str]:
+        """None: ranks are on this host alone."""
+        return ()
+
+    @property
     def settled(self) -> bool:
         """Whether the server is ready or was lost, so that :meth:`spawn` does not wait for it."""
         self.poll()

@@ -83,6 +83,11 @@ class Pool:
         """The networks that ranks are on, in words, with the reason if it is the host's."""
         return [text for launcher in self._launchers.values() if (text := launcher.network)]
 
+    @property
+    def interfaces(self) -> list[str]:
+        """The network interface by which ranks of each host reached others, in words; none on one host."""
+        return sorted({text for launcher in self._launchers.values() for text in launcher.interfaces})
+
     def _world(self, spec: WorldSpec, devices: Sequence[str]) -> World:
         relieve = functools.partial(self._retire_on, devices)
         return World(spec, lambda: self._launcher_of(spec), devices=devices, terminal=self._terminal, relieve=relieve)

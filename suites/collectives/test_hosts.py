@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from datetime import timedelta
@@ -10,8 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, assert_on_ranks, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement, unsupported
+from harness.results import HostsLack
 from harness.stacks.collectives import assert_right
+from harness.stacks.routes import Route, by_interface, own_ends, routes, sockets
 from suites.collectives.cases import every_collective
 
 SECONDS = 2.0
@@ -243,3 +246,99 @@ def test_new_groups_with_a_late_host(world: World, late: int) -> None:
 
     expected = [[1111.0], [1111.0, 110.0], [1111.0, 110.0], [1111.0]]
     assert_on_ranks(expected, world.run(body))
+
+
+@requirement(
+    "COLL-HOST-09",
+    "A gloo group connects its ranks by the network interface that GLOO_SOCKET_IFNAME names when it is created.",
+    source="torch.distributed, Choosing the network interface to use",
+)
+@pytest.mark.world(2, hosts=2)
+def test_named_interface(world: World) -> None:
+    """Name each interface that reaches the other host, one after the other, and look where connections begin."""
+    reached = world.run(routes)[0]
+    ways = by_interface(reached)
+    if len(ways) < 2:
+        unsupported(HostsLack("second network interface that reaches the other host"))
+
+    def body(rank: Rank, ways: list[Route]) -> list[tuple[float, set[str]]]:
+        found = []
+        for way in ways:
+            os.environ["GLOO_SOCKET_IFNAME"] = way[rank.index].interface
+            before = sockets()
+            group = dist.new_group(backend="gloo")
+            found.append((summed(torch.tensor([10.0**rank.index]), group), own_ends(before)))
+        return found
+
+    for index, found in enumerate(world.run(body, ways)):
+        for way, (total, ends) in zip(ways, found, strict=True):
+            interface = way[index].interface
+            of_it = {each[index].address for each in reached if each[index].interface == interface}
+            assert total == 11.0, f"rank {index}, by {interface}"
+            assert ends, f"rank {index} has no connection"
+            assert ends <= of_it, f"rank {index} is connected at {', '.join(sorted(ends))}, and {interface} was named"
+
+
+@requirement(
+    "COLL-HOST-10",
+    "init_method names rank 0's host by an IPv4 address, an IPv6 address in brackets, or a name that the other hosts "
+    "can look up.",
+    source="torch.distributed.init_process_group: init_method",
+)
+@pytest.mark.parametrize("kind", ["IPv4", "IPv6", "name"])
+@pytest.mark.world(2, hosts=2)
+def test_kinds_of_addresses(world: World, kind: str) -> None:
+    """Initialize the default group again at each such address or name."""
+    ways = world.run(routes)[0]
+    if kind == "name":
+        where = [
+            name for name in world.run(names)[0] if all(world.run(looks_up, name, {one.address for one, _ in ways}))
+        ]
+        if not where:
+            unsupported(HostsLack("name that the other host can look up"))
+    else:
+        where = list(dict.fromkeys(one.address for one, _ in ways if one.family == kind))
+        if not where:
+            unsupported(HostsLack("address of this family that the other host reaches"))
+
+    def body(rank: Rank, where: list[str]) -> list[float]:
+        dist.barrier()
+        dist.destroy_process_group()
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # so that rank 0 hosts the store at the address
+        sums = []
+        for name in where:
+            place = f"tcp://[{name}]" if ":" in name else f"tcp://{name}"
+            method = f"{place}:{port_for(rank, name)}"
+            dist.init_process_group(rank.backend, init_method=method, rank=rank.index, world_size=2)
+            sums.append(summed(torch.tensor([10.0**rank.index], device=rank.device), dist.group.WORLD))
+            dist.destroy_process_group()
+        dist.init_process_group(
+            rank.backend, store=dist.PrefixStore(f"back {kind}", rank.store), rank=rank.index, world_size=2
+        )
+        return sums
+
+    assert_on_ranks([[11.0] * len(where)] * 2, world.run(body, where))
+
+
+def names(rank: Rank) -> list[str]:
+    """Return what this host is called by itself."""
+    return list(dict.fromkeys([socket.gethostname(), socket.getfqdn(), "localhost"]))
+
+
+def looks_up(rank: Rank, name: str, addresses: set[str]) -> bool:
+    """Whether a name stands for some of these addresses, and for no others."""
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False
+    return found <= addresses
+
+
+def port_for(rank: Rank, name: str) -> int:
+    """Return a port that was free on rank 0's host just now."""
+    store = dist.PrefixStore(f"port for {name}", rank.store)
+    if rank.index == 0:
+        with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
+            probe.bind(("", 0))
+            store.set("port", str(probe.getsockname()[1]))
+    return int(store.get("port"))

@@ -135,6 +135,7 @@ def test_packed(two: list[Agent], session: Session, tmp_path: Path) -> None:
     assert "4 meta devices: meta-0, meta-1, meta-2, meta-3" in said
     (written,) = tmp_path.glob("results/**/results.jsonl")
     header = read(written).header.environment
+    assert header["rank interfaces"] == "host 1: lo; host 2: lo"
     assert (header["device"], header["accelerator"]) == ("Hologram 3000", "4 of Hologram 3000 on 2 hosts")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -134,7 +136,32 @@ def loads_nothing(rank: Rank) -> None:
     checkpoint.load = lambda *args, **how: None
 
 
+def any_interface(rank: Rank) -> None:
+    """Groups are created as if no interface were named."""
+    right = dist.new_group
+
+    def created(*args: Any, **how: Any) -> Any:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        return right(*args, **how)
+
+    dist.new_group = created
+
+
+def brackets_kept(rank: Rank) -> None:
+    """The address in an init_method keeps its brackets, so nobody can look it up."""
+    right = dist.init_process_group
+
+    def initialized(*args: Any, init_method: str = "", **how: Any) -> Any:
+        if "[" in init_method:
+            socket.getaddrinfo(init_method.removeprefix("tcp://").rpartition(":")[0], None)
+        return right(*args, init_method=init_method or None, **how)
+
+    dist.init_process_group = initialized
+
+
 CHANGED = [
+    (collectives.test_named_interface, {}, 2, 2, any_interface),
+    (collectives.test_kinds_of_addresses, {"kind": "IPv6"}, 2, 2, brackets_kept),
     (collectives.test_store_on_any_host, {}, 3, 3, counts_alone),
     (collectives.test_new_groups_with_a_late_host, {"late": 1}, 4, 2, impatient),
     (replicate_fsdp.test_replicas_of_hosts, {"dimension": "host"}, 4, 2, nothing_across),
@@ -160,6 +187,11 @@ def test_damaged(
     with pytest.raises(WRONG):
         test(Changed(world_of(size, hosts), change), **arguments)
     test(world_of(size, hosts), **arguments)
+
+
+def test_a_name(world_of: Callable[[int, int], World]) -> None:
+    """Hosts of one machine have a name that both look up: localhost."""
+    collectives.test_kinds_of_addresses(world_of(2, 2), "name")
 
 
 def test_every_requirement_is_damaged() -> None:

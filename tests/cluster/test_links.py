@@ -128,6 +128,10 @@ def test_several_interfaces(network: Network, key_file: Path, monkeypatch: pytes
             world = pool.acquire(SPREAD)
             by = [min(world.run(sent, interface)) for interface in ("eth0", "eth1")]
             pool.release(world)
+            assert pool.interfaces == [f"host {host}: {'eth1' if named else 'eth0'}" for host in (1, 2)]
+            world = pool.acquire(SPREAD)
+            collectives.test_named_interface(world)
+            world.kill()
     assert by[named] > 3.5
     assert by[not named] < 0.5
 
@@ -175,6 +179,8 @@ def test_ipv6(network: Network, key_file: Path) -> None:
             world = pool.acquire(SPREAD)
             assert world.run(lambda rank: os.environ["MASTER_ADDR"])[0].startswith("fd77::")
             assert world.run(summed) == [3.0, 3.0]
+            for kind in ("IPv4", "IPv6"):
+                collectives.test_kinds_of_addresses(world, kind)
             pool.release(world)
 
 

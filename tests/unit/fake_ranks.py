@@ -257,6 +257,7 @@ class FakeLauncher:
 
     network = ""
     refusal = Refusal()
+    interfaces: Sequence[str] = ()
 
     def __init__(self, size: int = 2, reader: Callable[[FakeRank], None] = FakeRank.returns) -> None:
         self.clock = FakeClock()

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.plugin.facts import dtype_of, reproducer_in, selection
+from harness.plugin.facts import dtype_of, merge, reproducer_in, selection
 from harness.plugin.seeds import Seeds
 from harness.provenance import environment, suite_files, suite_hash
 from harness.reproducers import Written, attach, carried
@@ -290,3 +290,16 @@ def test_environment() -> None:
     assert {"python", "platform", "cpu", "cores", "torch", "torch commit"} <= set(found)
     variables = {k.removeprefix("variable "): v for k, v in found.items() if k.startswith("variable ")}
     assert variables == {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0"}
+
+
+def test_merge() -> None:
+    """What processes of a run know of their ranks is kept part by part; of other facts, the last is."""
+    known: dict[str, str] = {}
+    merge(known, {"torch": "2.13.0", "rank network": "private", "rank interfaces": "host 2: eth0"})
+    merge(known, {"torch": "2.14.0", "rank network": "host: asked for; private"})
+    merge(known, {"rank interfaces": "host 1: eth0; host 2: eth0"})
+    assert known == {
+        "torch": "2.14.0",
+        "rank network": "host: asked for; private",
+        "rank interfaces": "host 1: eth0; host 2: eth0",
+    }

@@ -58,6 +58,7 @@ NAMES = {
 NAMED = {
     ("harness/stacks/pretended.py", "fake"): "the backend with which one process pretends to be a rank of many",
     ("suites/dynamo/contracts.py", "gloo"): "compiled code compares the name of its backend with some name",
+    ("suites/collectives/test_hosts.py", "gloo"): "of all backends, it alone reads its interface for each new group",
     ("suites/replicate/test_application.py", "cuda"): "a type of device that torch always knows, and no rank is on",
 }
 """Where a name of a backend, or of a type of device, is written all the same, and why."""
