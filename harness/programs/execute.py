@@ -166,8 +166,8 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
         training.clean_up(rank.device)
     of_rank.model, of_rank.handle = None, training.Handle()
     names.clear()
-    kept = remains.alive()  # collects garbage
     promises = promises_of(program)
+    kept = remains.alive(patient=promises.frees_model)  # collects garbage
     left += kept if promises.frees_model else []
     took = time.perf_counter() - began  # includes the destruction of process groups that are freed here
     left += residue.left(before, groups_freed=promises.frees_groups)

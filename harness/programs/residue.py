@@ -253,10 +253,13 @@ class Remains:
         for name, thing in named:
             self._of.setdefault(f"{what}{name}", weakref.ref(thing))
 
-    def alive(self) -> list[Left]:
-        """Return the objects that survive a garbage collection."""
-        # The backward of an accelerator's tensors runs in a thread of autograd, which releases the graph later.
-        until = time.monotonic() + (_PATIENCE if _has_device() else 0)
+    def alive(self, *, patient: bool = True) -> list[Left]:
+        """Return the objects that survive a garbage collection.
+
+        ``patient``: whether other threads get a moment to release them, as those of autograd and of gloo may only do
+        after this thread has gone on.
+        """
+        until = time.monotonic() + (_PATIENCE if patient else 0)
         while (kept := self._there()) and time.monotonic() < until:
             time.sleep(0.001)
         return kept

@@ -321,3 +321,13 @@ def _recorded() -> dict[int, str]:
     """The name of the group of every collective that the Flight Recorder has, by its number."""
     entries = json.loads(torch._C._distributed_c10d._dump_fr_trace_json()).get("entries", [])
     return {entry["record_id"]: entry["process_group"][0] for entry in entries}
+
+
+def test_what_another_thread_releases_later() -> None:
+    """Another thread that holds the model may have a moment to release it, if it must; one that keeps it is found."""
+    held = [torch.nn.Linear(2, 2)]
+    remains = residue.Remains(held[0])
+    assert Left("memory", "the model") in remains.alive()
+    assert Left("memory", "the model") in remains.alive(patient=False)
+    threading.Timer(0.1, held.clear).start()
+    assert not remains.alive()
