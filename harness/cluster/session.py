@@ -35,6 +35,9 @@ _MOST_WAITING = 256 << 20
 """Bytes that may wait for the controller before what ranks say is left where it is."""
 _STACK_INTERVAL = 0.005
 _LONGEST = 1.0
+_BETWEEN_TABLES = 1.0
+"""Seconds between two looks at a rank's connections, and before the first.  The kernel walks through all connections of
+the machine, which takes milliseconds, and a packet is late only after a second anyway."""
 _NEWS = (Heard.MESSAGE, Heard.OUTPUT, Heard.SNAPSHOT)
 
 
@@ -56,6 +59,21 @@ class _Held:
         self.ended = False
         self.silent: set[Heard] = set()
         """What is not listened to any more."""
+        self._unanswered: list[str] = []
+        self._ask_again = 0.0
+        self.gets_work()
+
+    def gets_work(self) -> None:
+        """Begin anew to wait before the kernel is asked for its connections."""
+        self._unanswered = []
+        self._ask_again = time.monotonic() + _BETWEEN_TABLES
+
+    def unanswered(self) -> list[str]:
+        """Return hosts that do not acknowledge what this rank has sent; see :mod:`~harness.cluster.connections`."""
+        if self.apart and time.monotonic() >= self._ask_again:
+            self._unanswered = unanswered(self.rank.pid)
+            self._ask_again = time.monotonic() + _BETWEEN_TABLES
+        return self._unanswered
 
 
 class Session:
@@ -117,6 +135,7 @@ class Session:
             case messages.Pass():
                 for token in message.tokens:
                     if (held := self._held.get(token)) is not None:
+                        held.gets_work()
                         held.waiting.append(memoryview(arrived.payload))
                         _pass_on(held)
             case messages.Look():
@@ -363,7 +382,7 @@ class Session:
             box.whole,
             rank.begun,
             [messages.Noted(*dataclasses.astuple(issued)) for issued in recent],
-            unanswered(rank.pid) if held.apart else [],
+            held.unanswered(),
         )
 
 
