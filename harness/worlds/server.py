@@ -77,7 +77,21 @@ def _preload(modules: list[str]) -> list[str]:
                 importlib.import_module(name)
             except Exception as e:
                 missing.append(f"{name}: {e}")
+        if "torch" in modules:
+            _find_backend()
     return missing
+
+
+def _find_backend() -> None:
+    """Have torch find its backend for the CPU.
+
+    Since 2.14, it searches the metadata of all installed packages for it, which would cost each rank 16 ms or more.
+    """
+    with contextlib.suppress(Exception):  # ranks will meet it again, and report it
+        backend: Any = importlib.import_module("torch.distributed").Backend
+        find = getattr(backend, "_ensure_backend_registered", None)
+        if find is not None:
+            find(backend.default_device_backend_map["cpu"])
 
 
 def _unforkable() -> list[str]:

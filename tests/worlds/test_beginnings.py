@@ -125,6 +125,25 @@ THREAD = (
 )
 
 
+LOOKED_UP = """
+import torch.distributed as dist
+
+def ensure(name):
+    with open({file!r}, "a") as told:
+        told.write(name)
+    raise RuntimeError("a broken package")
+
+dist.Backend._ensure_backend_registered = ensure
+"""
+
+
+def test_backend_is_found_before_ranks(preloading: Callable[[str], LocalLauncher], tmp_path: Path) -> None:
+    """The server has torch look for its backend, once, and ranks meet what goes wrong with that."""
+    ready = preloading(LOOKED_UP.format(file=str(tmp_path / "told"))).wait_ready()
+    assert (tmp_path / "told").read_text() == "gloo"
+    assert ready["missing"] == []
+
+
 def test_server_with_a_thread(preloading: Callable[[str], LocalLauncher]) -> None:
     """A server with a thread beside its own is refused, with the thread's name."""
     with pytest.raises(LaunchError, match="can't be forked: it has 1 thread beside its own: 'ticker'"):
