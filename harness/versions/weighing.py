@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 SURE = 0.95
 """Probability of a place at which a search ends."""
 ERROR = 0.08
-"""Assumed probability that an answer is wrong.  A duet is wrong with at most 1 % by its own account; the rest is for what
-its account does not cover, such as a difference of two environments that has nothing to do with the series."""
+"""Assumed probability that an answer is wrong.  A duet is wrong with at most 1 % by its own account.  The rest is for
+what its account does not cover, such as a difference of two environments that has nothing to do with the series."""
 UNSURE = 0.25
 """The same for a duet that could not decide, and whose estimate is taken for an answer."""
 _NONE = 0.1

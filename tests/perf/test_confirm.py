@@ -141,12 +141,12 @@ def test_nothing_is_there(stage: Stage, history: Callable[..., None], asked: lis
     assert found.exit_code == 0, found.output
     assert f"equal: {OFFERS[2].name}" in found.output
     assert "left out: " in found.output
-    whole = concord("confirm", "--minutes", "0.1", "--all")
-    assert (whole.exit_code, asked[1].count("-k")) == (0, len(MEASURED)), whole.output
-    assert f"{OTHERS[0].name} (a duet does not measure it)" in whole.output
     gate = concord("gate")
     assert gate.exit_code == 0
     assert f"note   duet with {sys.prefix}: equal within 15 %: {OFFERS[2].name}" in gate.output
+    whole = concord("confirm", "--minutes", "0.1", "--all")
+    assert (whole.exit_code, asked[1].count("-k")) == (0, len(MEASURED)), whole.output
+    assert f"{OTHERS[0].name} (a duet does not measure it)" in whole.output
 
 
 def test_a_short_history(stage: Stage, history: Callable[..., None], asked: list[list[str]]) -> None:  # noqa: F811

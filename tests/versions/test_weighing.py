@@ -14,7 +14,7 @@ Answer = Callable[[int], tuple[bool, float] | None]
 
 
 def answering(place: int, draw: random.Random, error: float, wrong: int = -1) -> tuple[Answer, list[int]]:
-    """Answers that are wrong with a probability, and once in any case: the ``wrong``-th.  Returns the questions, too."""
+    """Answers that are wrong with a probability, and the ``wrong``-th in any case.  Returns the questions, too."""
     asked: list[int] = []
 
     def answer(candidate: int) -> tuple[bool, float]:
