@@ -23,6 +23,7 @@ from rich.text import Text
 from harness.bench.detection.alarms import Alarm, Decision
 from harness.bench.detection.tails import RATE, Array
 from harness.bench.history.lines import Accepted, Line
+from harness.bench.history.nccl_tests import SUBJECT
 from harness.bench.history.nights import load
 from harness.bench.records import Series, day_of
 from harness.commands.refusing import BAD_INPUT, bad, refusing
@@ -54,9 +55,13 @@ Json = Annotated[Path | None, typer.Option("--json", help="Also write the result
 @app.command()
 def store(
     files: Annotated[
-        list[Path], typer.Argument(help="perf.jsonl files, folders of them, or JSON from pytest-benchmark.")
+        list[Path],
+        typer.Argument(help="perf.jsonl files, folders of them, JSON from pytest-benchmark, or output of nccl-tests."),
     ],
     history: Place = "",
+    collective: Annotated[
+        str, typer.Option(help="The test of nccl-tests, such as all_gather, if its output does not say it.")
+    ] = "",
 ) -> None:
     """Add nights to the history, each only once. Exits with 2 if a file is not a night, after storing the others."""
     with refusing(ValueError, OSError):
@@ -65,7 +70,7 @@ def store(
         wrong = 0
         for file in paths:
             try:
-                night = load(file)
+                night = load(file, collective)
                 added = opened.add(night)
             except ValueError as e:
                 bad(str(e))
@@ -118,8 +123,9 @@ def page(
     from reports.perf import page as written
 
     with refusing(ValueError, OSError):
-        line = _line(history, night)
-        write_whole(out, written(view(line, decided(line, rate))))
+        with opened_history(history) as opened:
+            line, beside = opened.line(night), opened.newest(SUBJECT)
+        write_whole(out, written(view(line, decided(line, rate), beside)))
         printed(f"page: {out}")
 
 

@@ -298,6 +298,11 @@ class History:
             other=self.fingerprint(before.fingerprint) if before else Fingerprint(),
         )
 
+    def newest(self, subject: str) -> Line | None:
+        """Return the line of the newest night of a subject; None if there is none."""
+        found = [night.id for night in self.nights() if night.subject == subject]
+        return self.line(found[-1]) if found else None
+
     def fingerprint(self, key: str) -> Fingerprint:
         """Return the fingerprint with this key."""
         with self._reading() as connection:
