@@ -6,6 +6,8 @@ the bandwidth that every link must have had, which can be compared with the hard
 
 from __future__ import annotations
 
+from harness.bench.records import Series
+
 REDUCED_TWICE = frozenset({"all_reduce"})
 SHARED_OUT = frozenset(
     {
@@ -21,6 +23,16 @@ SHARED_OUT = frozenset(
 )
 """Collectives that assemble or distribute a whole.  The whole is their message: what each rank gives to one other rank,
 times the number of ranks."""
+
+
+USUAL = (8, 512, 8 << 10, 128 << 10, 1 << 20, 2 << 20)
+"""Sizes in bytes that show most of what there is to see of a collective."""
+
+
+def usual(series: Series) -> bool:
+    """Return whether a series is one of the few to measure if nothing says which: all_reduce of float32 on 2 ranks."""
+    plain = series.operation == "all_reduce" and series.op == "sum" and series.dtype == "float32" and not series.variant
+    return plain and series.metric == "time" and series.world == 2 and series.bytes in USUAL
 
 
 def pieces(collective: str, ranks: int) -> int:

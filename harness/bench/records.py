@@ -62,8 +62,14 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> str:
-        """A short name for storage: the first 32 hexadecimal digits of the SHA-256 of its fields."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:32]
+        """A short name for storage: the first 32 hexadecimal digits of the SHA-256 of its fields.
+
+        Fields with their default values are left out, by equality: msgspec compares by identity, so a series that was
+        read from a database would have another name.
+        """
+        plain = {field.name: field.default for field in msgspec.structs.fields(Series)}
+        kept = {name: value for name, value in msgspec.structs.asdict(self).items() if value != plain[name]}
+        return hashlib.sha256(msgspec.json.encode(kept)).hexdigest()[:32]
 
 
 class Measurement(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -10,21 +10,32 @@ from harness.bench.history.lines import Figure, Line
 from harness.bench.records import COUNTS, Series, day_of, size_of
 
 
-def view(line: Line, decision: Decision) -> dict[str, Any]:
-    """Return the data of the page.  Errors: ValueError if there is no night."""
+def view(line: Line, decision: Decision, beside: Line | None = None) -> dict[str, Any]:
+    """Return the data of the page.
+
+    ``beside``: nights of another program, such as nccl-tests, the newest of which has its figures in the same plots.
+    Errors: ValueError if there is no night.
+    """
     if not line.nights:
         raise ValueError("no nights: nothing to show")
     night = line.nights[-1]
     figures = line.figures[night.id]
+    others: dict[Series, Figure] = {}
+    notes = list(decision.notes)
+    if beside is not None and beside.nights[-1].id != night.id:
+        newest = beside.nights[-1]
+        others = beside.figures[newest.id]
+        where = ", ".join(value for _, value in beside.fingerprint.machine)
+        notes.append(f"beside: {len(others)} figures of {newest.subject}, {day_of(newest.started)}, on {where}")
     return {
         "night": {"day": day_of(night.started), "commit": night.commit[:12], "id": night.id},
         "nights": len(line.nights) - 1,
         "series": len(figures),
         "alarms": [alarm.text for alarm in decision.alarms],
         "improvements": [alarm.text for alarm in decision.improvements],
-        "notes": list(decision.notes),
+        "notes": notes,
         "environment": [*line.fingerprint.machine, *line.fingerprint.software],
-        "collectives": [_collective(s, f) for s, f in figures.items() if s.bytes and f.value],
+        "collectives": [_collective(s, f) for s, f in (figures | others).items() if s.bytes and f.value],
         "steps": _steps(figures),
         "histories": _histories(line, decision),
     }

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from harness.commands.perf_bisect import Measuring, Point, bisected, line_of, of_commits
+from harness.commands.perf_bisect import digest as digest_of
 from harness.commands.refusing import bad as refused
 from harness.commands.refusing import refusing
 from harness.safe_io.shown import one_line
@@ -20,6 +22,7 @@ from harness.versions.environments import checkout, environment
 from harness.versions.searching import BAD, GOOD, SKIPPED, Found, most_steps, search
 from harness.versions.sessions import digest
 from harness.versions.trials import Trial, Trials
+from harness.versions.weighing import SURE
 
 OUT = Path("reports/out/bisect")
 _STYLES = {GOOD: "green", BAD: "red", SKIPPED: "dim"}
@@ -40,7 +43,7 @@ class Bisection(msgspec.Struct):
 
 
 def bisect(
-    test: Annotated[str, typer.Argument(help="Node id of pytest, or a script of docs/findings.")],
+    test: Annotated[str, typer.Argument(help="Node id of pytest, or a script of docs/findings.")] = "",
     good: Annotated[Path | None, typer.Option(help="Environment in which the test passes.")] = None,
     bad: Annotated[Path | None, typer.Option(help="Environment in which it fails.")] = None,
     env: Annotated[list[Path] | None, typer.Option(help="Environment between the two. Repeatable.")] = None,
@@ -52,13 +55,42 @@ def bisect(
     discard: Annotated[bool, typer.Option("--discard", help="Remove each made environment after its trial.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for results, from which an interrupted call continues.")] = OUT,
     json: Annotated[Path | None, typer.Option(help="Write the result to this file as JSON.")] = None,
+    perf: Annotated[
+        str,
+        typer.Option(
+            help="Instead of a test: a series of `concord perf duet --list` that became slower.", metavar="SERIES"
+        ),
+    ] = "",
+    commits: Annotated[bool, typer.Option("--commits", help="With --perf: --good and --bad are commits.")] = False,
+    each: Annotated[float, typer.Option(help="With --perf: minutes of a duet at most.", min=0.1)] = 10.0,
+    minutes: Annotated[float, typer.Option(help="With --perf: minutes in all.", min=0.1)] = 120.0,
+    profile: Annotated[str, typer.Option(help="With --perf: profile of both sides.")] = "",
 ) -> None:
     """Find the first PyTorch with which a test fails, by binary search.
+
+    With --perf: the first in which a series is slower. Each step is a duet with the good end, and the search survives
+    a duet that is wrong.
 
     Run it where the suites are. Environments are ordered by their torch versions, from --good to --bad; --bad may be
     the older one. Candidates that can't be made or tested are skipped. A candidate that fails in any of its tries is
     bad. Exits with 0 if the first bad candidate is found, and with 1 otherwise.
     """
+    if perf:
+        if test or tries != 1:
+            raise refused("--perf has no test and no --tries: it asks again where an answer could be wrong")
+        ends = tuple(str(end) if end is not None else "" for end in (good, bad))
+        between = [str(each_env) for each_env in env or []]
+        options = ("--profile", profile) if profile else ()
+        with refusing(ValueError, OSError):
+            folder, points = _points(
+                ends, between, candidates, make, own_folder(out).absolute(), commits, perf, options
+            )
+            measuring = Measuring(points, perf, folder, each, minutes, options, discard)
+        _by_performance(measuring, json)
+    if not test:
+        raise refused("no test: name one, or give --perf SERIES")
+    if commits:
+        raise refused("--commits goes with --perf; for a test, give environments or --make")
     with refusing(ValueError, OSError):
         root = checkout(Path.cwd())
         own_folder(root / out)
@@ -158,3 +190,63 @@ def _show(seen: dict[int, Trial], console: Console) -> None:
     console.print()
     for _, trial in sorted(seen.items()):
         console.print(Text(one_line(_line(trial)), style=_STYLES[trial.state]), soft_wrap=True)
+
+
+def _points(
+    ends: Sequence[str],
+    between: Sequence[str],
+    candidates: str,
+    make: str,
+    out: Path,
+    commits: bool,
+    series: str,
+    options: Sequence[str],
+) -> tuple[Path, list[Point]]:
+    """Return the folder of a bisection by performance, and its candidates in order.  Errors: ValueError, OSError."""
+    if bool(candidates) != bool(make) or (candidates and (between or commits)) or (commits and between):
+        raise ValueError("give --candidates with --make, or --env, or --commits")
+    if not candidates and not all(ends):
+        raise ValueError("--good and --bad are needed, unless there are --candidates")
+    if commits:
+        points = of_commits(*ends)
+        return out / digest_of(points, series, options), points
+    named = [Point(end) for end in (ends[0], *between, ends[1]) if end]
+    if candidates:
+        made = names(candidates)
+        folder = out / digest_of([*named, *(Point(f"{name}\0{make}") for name in made)], series, options)
+        middle = [
+            Point(name, Made(name, make, folder / "environments" / f"{number}", Path.cwd()))
+            for number, name in enumerate(made)
+        ]
+        points = [*[Point(end) for end in ends[:1] if end], *middle, *[Point(end) for end in ends[1:] if end]]
+    else:
+        points = named
+        folder = out / digest_of(points, series, options)
+    if len({point.name for point in points}) < max(2, len(points)):
+        raise ValueError("there must be a good candidate and a bad one, and none twice")
+    return folder, points
+
+
+def _by_performance(measuring: Measuring, json: Path | None) -> NoReturn:
+    """Bisect, show the result, and exit: 0 if the first slower candidate is known, 1 otherwise."""
+    with refusing(ValueError, OSError):
+        try:
+            found, late = bisected(measuring)
+        except KeyboardInterrupt:
+            typer.echo("\ninterrupted; the same command continues", err=True)
+            raise typer.Exit(130) from None
+        if json is not None:
+            write_whole(json, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    for answer in sorted(found.answers, key=lambda each: each.number):
+        typer.echo(one_line(line_of(answer)))
+    after = f"{len(found.answers)} duets, {found.seconds / 60:.1f} min"
+    if found.first_slower:
+        typer.echo(f"first slower: {one_line(found.first_slower)} ({found.probability:.1%}, {after})")
+        raise typer.Exit(0)
+    if late:
+        typer.echo("the time is used up: a larger --minutes continues")
+    if found.none >= SURE:
+        typer.echo(f"none is slower, not even the last ({found.none:.1%}, {after})")
+    else:
+        typer.echo(f"first slower: one of {one_line(', '.join(found.suspects) or 'none')} ({after})")
+    raise typer.Exit(1)

@@ -32,6 +32,7 @@ from harness.bench.duet.shown import tables
 from harness.bench.duet.sides import Setting, Side, SideFailed, variables_of
 from harness.bench.duet.state import State, replayed
 from harness.bench.duet.view import code, view
+from harness.bench.figures import usual
 from harness.bench.records import Series
 from harness.commands.outputs import appended
 from harness.commands.refusing import bad, refusing
@@ -46,7 +47,6 @@ FAILED = 1
 _THIS = sys.prefix if sys.prefix != sys.base_prefix else sys.executable
 """The environment of this process."""
 INTERRUPTED = 130
-_DEFAULT_SIZES = (8, 512, 8 << 10, 128 << 10, 1 << 20, 2 << 20)
 
 Given = Annotated[
     str,
@@ -171,7 +171,7 @@ def _settings(
             }
         found = {}
         for side, text, named in zip(SIDES, given, more, strict=True):
-            place, own_variables = _parsed(side, text, named)
+            place, own_variables = parsed(side, text, named)
             paths, source = roots[side]
             remember(dict(own_variables))
             found[side] = _side(side, place, paths, source, own_variables)
@@ -188,7 +188,7 @@ def _paths(top: Path, own: Path, name: str) -> tuple[Path, ...]:
     return (top,)
 
 
-def _parsed(side: str, text: str, named: Sequence[str]) -> tuple[str, tuple[tuple[str, str], ...]]:
+def parsed(side: str, text: str, named: Sequence[str]) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return the environment that a user wrote, and the variables after it.  Errors: ValueError."""
     try:
         words = shlex.split(text)
@@ -267,7 +267,7 @@ def chosen(offered: Sequence[Series], asked: Sequence[str]) -> list[Series]:
     """Return the series that were asked for, or a moderate set.  Errors: ValueError if there is none."""
     every = list(dict.fromkeys(offered))
     if not asked:
-        found = [s for s in every if _usual(s)]
+        found = [s for s in every if usual(s)]
     else:
         found = [one for one in every if any(asks_for(text, one) for text in asked)]
     if not found:
@@ -291,11 +291,6 @@ def asks_for(text: str, series: Series) -> bool:
 
 def _words(text: str) -> list[str]:
     return re.sub(r"(\d) (?=(B|KiB|MiB|GiB|TiB|ranks)\b)", r"\1", text.replace(",", " ")).split()
-
-
-def _usual(series: Series) -> bool:
-    plain = series.operation == "all_reduce" and series.op == "sum" and series.dtype == "float32" and not series.variant
-    return plain and series.world == 2 and series.bytes in _DEFAULT_SIZES
 
 
 def _continued(stack: contextlib.ExitStack, folder: Path, begun: Begun, *, anew: bool) -> tuple[Journal, State]:

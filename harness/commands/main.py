@@ -13,6 +13,7 @@ from harness.commands.agent import agent
 from harness.commands.bisect import bisect
 from harness.commands.board import board
 from harness.commands.challenge import challenge
+from harness.commands.confirming import baseline, confirm
 from harness.commands.doctor import doctor
 from harness.commands.duet import duet
 from harness.commands.findings import findings
@@ -27,6 +28,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 app.add_typer(perf.app, name="perf")
 perf.app.command()(duet)
+perf.app.command()(baseline)
+perf.app.command()(confirm)
 app.command()(agent)
 app.command()(audit.audit)
 app.command()(audit.faults)

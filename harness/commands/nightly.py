@@ -93,10 +93,25 @@ def of_gate(lines: Sequence[str]) -> str:
     return alarms[0] + (f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else "")
 
 
-def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[str] = ()) -> list[Part]:
+def of_confirm(lines: Sequence[str]) -> str:
+    """Return the series that a duet found slower, or the last line."""
+    slower = [text.strip() for text in lines if text.startswith("slower:")]
+    more = f" and {len(slower) - _MOST_SHOWN} more" if len(slower) > _MOST_SHOWN else ""
+    return "; ".join(slower[:_MOST_SHOWN]) + more or last_words(lines)
+
+
+def parts(
+    out: Path,
+    *,
+    budget: str,
+    sample: int,
+    history: str,
+    only: Sequence[str] = (),
+    duet: Sequence[str] = (),
+) -> list[Part]:
     """Return the parts of a night in their order. Benchmarks come first, before anything else warms up the machine.
 
-    Errors: ValueError if ``only`` names an unknown part.
+    ``duet``: options of ``concord perf confirm``. Errors: ValueError if ``only`` names an unknown part.
     """
     perf, page = out / "perf", str(out / "perf.html")
 
@@ -111,6 +126,13 @@ def parts(out: Path, *, budget: str, sample: int, history: str, only: Sequence[s
         Part("benchmarks", ("pytest", "suites/perf", *measured), of_pytest),
         Part("history", (CONCORD, "perf", "store", str(perf)), last_words, where, history=True, verdict_only=True),
         Part("gate", (CONCORD, "perf", "gate"), of_gate, where, history=True),
+        Part(
+            "confirm",
+            (CONCORD, "perf", "confirm", "--out", str(out / "confirm"), *duet),
+            of_confirm,
+            where,
+            history=True,
+        ),
         Part("page", (CONCORD, "perf", "page", "-o", page), last_words, where, history=True, verdict_only=True),
         Part(
             "suites",
@@ -236,6 +258,15 @@ def nightly(
         ),
     ] = "",
     only: Annotated[list[str] | None, typer.Option(help="Run only this part. Repeatable.")] = None,
+    duet_against: Annotated[
+        str,
+        typer.Option(
+            help="Environment with which suspected series are compared in the same night. Default: the one of "
+            "`concord perf baseline`."
+        ),
+    ] = "",
+    duet_make: Annotated[str, typer.Option(help="Shell command that makes this environment, in {folder}.")] = "",
+    duet_minutes: Annotated[float, typer.Option(help="Time for the duet.", min=0.1)] = 10.0,
 ) -> None:
     """Run everything that a nightly job does: benchmarks and their gate, thorough suites, a sample of the audit.
 
@@ -244,7 +275,14 @@ def nightly(
     try:
         if not Path("suites").is_dir():
             raise ValueError(f"{Path.cwd()} has no folder suites; run this where they are")
-        chosen = parts(out, budget=budget, sample=sample, history=history, only=only or ())
+        duet = ["--minutes", f"{duet_minutes:g}"]
+        duet += [
+            word
+            for name, value in (("against", duet_against), ("make", duet_make))
+            if value
+            for word in (f"--{name}", value)
+        ]
+        chosen = parts(out, budget=budget, sample=sample, history=history, only=only or (), duet=duet)
     except ValueError as e:
         raise bad(str(e)) from e
     with refusing(OSError):

@@ -23,6 +23,7 @@ from rich.text import Text
 from harness.bench.detection.alarms import Alarm, Decision
 from harness.bench.detection.tails import RATE, Array
 from harness.bench.history.lines import Accepted, Line
+from harness.bench.history.nccl_tests import SUBJECT
 from harness.bench.history.nights import load
 from harness.bench.records import Series, day_of
 from harness.commands.refusing import BAD_INPUT, bad, refusing
@@ -54,25 +55,29 @@ Json = Annotated[Path | None, typer.Option("--json", help="Also write the result
 @app.command()
 def store(
     files: Annotated[
-        list[Path], typer.Argument(help="perf.jsonl files, folders of them, or JSON from pytest-benchmark.")
+        list[Path],
+        typer.Argument(help="perf.jsonl files, folders of them, JSON from pytest-benchmark, or output of nccl-tests."),
     ],
     history: Place = "",
+    collective: Annotated[
+        str, typer.Option(help="The test of nccl-tests, such as all_gather, if its output does not say it.")
+    ] = "",
 ) -> None:
     """Add nights to the history, each only once. Exits with 2 if a file is not a night, after storing the others."""
     with refusing(ValueError, OSError):
         paths = [night for file in files for night in (_within(file) if file.is_dir() else [file])]
-    with refusing(ValueError, OSError), _opened(history) as opened:
+    with refusing(ValueError, OSError), opened_history(history) as opened:
         wrong = 0
         for file in paths:
             try:
-                night = load(file)
+                night = load(file, collective)
                 added = opened.add(night)
             except ValueError as e:
                 bad(str(e))
                 wrong += 1
                 continue
             outcome = f"{len(night.measurements)} series" if added else "there already"
-            _print(f"{file}: night {night.id}: {outcome}")
+            printed(f"{file}: night {night.id}: {outcome}")
         if wrong:
             raise typer.Exit(BAD_INPUT)
 
@@ -118,9 +123,10 @@ def page(
     from reports.perf import page as written
 
     with refusing(ValueError, OSError):
-        line = _line(history, night)
-        write_whole(out, written(view(line, _decided(line, rate))))
-        _print(f"page: {out}")
+        with opened_history(history) as opened:
+            line, beside = opened.line(night), opened.newest(SUBJECT)
+        write_whole(out, written(view(line, decided(line, rate), beside)))
+        printed(f"page: {out}")
 
 
 @app.command()
@@ -130,16 +136,24 @@ def gate(history: Place = "", night: NightId = "", rate: Rate = RATE, json: Json
     Exits with 0 if nothing is wrong, 1 if there is an alarm, 2 if there is no such night.
     """
     with refusing(ValueError, OSError):
-        judged = _decided(_line(history, night), rate)
+        judged = decided(_line(history, night), rate)
         _written(json, judged)
-        _print(f"night {judged.night}: {len(judged.alarms) or 'no'} {'alarm' if len(judged.alarms) < 2 else 'alarms'}")
+        printed(f"night {judged.night}: {len(judged.alarms) or 'no'} {'alarm' if len(judged.alarms) < 2 else 'alarms'}")
         for alarm in judged.alarms:
-            _print(f"ALARM  {alarm.text}", "bold red")
+            printed(f"ALARM  {alarm.text}", "bold red")
         for alarm in judged.improvements:
-            _print(f"faster {alarm.text}", "green")
+            printed(f"faster {alarm.text}", "green")
         for note in judged.notes:
-            _print(f"note   {note}", "yellow")
+            printed(f"note   {note}", "yellow")
+        if judged.suspicions:
+            names = "; ".join(one.series.name for one in judged.suspicions[:_NAMED])
+            more = f" and {len(judged.suspicions) - _NAMED} more" if len(judged.suspicions) > _NAMED else ""
+            printed(f"suspected and not told, which concord perf confirm measures: {names}{more}", "dim")
     raise typer.Exit(judged.code)
+
+
+_NAMED = 3
+"""Suspected series that the gate names."""
 
 
 @app.command()
@@ -155,11 +169,11 @@ def accept(
 
     Who accepted them, when and why is kept. Exits with 2 if no alarm has this text.
     """
-    with refusing(ValueError, OSError), _opened(history) as opened:
+    with refusing(ValueError, OSError), opened_history(history) as opened:
         line = opened.line(night)
         if not reason.strip():
             raise ValueError("no reason: say why, for those who read it next year")
-        decision = _decided(line, rate)
+        decision = decided(line, rate)
         chosen = [alarm for alarm in (*decision.alarms, *decision.improvements) if words in alarm.text]
         if not chosen:
             lines = "".join(f"\n  {alarm.text}" for alarm in decision.alarms)
@@ -170,7 +184,7 @@ def accept(
         rows = [row for alarm in chosen for row in _rows(alarm, reason, who or getpass.getuser())]
         opened.accept(line.nights[-1], rows)
         for alarm in chosen:
-            _print(f"accepted: {alarm.text}")
+            printed(f"accepted: {alarm.text}")
 
 
 def _rows(one: Alarm, reason: str, who: str) -> list[Accepted]:
@@ -188,11 +202,11 @@ def listed(
     ] = False,
 ) -> None:
     """List the nights, newest last, or the series of the newest night."""
-    with refusing(ValueError, OSError), _opened(history) as opened:
+    with refusing(ValueError, OSError), opened_history(history) as opened:
         if series:
             line = opened.line()
             for one in sorted(line.figures[line.nights[-1].id], key=lambda one: (one.operation, one.dtype, one.bytes)):
-                _print(one.name)
+                printed(one.name)
             return
         table = Table("night", "started", "commit", "fingerprint", "profile", "subject", "series", "complete")
         table.columns[0].overflow = "fold"  # not truncated, so that it can be copied
@@ -212,10 +226,10 @@ def show(
     """Show every series of a night: its value, its change from the level before, its last nights, the verdict."""
     with refusing(ValueError, OSError):
         line = _line(history, night)
-        decision = _decided(line, rate)
+        decision = decided(line, rate)
         Console().print(_table(line, decision, words))
         for note in decision.notes:
-            _print(note, "yellow")
+            printed(note, "yellow")
 
 
 def _table(line: Line, found: Decision, words: str) -> Table:
@@ -247,7 +261,7 @@ _SHOWN = 30
 def _verdict(one: Series, found: Decision) -> str:
     for alarm in found.alarms:
         if one in alarm.series:
-            change = f" {100 * (alarm.ratio - 1):+.0f} %" if alarm.kind == "step" else ""
+            change = f" {100 * (alarm.ratio - 1):+.0f} %" if alarm.kind in ("step", "duet") else ""
             return f"{alarm.kind}{change}"
     if any(one in better.series for better in found.improvements):
         return "faster"
@@ -326,12 +340,12 @@ def _tables(found: Calibration) -> None:
     from harness.bench.detection.calibrate import GATE
 
     console = Console()
-    _print(
+    printed(
         f"{found.nights} nights, {found.series} series; noise of a night {100 * found.noise:.2f} % (each series), "
         f"{100 * found.common:.2f} % (common factor)"
     )
     low, high = found.real.interval
-    _print(
+    printed(
         f"nights as they were: {found.real.hits} of {found.real.of} judged raised an alarm ({low:.1%} to {high:.1%})"
     )
     table = Table("method", "A/A nights with an alarm", "", title="False alarms")
@@ -349,22 +363,24 @@ def _tables(found: Calibration) -> None:
     console.print(table)
     for reach, step in found.smallest.items():
         said = f"{step:.0%}" if math.isfinite(step) else f"above {steps[-1]:.0%}"
-        _print(f"{GATE}: smallest step found within 3 nights, 95 times of 100, {reach}: {said}")
-    _print(f"foretold for one series: {found.expected:.1%}")
+        printed(f"{GATE}: smallest step found within 3 nights, 95 times of 100, {reach}: {said}")
+    printed(f"foretold for one series: {found.expected:.1%}")
 
 
-def _opened(history: str) -> History:
+def opened_history(history: str) -> History:
+    """Open the history that the option names."""
     from harness.bench.history.store import History
 
     return History(history or None)
 
 
 def _line(history: str, night: str) -> Line:
-    with _opened(history) as opened:
+    with opened_history(history) as opened:
         return opened.line(night)
 
 
-def _decided(line: Line, rate: float) -> Decision:
+def decided(line: Line, rate: float) -> Decision:
+    """Judge the newest night of a line, and show progress."""
     from harness.bench.detection.gate import decide
 
     with _progress("nights judged") as step:
@@ -392,5 +408,6 @@ def _progress(what: str) -> Iterator[Callable[[int, int], object]]:
         yield lambda done, of: progress.update(task, completed=done, total=of)
 
 
-def _print(text: str, style: str = "") -> None:
+def printed(text: str, style: str = "") -> None:
+    """Print a line as it is, whatever the width of the terminal."""
     Console().print(Text(text, style=style), soft_wrap=True)

@@ -30,6 +30,19 @@ def commit_of(root: Path, name: str) -> str:
     return _git(root, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
 
 
+def between(root: Path, good: str, bad: str) -> list[tuple[str, str]]:
+    """Return the commits from ``good`` to ``bad`` along first parents, both included, each with its subject line.
+
+    Errors: :class:`NoCommit` if ``good`` is not one of them.
+    """
+    first, last = commit_of(root, good), commit_of(root, bad)
+    lines = _git(root, "log", "--first-parent", "--reverse", "--format=%H %s", f"{first}..{last}").splitlines()
+    found = [(commit, one_line(subject)[:100]) for commit, _, subject in (line.partition(" ") for line in lines)]
+    if not found or _git(root, "rev-parse", "--verify", f"{found[0][0]}^1") != first:
+        raise NoCommit(f"{good} is no ancestor of {bad} along first parents, or the same commit")
+    return [(first, one_line(_git(root, "log", "-1", "--format=%s", first))[:100]), *found]
+
+
 def working_tree(root: Path, without: Path) -> str:
     """Describe the sources in the working tree: the commit, and a digest of what was changed since.
 

@@ -18,7 +18,7 @@ from harness.bench.duet.run import Duet
 from harness.bench.duet.sides import Setting, SideFailed
 from harness.bench.records import Series
 from harness.commands import duet as command
-from harness.commands.duet import _parsed, asks_for, progress_of
+from harness.commands.duet import asks_for, parsed, progress_of
 from harness.commands.main import app
 from tests.perf import duets
 from tests.perf.duets import OFFERS, SIZES, FakeSide, Machine
@@ -316,9 +316,9 @@ def test_words_of_a_series(text: str, asked: bool) -> None:
 
 def test_what_a_user_wrote() -> None:
     """An environment comes first, and variables after it; a value may have anything in it."""
-    assert _parsed("A", "'/a b/venv' X=1 'Y=a b=c'", ["X=2"]) == ("/a b/venv", (("X", "2"), ("Y", "a b=c")))
-    assert _parsed("A", "X=1", []) == ("", (("X", "1"),))
-    assert _parsed("A", "", []) == ("", ())
+    assert parsed("A", "'/a b/venv' X=1 'Y=a b=c'", ["X=2"]) == ("/a b/venv", (("X", "2"), ("Y", "a b=c")))
+    assert parsed("A", "X=1", []) == ("", (("X", "1"),))
+    assert parsed("A", "", []) == ("", ())
 
 
 def test_progress(stage: Stage, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -103,13 +104,18 @@ def test_accepted_steps_are_kept_by_line(place: str) -> None:
         assert (history.accepted(mine), history.accepted(other)) == ([step], [])
 
 
+AFTER_THIRD = ("perf_baselines", "perf_dueted")
+"""Tables that the third schema does not have."""
+
+
 def older(place: str) -> sa.Engine:
     """A database with the first schema, and a night in it."""
     with History(place) as history:
         history.add(night("old"))
         engine = sa.create_engine(history._url)
     with engine.begin() as connection:
-        connection.execute(sa.text("DROP TABLE perf_accepted"))
+        for table in ("perf_accepted", *AFTER_THIRD):
+            connection.execute(sa.text(f"DROP TABLE {table}"))
         connection.execute(sa.text(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '0001'"))
     return engine
 
@@ -133,11 +139,36 @@ def test_older_figures_are_made_anew(place: str) -> None:
         engine = sa.create_engine(history._url)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE perf_measurements SET value = 3.0, rounds = '[3.0]'"))
+        for table in AFTER_THIRD:
+            connection.execute(sa.text(f"DROP TABLE {table}"))
         connection.execute(sa.text(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '0002'"))
     engine.dispose()
     with History(place) as history:
         figure = history.figures(["a"])["a"][one]
         assert (figure.value, figure.rounds) == (2.0, [2.0])
+
+
+def test_names_of_accepted_series_are_mended(place: str) -> None:
+    """What was accepted under the third schema is about the same series under the newest."""
+    of = series(2, variant=(("mode", "async"),))
+    with History(place) as history:
+        history.add(night("a", of=of, values=(1.0, 2.0)))
+        engine = sa.create_engine(history._url)
+    fields = {"operation": "all_reduce", "metric": "time", "bytes": 1024, "dtype": "float32", "op": "sum", "world": 4}
+    misnamed = hashlib.sha256(msgspec.json.encode({**fields, "variant": of[0].variant})).hexdigest()[:32]
+    with engine.begin() as connection:
+        line = {"fingerprint": night("a").fingerprint.key, "subject": "torch", "profile": "cpu-gloo"}
+        row = {"kind": "step", "night": "a", "ratio": 1.0, "reason": "r", "who": "w", "at": 1.0}
+        connection.execute(sa.insert(schema.accepted).values(series=misnamed, **line, **row))
+        for table in AFTER_THIRD:
+            connection.execute(sa.text(f"DROP TABLE {table}"))
+        connection.execute(sa.text(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '0003'"))
+    engine.dispose()
+    with History(place) as history:
+        found = history.line()
+        assert [one.series for one in found.accepted] == [of[0].key]
+        assert of[0].key in [one.key for one in found.figures["a"]]
+        assert history.samples("a", next(iter(found.figures["a"])))
 
 
 def test_migrations_make_what_the_tables_say(place: str) -> None:
@@ -154,7 +185,7 @@ def test_a_newer_schema_is_refused(place: str) -> None:
     engine = older(place)
     with engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '0999'"))
-    with pytest.raises(HistoryError, match=r"schema is 0999, and this Concord knows up to 0003: update Concord"):
+    with pytest.raises(HistoryError, match=r"schema is 0999, and this Concord knows up to 0004: update Concord"):
         History(place)
     engine.dispose()
 

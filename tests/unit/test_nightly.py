@@ -11,7 +11,17 @@ from typer.testing import CliRunner
 
 from harness.commands import nightly
 from harness.commands.main import app
-from harness.commands.nightly import Outcome, Part, last_words, markdown, of_gate, of_pytest, one_line, parts
+from harness.commands.nightly import (
+    Outcome,
+    Part,
+    last_words,
+    markdown,
+    of_confirm,
+    of_gate,
+    of_pytest,
+    one_line,
+    parts,
+)
 
 ROOT = Path(__file__).parents[2]
 GOOD = Part("gate", ("concord", "perf", "gate"), of_gate)
@@ -39,6 +49,17 @@ def test_what_others_said() -> None:
     assert of_gate(["", "night 1: no alarm"]) == "night 1: no alarm"
     assert last_words(["a", "b", ""]) == "b"
     assert last_words([]) == of_gate([]) == "no output"
+
+
+def test_what_the_duet_said() -> None:
+    """What it found slower, or its last line; its options reach it, and the gate has spoken before it begins."""
+    assert of_confirm(["suspected: a", "equal: a", "slower: b", "slower: c"]) == "slower: b; slower: c"
+    assert of_confirm(["suspected: a", "concord: no duet with x: gone"]) == "concord: no duet with x: gone"
+    given = ["--against", "venv", "--minutes", "5"]
+    night = parts(Path("o"), budget="1h", sample=1, history="", duet=given)
+    names = [part.name for part in night]
+    assert names.index("gate") + 1 == names.index("confirm") == names.index("page") - 1
+    assert list(night[names.index("confirm")].command[-4:]) == given
 
 
 def test_a_night_without_anything_to_do() -> None:
@@ -72,7 +93,9 @@ HISTORY = "postgresql://bob:hunter2@db/perf"
 def test_the_history_is_on_no_command_line() -> None:
     """A history's URL is in the environment of the parts that need it, and nobody is shown its password."""
     night = parts(Path("o"), budget="1h", sample=1, history=HISTORY)
-    assert [part.name for part in night if part.env.get("CONCORD_HISTORY") == HISTORY] == ["history", "gate", "page"]
+    assert [part.name for part in night if part.env.get("CONCORD_HISTORY") == HISTORY] == [
+        *("history", "gate", "confirm", "page")
+    ]
     shown = repr([(part.command, part.by_hand) for part in night])
     assert "hunter2" not in shown
     assert "CONCORD_HISTORY=postgresql://***@db/perf concord perf gate" in shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from harness.bench.detection.bands import bands, describe
+from harness.bench.detection.suspicions import Suspicion
 from harness.bench.history.lines import Line
 from harness.bench.records import COUNTS, Series, day_of
 
@@ -13,7 +14,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     """A line of text for a person, and the change that it reports."""
 
     kind: str
-    """``step``, ``count``, ``missing``, ``refused``, ``incomplete``, ``environment``."""
+    """``step``, ``duet``, ``count``, ``missing``, ``refused``, ``incomplete``, ``environment``."""
     text: str
     series: list[Series] = []
     everything: bool = False
@@ -35,6 +36,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     alarms: list[Alarm] = []
     improvements: list[Alarm] = []
     notes: list[str] = []
+    suspicions: list[Suspicion] = []
+    """What may be slower and is no alarm; the most suspicious first."""
 
     @property
     def code(self) -> int:

@@ -327,8 +327,20 @@ def _quantile(values: Array, share: float) -> Array:
     return np.asarray(under + (over - under) * (place - low), np.float64)
 
 
-def judge(noise: Noise, added: Array | None = None) -> Judgment:
-    """Judge the newest nights.  ``added[window, series]``: a step to add to them, to see whether it is found."""
+@dataclass(frozen=True, kw_only=True)
+class Off:
+    """How far the newest nights are off.  ``[window, series]``, oldest night first; the last column is the factor."""
+
+    sized: Array
+    """Logarithms of ratios to the level, without the common factor."""
+    wide: Array
+    """The scales of these."""
+    standard: Array
+    """In units of the scales; NaN for a series that is not judged yet."""
+
+
+def off_level(noise: Noise, added: Array | None = None) -> Off:
+    """Return how far the newest nights are off their level.  ``added[window, series]``: a step to add to them."""
     residual = noise.residual if added is None else noise.residual + added
     shared, others = across(residual, noise.loading, noise.spread)
     shared = shared - noise.shared_centre
@@ -339,14 +351,21 @@ def judge(noise: Noise, added: Array | None = None) -> Judgment:
     scale = np.sqrt((noise.unsure * noise.scale) ** 2 + (others * noise.loading_error) ** 2 + beyond**2)
     standard = np.where(noise.nights >= noise.needed, own / scale, np.nan)
     armed = noise.nights.max(initial=0) >= noise.needed
-    every = np.column_stack([standard, shared / noise.shared_scale if armed else np.full(CONFIRM, np.nan)])
-    slower, faster = noise.slower.chances(every), noise.faster.chances(-every)
+    return Off(
+        sized=np.column_stack([own, shared]),
+        wide=np.column_stack([scale, np.full(CONFIRM, noise.shared_scale)]),
+        standard=np.column_stack([standard, shared / noise.shared_scale if armed else np.full(CONFIRM, np.nan)]),
+    )
+
+
+def judge(noise: Noise, added: Array | None = None) -> Judgment:
+    """Judge the newest nights.  ``added[window, series]``: a step to add to them, to see whether it is found."""
+    off = off_level(noise, added)
+    slower, faster = noise.slower.chances(off.standard), noise.faster.chances(-off.standard)
     steps: list[Step] = []
-    sized = np.column_stack([own, shared])
-    wide = np.column_stack([scale, np.full(CONFIRM, noise.shared_scale)])
     for sign, chances, tail in ((1, slower, noise.slower), (-1, faster, noise.faster)):
         rare = np.flatnonzero(np.nan_to_num(chances.min(0), nan=1.0) <= tail.chance)
-        steps += [_step(int(i), sized[:, i], wide[:, i], chances[:, i], noise, sign) for i in rare]
+        steps += [_step(int(i), off.sized[:, i], off.wide[:, i], chances[:, i], noise, sign) for i in rare]
     return Judgment(noise=noise, steps=tuple(steps))
 
 

@@ -21,7 +21,11 @@ from harness.bench.detection.alarms import (
 )
 from harness.bench.detection.bands import bands, describe
 from harness.bench.detection.changes import CONFIRM, Array, Step, isf, middle, nights_to_judge, within_nights
+from harness.bench.detection.dueted import alarms as of_duets
+from harness.bench.detection.dueted import notes as duets_said
+from harness.bench.detection.dueted import standing
 from harness.bench.detection.follow import EVERY, Followed, estimate, follow
+from harness.bench.detection.suspicions import DUETED, Suspicion, suspected, unknown
 from harness.bench.detection.tails import RATE
 from harness.bench.history.lines import Line
 from harness.bench.records import COUNTS, Series
@@ -62,12 +66,25 @@ def decide(
     series, values, _ = timed(line)
     improvements: list[Alarm] = []
     notes: list[str] = []
+    suspicions = [Suspicion(series=one, kind=DUETED, ratio=said.ratio or 1.0) for one, said in standing(line).items()]
     if series:
         followed = followed_of(line, rate, progress)
         for one in _steps(line, series, followed, rate):
             (alarms if one.ratio > 1 else improvements).append(one)
         notes += _learning(series, values, followed)
-    return Decision(night=line.nights[-1].id, alarms=alarms, improvements=improvements, notes=notes)
+        told = {one for alarm in alarms for one in alarm.series} | {one.series for one in suspicions}
+        noise = followed.newest.noise
+        suspicions += suspected(series, noise, told)
+        if not (np.isfinite(values[-1]) & (noise.nights >= noise.needed)).any():
+            suspicions += [one for one in unknown(line) if one.series not in told]
+    alarms += of_duets(line, {one for alarm in alarms for one in alarm.series})
+    return Decision(
+        night=line.nights[-1].id,
+        alarms=alarms,
+        improvements=improvements,
+        notes=[*notes, *duets_said(line)],
+        suspicions=suspicions,
+    )
 
 
 def followed_of(line: Line, rate: float, progress: Callable[[int, int], object]) -> Followed:

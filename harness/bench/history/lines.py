@@ -47,12 +47,49 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float = 1.0
 
 
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """The environment whose performance was accepted, with which duets compare later nights."""
+
+    environment: str
+    """A virtual environment's folder or a Python, and variables; with ``make``, a name that the command knows."""
+    make: str = ""
+    """The shell command that makes it, with ``{candidate}`` and ``{folder}``; empty: it exists."""
+    reason: str
+    who: str
+    at: float
+    """Seconds since the epoch."""
+
+
+class Dueted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a duet of a night's environment with the accepted one said about a series."""
+
+    night: str
+    series: Series | None
+    """None: about all that were to be measured."""
+    verdict: str
+    """A verdict of a duet, or ``unmeasured``."""
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    median: bool = False
+    """Whether these are ratios of the median iteration and not of the fastest."""
+    margin: float = 0.0
+    against: str = ""
+    """The accepted environment."""
+    why: str = ""
+    at: float
+    """Seconds since the epoch."""
+
+
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """Nights that can be compared (same fingerprint, subject and profile), oldest first, with their figures."""
 
     nights: list[Past]
     figures: dict[str, dict[Series, Figure]]
     accepted: list[Accepted] = []
+    dueted: list[Dueted] = []
+    """The duets of these nights, in order, without those against an environment that is no longer the accepted one."""
+    baseline: Baseline | None = None
     fingerprint: Fingerprint = Fingerprint()
     before: Past | None = None
     """The last earlier night of the same subject and profile on another fingerprint; None: there is none."""

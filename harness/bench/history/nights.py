@@ -1,4 +1,4 @@
-"""Files that hold a night: Concord's own, and those that pytest-benchmark saves."""
+"""Files that hold a night: Concord's own, those that pytest-benchmark saves, and output of nccl-tests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from harness.bench.history import nccl_tests
 from harness.bench.records import SCHEMA, VERSION, Fingerprint, Measurement, Night, Series
 from harness.safe_io.files import FileError, contents
 from harness.safe_io.untrusted import LATEST, Allowance, Refused, json_checked, said
@@ -86,25 +87,42 @@ def dumps(night: Night) -> bytes:
     return first_line(night) + b"".join(map(line, night.measurements)) + end
 
 
-def load(file: Path) -> Night:
-    """Read a night from a file of Concord's or of pytest-benchmark's.  Errors: BadNight."""
-    try:
-        data = contents(file, LARGEST)
-    except FileError as e:
-        raise BadNight(str(e)) from e
-    return loads(data, str(file))
+def load(file: Path, collective: str = "") -> Night:
+    """Read a night from a file of Concord's, pytest-benchmark's or nccl-tests'.  Errors: BadNight.
 
-
-def loads(data: bytes, where: str) -> Night:
-    """Read a night from the text of a file.  ``where`` names the file in errors.
-
-    A file of Concord's that was cut off gives an incomplete night.  Errors: BadNight.
+    ``collective``: the test whose output it is, if it is of nccl-tests and does not say that.
     """
     try:
-        night = _own(data, where) if data.startswith(b'{"record"') else _of_others(data, where)
+        data = contents(file, LARGEST)
+        changed = file.stat().st_mtime
+    except FileError as e:
+        raise BadNight(str(e)) from e
+    except OSError as e:
+        raise BadNight(f"{file}: {e.strerror}") from e
+    return loads(data, str(file), collective, changed)
+
+
+def loads(data: bytes, where: str, collective: str = "", changed: float = 0.0) -> Night:
+    """Read a night from the text of a file.  ``where`` names the file in errors.
+
+    A file of Concord's or nccl-tests' that was cut off gives an incomplete night.  ``collective``: as in :func:`load`;
+    ``changed``: when the file was, in seconds since the epoch, for a text that has no time.  Errors: BadNight.
+    """
+    try:
+        if data.startswith(b'{"record"'):
+            night = _own(data, where)
+        elif data.lstrip()[:1] == b"{":
+            of_nccl = nccl_tests.is_json(data)
+            night = nccl_tests.of_json(data, collective, changed) if of_nccl else _of_others(data, where)
+        else:
+            night = (
+                nccl_tests.of_text(data, collective, changed) if nccl_tests.is_text(data) else _of_others(data, where)
+            )
         check(night)
     except BadNight as e:
         raise e if str(e).startswith(where) else BadNight(f"{where}: {e}") from e
+    except nccl_tests.Unreadable as e:
+        raise BadNight(f"{where}: output of nccl-tests: {e}") from e
     except (Refused, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise BadNight(f"{where}: damaged, or no night: {said(e)}") from e
     return night
@@ -145,7 +163,7 @@ def _of_others(data: bytes, where: str) -> Night:
     if not bytes(msgspec.json.decode(json_checked(data, Allowance(values=MOST_VALUES)), type=_Header).benchmarks):
         raise BadNight(
             f"{where}: neither a night of Concord's nor JSON of pytest-benchmark's (no benchmarks): give a perf.jsonl, "
-            "or what --benchmark-json wrote"
+            "what --benchmark-json wrote, or the output of nccl-tests"
         )
     return of_pytest_benchmark(msgspec.json.decode(data, type=_Report))
 

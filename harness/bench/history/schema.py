@@ -92,3 +92,34 @@ accepted = Table(
     Column("who", Text, nullable=False),
     Column("at", Float(53), nullable=False),
 )
+
+baselines = Table(
+    "perf_baselines",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("machine", String(16), nullable=False, index=True),
+    Column("subject", Text, nullable=False),
+    Column("profile", Text, nullable=False),
+    Column("environment", Text, nullable=False),
+    Column("make", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("at", Float(53), nullable=False),
+)
+
+dueted = Table(
+    "perf_dueted",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("night", String(200), nullable=False, index=True),
+    Column("series", String(32), nullable=False),
+    Column("verdict", String(40), nullable=False),
+    Column("ratio", Float(53)),
+    Column("low", Float(53)),
+    Column("high", Float(53)),
+    Column("median", Boolean, nullable=False),
+    Column("margin", Float(53), nullable=False),
+    Column("against", Text, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("at", Float(53), nullable=False),
+)

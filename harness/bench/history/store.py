@@ -23,8 +23,9 @@ from filelock import FileLock, Timeout
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
+from harness.bench.history import duets as of_duets
 from harness.bench.history import migrations, schema
-from harness.bench.history.lines import Accepted, Figure, Line, Past
+from harness.bench.history.lines import Accepted, Baseline, Dueted, Figure, Line, Past
 from harness.bench.history.nights import check
 from harness.bench.records import Fingerprint, Measurement, Night, Series, percentile
 from harness.redaction import Redactor, Url
@@ -284,14 +285,23 @@ class History:
         nights = [one for one in nights[: nights.index(newest) + 1] if _same(one, newest, "subject", "profile")]
         mine = [one for one in nights if one.fingerprint == newest.fingerprint]
         before = next((one for one in reversed(nights) if one.fingerprint != newest.fingerprint), None)
+        fingerprint = self.fingerprint(newest.fingerprint)
+        baseline = self.baseline(newest, fingerprint)
         return Line(
             nights=mine,
             figures=self.figures([one.id for one in mine]),
             accepted=self.accepted(newest),
-            fingerprint=self.fingerprint(newest.fingerprint),
+            dueted=self._dueted([one.id for one in mine], baseline.at if baseline else 0.0),
+            baseline=baseline,
+            fingerprint=fingerprint,
             before=before,
             other=self.fingerprint(before.fingerprint) if before else Fingerprint(),
         )
+
+    def newest(self, subject: str) -> Line | None:
+        """Return the line of the newest night of a subject; None if there is none."""
+        found = [night.id for night in self.nights() if night.subject == subject]
+        return self.line(found[-1]) if found else None
 
     def fingerprint(self, key: str) -> Fingerprint:
         """Return the fingerprint with this key."""
@@ -316,6 +326,27 @@ class History:
         query = sa.select(*[a[name] for name in Accepted.__struct_fields__]).where(*mine).order_by(a.number)
         with self._reading() as connection:
             return [Accepted(**row._mapping) for row in connection.execute(query)]
+
+    def baseline(self, night: Past, fingerprint: Fingerprint) -> Baseline | None:
+        """Return the accepted environment of a night's machine, subject and profile; None if there is none."""
+        with self._reading() as connection:
+            return of_duets.baseline(connection, night, fingerprint)
+
+    def set_baseline(self, night: Past, fingerprint: Fingerprint, given: Baseline) -> None:
+        """Record the accepted environment of a night's machine, subject and profile."""
+        with self._writing() as connection:
+            of_duets.set_baseline(connection, night, fingerprint, given)
+
+    def add_dueted(self, found: list[Dueted]) -> None:
+        """Record what a duet said: all of it, or nothing."""
+        with self._writing() as connection:
+            of_duets.add(connection, found)
+
+    def _dueted(self, nights: list[str], since: float) -> list[Dueted]:
+        with self._reading() as connection:
+            s = schema.series.c
+            known = {row.key: _series(row) for row in connection.execute(sa.select(*s))}
+            return of_duets.dueted(connection, nights, since, known)
 
 
 def _same(one: Past, other: Past, *fields: str) -> bool:
