@@ -8,11 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from harness import Rank, World, requirement
 from harness.stacks import dynamo
+from harness.stacks.collectives import functional
+from harness.stacks.pretended import pretended
 from suites.dynamo.objects import PLACEMENTS, things, unlike
 
 PLACEMENT_TYPES = "torch/distributed/tensor/placement_types.py"
@@ -76,13 +78,17 @@ def _class_of_made(x: torch.Tensor, p: Any) -> Any:
     return x + 1, type(Shard(1)) is type(p), type(Partial("avg")).__name__, isinstance(Partial("avg"), Partial)
 
 
-def _text_of_placement(x: torch.Tensor, p: Any) -> Any:
-    return x + 1, str(p), repr(p), f"{p}"
+def _text(x: torch.Tensor, p: Any) -> Any:
+    return x + 1, str(p), f"{p}", f"{[p]}", str(Partial("avg"))
+
+
+def _representation(x: torch.Tensor, p: Any) -> Any:
+    return x + 1, repr(p), f"{p!r}"
 
 
 @requirement(
     "DYN-PLACE-03",
-    "Placements are equal, and have the same hash, in compiled code exactly if they are and have it in uncompiled code.",
+    "Equality and hashes of placements are the same compiled as uncompiled.",
     source=f"{PLACEMENT_TYPES}: Placement.__eq__, __hash__",
 )
 @requirement(
@@ -110,37 +116,38 @@ def test_placements_compared(world: World, function: Any) -> None:
     "The text of a placement is the same in compiled code as in uncompiled code.",
     source=f"{PLACEMENT_TYPES}: Placement.__str__, __repr__",
 )
+@pytest.mark.parametrize("function", [_text, _representation], ids=["str", "repr"])
 @pytest.mark.world(1)
-def test_text_of_placements(world: World) -> None:
-    """Ask for str, repr and a formatted string; graph breaks are allowed."""
+def test_text_of_placements(world: World, function: Any) -> None:
+    """Ask for it by a function or in a formatted string; graph breaks are allowed."""
 
     def body(rank: Rank) -> None:
-        assert unlike(rank, {name: (_text_of_placement, (placement,)) for name, placement in PLACEMENTS.items()}) == []
+        assert unlike(rank, {name: (function, (placement,)) for name, placement in PLACEMENTS.items()}) == []
 
     world.run(body)
 
 
 GROUPS: dict[str, Any] = {
-    "equality": lambda x, g, h: (x + 1, g == h, g != h, g == g, g == 3, g in (h, g), g in [h]),  # noqa: PLR0124
+    "equality": lambda x, g, h: (x + 1, g == h, g != h, g == g, g == 3, g in (h, g), g in [h]),
     "identity": lambda x, g, h: (x + 1, g is h, g is not h, g is None, g is dist.group.WORLD),
     "hash": lambda x, g, h: (x + 1, hash(g), hash(g) == hash(h), len({g, h}), g in {h}),
     "key": lambda x, g, h: (x + {h: 1, g: 2}[g], {h: 1, g: 2}[g], {h: 3}.get(g), {g: 4}.get(g)),
     "isinstance": lambda x, g, h: (x + 1, isinstance(g, dist.ProcessGroup), isinstance(g, int | DeviceMesh)),
     "truth": lambda x, g, h: (x + 1 if g else x, bool(g), not g),
-    "type": lambda x, g, h: (x + 1, type(g) is dist.ProcessGroup, type(g) is type(h)),
-    "name of type": lambda x, g, h: (x + 1, type(g).__name__),
+    "type": lambda x, g, h: (x + 1, type(g) is dist.ProcessGroup),
+    "same type": lambda x, g, h: (x + 1, type(g) is type(h), type(g) is int, type(g).__name__),
 }
 MESHES: dict[str, Any] = {
-    "equality": lambda x, m, n: (x + 1, m == n, m != n, m == m, m == 3, m in (n, m), m in [n]),  # noqa: PLR0124
+    "equality": lambda x, m, n: (x + 1, m == n, m != n, m == m, m == 3, m in (n, m), m in [n]),
     "identity": lambda x, m, n: (x + 1, m is n, m is not n, m is None),
     "hash": lambda x, m, n: (x + 1, hash(m), hash(m) == hash(n), len({m, n}), m in {n}),
     "key": lambda x, m, n: (x + {n: 1, m: 2}[m], {n: 1, m: 2}[m], {n: 3}.get(m), {m: 4}.get(m)),
     "isinstance": lambda x, m, n: (x + 1, isinstance(m, DeviceMesh), isinstance(m, int | dist.ProcessGroup)),
     "truth": lambda x, m, n: (x + 1 if m else x, bool(m), not m),
-    "type": lambda x, m, n: (x + 1, type(m) is DeviceMesh, type(m) is type(n)),
-    "name of type": lambda x, m, n: (x + 1, type(m).__name__),
+    "type": lambda x, m, n: (x + 1, type(m) is DeviceMesh),
+    "same type": lambda x, m, n: (x + 1, type(m) is type(n), type(m) is int, type(m).__name__),
 }
-SAME = ["equality", "identity", "hash", "key", "isinstance", "truth", "name of type"]
+SAME = ["equality", "identity", "hash", "key", "isinstance", "truth"]
 
 
 @requirement(
@@ -170,15 +177,18 @@ def test_protocol(world: World) -> None:
     "In compiled code, type() of a group or of a mesh is its class, as in uncompiled code.",
     source="torch.compile; torch.distributed.ProcessGroup; torch.distributed.device_mesh.DeviceMesh",
 )
-@pytest.mark.parametrize("of", ["group", "mesh"])
+@pytest.mark.parametrize("asked", ["type", "same type"])
 @pytest.mark.world(3)
-def test_type(world: World, of: str) -> None:
-    """Compare the type with the class by ``is``, and with that of another object."""
+def test_type(world: World, asked: str) -> None:
+    """Compare the type with the class, or with the type of another object and with another class."""
 
     def body(rank: Rank) -> None:
         about = things(rank)
-        given = (about.pair, about.own) if of == "group" else (about.mesh, about.line)
-        assert unlike(rank, {of: ((GROUPS if of == "group" else MESHES)["type"], given)}) == []
+        cases: dict[str, Any] = {
+            "group": (GROUPS[asked], (about.pair, about.own)),
+            "mesh": (MESHES[asked], (about.mesh, about.line)),
+        }
+        assert unlike(rank, cases) == []
 
     world.run(body)
 
@@ -188,14 +198,22 @@ def test_type(world: World, of: str) -> None:
     "The text of a mesh is the same in compiled code as in uncompiled code.",
     source=f"{DEVICE_MESH}.__repr__",
 )
+@pytest.mark.parametrize("of", ["mesh", "shape"])
 @pytest.mark.world(3)
-def test_text_of_meshes(world: World) -> None:
-    """Ask for str; graph breaks are allowed."""
+def test_text_of_meshes(world: World, of: str) -> None:
+    """Ask for the text of a mesh, or of its shape and names; graph breaks are allowed."""
+
+    def whole(x: torch.Tensor, mesh: Any) -> Any:
+        return x + 1, str(mesh), repr(mesh)
+
+    def parts(x: torch.Tensor, mesh: Any) -> Any:
+        return x + 1, str(mesh.shape), f"{mesh.mesh_dim_names} on {mesh.device_type}"
 
     def body(rank: Rank) -> None:
         about = things(rank)
         given = {"two dimensions": about.mesh, "one dimension": about.line, "ranks 1 and 0": about.beside}
-        assert unlike(rank, {name: (lambda x, m: (x + 1, str(m)), (mesh,)) for name, mesh in given.items()}) == []
+        function = whole if of == "mesh" else parts
+        assert unlike(rank, {name: (function, (mesh,)) for name, mesh in given.items()}) == []
 
     world.run(body)
 
@@ -206,8 +224,8 @@ def _bound(x: torch.Tensor, thing: Any) -> Any:
 
 
 def _by_name(x: torch.Tensor, thing: Any) -> Any:
-    name = "rank" if isinstance(thing, dist.ProcessGroup) else "get_rank"
-    return x + getattr(thing, name)(), getattr(thing, "size")()  # noqa: B009: the built-in is what the test is about
+    size, rank = "size", "rank" if isinstance(thing, dist.ProcessGroup) else "get_rank"
+    return x + getattr(thing, rank)(), getattr(thing, size)()
 
 
 def _unbound(x: torch.Tensor, group: Any) -> Any:
@@ -265,6 +283,15 @@ MEMBERS: dict[str, Any] = {
     "backend": lambda x, g, m: (x + 1, dist.get_backend(g), dist.get_process_group_ranks(g)),
     "groups of a mesh": lambda x, g, m: (x + 1, [each.size() for each in m.get_all_groups()]),
     "tensor of a mesh": lambda x, g, m: (x + 1, m.mesh.tolist(), m.mesh + 1),
+    "a member of each": lambda x, g, m: (
+        x + 1,
+        (hasattr(g, "rank"), getattr(g, "group_name", "none"), hasattr(m, "get_rank"), getattr(m, "ndim", 7)),
+        (hasattr(Shard(1), "dim"), getattr(Shard(1), "dim", 7), getattr(Partial("avg"), "reduce_op", "none")),
+    ),
+    "no such member of a placement": lambda x, g, m: (
+        x + 1,
+        (hasattr(Shard(1), "reduce_op"), getattr(Shard(1), "reduce_op", "none"), getattr(Partial("avg"), "dim", 7)),
+    ),
     "no such member of a group": lambda x, g, m: (x + 1, hasattr(g, "nothing"), getattr(g, "nothing", 5)),
     "no such member of a mesh": lambda x, g, m: (x + 1, hasattr(m, "nothing"), getattr(m, "nothing", 5)),
     "call of no such method of a group": lambda x, g, m: (x + 1, g.nothing()),
@@ -274,7 +301,7 @@ MEMBERS: dict[str, Any] = {
 
 @requirement(
     "DYN-METHOD-03",
-    "Compiled code reads every public member of a group or a mesh as uncompiled code does, with graph breaks if needed.",
+    "Compiled code reads public members of groups and meshes as uncompiled code does, with graph breaks if needed.",
     source=f"torch.compile: fullgraph=False; {PROCESS_GROUP}; {DEVICE_MESH}",
 )
 @pytest.mark.parametrize("member", [m for m in MEMBERS if "no such" not in m])
@@ -292,8 +319,8 @@ def test_members(world: World, member: str) -> None:
 
 @requirement(
     "DYN-METHOD-04",
-    "A member that a group or a mesh does not have is missing in compiled code too: hasattr is False, and a call raises "
-    "AttributeError.",
+    "A member that a placement, group or mesh lacks is missing in compiled code too: hasattr is False, and a call "
+    "raises AttributeError.",
     source=f"torch.compile: fullgraph=False; {PROCESS_GROUP}; {DEVICE_MESH}",
 )
 @pytest.mark.parametrize("member", [m for m in MEMBERS if "no such" in m])
@@ -377,5 +404,42 @@ def test_custom_getattr(world: World, how: str) -> None:
         about = things(rank)
         groups = {"pair": about.pair, "own": about.own}
         assert unlike(rank, {name: (Forwarding(group, how), ()) for name, group in groups.items()}) == []
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-FAKE-01",
+    "With the fake backend, compiled code sees the ranks, sizes and meshes of the pretended world, and the shapes that "
+    "its collectives give.",
+    source="torch.distributed.Backend: FAKE; torch.compile",
+)
+@pytest.mark.world(1)
+def test_fake_backend(world: World) -> None:
+    """Pretend to be rank 5 of 8, with a group of three ranks and a mesh of 2 x 4."""
+
+    def places(x: torch.Tensor, group: Any, mesh: Any) -> Any:
+        world = dist.get_rank(), dist.get_world_size(), dist.get_backend(group)
+        members = group.rank(), group.size(), dist.get_rank(group), dist.get_process_group_ranks(group)
+        return x + 1, world, members, mesh.get_rank(), mesh.get_coordinate(), mesh["b"].size(), group
+
+    def shapes(x: torch.Tensor, group: Any) -> Any:
+        dist.all_reduce(x, group=group)
+        gathered = functional.all_gather_tensor(x, 0, group)
+        scattered = functional.reduce_scatter_tensor(x.repeat(6), "sum", 0, group)
+        return x.shape, gathered.shape, scattered.shape
+
+    def body(rank: Rank) -> None:
+        with pretended(5, 8):
+            group: Any = dist.new_group([2, 5, 7])
+            mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
+            cases: dict[str, Any] = {"places": (places, (group, mesh)), "shapes": (shapes, (group,))}
+            assert unlike(rank, cases, fullgraph=True) == []
+            compiled, _ = dynamo.compiled(places, backend="eager")
+            _, everyone, members, *in_mesh, _ = compiled(torch.ones(1), group, mesh)
+            assert everyone == (5, 8, "fake")
+            assert members == (1, 3, 1, [2, 5, 7])
+            assert [in_mesh[0], list(in_mesh[1]), in_mesh[2]] == [5, [1, 1], 4]
+            torch.compiler.reset()
 
     world.run(body)
