@@ -56,26 +56,21 @@ def test_properties(world: World) -> None:
 
 
 def _placement_among(x: torch.Tensor, p: Any) -> Any:
-    equal = p == Shard(1), p == Partial("avg"), p == Partial(), p == Replicate(), p == 3
-    return x + 1, equal, p != Shard(1), p != Partial("avg"), p is None, p in [Shard(1), Partial("avg")]
-
-
-def _placement_as_key(x: torch.Tensor, p: Any) -> Any:
-    of = {Shard(0): 1, Shard(1): 2, Replicate(): 3, Partial(): 4, Partial("avg"): 5}
-    return x + of[p], of[p], p in {Shard(1), Partial("avg")}, len({p, Shard(1)})
-
-
-def _placement_class(x: torch.Tensor, p: Any) -> Any:
-    classes = isinstance(p, Shard), isinstance(p, Partial), isinstance(p, (Replicate, Partial)), isinstance(p, int)
-    return x + 1, classes, isinstance(p, Placement)
+    """Return what a placement is to others that are made inside: its class, equality and hash."""
+    answers = {
+        "equal": (p == Shard(1), p == Partial("avg"), p == Partial(), p == Replicate(), p == 3, p is None),
+        "unequal": (p != Shard(1), p != Partial("avg"), p in [Shard(1), Partial("avg")]),
+        "as key": {Shard(0): 1, Shard(1): 2, Replicate(): 3, Partial(): 4, Partial("avg"): 5}[p],
+        "in a set": (p in {Shard(1), Partial("avg")}, len({p, Shard(1)})),
+        "isinstance": (isinstance(p, Shard), isinstance(p, Partial), isinstance(p, (Replicate, Partial))),
+        "of the base": (isinstance(p, Placement), isinstance(p, int)),
+        "made": (isinstance(Partial("avg"), Partial), type(Partial("avg")).__name__, isinstance(Shard(1), Partial)),
+    }
+    return x + 1, answers
 
 
 def _class_of_placement(x: torch.Tensor, p: Any) -> Any:
     return x + 1, type(p), type(p) is Shard, type(p) is Partial, type(p).__name__
-
-
-def _class_of_made(x: torch.Tensor, p: Any) -> Any:
-    return x + 1, type(Shard(1)) is type(p), type(Partial("avg")).__name__, isinstance(Partial("avg"), Partial)
 
 
 def _text(x: torch.Tensor, p: Any) -> Any:
@@ -96,17 +91,14 @@ def _representation(x: torch.Tensor, p: Any) -> Any:
     "isinstance() and type() of a placement give the same answers compiled as uncompiled.",
     source=f"{PLACEMENT_TYPES}: Placement, Shard, Replicate, Partial",
 )
-@pytest.mark.parametrize(
-    "function",
-    [_placement_among, _placement_as_key, _placement_class, _class_of_placement, _class_of_made],
-    ids=lambda f: f.__name__.strip("_"),
-)
 @pytest.mark.world(1)
-def test_placements_compared(world: World, function: Any) -> None:
-    """Compare each placement with others, given or made; graph breaks are allowed."""
+def test_placements_compared(world: World) -> None:
+    """Compare each placement with others that are made inside; graph breaks are allowed."""
 
     def body(rank: Rank) -> None:
-        assert unlike(rank, {name: (function, (placement,)) for name, placement in PLACEMENTS.items()}) == []
+        functions = _placement_among, _class_of_placement
+        cases = {f"{f.__name__} {name}": (f, (p,)) for f in functions for name, p in PLACEMENTS.items()}
+        assert unlike(rank, cases) == []
 
     world.run(body)
 
@@ -127,27 +119,25 @@ def test_text_of_placements(world: World, function: Any) -> None:
     world.run(body)
 
 
-GROUPS: dict[str, Any] = {
-    "equality": lambda x, g, h: (x + 1, g == h, g != h, g == g, g == 3, g in (h, g), g in [h]),
-    "identity": lambda x, g, h: (x + 1, g is h, g is not h, g is None, g is dist.group.WORLD),
-    "hash": lambda x, g, h: (x + 1, hash(g), hash(g) == hash(h), len({g, h}), g in {h}),
-    "key": lambda x, g, h: (x + {h: 1, g: 2}[g], {h: 1, g: 2}[g], {h: 3}.get(g), {g: 4}.get(g)),
-    "isinstance": lambda x, g, h: (x + 1, isinstance(g, dist.ProcessGroup), isinstance(g, int | DeviceMesh)),
-    "truth": lambda x, g, h: (x + 1 if g else x, bool(g), not g),
-    "type": lambda x, g, h: (x + 1, type(g) is dist.ProcessGroup),
-    "same type": lambda x, g, h: (x + 1, type(g) is type(h), type(g) is int, type(g).__name__),
-}
-MESHES: dict[str, Any] = {
-    "equality": lambda x, m, n: (x + 1, m == n, m != n, m == m, m == 3, m in (n, m), m in [n]),
-    "identity": lambda x, m, n: (x + 1, m is n, m is not n, m is None),
-    "hash": lambda x, m, n: (x + 1, hash(m), hash(m) == hash(n), len({m, n}), m in {n}),
-    "key": lambda x, m, n: (x + {n: 1, m: 2}[m], {n: 1, m: 2}[m], {n: 3}.get(m), {m: 4}.get(m)),
-    "isinstance": lambda x, m, n: (x + 1, isinstance(m, DeviceMesh), isinstance(m, int | dist.ProcessGroup)),
-    "truth": lambda x, m, n: (x + 1 if m else x, bool(m), not m),
-    "type": lambda x, m, n: (x + 1, type(m) is DeviceMesh),
-    "same type": lambda x, m, n: (x + 1, type(m) is type(n), type(m) is int, type(m).__name__),
-}
-SAME = ["equality", "identity", "hash", "key", "isinstance", "truth"]
+def _compared(x: torch.Tensor, a: Any, b: Any) -> Any:
+    """Return what two groups, or two meshes, are to each other."""
+    answers = {
+        "equal": (a == b, a != b, a == a, a == 3, a in (b, a), a in [b]),
+        "the same": (a is b, a is not b, a is None, a is dist.group.WORLD),
+        "hash": (hash(a), hash(a) == hash(b), len({a, b}), a in {b}),
+        "as key": ({b: 1, a: 2}[a], {b: 3}.get(a), {a: 4}.get(a)),
+        "isinstance": (isinstance(a, dist.ProcessGroup), isinstance(a, DeviceMesh), isinstance(a, int | Shard)),
+        "true": (bool(a), not a),
+    }
+    return x + 1 if a else x, answers
+
+
+def _is_of_class(x: torch.Tensor, a: Any, b: Any) -> Any:
+    return x + 1, type(a) is dist.ProcessGroup, type(a) is DeviceMesh
+
+
+def _is_of_same_class(x: torch.Tensor, a: Any, b: Any) -> Any:
+    return x + 1, type(a) is type(b), type(a) is int, type(a).__name__
 
 
 @requirement(
@@ -161,13 +151,14 @@ def test_protocol(world: World) -> None:
 
     def body(rank: Rank) -> None:
         about = things(rank)
-        cases: dict[str, Any] = {}
-        for name in SAME:
-            for g, h in ((about.pair, about.own), (about.own, about.own)):
-                cases[f"{name} of a group{' and itself' * (g is h)}"] = (GROUPS[name], (g, h))
-            for m, n in ((about.mesh, about.line), (about.line, about.line), (about.beside, about.line)):
-                cases[f"{name} of a mesh {m} and {n}"] = (MESHES[name], (m, n))
-        assert unlike(rank, cases) == []
+        pairs = {
+            "groups": (about.pair, about.own),
+            "a group and itself": (about.own, about.own),
+            "meshes": (about.mesh, about.line),
+            "a mesh and itself": (about.line, about.line),
+            "a mesh beside this rank": (about.beside, about.line),
+        }
+        assert unlike(rank, {name: (_compared, pair) for name, pair in pairs.items()}) == []
 
     world.run(body)
 
@@ -177,18 +168,15 @@ def test_protocol(world: World) -> None:
     "In compiled code, type() of a group or of a mesh is its class, as in uncompiled code.",
     source="torch.compile; torch.distributed.ProcessGroup; torch.distributed.device_mesh.DeviceMesh",
 )
-@pytest.mark.parametrize("asked", ["type", "same type"])
+@pytest.mark.parametrize("function", [_is_of_class, _is_of_same_class], ids=["class", "same-class"])
 @pytest.mark.world(3)
-def test_type(world: World, asked: str) -> None:
+def test_type(world: World, function: Any) -> None:
     """Compare the type with the class, or with the type of another object and with another class."""
 
     def body(rank: Rank) -> None:
         about = things(rank)
-        cases: dict[str, Any] = {
-            "group": (GROUPS[asked], (about.pair, about.own)),
-            "mesh": (MESHES[asked], (about.mesh, about.line)),
-        }
-        assert unlike(rank, cases) == []
+        pairs = {"group": (about.pair, about.own), "mesh": (about.mesh, about.line)}
+        assert unlike(rank, {name: (function, pair) for name, pair in pairs.items()}) == []
 
     world.run(body)
 
@@ -219,13 +207,10 @@ def test_text_of_meshes(world: World, of: str) -> None:
 
 
 def _bound(x: torch.Tensor, thing: Any) -> Any:
-    first, second = thing.size, thing.rank if isinstance(thing, dist.ProcessGroup) else thing.get_rank
-    return x + first() * 10, second(), first(), [f() for f in (second, first)]
-
-
-def _by_name(x: torch.Tensor, thing: Any) -> Any:
     size, rank = "size", "rank" if isinstance(thing, dist.ProcessGroup) else "get_rank"
-    return x + getattr(thing, rank)(), getattr(thing, size)()
+    first, second = thing.size, thing.rank if isinstance(thing, dist.ProcessGroup) else thing.get_rank
+    by_name = getattr(thing, rank)(), getattr(thing, size)()
+    return x + first() * 10, second(), first(), [f() for f in (second, first)], by_name
 
 
 def _unbound(x: torch.Tensor, group: Any) -> Any:
@@ -259,44 +244,31 @@ def test_bound_methods(world: World) -> None:
 
     def body(rank: Rank) -> None:
         about = things(rank)
-        objects = {"pair": about.pair, "own": about.own, "line": about.line, "mesh": about.mesh}
-        whole = {
-            f"{how.__name__} {name}": (how, (thing,)) for how in (_bound, _by_name) for name, thing in objects.items()
+        objects = {"pair": about.pair, "own": about.own, "mesh": about.mesh}
+        assert unlike(rank, {name: (_bound, (thing,)) for name, thing in objects.items()}, fullgraph=True) == []
+        broken: dict[str, Any] = {
+            "unbound": (_unbound, (about.pair,)),
+            "over a graph break": (_bound_before, (about.pair,)),
+            "given": (lambda x, size: (x + size() * 10, size()), (about.pair.size,)),
+            "closed over": (_method_in_closure(about.pair.rank), ()),
+            "returned": (lambda x, g: (x + 1, g.rank), (about.pair,)),
         }
-        assert unlike(rank, whole, fullgraph=True) == []
-        for name, group in {"pair": about.pair, "own": about.own}.items():
-            broken: dict[str, Any] = {
-                f"{name}, unbound": (_unbound, (group,)),
-                f"{name}, over a graph break": (_bound_before, (group,)),
-                f"{name}, given": (lambda x, size: (x + size() * 10, size()), (group.size,)),
-                f"{name}, closed over": (_method_in_closure(group.rank), ()),
-                f"{name}, returned": (lambda x, g: (x + 1, g.rank), (group,)),
-            }
-            assert unlike(rank, broken, least=0) == []
+        assert unlike(rank, broken, least=0) == []
 
     world.run(body)
 
 
-MEMBERS: dict[str, Any] = {
-    "name": lambda x, g, m: (x + 1, g.name(), g.bound_device_id),
-    "description": lambda x, g, m: (x + 1, g.group_desc, g.group_name),
-    "backend": lambda x, g, m: (x + 1, dist.get_backend(g), dist.get_process_group_ranks(g)),
-    "groups of a mesh": lambda x, g, m: (x + 1, [each.size() for each in m.get_all_groups()]),
-    "tensor of a mesh": lambda x, g, m: (x + 1, m.mesh.tolist(), m.mesh + 1),
-    "a member of each": lambda x, g, m: (
-        x + 1,
-        (hasattr(g, "rank"), getattr(g, "group_name", "none"), hasattr(m, "get_rank"), getattr(m, "ndim", 7)),
-        (hasattr(Shard(1), "dim"), getattr(Shard(1), "dim", 7), getattr(Partial("avg"), "reduce_op", "none")),
-    ),
-    "no such member of a placement": lambda x, g, m: (
-        x + 1,
-        (hasattr(Shard(1), "reduce_op"), getattr(Shard(1), "reduce_op", "none"), getattr(Partial("avg"), "dim", 7)),
-    ),
-    "no such member of a group": lambda x, g, m: (x + 1, hasattr(g, "nothing"), getattr(g, "nothing", 5)),
-    "no such member of a mesh": lambda x, g, m: (x + 1, hasattr(m, "nothing"), getattr(m, "nothing", 5)),
-    "call of no such method of a group": lambda x, g, m: (x + 1, g.nothing()),
-    "call of no such method of a mesh": lambda x, g, m: (x + 1, m.nothing()),
-}
+def _members(x: torch.Tensor, group: Any, mesh: Any) -> Any:
+    of_group = group.group_desc, group.group_name, dist.get_backend(group), dist.get_process_group_ranks(group)
+    return x + 1, of_group, mesh.mesh.tolist(), mesh.mesh + 1
+
+
+def _name_and_device(x: torch.Tensor, group: Any, mesh: Any) -> Any:
+    return x + 1, group.name(), group.bound_device_id
+
+
+def _groups_of_mesh(x: torch.Tensor, group: Any, mesh: Any) -> Any:
+    return x + 1, [each.size() for each in mesh.get_all_groups()]
 
 
 @requirement(
@@ -304,17 +276,31 @@ MEMBERS: dict[str, Any] = {
     "Compiled code reads public members of groups and meshes as uncompiled code does, with graph breaks if needed.",
     source=f"torch.compile: fullgraph=False; {PROCESS_GROUP}; {DEVICE_MESH}",
 )
-@pytest.mark.parametrize("member", [m for m in MEMBERS if "no such" not in m])
+@pytest.mark.parametrize(
+    "function", [_members, _name_and_device, _groups_of_mesh], ids=["known", "name-and-device", "groups-of-mesh"]
+)
 @pytest.mark.world(3)
-def test_members(world: World, member: str) -> None:
+def test_members(world: World, function: Any) -> None:
     """Read members that Dynamo knows, and others that it does not."""
 
     def body(rank: Rank) -> None:
         about = things(rank)
-        cases = {f"{g.size()} ranks": (MEMBERS[member], (g, about.mesh)) for g in (about.pair, about.own)}
-        assert unlike(rank, cases) == []
+        assert unlike(rank, {"members": (function, (about.pair, about.mesh))}) == []
 
     world.run(body)
+
+
+def _asked(x: torch.Tensor, thing: Any) -> Any:
+    return x + 1, hasattr(thing, "nothing"), getattr(thing, "nothing", 5), hasattr(thing, "__eq__")
+
+
+def _asked_of_placements(x: torch.Tensor, placement: Any) -> Any:
+    missing = hasattr(placement, "reduce_op"), getattr(placement, "reduce_op", "none"), hasattr(placement, "nothing")
+    return x + 1, missing, hasattr(placement, "dim"), getattr(placement, "dim", 7)
+
+
+def _called(x: torch.Tensor, thing: Any) -> Any:
+    return x + 1, thing.nothing()
 
 
 @requirement(
@@ -323,25 +309,30 @@ def test_members(world: World, member: str) -> None:
     "raises AttributeError.",
     source=f"torch.compile: fullgraph=False; {PROCESS_GROUP}; {DEVICE_MESH}",
 )
-@pytest.mark.parametrize("member", [m for m in MEMBERS if "no such" in m])
+@pytest.mark.parametrize("of", ["placement", "group", "mesh"])
 @pytest.mark.world(3)
-def test_no_such_member(world: World, member: str) -> None:
+def test_no_such_member(world: World, of: str) -> None:
     """Ask by hasattr, by getattr with a default, and by a call."""
 
     def body(rank: Rank) -> None:
         about = things(rank)
-        assert unlike(rank, {member: (MEMBERS[member], (about.pair, about.mesh))}) == []
+        cases: dict[str, Any] = {
+            "placement": {
+                "shard": (_asked_of_placements, (Shard(1),)),
+                "sum": (_asked_of_placements, (Partial("avg"),)),
+            },
+            "group": {"asked": (_asked, (about.pair,)), "called": (_called, (about.pair,))},
+            "mesh": {"asked": (_asked, (about.mesh,)), "called": (_called, (about.mesh,))},
+        }[of]
+        assert unlike(rank, cases) == []
 
     world.run(body)
 
 
 def _place(x: torch.Tensor, mesh: Any) -> Any:
     where = mesh.get_coordinate()
-    return x + mesh.get_rank() * 10, mesh.get_rank(), where is None, where
-
-
-def _description(x: torch.Tensor, mesh: Any) -> Any:
-    return x + mesh.size(), mesh.shape, mesh.ndim, mesh.mesh_dim_names, mesh.device_type
+    about = mesh.size(), mesh.shape, mesh.ndim, mesh.mesh_dim_names, mesh.device_type
+    return x + mesh.get_rank() * 10, mesh.get_rank(), where is None, where, about
 
 
 @requirement(
@@ -356,11 +347,10 @@ def test_ranks_of_meshes(world: World) -> None:
     def body(rank: Rank) -> None:
         about = things(rank)
         meshes = {"beside": about.beside, "line": about.line, "mesh": about.mesh, "slice": about.mesh["b"]}
-        cases = {f"{f.__name__} {name}": (f, (mesh,)) for f in (_place, _description) for name, mesh in meshes.items()}
-        assert unlike(rank, cases, fullgraph=True) == []
+        assert unlike(rank, {name: (_place, (mesh,)) for name, mesh in meshes.items()}, fullgraph=True) == []
         compiled, _ = dynamo.compiled(_place, backend="eager")
         for name, mesh in meshes.items():  # one function for all
-            _, place, outside, where = compiled(torch.zeros(1, device=rank.device), mesh)
+            _, place, outside, where, _ = compiled(torch.zeros(1, device=rank.device), mesh)
             expected = [rank.index] if name != "beside" else {0: [1], 1: [0], 2: None}[rank.index]
             expected = [0, rank.index] if name == "mesh" else expected
             assert (place, outside, None if where is None else list(where)) == (rank.index, expected is None, expected)
