@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from fixtures.tensors import chunk, numbers
@@ -126,6 +126,73 @@ def test_tiled_unevenly(world: World) -> None:
             assert_tiled(shape, (rows, 3), ROWS)
             assert_tiled(shape, (3, rows), COLUMNS)
             assert_tiled(shape, (rows,), ROWS)
+
+    world.run(body)
+
+
+def _placed(shape: tuple[int, ...], placement: Placement | None) -> None:
+    """Assert that a tensor is sharded for a state dict over FSDP's shards, and replicated over its replicas."""
+    for _, fsdp, tensor_parallel in in_worlds(shape, [0, math.prod(shape) - 1]):
+        count = tensor_parallel.size()
+        chunked: Any = extensions().chunk_dtensor(part((6 * count, 4 * count), tensor_parallel, placement), 0, fsdp)
+        expected = (*(WHOLE,) * (len(shape) - 2), ROWS, placement or WHOLE)
+        assert chunked.placements == expected, f"{placement} on {shape}"
+
+
+@requirement(
+    "TP-BOX-10",
+    "For a state dict, a tensor-parallel parameter is sharded over the mesh dimension of FSDP's shards, and whole over "
+    "that of its replicas.",
+    source=f"{SOURCE}.chunk_dtensor: HSDP + TP, [Replicate(), Shard(0), tp_placement]",
+)
+@pytest.mark.world(1)
+def test_dimension_of_parameters(world: World) -> None:
+    """Meshes of two and three dimensions have sizes that tell the dimensions apart, or only one rank in one."""
+
+    def body(rank: Rank) -> None:
+        for shape, placement in itertools.product(((3, 2), (3, 1), (2, 3, 2), (1, 2, 2), (2, 1, 2)), (ROWS, COLUMNS)):
+            _placed(shape, placement)
+        _placed((2, 3, 2), WHOLE)
+
+    world.run(body)
+
+
+@requirement(
+    "TP-BOX-11",
+    "For a state dict, a plain tensor is sharded over the mesh dimension of FSDP's shards, and whole over all others.",
+    source=f"{SOURCE}.chunk_dtensor: replicated across tp dimension and sharded across FSDP dimension; "
+    "torch/distributed/fsdp/_shard_utils.py: _create_chunk_dtensor",
+)
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3, 2)], ids=["two-dimensions", "three-dimensions"])
+@pytest.mark.world(1)
+def test_dimension_of_plain_tensors(world: World, shape: tuple[int, ...]) -> None:
+    """With three dimensions, the first one is that of the replicas."""
+    world.run(lambda rank: _placed(shape, None))
+
+
+@requirement(
+    "TP-BOX-12",
+    "On a rank outside the mesh of a tensor-parallel parameter, chunk_tensor raises an error.",
+    source="torch/distributed/tensor/parallel/fsdp.py: _get_local_box",
+)
+@pytest.mark.world(1)
+def test_outside_the_mesh(world: World) -> None:
+    """Ranks 2 and 3 of 4 save a parameter of ranks 0 and 1, which save it themselves."""
+
+    def body(rank: Rank) -> None:
+        for i in range(4):
+            with pretended(i, 4):
+                mesh, data = DeviceMesh("cpu", [1, 0]), dist.new_group([i])
+                parameter = DTensor.from_local(
+                    torch.ones(2 * (i < 2), 3), mesh, [ROWS], run_check=False, shape=torch.Size((4, 3)), stride=(3, 1)
+                )
+                if i < 2:
+                    saved: Any = extensions().chunk_tensor(parameter, 0, 1, 1, data)
+                    (outer,) = saved.local_shards()
+                    assert box(outer.metadata) == ((2 * (1 - i), 0), (2, 3))
+                else:
+                    with pytest.raises((AssertionError, RuntimeError, IndexError, ValueError)):
+                        extensions().chunk_tensor(parameter, 0, 1, 1, data)
 
     world.run(body)
 

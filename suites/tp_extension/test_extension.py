@@ -307,6 +307,11 @@ def test_meshes_refused(world: World) -> None:
     source=f"{SOURCE}.chunk_tensor, pre_load_state_dict_transform",
 )
 @requirement(
+    "TP-EXT-17",
+    "A plain tensor is saved alike whether chunk_tensor is given the tensor's device or none.",
+    source="torch/distributed/fsdp/_fsdp_extensions.py: FSDPExtensions.chunk_tensor",
+)
+@requirement(
     "TP-EXT-15",
     "A plain tensor saved as a ShardedTensor can be gathered and loaded.",
     source=f"{SOURCE}.chunk_tensor, pre_load_state_dict_transform",
@@ -317,11 +322,12 @@ def test_sharded_tensor(world: World) -> None:
 
     def body(rank: Rank) -> None:
         extension = extensions(rank)
-        for rows in (1, 2, 5, 6):
+        for rows, given in ((1, None), (2, rank.device), (5, None), (6, rank.device), (5, rank.device)):
             tensor = numbers(rows, 3).to(rank.device)
             expected = [chunk(tensor, rank.size, i) for i in range(rank.size)]
             expected = [rows for rows in expected if rows.size(0)]
-            saved: Any = extension.chunk_tensor(tensor, rank.index, rank.size, device_count(rank), rank.group)
+            count = device_count(rank)
+            saved: Any = extension.chunk_tensor(tensor, rank.index, rank.size, count, rank.group, device=given)
             meta = saved.metadata()
             assert meta.size == tensor.shape
             assert not meta.tensor_properties.requires_grad
@@ -348,6 +354,11 @@ def test_sharded_tensor(world: World) -> None:
     "TP-EXT-07",
     "A tensor-parallel parameter is saved as a ShardedTensor whose local shard is sharded over FSDP's ranks.",
     source=f"{SOURCE}.chunk_tensor, pre_load_state_dict_transform",
+)
+@requirement(
+    "TP-EXT-18",
+    "The inner shards of a saved tensor-parallel parameter are on the devices of FSDP's ranks.",
+    source=f"{SOURCE}.chunk_tensor: _create_chunk_sharded_tensor",
 )
 @requirement(
     "TP-EXT-16",
@@ -386,5 +397,9 @@ def test_nested_sharded_tensor(world: World, placement: Placement) -> None:
             assert len(shards) == bool(expected.size(0))
             for shard in shards:
                 assert_same(expected, shard.tensor, "shard")
+                assert shard.tensor.device == rank.device
+            placed = [shard.placement for shard in inner.metadata().shards_metadata]
+            assert [place.device().type for place in placed] == [rank.device.type] * len(placed)
+            assert [place.device() for place in placed if place.rank() == rank.index] == [rank.device] * len(shards)
 
     world.run(body)
