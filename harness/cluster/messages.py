@@ -12,7 +12,7 @@ import msgspec
 
 from harness.worlds.rank import RankSetup
 
-VERSION = 3
+VERSION = 4
 """The version of this protocol.  A controller refuses an agent with another one."""
 
 
@@ -272,6 +272,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     phase: str
     count: int
     whole: bool
+    reached: tuple[int, int]
     begun: str
     issued: list[Noted]
     unanswered: list[str]

@@ -361,6 +361,7 @@ class Session:
             box.phase,
             count,
             box.whole,
+            box.reached,
             rank.begun,
             [messages.Noted(*dataclasses.astuple(issued)) for issued in recent],
             unanswered(rank.pid) if held.apart else [],

@@ -33,6 +33,7 @@ from harness.results import (
     Call,
     unsupported,
 )
+from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import Rank
 from harness.worlds.world import World
 
@@ -92,8 +93,9 @@ def run_cases(rank: Rank, cases: Sequence[Case]) -> list[tuple[int, str]]:
     the end. A Python error counts as a failure of its case.
     """
     groups: dict[tuple[int, ...] | None, Any] = {None: None}
-    wrong = []
+    wrong: list[tuple[int, str]] = []
     for number, case in enumerate(cases):
+        rank.progress(wrong[0][0] if wrong else number, number + 1)
         if case.group not in groups:
             groups[case.group] = dist.new_group(list(case.group or ()))
         ranks = case.ranks(rank.size)
@@ -107,6 +109,7 @@ def run_cases(rank: Rank, cases: Sequence[Case]) -> list[tuple[int, str]]:
                 problem = f"raised {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
             if problem:
                 wrong.append((number, f"{case}, call {call + 1}, rank {rank.index}: {problem}"))
+    rank.progress(wrong[0][0] if wrong else len(cases), len(cases) + 1)
     for group in groups.values():
         if group is not None and group is not dist.GroupMember.NON_GROUP_MEMBER:
             dist.destroy_process_group(group)
@@ -126,9 +129,14 @@ def assert_right(world: World, cases: Sequence[Case]) -> None:
     with executed.Batch(_kinds(cases, world.size), world.size, NOT_REACHED) as batch:
         for some in _portions(cases):
             numbers = range(begun, begun := begun + len(some))
-            batch.end(numbers, STOPPED)
             timeout = None if _work(some[0]) <= _PORTION else _LONG
-            found = [each for of_rank in world.run(run_cases, some, timeout=timeout) for each in of_rank]
+            try:
+                found = [each for of_rank in world.run(run_cases, some, timeout=timeout) for each in of_rank]
+            except RanksFailed as e:
+                batch.end(numbers, NOT_REACHED)
+                for ended, positions in _reached(e, len(some)):
+                    batch.end((numbers[position] for position in positions), ended)
+                raise
             batch.end(numbers, PASSED)
             batch.end((numbers[number] for number, _ in found), WRONG)
             wrong += [problem for _, problem in found]
@@ -137,6 +145,19 @@ def assert_right(world: World, cases: Sequence[Case]) -> None:
         raise AssertionError(
             f"{len(wrong)} wrong answers in {len(cases)} cases:\n" + "\n".join(wrong[:_MOST_SHOWN]) + more
         )
+
+
+def _reached(failure: RanksFailed, count: int) -> list[tuple[str, Iterable[int]]]:
+    """Return how some of ``count`` cases had ended when ranks failed, with their positions.
+
+    The case that stopped is the one that the first rank to fail had begun. If no rank failed by itself, it is the
+    earliest that any rank had begun. Cases before it are right only if every rank has found them right.
+    """
+    first = [failure.first] if failure.first is not None else failure.ends
+    stopped = min(end.reached[1] for end in first) - 1
+    right = max(0, min(count, stopped, *(end.reached[0] for end in failure.ends)))
+    wrong = {right for right, begun in (end.reached for end in failure.ends) if right < min(begun - 1, count)}
+    return [(PASSED, range(right)), (WRONG, wrong), (STOPPED, [stopped] if 0 <= stopped < count else [])]
 
 
 def claimed(dtypes: Iterable[torch.dtype], collective: str = "", op: str = "") -> list[torch.dtype]:
