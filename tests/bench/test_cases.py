@@ -22,7 +22,7 @@ from suites.collectives.cases import crossing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-PROGRAM = Program(Model((4,), (Linear(4), Linear(2))), Layout("replicate", 2, wrapped=("0", "1")))
+PROGRAM = Program(Model((4,), (Linear(4), Linear(2))), Layout("replicate", 2))
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ PROGRAMS = """
     from harness.specs.program import Layout, Linear, Model, Program
 
     def program(**options):
-        layout = Layout("replicate", 2, wrapped=("0", "1"), options=tuple(options.items()))
+        layout = Layout("replicate", 2, options=tuple(options.items()))
         return Program(Model((4,), (Linear(2), Linear(2))), layout)
 
     @pytest.mark.world(2)
@@ -113,7 +113,7 @@ PROGRAMS = """
 
     @pytest.mark.world(2)
     def test_law(world):
-        assert_law(lambda size: world, program(), "rewrapped")
+        assert_law(lambda size: world, program(), "permuted")
 
     @pytest.mark.world(2)
     def test_dies(world):
@@ -137,7 +137,11 @@ PROGRAMS = """
 @pytest.fixture(scope="module")
 def run(make_folder: Callable[[dict[str, str]], Folder]) -> Run:
     """A session of both files in workers, under a profile that claims two dtypes."""
-    files = {"suites/collectives/test_it.py": TESTS, "suites/replicate/test_programs.py": PROGRAMS, "mine.toml": PROFILE}
+    files = {
+        "suites/collectives/test_it.py": TESTS,
+        "suites/replicate/test_programs.py": PROGRAMS,
+        "mine.toml": PROFILE,
+    }
     return make_folder(files).run("--concord-results", "out", "--profile", "./mine.toml", "-n", "1").results
 
 
