@@ -13,6 +13,7 @@ from harness.results import ResultsError, Run, TestResult, WaiverEntry
 from harness.safe_io.files import FileError, contents
 from harness.safe_io.untrusted import Allowance
 from reports import levels, minimums
+from reports.cases import cases_of
 from reports.model import (
     ORDER,
     UNDECLARED,
@@ -123,6 +124,7 @@ def made_of(read: Sequence[Parsed], wrong: Sequence[str] = ()) -> Report:
         requirements=requirements,
         tests=tests,
         matrix=_matrix(tests),
+        cases=cases_of(runs, tests),
     )
 
 

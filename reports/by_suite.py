@@ -12,6 +12,7 @@ from harness.suite_facts import TestFacts
 from reports.by_profile import Entitled
 from reports.checkout import Checkout, swept
 from reports.coherence import listed, never_begun
+from reports.tried import other_cases
 
 _SAYS_HOW = 4
 """Since this version, results say which plug-ins and files were loaded."""
@@ -32,7 +33,7 @@ def suite_problems(run: Run, checkout: Checkout) -> Iterator[str]:
     for test in run.tests.values():
         facts = checkout.test(test.nodeid)
         if facts is not None and not _lost(test):
-            yield from (f"{test.nodeid}: {why}" for why in _untrue(test, facts))
+            yield from (f"{test.nodeid}: {why}" for why in (*_untrue(test, facts), *other_cases(run, test, facts)))
     brought = {name for test in run.tests.values() if not stack_of(test.nodeid) for name in test.requirements}
     for requirement in run.requirements.values():
         real = checkout.requirement(requirement.id)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from harness.results import VERDICTS, RankEvidence, Reproducer
+from harness.results import NOT_REACHED, VERDICTS, CaseOf, RankEvidence, Reproducer
 from harness.safe_io.untrusted import Allowance, Count, Moment, Ranks, Refused, Seconds, Status, json_checked, said
 from harness.safe_io.untrusted import Version as VersionNumber
 
@@ -209,6 +209,28 @@ class Step(msgspec.Struct, kw_only=True):
     """The command, quoted for a shell; empty if it is not a command that is missing."""
 
 
+CASE_ORDER = ("crashed", "hung", "failed", "waived", "passed", NOT_REACHED, UNDECLARED)
+"""Every verdict of a case, worst first.  One that a test did not reach may be passed in another test."""
+
+
+class CaseReport(msgspec.Struct, kw_only=True):
+    """A case in worlds of a size: what all tests of all runs that tried it found."""
+
+    case: CaseOf
+    size: Ranks
+    verdict: str
+    """One of :data:`CASE_ORDER`.  A case that is wrong in a waived test is ``waived``."""
+    count: Count = 0
+    """How often it was executed, with other shapes, roots or data."""
+    tests: list[Count] = []
+    """The positions of its tests among the report's; those with the worst verdict first."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Its kind and the fields of the case."""
+        return (type(self.case).__name__, *msgspec.structs.astuple(self.case))
+
+
 class Cell(msgspec.Struct, kw_only=True):
     """The verdicts of the tests of a stack, dtype and world size."""
 
@@ -256,6 +278,8 @@ class Report(msgspec.Struct, kw_only=True):
     requirements: list[RequirementReport]
     tests: list[TestReport]
     matrix: list[Cell]
+    cases: list[CaseReport] = []
+    """The cases that tests tried; results before version 9 do not say it."""
 
 
 def worst(verdicts: list[str]) -> str:

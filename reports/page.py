@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,8 +12,8 @@ import markupsafe
 
 from harness.profiles import NEVER_RUN
 from harness.requirements import LEVELS
-from reports import answer
-from reports.model import ORDER, Cell, Report, ReportError, RequirementReport, TestReport
+from reports import answer, matrix
+from reports.model import ORDER, Report, ReportError, RequirementReport, TestReport
 from reports.text import duration, moment, plural, shortened, visible
 
 LONGEST = 20_000
@@ -23,7 +23,6 @@ _SHORTER = 500
 _LONGEST_REPRODUCER = 100_000
 MOST = 32 << 20
 """The largest number of characters of a page.  For two runs of all 2,341 tests, all passed, it has 0.8 million."""
-EVERY_DTYPE = "several or none"
 _TEMPLATES = Path(__file__).parent / "templates"
 _SLOWEST = 12
 
@@ -78,7 +77,9 @@ def _rendered(report: Report, longest: int) -> str | None:
             of_others=of_others,
             groups=groups(report, tests),
             loose=[test for test in report.tests if not test.requirements],
-            tables=tables(report.matrix),
+            stacks_there=list(dict.fromkeys(test.stack for test in report.tests if test.stack)),
+            numbers={test.nodeid: number for number, test in enumerate(report.tests)},
+            **matrix.whole(report),
             order=ORDER,
             slowest=slowest,
             undeclared=report.counts.get("undeclared", 0),
@@ -146,18 +147,3 @@ def groups(
         if pairs:
             grouped.append((level, LEVELS.get(level, ""), pairs))
     return grouped
-
-
-Table = tuple[str, list[int], list[tuple[str, list[Cell | None]]]]
-
-
-def tables(matrix: Sequence[Cell]) -> list[Table]:
-    """Make a table for each stack: its world sizes, and for each dtype the cells of these sizes."""
-    by_stack = []
-    for stack in dict.fromkeys([*LEVELS.values(), *(c.stack for c in matrix)]):
-        mine = {(c.dtype, c.size): c for c in matrix if c.stack == stack}
-        sizes = sorted({size for _, size in mine})
-        dtypes = sorted({dtype for dtype, _ in mine})
-        if mine:
-            by_stack.append((stack, sizes, [(dtype, [mine.get((dtype, size)) for size in sizes]) for dtype in dtypes]))
-    return by_stack

@@ -16,6 +16,7 @@ from harness.requirements import stack_of
 from harness.results import DEFAULT_SEED, ENDED_BADLY, Run, TestResult, TorchLacks, WaiverEntry
 from harness.thorough.effort import EXAMPLES, EffortError, effort
 from reports.text import plural
+from reports.tried import same_cases
 
 RAN = ("passed", "waived", "flaky", *ENDED_BADLY)
 """Verdicts of tests that ran."""
@@ -167,6 +168,8 @@ def _compared(place: Place, run: Run, again: Run | None) -> Outcome:
             return Outcome(place, NOT_COMPARED, *verdicts, "other cases, as other versions may draw")
         counts = f"{plural(old.cases.count, 'case')} there, {new.cases.count:,} here"
         return Outcome(place, OTHER_CASES, *verdicts, f"its cases are not those that its seed draws: {counts}")
+    if old.verdict == "passed" and not same_cases(old, run, new, again) and not surroundings(run, again, _DRAWS):
+        return Outcome(place, OTHER_CASES, *verdicts, "it tried other cases there than here")
     return Outcome(place, SAME, *verdicts)
 
 

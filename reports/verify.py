@@ -30,6 +30,7 @@ from reports.coherence import ended_as_it_says, listed, run_problems
 from reports.invocation import code_from_elsewhere, header_problems, unjudged
 from reports.model import NOT_SHOWN, Report, ReportError
 from reports.remade import claimed_report, derived, other_minimums
+from reports.tried import case_problems, other_claims
 from reports.unsupported import unsupported_problems
 
 _MOST_SAID = 50
@@ -123,10 +124,15 @@ def _judge(run: Run, data: bytes, name: str, checkout: Checkout | None, now: flo
     """Check a run, and return it with facts from the profile's text and the suite instead of its own."""
     request = asked(run.header.arguments, run.header.environment)
     by, unreadable = entitled(run)
-    problems = [*run_problems(run, data, request, now), *unreadable, *header_problems(run, request)]
+    problems = [
+        *run_problems(run, data, request, now),
+        *case_problems(run),
+        *unreadable,
+        *header_problems(run, request),
+    ]
     reasons: list[str] = []
     if by is not None:
-        problems += profile_problems(run, by)
+        problems += [*profile_problems(run, by), *other_claims(run, by)]
         reasons = list(stale(run, by)) or (list(unmatched(run, by)) if run.exit_status else [])
     problems += ended_as_it_says(run, reasons)
     here = checkout is not None and checkout.suite_hash == run.header.suite_hash and checkout.facts is not None

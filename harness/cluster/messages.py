@@ -274,6 +274,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     phase: str
     count: int
     whole: bool
+    reached: tuple[int, int]
     begun: str
     issued: list[Noted]
     unanswered: list[str]

@@ -57,6 +57,7 @@ class RemoteBox:
     phase: str = "starting"
     count: int = 0
     whole: bool = True
+    reached: tuple[int, int] = (0, 0)
     issued: deque[Issued] = field(default_factory=lambda: deque(maxlen=_MOST_KEPT))
 
     def recent(self, most: int = 8) -> list[Issued]:
@@ -204,7 +205,7 @@ class RemoteRank:
         self._kernel = KernelState(state.main, state.ticks, state.threads, tuple(map(printable, state.unanswered)))
         self.begun = state.begun
         box = self.box
-        box.phase, box.count, box.whole = state.phase, state.count, state.whole
+        box.phase, box.count, box.whole, box.reached = state.phase, state.count, state.whole, state.reached
         box.issued.extend(Issued(*msgspec.structs.astuple(noted)) for noted in state.issued)
 
 

@@ -380,6 +380,7 @@ class Session:
             box.phase,
             count,
             box.whole,
+            box.reached,
             rank.begun,
             [messages.Noted(*dataclasses.astuple(issued)) for issued in recent],
             held.unanswered(),

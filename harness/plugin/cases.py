@@ -1,6 +1,7 @@
-"""The cases of property-based tests: how many were drawn, and a digest of them, so that a second run can be compared.
+"""The cases of tests: those that a test executed and checked, and those that a property-based test drew.
 
-A seed decides the cases. So the same seed, on worlds of the same sizes and with the same versions, has the same digest.
+A property's cases are counted and hashed, so that a second run can be compared. A seed decides them. So the same seed,
+on worlds of the same sizes and with the same versions, has the same digest.
 """
 
 from __future__ import annotations
@@ -14,16 +15,23 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.executed import Executed, recording
 from harness.plugin.seeds import MARKER
 from harness.results import CasesDrawn
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """The part of a default ``repr`` that differs from process to process."""
 _CASES = pytest.StashKey["_Watch"]()
+_EXECUTED = pytest.StashKey[Executed]()
 
 
 class Cases:
-    """Watches the properties of suites, in the process that runs them, and adds their cases to reports."""
+    """Watches tests in the process that runs them, and adds their cases to reports."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        with recording() as item.stash[_EXECUTED]:
+            return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
@@ -45,6 +53,9 @@ class Cases:
         watch = item.stash.get(_CASES, None)
         if report.when == "call" and report.passed and watch is not None:  # how often a failure is shrunk, time decides
             report.concord_cases = msgspec.to_builtins(watch.cases)
+        if report.when == "call" and (executed := item.stash.get(_EXECUTED, None)) is not None:
+            report.concord_tried = executed.plain()
+            del item.stash[_EXECUTED]
         return report
 
 

@@ -26,6 +26,7 @@ from harness.results import (
     BAD,
     UNSUPPORTED,
     VERDICTS,
+    Cases,
     CasesDrawn,
     Cause,
     Collected,
@@ -34,6 +35,7 @@ from harness.results import (
     Reproducer,
     RequirementText,
     RunEnd,
+    Table,
     TestResult,
     foreign,
 )
@@ -102,6 +104,8 @@ class Told:
     reproducer: dict[str, Any] | None = None
     cases: dict[str, Any] | None = None
     """The cases that a property drew (:mod:`harness.plugin.cases`)."""
+    tried: list[Any] = field(default_factory=list)
+    """The cases that it executed, as plain data (:meth:`harness.executed.Executed.plain`)."""
 
     def add(self, report: pytest.TestReport) -> None:
         """Add the report of one more phase."""
@@ -112,6 +116,7 @@ class Told:
         self.facts = getattr(report, "concord_facts", self.facts)
         self.reproducer = getattr(report, "concord_reproducer", self.reproducer)
         self.cases = getattr(report, "concord_cases", self.cases)
+        self.tried = getattr(report, "concord_tried", self.tried)
         cause: dict[str, Any] | None = getattr(report, "concord_cause", None)
         if cause is not None:
             self.cause = msgspec.convert(cause, Cause)
@@ -163,6 +168,7 @@ class Summary:
         self._facts: dict[str, dict[str, Any]] = {}
         self._used_worlds = False
         self._requirements: set[str] = set()
+        self._table = Table()
         self._environment: dict[str, str] = {}
         self._profile_told = False
 
@@ -272,6 +278,9 @@ class Summary:
                 self._requirements.add(told_of["id"])
                 self._write(msgspec.convert(told_of, RequirementText))
         self._tell_profile()
+        tried, new = self._table.refer(told.tried)
+        if new:
+            self._write(Cases(new))
         result = TestResult(
             nodeid=nodeid,
             verdict=verdict,
@@ -291,6 +300,7 @@ class Summary:
             bare=properties.get("verdict", "failed") if verdict == "waived" else "",
             waiver=properties.get("waived", "") if verdict == "waived" else "",
             cases=msgspec.convert(told.cases, CasesDrawn | None) if verdict == "passed" else None,
+            tried=tried,
             finished=round(time.time(), 3),
             text=told.text if failed and not told.ranks else "",
             reproducer=msgspec.convert(told.reproducer, Reproducer) if failed and told.reproducer else None,

@@ -67,7 +67,7 @@ def smoke(rank: Rank) -> str:
 
 def _of_cases(rank: Rank, cases: Sequence[Case]) -> str:
     wrong = run_cases(rank, cases)
-    return wrong[0].split("\n")[0] if wrong else ""
+    return wrong[0][1].split("\n")[0] if wrong else ""
 
 
 def _cases(*cases: Case) -> Work:

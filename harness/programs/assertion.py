@@ -9,14 +9,16 @@ from pathlib import Path
 import torch
 from hypothesis import reject
 
+from harness import executed
 from harness.profiles.obeyed import in_force
 from harness.programs import execute, reproducer
 from harness.programs.check import Truth, problems, tame, truth_of
 from harness.programs.connecting import once_connected
-from harness.programs.options import dtypes_of
+from harness.programs.options import dtypes_of, settings_of
 from harness.programs.patience import Patience, patience_of
 from harness.programs.problem import Different
 from harness.reproducers import Written, attach
+from harness.results import PASSED, STOPPED, WRONG
 from harness.specs.program import Program
 from harness.stacks.seen import Seen
 from harness.subjects import TORCH
@@ -59,12 +61,14 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
             _require_tame(program, truths[0].tensors)
         if e.verdict == "hung":  # one defect, although ranks are stopped at random places
             e.__cause__ = e.__context__ = None
+        executed.add(settings_of(program), world.size, STOPPED)
         _failed(patience, world, program, e, e.summary(), None)
         raise
     truth = truths[-1]
     _require_tame(program, truth.tensors)
     patience.passed(max(outcome.seconds for outcome in outcomes))
     wrong = problems(program, truth, outcomes)
+    executed.add(settings_of(program), world.size, WRONG if wrong else PASSED)
     if wrong:
         if any(outcome.left for outcome in outcomes):
             world.kill()  # or the residue would be found again after every smaller program

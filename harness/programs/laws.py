@@ -15,15 +15,16 @@ import msgspec
 import torch
 from hypothesis import assume
 
+from harness import executed
 from harness.oracles.exact import compare
 from harness.profiles.obeyed import in_force
 from harness.programs import assertion, execute, resumption
 from harness.programs.check import tame, truth_of
 from harness.programs.connecting import once_connected
 from harness.programs.execute import Tensors
-from harness.programs.options import case_of, casts_of, takes
+from harness.programs.options import case_of, casts_of, settings_of, takes
 from harness.programs.problem import Different, Problem
-from harness.results import NoFittingSize, unsupported
+from harness.results import PASSED, STOPPED, WRONG, NoFittingSize, unsupported
 from harness.specs.program import Branch, Option, Program, Scale
 from harness.specs.shapes import walk
 from harness.stacks.registry import stack_of
@@ -242,14 +243,24 @@ def holds(worlds: Worlds, program: Program, law: str) -> bool:
         first_tensors = once_connected(lambda: on_ranks(worlds, first))
         second_tensors = once_connected(lambda: LAWS[law].second(worlds, second))
     except RanksFailed as e:
+        _executed(pair, law, STOPPED)
         _write(worlds, pair, e, e.summary())
         raise
     problems = list(_differences(first_tensors, second_tensors))
+    _executed(pair, law, WRONG if problems else PASSED)
     if problems:
         error = Different(problems, law=law)
         _write(worlds, pair, error, error.whole())
         raise error
     return True
+
+
+def _executed(pair: tuple[Program, Program], law: str, ended: str) -> None:
+    """Record both runs of a law, which end in the same way, since one is compared with the other."""
+    first, second = pair
+    on_stack = [first] if LAWS[law].second is plainly else [first, LAWS[law].ends_as(second)]
+    for program in on_stack:
+        executed.add(settings_of(program), program.layout.world, ended)
 
 
 def _comparable(program: Program, law: Law) -> bool:

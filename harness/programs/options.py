@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from harness.specs.program import Data, Layout, Program
+from harness.results import Setting
+from harness.specs.program import Data, Layout, Option, Program
 from harness.specs.shapes import walk
 from harness.stacks.limit import Case, Limit
 from harness.stacks.registry import parted, stack_of
@@ -68,3 +69,29 @@ def takes(program: Program) -> bool:
     """Return whether no limit of its stack forbids a program."""
     case = case_of(program)
     return not any(limit.forbids(case) for limit in limits_of(program.layout))
+
+
+def settings_of(program: Program) -> list[Setting]:
+    """Return what results keep of a program: every option of its stack, and its dtype, each with its value.
+
+    Of a compiled program, these are the arguments of ``torch.compile``, and the stack that is compiled.
+    """
+    layout = program.layout
+    under, outer, _ = parted(layout)
+    values: dict[str, Option] = {"dtype": program.dtype}
+    if outer is None:
+        values |= msgspec.structs.asdict(options_of(layout))
+        if under.tensor_parallel:
+            values["tensor"] = layout.tensor
+    else:
+        values |= {"stack": under.name, **(msgspec.structs.asdict(layout.compiled) if layout.compiled else {})}
+    return [Setting(layout.stack, name, _said(value)) for name, value in values.items()]
+
+
+def _said(value: Option) -> str:
+    """Return the value of an option in a word."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return "some" if value else "none"
+    return f"{value:g}" if isinstance(value, (int, float)) else value or "none"

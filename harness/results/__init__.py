@@ -14,7 +14,8 @@ Since version 5, the cause of an unsupported test and the reasons why tests were
 :mod:`~.left_out`). Since version 6, so are the world of a test (:class:`GivenWorld`) and the platform of a run. Readers
 turn the sentences of older files into the same data (:mod:`~.old`).
 
-Since version 8, a run says which challenge it answers (:mod:`~.challenge`), and a test which cases it drew.
+Since version 8, a run says which challenge it answers (:mod:`~.challenge`), and a test which cases it drew. Since
+version 9, a test says which cases it executed and checked (:mod:`~.tried`).
 """
 
 from __future__ import annotations
@@ -61,6 +62,25 @@ from harness.results.records import (
     WaiverEntry,
 )
 from harness.results.skipping import cause_of, unsupported
+from harness.results.tried import (
+    ENDINGS,
+    EVERYONE,
+    GROUPS,
+    NOT_REACHED,
+    ONE,
+    PASSED,
+    SOME,
+    STOPPED,
+    UNDECLARED,
+    WHOLE,
+    WRONG,
+    Call,
+    CaseOf,
+    Cases,
+    Setting,
+    Table,
+    Tried,
+)
 from harness.results.writing import Writer, header, torch_version
 
 __all__ = [
@@ -68,12 +88,26 @@ __all__ = [
     "CAUSES",
     "DEFAULT_SEED",
     "ENDED_BADLY",
+    "ENDINGS",
+    "EVERYONE",
     "FREE_SEED",
+    "GROUPS",
+    "NOT_REACHED",
+    "ONE",
     "OWN_CONFTEST",
+    "PASSED",
     "SCHEMA",
+    "SOME",
+    "STOPPED",
+    "UNDECLARED",
     "UNSUPPORTED",
     "VERDICTS",
     "VERSION",
+    "WHOLE",
+    "WRONG",
+    "Call",
+    "CaseOf",
+    "Cases",
     "CasesDrawn",
     "Cause",
     "Challenge",
@@ -102,11 +136,14 @@ __all__ = [
     "Run",
     "RunEnd",
     "RunHeader",
+    "Setting",
     "SizeNotClaimed",
+    "Table",
     "TestResult",
     "TooFewDevices",
     "TooFewHosts",
     "TorchLacks",
+    "Tried",
     "WaiverEntry",
     "Writer",
     "cause_of",

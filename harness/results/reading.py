@@ -24,6 +24,7 @@ from harness.results.records import (
     RunHeader,
     TestResult,
 )
+from harness.results.tried import CaseOf, Cases
 from harness.safe_io.untrusted import Allowance, Refused, said
 
 _SAYS_NOTHING = ("not-run", "unsupported")
@@ -52,6 +53,8 @@ class Run(msgspec.Struct):
     """How the file differs from what the run wrote; empty if it does not, or if the file has no digest."""
     attempts: dict[str, list[TestResult]] = {}
     """Every attempt of the tests that have more than one, in order."""
+    cases: list[CaseOf] = []
+    """The cases to which tests refer by number (:attr:`TestResult.tried`)."""
 
     def records(self) -> Iterator[TestResult]:
         """Iterate over each attempt of each test as the file has it; a test without a result is ``not-run``."""
@@ -145,8 +148,12 @@ def _run(header: RunHeader, records: Iterable[tuple[int, Record]], name: str, *,
             before = attempts.setdefault(record.nodeid, [])
             if record.attempt != len(before) + 1:
                 raise ResultsError(f"{name}, line {line}: {_out_of_order(record, len(before))}")
+            if wrong := _not_cases(record, len(run.cases)):
+                raise ResultsError(f"{name}, line {line}: {record.nodeid}: {wrong}")
             before.append(record)
             run.tests[record.nodeid] = record
+        elif isinstance(record, Cases):
+            run.cases.extend(record.cases)
         elif isinstance(record, RequirementText):
             if record.id in run.requirements:
                 raise ResultsError(f"{name}, line {line}: the requirement {record.id} for the second time")
@@ -166,6 +173,16 @@ def _run(header: RunHeader, records: Iterable[tuple[int, Record]], name: str, *,
     run.attempts = {nodeid: several for nodeid, several in attempts.items() if len(several) > 1}
     run.tests.update((nodeid, merged(several)) for nodeid, several in run.attempts.items())
     return run
+
+
+def _not_cases(test: TestResult, known: int) -> str:
+    """Return what is wrong with the numbers of a test's cases, of which ``known`` came before it; empty if nothing."""
+    for tried in test.tried:
+        if len(tried.cases) != len(tried.counts):
+            return f"{len(tried.cases)} cases and {len(tried.counts)} counts of them"
+        if tried.cases and max(tried.cases) >= known:
+            return f"case {max(tried.cases)}, of which there are {known} before it"
+    return ""
 
 
 def _out_of_order(record: TestResult, before: int) -> str:

@@ -9,11 +9,12 @@ import msgspec
 from harness.results.causes import Cause, NotClaimed
 from harness.results.challenge import Challenge
 from harness.results.left_out import LeftOut
+from harness.results.tried import Cases, Tried
 from harness.safe_io.untrusted import Count, Hosts, Moment, Ranks, Seconds, Status, Words
 from harness.safe_io.untrusted import Version as VersionNumber
 
 SCHEMA = "concord.results"
-VERSION = 8
+VERSION = 9
 
 VERDICTS = ("passed", "failed", "crashed", "hung", "flaky", "unsupported", "waived", "not-run")
 """The verdicts of a test.  ``unsupported``: the backend, the profile or the machine does not support it.  ``not-run``:
@@ -206,6 +207,8 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
     """Whether it draws its examples from the run's seed; results before version 3 do not say."""
     cases: CasesDrawn | None = None
     """The cases that it drew, if it passed; results before version 8 do not say."""
+    tried: list[Tried] = []
+    """The cases that it executed and checked; of tests that say so, and since version 9."""
     finished: Moment = 0.0
     """Seconds since the epoch."""
     text: str = ""
@@ -245,4 +248,4 @@ class RunEnd(msgspec.Struct, tag="end", tag_field="record"):
     """The SHA-256 of the file before this line."""
 
 
-Record = RunHeader | Collected | ProfileText | RequirementText | TestResult | RunEnd
+Record = RunHeader | Collected | ProfileText | RequirementText | Cases | TestResult | RunEnd

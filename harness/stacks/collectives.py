@@ -15,11 +15,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _coalescing_manager as coalescing_manager
 from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout
 
+from harness import executed
 from harness.oracles import collectives as model
 from harness.oracles.collectives import IN_PLACE, REDUCING, Case
 from harness.oracles.exact import difference
 from harness.profiles.obeyed import in_force
-from harness.results import unsupported
+from harness.results import (
+    EVERYONE,
+    NOT_REACHED,
+    ONE,
+    PASSED,
+    SOME,
+    STOPPED,
+    UNDECLARED,
+    WHOLE,
+    WRONG,
+    Call,
+    unsupported,
+)
+from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import Rank
 from harness.worlds.world import World
 
@@ -72,15 +86,16 @@ def reduction(op: str) -> Any:
     return premul_sum(model.PREMULTIPLIER) if op == "PREMUL_SUM" else getattr(dist.ReduceOp, op)
 
 
-def run_cases(rank: Rank, cases: Sequence[Case]) -> list[str]:
-    """Execute every case on this rank. Returns what is wrong, one paragraph for each case and call; [] if nothing is.
+def run_cases(rank: Rank, cases: Sequence[Case]) -> list[tuple[int, str]]:
+    """Execute every case on this rank. Returns what is wrong: a case's position and a paragraph, for each call.
 
     Every rank of the world must be given the same cases. Groups are made when a case first names them, and destroyed at
     the end. A Python error counts as a failure of its case.
     """
     groups: dict[tuple[int, ...] | None, Any] = {None: None}
-    wrong = []
-    for case in cases:
+    wrong: list[tuple[int, str]] = []
+    for number, case in enumerate(cases):
+        rank.progress(wrong[0][0] if wrong else number, number + 1)
         if case.group not in groups:
             groups[case.group] = dist.new_group(list(case.group or ()))
         ranks = case.ranks(rank.size)
@@ -93,7 +108,8 @@ def run_cases(rank: Rank, cases: Sequence[Case]) -> list[str]:
             except Exception as e:
                 problem = f"raised {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
             if problem:
-                wrong.append(f"{case}, call {call + 1}, rank {rank.index}: {problem}")
+                wrong.append((number, f"{case}, call {call + 1}, rank {rank.index}: {problem}"))
+    rank.progress(wrong[0][0] if wrong else len(cases), len(cases) + 1)
     for group in groups.values():
         if group is not None and group is not dist.GroupMember.NON_GROUP_MEMBER:
             dist.destroy_process_group(group)
@@ -107,16 +123,41 @@ def assert_right(world: World, cases: Sequence[Case]) -> None:
     Errors: AssertionError with what each rank found; :class:`~harness.RanksFailed` if ranks hang or die.
     """
     __tracebackhide__ = True
+    executed.add(_kinds([case for case in cases if not _claimed(case)], world.size), world.size, UNDECLARED)
     cases = claimed_cases(cases)
-    wrong = []
-    for some in _portions(cases):
-        timeout = None if _work(some[0]) <= _PORTION else _LONG
-        wrong += [problem for answers in world.run(run_cases, some, timeout=timeout) for problem in answers]
+    wrong, begun = [], 0
+    with executed.Batch(_kinds(cases, world.size), world.size, NOT_REACHED) as batch:
+        for some in _portions(cases):
+            numbers = range(begun, begun := begun + len(some))
+            timeout = None if _work(some[0]) <= _PORTION else _LONG
+            try:
+                found = [each for of_rank in world.run(run_cases, some, timeout=timeout) for each in of_rank]
+            except RanksFailed as e:
+                batch.end(numbers, NOT_REACHED)
+                for ended, positions in _reached(e, len(some)):
+                    batch.end((numbers[position] for position in positions), ended)
+                raise
+            batch.end(numbers, PASSED)
+            batch.end((numbers[number] for number, _ in found), WRONG)
+            wrong += [problem for _, problem in found]
     if wrong:
         more = f"\n... and {len(wrong) - _MOST_SHOWN} more" if len(wrong) > _MOST_SHOWN else ""
         raise AssertionError(
             f"{len(wrong)} wrong answers in {len(cases)} cases:\n" + "\n".join(wrong[:_MOST_SHOWN]) + more
         )
+
+
+def _reached(failure: RanksFailed, count: int) -> list[tuple[str, Iterable[int]]]:
+    """Return how some of ``count`` cases had ended when ranks failed, with their positions.
+
+    The case that stopped is the one that the first rank to fail had begun. If no rank failed by itself, it is the
+    earliest that any rank had begun. Cases before it are right only if every rank has found them right.
+    """
+    first = [failure.first] if failure.first is not None else failure.ends
+    stopped = min(end.reached[1] for end in first) - 1
+    right = max(0, min(count, stopped, *(end.reached[0] for end in failure.ends)))
+    wrong = {right for right, begun in (end.reached for end in failure.ends) if right < min(begun - 1, count)}
+    return [(PASSED, range(right)), (WRONG, wrong), (STOPPED, [stopped] if 0 <= stopped < count else [])]
 
 
 def claimed(dtypes: Iterable[torch.dtype], collective: str = "", op: str = "") -> list[torch.dtype]:
@@ -140,12 +181,29 @@ def name_of(dtype: torch.dtype) -> str:
 
 def claimed_cases(cases: Sequence[Case]) -> Sequence[Case]:
     """Return the cases that the profile claims. The test is skipped as unsupported if none is left."""
-    claims = in_force().claims
-    kept = [case for case in cases if claims.has(case.collective, name_of(case.dtype), case.op)]
+    kept = [case for case in cases if _claimed(case)]
     if cases and not kept:
         first = cases[0]
         unsupported(in_force().not_claimed(str(first), [name_of(first.dtype)], first.collective, first.op))
     return kept
+
+
+def _claimed(case: Case) -> bool:
+    return in_force().claims.has(case.collective, name_of(case.dtype), case.op)
+
+
+def _kinds(cases: Sequence[Case], world: int) -> list[Call]:
+    """Return what results keep of each case."""
+    return [kind_of(case, world) for case in cases] if executed.recorded() else []
+
+
+def kind_of(case: Case, world: int) -> Call:
+    """Return what results keep of a case in a world of a size."""
+    members = len(set(case.group)) if case.group is not None else 0
+    group = WHOLE if case.group is None else ONE if members == 1 else EVERYONE if members == world else SOME
+    op = case.op if case.collective in REDUCING else ""
+    out = "" if case.collective in IN_PLACE or case.form == "functional" else case.out_layout
+    return Call(case.collective, op, name_of(case.dtype), case.layout, out, group, case.form)
 
 
 def _portions(cases: Sequence[Case]) -> list[list[Case]]:

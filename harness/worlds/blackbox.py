@@ -24,6 +24,8 @@ _STATE = struct.Struct("<QQQ")  # phase, job, time in ns
 _COUNT = struct.Struct("<Q")
 _ENTRY = struct.Struct("<QQH")  # sequence number of the entry, time in ns, length of the text
 _COUNT_AT = 64
+_PROGRESS = struct.Struct("<QQ")  # steps that were right from the first on, steps that have begun
+_PROGRESS_AT = 72
 _RING_AT = 128
 _SLOT = 320
 _SLOTS = 128
@@ -91,6 +93,10 @@ class BlackBox:
         """Record the phase that the rank enters, one of :data:`PHASES`, and its job."""
         _STATE.pack_into(self._map, 0, PHASES.index(phase), job, time.monotonic_ns())
 
+    def progress(self, right: int, begun: int) -> None:
+        """Record how far the function has come that the rank runs (:meth:`Rank.progress`)."""
+        _PROGRESS.pack_into(self._map, _PROGRESS_AT, right, begun)
+
     def issued(self, op: str, tensors: str, group: str, where: str) -> None:
         """Record a collective.  Long texts are cut."""
         self.write(self.entry(op, tensors, group, where))
@@ -121,6 +127,12 @@ class BlackBox:
     def phase(self) -> str:
         index = int(_STATE.unpack_from(self._map, 0)[0])
         return PHASES[index] if index < len(PHASES) else "unknown"
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """How far the function has come that the rank runs or ran last (:meth:`progress`)."""
+        right, begun = _PROGRESS.unpack_from(self._map, _PROGRESS_AT)
+        return int(right), int(begun)
 
     @property
     def count(self) -> int:

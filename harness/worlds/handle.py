@@ -62,6 +62,11 @@ class Box(Protocol):
         ...
 
     @property
+    def reached(self) -> tuple[int, int]:
+        """How far its function says that it has come; see :meth:`~harness.worlds.rank.Rank.progress`."""
+        ...
+
+    @property
     def count(self) -> int:
         """The number of collectives that the rank has issued from Python."""
         ...

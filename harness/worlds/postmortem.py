@@ -50,6 +50,8 @@ class End:
     frames: tuple[tuple[str, int, str], ...] = ()
     collectives: tuple[str, ...] = ()
     """Its last collectives, oldest first."""
+    reached: tuple[int, int] = (0, 0)
+    """How far its function had come, if it says so; see :meth:`harness.worlds.rank.Rank.progress`."""
     output: str = ""
     place: Place = HERE
     """Its host."""

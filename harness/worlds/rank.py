@@ -91,7 +91,7 @@ class Rank:
     The first argument of every function given to :meth:`World.run <harness.worlds.world.World.run>`.
     """
 
-    def __init__(self, setup: RankSetup, store: dist.Store) -> None:  # type: ignore[name-defined]
+    def __init__(self, setup: RankSetup, store: dist.Store, box: BlackBox) -> None:  # type: ignore[name-defined]
         import torch
 
         self.index: int = setup.index
@@ -105,6 +105,7 @@ class Rank:
         """The device that this rank owns."""
         self.store: dist.Store = store  # type: ignore[name-defined]
         """The store of the rendezvous.  Use a :class:`torch.distributed.PrefixStore` on it for keys of your own."""
+        self._box = box
         self._meshes: dict[tuple[tuple[int, ...], tuple[str, ...] | None], DeviceMesh] = {}
 
     def __repr__(self) -> str:
@@ -126,6 +127,13 @@ class Rank:
 
         group = dist.new_group(list(ranks), **options)
         return group if self.index in ranks else None
+
+    def progress(self, right: int, begun: int) -> None:
+        """Say how far a function of several steps has come, so that the controller knows it if this rank never answers.
+
+        ``right``: how many steps from the first on ended and were right; ``begun``: how many have begun.
+        """
+        self._box.progress(right, begun)
 
     def mesh(self, *shape: int, names: Sequence[str] | None = None) -> DeviceMesh:
         """Make a device mesh of the given shape over all ranks of the world.
@@ -202,6 +210,7 @@ class _RankProcess:
                 )
                 continue
             if kind == "run":
+                self.box.progress(0, 0)
                 self.box.enter("running", self.job)
                 monitor.begin_run()
                 self.run(*payload)
@@ -265,7 +274,7 @@ class _RankProcess:
             timeout=timeout,
             device_id=device if setup.bind_device and device.index is not None else None,
         )
-        return Rank(setup, store)
+        return Rank(setup, store, self.box)
 
     def connect(self) -> None:
         """Have every two ranks exchange something, so that no test leaves a connection that was not there before.

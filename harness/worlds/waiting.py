@@ -358,6 +358,7 @@ class Waiting:
                     stack=stack,
                     frames=view.frames,
                     collectives=postmortem.describe_collectives(view.known, process.box.recent(64)),
+                    reached=process.box.reached,
                     output=self._ranks.outputs[process.index].text(),
                     place=end.place if end.place.name else process.place,  # as exact as when its time was converted
                 )

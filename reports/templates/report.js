@@ -4,7 +4,6 @@
   const all = (selector, within) => [...(within || document).querySelectorAll(selector)];
   const [q, stack, found, reset, cellName, nothing] = ["#q", "#stack", "#found", "#reset", "#cell", "#nothing"].map(one);
   const chips = all("#filters [name=verdict]");
-  const cells = all(".cell");
   let cell = null;
   const requirements = all(".requirement").map((node) => ({
     node,
@@ -24,7 +23,7 @@
         const data = node.dataset;
         const good = (verdicts.size === 0 || verdicts.has(data.verdict))
           && (stack.value === "" || data.stack === stack.value)
-          && (cell === null || (data.stack === cell.stack && data.dtype === cell.dtype && data.size === cell.size))
+          && (cell === null || (data.stack === cell.stack && data.size === cell.size))
           && words.every((word) => name.includes(word) || requirement.head.includes(word));
         node.hidden = !good;
         if (good) { fits += 1; seen.add(name); }
@@ -38,8 +37,7 @@
     reset.hidden = !narrowed;
     nothing.hidden = kept > 0;
     cellName.hidden = cell === null;
-    cellName.textContent = cell === null ? "" : `${cell.stack}, ${cell.dtype || "several dtypes or none"}, ${cell.size} ranks`;
-    for (const button of cells) button.setAttribute("aria-pressed", String(cell === button.dataset));
+    cellName.textContent = cell === null ? "" : `${cell.stack}, ${count(Number(cell.size), "rank")}`;
   }
 
   function clear() {
@@ -51,21 +49,32 @@
   }
 
   function reveal() {
-    const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const said = new URLSearchParams(location.hash.slice(1));
+    if (said.has("tests")) {
+      stack.value = "";
+      cell = { stack: said.get("tests"), size: said.get("size") };
+      show();
+      one("#requirements").scrollIntoView();
+      return;
+    }
+    let name = location.hash.slice(1);
+    try { name = decodeURIComponent(name); } catch { /* not of ours */ }
+    const target = name ? document.getElementById(name) : null;
     if (target && target.tagName === "DETAILS") { target.hidden = false; target.open = true; target.scrollIntoView(); }
+    const test = said.has("test") && all(".test").find((node) => node.querySelector("code").textContent === said.get("test"));
+    if (test) {
+      if (test.hidden || test.closest(".requirement").hidden) clear();
+      for (let node = test.closest("details"); node; node = node.parentElement.closest("details")) node.open = true;
+      const own = test.querySelector("details");
+      if (own) own.open = true;
+      test.scrollIntoView({ block: "center" });
+      (own ? own.querySelector("summary") : test).focus();
+    }
   }
 
   q.addEventListener("input", show);
   stack.addEventListener("change", () => { cell = null; show(); });
   for (const chip of chips) chip.addEventListener("change", show);
-  for (const button of cells) {
-    button.addEventListener("click", () => {
-      cell = cell === button.dataset ? null : button.dataset;
-      if (cell !== null) stack.value = "";
-      show();
-      if (cell !== null) one("#requirements").scrollIntoView();
-    });
-  }
   one("#filters").addEventListener("submit", (event) => event.preventDefault());
   reset.addEventListener("click", clear);
   one("#again").addEventListener("click", clear);

@@ -84,7 +84,7 @@ class Simulated:
 
 def state(token: int) -> messages.State:
     main, ticks, threads, phase, count, whole, begun = IDLE
-    return messages.State(token, main, ticks, threads, phase, count, whole, begun, [], [])
+    return messages.State(token, main, ticks, threads, phase, count, whole, (0, 0), begun, [], [])
 
 
 def lost_connection() -> dict[str, object]:

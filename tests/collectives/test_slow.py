@@ -43,7 +43,7 @@ def test_values_stay_right(world: World, name: str) -> None:
     """Every collective, synchronous and asynchronous, three times: nothing but time is wrong."""
     cases = [*every_collective(repeats=3), *every_collective(form="async"), Case("all_reduce", shape=(70_000,))]
 
-    def body(rank: Rank, damage: Damage) -> list[str]:
+    def body(rank: Rank, damage: Damage) -> list[tuple[int, str]]:
         with changed(damage):
             return run_cases(rank, cases)
 

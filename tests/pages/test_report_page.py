@@ -6,16 +6,30 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
 from answers import ANSWERS
 from invented import PROFILE, change, evidence, records, runs, written
 
-from harness.results import GivenWorld, OptionGiven, TestResult
+from harness.profiles.vocabulary import DTYPES, REDUCING
+from harness.results import (
+    GROUPS,
+    Call,
+    Cases,
+    GivenWorld,
+    OptionGiven,
+    RequirementText,
+    RunEnd,
+    Setting,
+    TestResult,
+    Tried,
+)
 from reports.build import build
 from reports.page import page as page_of
 
+LAYOUTS = ("contiguous", "offset", "column", "transposed")
 HOSTILE = [
     "<script>window.hacked = 1</script>",
     "</script><script>window.hacked = 2</script>",
@@ -140,17 +154,150 @@ def test_filters(opened: Any) -> None:
     assert page.inner_text("#found") == "24 tests of 12 requirements"
 
 
-def test_matrix(opened: Any) -> None:
-    """A cell of the matrix leads to its tests, and a second click back; cells say what they are to a screen reader."""
+def test_tests_by_size(opened: Any) -> None:
+    """A cell of the last table narrows to its tests, the address leads there, and the button shows all again."""
     page = opened()
-    cell = page.query_selector(".cell[data-stack=replicate][data-dtype=float32][data-size='2']")
-    assert cell.get_attribute("aria-label") == "replicate, float32, 2 ranks: 1 waived"
+    cell = page.query_selector(".cell[href='#tests=replicate&size=2']")
+    assert cell.get_attribute("aria-label") == "replicate, 2: 1 waived, 1 passed"
     cell.click()
-    assert cell.get_attribute("aria-pressed") == "true"
-    assert page.inner_text("#found") == "1 test of 1 requirement"
-    assert page.inner_text("#cell") == "replicate, float32, 2 ranks"
-    cell.click()
+    assert page.inner_text("#found") == "2 tests of 2 requirements"
+    assert page.inner_text("#cell") == "replicate, 2 ranks"
+    page.click("#reset")
     assert page.inner_text("#found") == "24 tests of 12 requirements"
+
+
+def at(page: Any, fragment: str) -> Any:
+    """Go to another place of the page, as a link from elsewhere does."""
+    page.goto(f"{page.url.partition('#')[0]}#{fragment}")
+    return page
+
+
+def listed(page: Any) -> list[list[str]]:
+    """The rows of the cases that are shown, without their tests."""
+    rows = page.query_selector_all("#cases-table tbody tr")
+    return [[cell.inner_text() for cell in row.query_selector_all("td")[:-1]] for row in rows]
+
+
+def test_cell(opened: Any) -> None:
+    """A cell says how many of its cases passed, and leads to them: fields, sizes, times, tests, requirements."""
+    page = opened()
+    cell = page.query_selector(".cell[href='#collective=all_reduce&dtype=float32']")
+    assert (cell.inner_text(), cell.get_attribute("aria-label")) == ("✓ 2", "all_reduce, float32: 2 passed")
+    assert not page.is_visible("#cases")
+    cell.click()
+    assert (page.inner_text("#cases-h"), page.inner_text("#cases-sum")) == ("all_reduce, float32", "2 passed")
+    assert listed(page) == [["✓ passed", "SUM", "contiguous", "world", "sync", "2, 3", "16"]]
+    assert "collectives/test_a.py::test_two[3ranks-float32] COLLECTIVES-TWO-01" in page.inner_text("#cases-table")
+    assert page.evaluate("document.activeElement.id") == "cases"
+    assert cell.get_attribute("aria-current") == "true"
+    page.click("#close")
+    assert not page.is_visible("#cases")
+    assert page.evaluate("document.activeElement.textContent") == cell.text_content()
+    page.go_back()
+    assert page.inner_text("#cases-h") == "all_reduce, float32"
+
+
+def test_cell_of_a_stack(opened: Any) -> None:
+    """A waived case says whose the defect is, in its cell and beside its test, with the reproducer."""
+    page = opened()
+    cell = page.query_selector(".cell[href='#stack=replicate&option=static_graph&value=yes&size=2']")
+    assert cell.inner_text().split() == ["◐", "0/1", "made-up"]
+    cell.click()
+    assert page.inner_text("#cases-h") == "replicate, static_graph, yes, 2 ranks"
+    assert [row[0] for row in listed(page)] == ["◐ waived"]
+    tests = page.inner_text("#cases-table")
+    assert "replicate/test_a.py::test_two[2ranks-float32] REPLICATE-TWO-01 waived, of made-up" in tests
+    assert "torchrun repro_a.py" in tests
+
+
+def test_states_of_cells(opened: Any) -> None:
+    """Every state of a cell has a sign and a word of its own, so that colors are not needed."""
+    endings = {0: "passed", 1: "wrong", 2: "stopped", 4: "not-reached"}
+    tried = [Tried(2, ended, [number], [1]) for number, ended in endings.items()]
+
+    def other(made: list[Any]) -> None:
+        for verdict, name in (("failed", "one[2ranks]"), ("hung", "one[3ranks]"), ("crashed", "two[2ranks-float32]")):
+            change(f"collectives/test_a.py::test_{name}", verdict=verdict, cause=None, reason="", tried=[])(made)
+        size = {"hung": 3}
+        for record in made:
+            if isinstance(record, TestResult) and record.verdict in ("failed", "hung", "crashed"):
+                of = size.get(record.verdict, 2)
+                record.tried = [msgspec.structs.replace(each, size=of) for each in tried]
+        for name in ("one[2", "two[2"):
+            change(f"dynamo/test_a.py::test_{name}", verdict="unsupported", reason="unsupported: no float8")(made)
+        change("dynamo/test_a.py::test_one[3", verdict="not-run", reason="not now")(made)
+        change("replicate/test_a.py::test_one[3ranks]", tried=[Tried(3, "undeclared", [3], [1])])(made)
+
+    page = opened(other)
+    signs = {}
+    for cell in page.query_selector_all(".cell"):
+        (verdict,) = set(cell.get_attribute("class").split()) - {"cell"}
+        assert verdict.replace("-", " ") in cell.get_attribute("aria-label").replace("-", " ")
+        signs.setdefault(verdict, set()).add(cell.text_content().strip()[0])
+    assert {*signs} >= {"failed", "hung", "crashed", "waived", "passed", "not-reached", "undeclared", "unsupported"}
+    assert all(len(sign) == 1 for sign in signs.values())
+    assert len({*map(tuple, signs.values())}) == len(signs)
+    words = page.inner_text(".legend")
+    assert all(verdict.replace("-", " ") in words for verdict in signs)
+
+
+def test_permalinks(opened: Any) -> None:
+    """An address opens what it names: a cell's cases, a test with its evidence, a requirement. No other breaks it."""
+    page = opened()
+    assert at(page, "op=MAX&size=2").inner_text("#cases-h") == "MAX, 2 ranks"
+    assert at(page, "collective=all_shout").inner_text("#cases-sum") == "No case that was tried fits this address."
+    at(page, "test=" + quote("suites/replicate/test_a.py::test_two[2ranks-float32]"))
+    assert page.is_visible("#REPLICATE-TWO-01 .evidence .headline")
+    assert not page.is_visible("#cases")
+    at(page, "DYNAMO-ONE-01")
+    assert page.evaluate("document.getElementById('DYNAMO-ONE-01').open")
+    for fragment in ("%", "=", "a=b", "size=", "test=none", "%E0%A4%A", "collective=all_reduce&what=else"):
+        assert not at(page, fragment).is_visible("#cases")
+
+
+def test_link_from_a_case_to_its_test(opened: Any) -> None:
+    """The link of a case opens the test in its requirement, even if a filter hides it."""
+    page = opened()
+    page.fill("#q", "no such thing")
+    at(page, "collective=broadcast&dtype=float32")
+    page.click("#cases-table tbody a >> nth=0")
+    assert page.is_visible("#COLLECTIVES-ONE-01 .test")
+    assert page.input_value("#q") == ""
+
+
+def test_nothing_tried(opened: Any) -> None:
+    """Older results have no cases, which the page says; tests are there by stack and size."""
+    page = opened(change("", tried=[]))
+    assert "The results do not say which cases tests tried" in page.inner_text(".tried")
+    assert page.query_selector_all(".cell[href^='#collective']") == []
+    assert page.query_selector(".cell[href='#tests=replicate&size=2']") is not None
+
+
+def test_whole_run(opened: Any, page: Any) -> None:
+    """A run as large as all suites, with all cases, is a page of less than 2 MB, and its cells open."""
+    words = [("SUM", "MAX", "MIN"), DTYPES, LAYOUTS, ("", "offset", "column"), GROUPS, ("sync", "async", "functional")]
+    every = [Call(name, *rest) for name in REDUCING for rest in itertools.product(*words)][:3600]
+    tests = [
+        TestResult(
+            nodeid=f"suites/collectives/test_crossings.py::test_an_input_of_any_layout[2ranks-{number}-{name}]",
+            verdict="passed",
+            stack="collectives",
+            requirements=[f"COLL-X-{number % 300:02}"],
+            size=2,
+            world=GivenWorld(2, "gloo", "cpu"),
+            tried=[Tried(2, "passed", sorted({(number * 3 + i) % 3600 for i in range(3)}), [2, 2, 2])],
+        )
+        for number, name in zip(range(2600), itertools.cycle(REDUCING))
+    ]
+    made = [each for each in records(of=[]) if not isinstance(each, RunEnd)]
+    made[1].tests = [test.nodeid for test in tests]
+    sentences = [RequirementText(id=f"COLL-X-{n:02}", sentence="A word. " * 12, level="L1") for n in range(300)]
+    opened(files=[("a", written([*made, *sentences, Cases(every), *tests, *records(of=[])[-1:]]))])
+    assert len(page.content().encode()) < 2_000_000
+    at(page, "collective=all_reduce&dtype=float32")
+    assert len(listed(page)) == 100
+    page.click("#all-cases")
+    assert len(listed(page)) > 100
 
 
 def test_evidence(opened: Any) -> None:
@@ -261,6 +408,7 @@ def test_phone(opened: Any, page: Any) -> None:
     """On 390 pixels nothing is wider than the screen, with evidence open, and what is touched is large enough."""
     page.set_viewport_size({"width": 390, "height": 844})
     opened(change("dynamo/test_a.py::test_one[2", verdict="failed", headline="x" * 300, ranks=evidence("y" * 500)))
+    at(page, "collective=all_reduce&dtype=float32")
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     heights = page.evaluate(
@@ -318,6 +466,7 @@ def hostile(text: str) -> Callable[[list[Any]], None]:
 
     def apply(made: list[Any]) -> None:
         header, collected = made[0], made[1]
+        hit: list[int] = []
         header.arguments, header.profile, header.environment = [text], text, {text: text, "cpu": text}
         header.seed, header.subject, header.concord = text, text, text
         for record in made:
@@ -338,6 +487,17 @@ def hostile(text: str) -> Callable[[list[Any]], None]:
                 record.ranks = [msgspec.structs.replace(r, output=text, stack=text, collectives=[text]) for r in ranks]
                 if record.reproducer is not None:
                     record.reproducer.text = record.reproducer.command = record.reproducer.file = text
+            if isinstance(record, Cases):
+                call, setting = record.cases[0], record.cases[-1]
+                assert isinstance(call, Call)
+                assert isinstance(setting, Setting)
+                shown = text[:100]
+                for name in HOSTILE:
+                    record.cases.append(msgspec.structs.replace(call, collective=name, op=shown, dtype=shown))
+                    record.cases.append(msgspec.structs.replace(setting, stack=name[:100], option=shown, value=shown))
+                    hit += [len(record.cases) - 2, len(record.cases) - 1]
+            if isinstance(record, TestResult) and "collectives/test_a.py::test_two[2" in record.nodeid:
+                record.tried = [Tried(2, "passed", sorted(hit), [1] * len(hit))]
         made[-1].left_out = [OptionGiven(text)]
 
     return apply
@@ -351,7 +511,7 @@ def test_hostile_text(opened: Any, page: Any) -> None:
     page.evaluate("document.querySelectorAll('*').forEach((e) => e.dispatchEvent(new Event('mouseover')))")
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.querySelectorAll('img, svg, iframe, object').length") == 0
-    assert page.evaluate("document.scripts.length") == 1
+    assert page.evaluate("document.scripts.length") == 2  # and the cases, which are data
     assert page.evaluate("[...document.links].filter((a) => a.protocol === 'javascript:').length") == 0
     output = page.query_selector(".rank pre:last-of-type").inner_text()
     for line in HOSTILE[:-1]:
@@ -362,6 +522,11 @@ def test_hostile_text(opened: Any, page: Any) -> None:
     assert page.inner_text("#found") == "4 tests of 2 requirements"
     for cell in page.query_selector_all(".cell"):
         cell.evaluate("(e) => e.click()")
+        page.evaluate("0")
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate("document.querySelectorAll('img, svg, iframe, object').length") == 0
+    assert "\\x00\\x1b[31m" in page.inner_text(".tried")
+    assert page.evaluate("document.body.innerText.includes('\\u202e')") is False
 
 
 def test_hostile_link(opened: Any, page: Any) -> None:

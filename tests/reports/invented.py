@@ -13,6 +13,9 @@ from harness.requirements import LEVELS
 from harness.results import (
     BAD,
     VERSION,
+    Call,
+    CaseOf,
+    Cases,
     Collected,
     GivenWorld,
     NotClaimed,
@@ -22,8 +25,10 @@ from harness.results import (
     RequirementText,
     RunEnd,
     RunHeader,
+    Setting,
     TestResult,
     TorchLacks,
+    Tried,
     WaiverEntry,
     merged,
 )
@@ -66,6 +71,29 @@ ENVIRONMENT = {
 
 FILES = {f"suites/{stack}/test_a.py": f"{i}" * 64 for i, stack in enumerate(LEVELS.values())}
 FILES["harness/results.py"] = "a" * 64
+
+CASES: list[CaseOf] = [
+    Call("all_reduce", "SUM", "float32", "contiguous", "", "world", "sync"),
+    Call("all_reduce", "MAX", "int32", "contiguous", "", "some", "async"),
+    Call("broadcast", "", "float32", "column", "", "world", "sync"),
+    Call("reduce", "SUM", "float32", "contiguous", "", "world", "sync"),
+    Setting("replicate", "dtype", "float32"),
+    Setting("replicate", "static_graph", "yes"),
+]
+"""The cases that tests tried."""
+TRIED = {
+    "suites/collectives/test_a.py::test_one[2ranks]": [
+        Tried(2, "passed", [0, 1, 2], [3, 1, 2]),
+        Tried(2, "undeclared", [3], [1]),
+    ],
+    "suites/collectives/test_a.py::test_two[3ranks-float32]": [Tried(3, "passed", [0], [5])],
+    "suites/replicate/test_a.py::test_one[2ranks]": [Tried(2, "passed", [4, 5], [2, 1])],
+    "suites/replicate/test_a.py::test_two[2ranks-float32]": [
+        Tried(2, "passed", [4], [1]),
+        Tried(2, "wrong", [5], [1]),
+    ],
+}
+"""What tests tried, by their number in :data:`CASES`."""
 
 LEAST = Minimum(world_sizes=(2, 3), unsupported=1.0, drawn=1, examples=1.0, waived=0.5)
 MINIMUMS = Minimums(version=1, levels=dict.fromkeys(LEVELS, LEAST))
@@ -113,6 +141,7 @@ def every_test(stacks: Sequence[str] = tuple(LEVELS.values())) -> list[TestResul
                         dtype=dtype,
                         property_based=name == "two",
                         finished=STARTED + 10 + SECONDS * len(found),
+                        tried=TRIED.get(f"suites/{stack}/test_a.py::test_{name}[{parameters}]", []),
                     )
                 )
     for test in found:
@@ -217,7 +246,25 @@ def records(
         plugins=dict(PLUGINS),
         files=dict(FILES),
     )
-    return [header, Collected([t.nodeid for t in results]), text, *requirements.values(), *results, end]
+    return [
+        header,
+        Collected([t.nodeid for t in results]),
+        text,
+        *requirements.values(),
+        *_table(results),
+        *results,
+        end,
+    ]
+
+
+def _table(results: Sequence[TestResult]) -> list[Cases]:
+    """The cases of some results, which get the numbers that they have in the file."""
+    used = sorted({number for test in results for tried in test.tried for number in tried.cases})
+    for test in results:
+        test.tried = [
+            msgspec.structs.replace(tried, cases=[used.index(number) for number in tried.cases]) for tried in test.tried
+        ]
+    return [Cases([CASES[number] for number in used])] if used else []
 
 
 def written(found: Sequence[Any], *, honest: bool = True, status: int | None = None) -> bytes:

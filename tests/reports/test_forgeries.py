@@ -28,6 +28,8 @@ from invented import (
 
 from harness.results import (
     VERSION,
+    Call,
+    Cases,
     Cause,
     Deselected,
     GivenWorld,
@@ -49,6 +51,7 @@ from harness.results import (
     TestResult,
     TooFewDevices,
     TorchLacks,
+    Tried,
     WaiverEntry,
 )
 from harness.thorough.effort import LARGEST
@@ -261,6 +264,36 @@ def other_devices(made: list[Any]) -> None:
     unsupported(CASE, UNDECLARED)(made)
 
 
+MIN = Call("all_reduce", "MIN", "float32", "contiguous", "", "world", "sync")
+TRIES = "suites/collectives/test_a.py::test_one[2ranks]"
+
+
+def tries(*cases: int, size: int = 2, ended: str = "passed", count: int = 1) -> Change:
+    """A test says that it tried other cases; those that only it tried are tried by another one."""
+
+    def apply(made: list[Any]) -> None:
+        (test,) = (r for r in made if isinstance(r, TestResult) and r.nodeid == TRIES)
+        (other,) = (r for r in made if isinstance(r, TestResult) and "collectives/test_a.py::test_two[2" in r.nodeid)
+        test.tried, other.tried = [Tried(size, ended, list(cases), [count] * len(cases))], test.tried
+
+    return apply
+
+
+def of_cases(**fields: str) -> Change:
+    """The first case of the table is another."""
+
+    def apply(made: list[Any]) -> None:
+        (table,) = (r for r in made if isinstance(r, Cases))
+        table.cases[0] = msgspec.structs.replace(table.cases[0], **fields)
+
+    return apply
+
+
+def again_in_the_table(made: list[Any]) -> None:
+    (table,) = (r for r in made if isinstance(r, Cases))
+    table.cases.append(table.cases[0])
+
+
 CONTROL = change("dynamo/test_a.py::test_one[2", seconds=1.5)
 """A change that leaves a run what a run can be."""
 
@@ -324,6 +357,39 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     "unknown-file": (
         files({"harness/patch.py": "b" * 64}),
         "harness/patch.py: the run loaded it, but the suite has no such",
+    ),
+    # cases
+    "case-of-no-test": (added(Cases([MIN])), "no test tried the case all_reduce MIN float32 contiguous world sync"),
+    "case-twice": (both(again_in_the_table, tries(0, 6)), "its table has a case twice: all_reduce SUM float32"),
+    "case-of-no-collective": (
+        of_cases(collective="all_shout"),
+        "the case all_shout SUM float32 contiguous world sync: there is no such collective",
+    ),
+    "case-without-reduction": (
+        of_cases(op=""),
+        "all_reduce float32 contiguous world sync: all_reduce reduces",
+    ),
+    "case-of-no-group": (of_cases(group="few"), "'few' is no kind of group"),
+    "passed-with-a-wrong-case": (tries(0, ended="wrong"), f"{TRIES}: is passed, but 1 case of it: wrong"),
+    "passed-with-cases-that-it-did-not-reach": (
+        tries(0, ended="not-reached"),
+        f"{TRIES}: is passed, but 1 case of it: not-reached",
+    ),
+    "case-with-an-ending-of-its-own": (tries(0, ended="fine"), f"{TRIES}: 'fine' is no way in which a case ends"),
+    "case-on-more-ranks": (tries(0, size=8), f"{TRIES}: tried 1 case on 8 ranks, but it had 2"),
+    "cases-out-of-order": (tries(1, 0), f"{TRIES}: the numbers of its cases are not ascending"),
+    "case-that-did-not-run": (tries(0, count=0), f"{TRIES}: tried a case 0 times"),
+    "case-that-is-not-claimed": (
+        tries(3),
+        f"{TRIES}: the case reduce SUM float32 contiguous world sync is not claimed, but was tried",
+    ),
+    "case-left-out-though-claimed": (
+        tries(0, ended="undeclared"),
+        f"{TRIES}: the case all_reduce SUM float32 contiguous world sync was left out, but the profile claims it",
+    ),
+    "case-of-another-collective": (
+        change("test_one[3", verdict="passed", cause=None, reason="", tried=[Tried(3, "passed", [0], [1])]),
+        "test_one[3ranks]: is about reduce, but tried all_reduce SUM float32",
     ),
     # worlds
     "size": (change(ONE, size=3), f"{ONE}: its size is 3, but its name says 2 ranks"),
@@ -867,7 +933,7 @@ HONEST: dict[str, tuple[Change, dict[str, Any]]] = {
     "narrowed": (narrowed, {}),
     "died-in-setup": (died_in_setup, {}),
     "crashed": (change(ONE, verdict="crashed", headline="signal 11"), {}),
-    "stale-waiver": (change(WAIVED, verdict="passed", **LEFT), {"status": 1}),
+    "stale-waiver": (change(WAIVED, verdict="passed", tried=[], **LEFT), {"status": 1}),
     "skipped": (change(ONE, verdict="not-run", reason="not now"), {}),
     "smoke": (both(of(RunHeader, effort=0.1), environment(CONCORD_EXAMPLES="smoke")), {}),
     "fault": (both(of(RunHeader, faults=["no_sync"]), arguments("--fault", "no_sync")), {}),

@@ -174,7 +174,7 @@ def test_unknown_owner(tmp_path: Path) -> None:
 
 def test_does_not_show(tmp_path: Path) -> None:
     """A run is green in which a defect of PyTorch does not show; where the profile keeps PyTorch, it is not."""
-    passed = change(WAIVED, verdict="passed", **LEFT)
+    passed = change(WAIVED, verdict="passed", tried=[], **LEFT)
     assert checked(tmp_path, owned(), passed, status=0).problems == ()
     strict = owned(profile=PLAIN + '[defects]\nkeep = ["pytorch"]\n')
     found = checked(tmp_path, strict, passed, status=0)

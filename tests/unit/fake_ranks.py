@@ -44,6 +44,7 @@ class FakeBox:
     phase: str = "running"
     issued: list[Issued] = field(default_factory=list)
     whole: bool = True
+    reached: tuple[int, int] = (0, 0)
 
     @property
     def count(self) -> int:

@@ -52,6 +52,16 @@ def test_new_page(page: Page) -> None:
     assert (page.controller.phase, page.controller.count, page.controller.recent()) == ("starting", 0, [])
 
 
+def test_progress(page: Page) -> None:
+    """The controller sees how far a function has come; at first it has not begun."""
+    assert page.controller.reached == (0, 0)
+    page.rank.progress(3, 5)
+    assert page.controller.reached == (3, 5)
+    page.rank.issued("all_reduce", "float32[4]", "0", "x.py:1")
+    page.rank.enter("running", job=3)
+    assert page.controller.reached == (3, 5)
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_phase(page: Page, phase: str) -> None:
     """The controller sees the phase that the rank entered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from harness.requirements import stack_of
 from harness.results import (
     VERDICTS,
     VERSION,
+    Call,
+    Cases,
     Collected,
     GivenWorld,
     ProfileText,
@@ -26,7 +29,9 @@ from harness.results import (
     ResultsError,
     RunEnd,
     RunHeader,
+    Setting,
     TestResult,
+    Tried,
     Writer,
     read,
 )
@@ -433,3 +438,54 @@ def test_killed_writer(path: Path) -> None:
     run = read(path)
     assert (len(run.tests) > 50, run.complete) == (True, False)
     assert [str(i) for i in range(len(run.tests))] == list(run.tests)
+
+
+CASES = Cases(
+    [Call("all_reduce", "SUM", "float32", "contiguous", "", "world", "sync"), Setting("replicate", "a", "yes")]
+)
+
+
+def test_cases(path: Path) -> None:
+    """A test's cases come back by their numbers, which go on from one record of cases to the next."""
+    more = Cases([Setting("replicate", "b", "no")])
+    one = TestResult(nodeid="a", verdict="passed", tried=[Tried(2, "passed", [0, 1], [3, 1])])
+    other = TestResult(nodeid="b", verdict="failed", tried=[Tried(3, "wrong", [2], [1])])
+    write(path, HEADER, CASES, one, more, other)
+    run = read(path)
+    assert run.cases == [*CASES.cases, *more.cases]
+    assert (run.tests["a"], run.tests["b"]) == (one, other)
+
+
+@pytest.mark.parametrize(
+    ("tried", "says"),
+    [
+        ([Tried(2, "passed", [2], [1])], "line 3: a: case 2, of which there are 2 before it"),
+        ([Tried(2, "passed", [0, 1], [1])], "line 3: a: 2 cases and 1 counts of them"),
+        ([Tried(2, "passed", [0], [1]), Tried(2, "wrong", [1 << 40], [1])], "line 3: Expected `int` <= 1000000000"),
+    ],
+)
+def test_cases_that_are_not_there(path: Path, tried: list[Tried], says: str) -> None:
+    """A number of no case, and counts that do not belong to the cases, are refused with their line."""
+    write(path, HEADER, CASES, TestResult(nodeid="a", verdict="passed", tried=tried))
+    with pytest.raises(ResultsError, match=re.escape(says)):
+        read(path)
+
+
+def test_before_cases(path: Path) -> None:
+    """A file of version 8 is read as it was: its tests say nothing of cases."""
+    lines = [
+        {"record": "run", "schema": "concord.results", "version": 8, "started": 1.0},
+        {"record": "test", "nodeid": "a", "verdict": "passed", "cases": {"count": 3, "digest": "0123456789abcdef"}},
+    ]
+    path.parent.mkdir()
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    run = read(path)
+    assert (run.cases, run.tests["a"].tried, run.tests["a"].cases.count) == ([], [], 3)  # type: ignore[union-attr]
+
+
+def test_cases_of_the_worst_attempt(path: Path) -> None:
+    """A test that ran twice has the cases of the attempt whose verdict counts."""
+    bad = TestResult(nodeid="a", verdict="failed", tried=[Tried(2, "wrong", [0], [1])])
+    good = TestResult(nodeid="a", verdict="passed", attempt=2, tried=[Tried(2, "passed", [0], [1])])
+    write(path, HEADER, CASES, bad, good)
+    assert read(path).tests["a"].tried == bad.tried

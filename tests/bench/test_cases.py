@@ -1,0 +1,85 @@
+"""What it costs that results say which cases tests executed: the same work with and without the record, in turns.
+
+Run with ``pytest tests/bench/test_cases.py --benchmark-enable``; nothing here fails for being slow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness import Pool, World, WorldSpec, executed
+from harness.programs import assert_same_as_alone
+from harness.redaction import current
+from harness.results import Table, TestResult
+from harness.specs.program import Layout, Linear, Model, Program
+from harness.stacks.collectives import assert_right
+from suites.collectives.cases import crossing
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+PROGRAM = Program(Model((4,), (Linear(4), Linear(2))), Layout("replicate", 2))
+
+
+@pytest.fixture
+def world(asked_for: None) -> Iterator[World]:
+    pool = Pool()
+    yield pool.acquire(WorldSpec(2))
+    pool.close()
+
+
+def as_recorded(work: Callable[[], None]) -> None:
+    """Do the work of a test, record its cases, and write them, with all of them new in the file."""
+    with executed.recording() as found:
+        work()
+    tried, new = Table().refer(found.plain())
+    assert new
+    result = TestResult(nodeid="a", verdict="passed", tried=tried)
+    msgspec.json.encode([current().record(msgspec.to_builtins(each)) for each in (result, *new)])
+
+
+def unrecorded(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return the seconds that the same work takes when nobody records."""
+    with monkeypatch.context() as patch:
+        patch.setattr(executed, "_running", [])
+        began = time.perf_counter()
+        work()
+        return time.perf_counter() - began
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_to_all"])
+def test_collectives(name: str, compare: Callable[..., Any], world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test with the most different cases of a collective: a crossing."""
+    cases = crossing(name, 2, False)
+
+    def work() -> None:
+        assert_right(world, cases)
+
+    compare(
+        f"{len(cases)} cases of {name}",
+        lambda: as_recorded(work),
+        lambda: unrecorded(work, monkeypatch),
+        against="the same without the record",
+        wanted="1.03 at most",
+        rounds=60,
+    )
+
+
+def test_programs(compare: Callable[..., Any], world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small training run, beside which a record weighs most."""
+
+    def work() -> None:
+        assert_same_as_alone(lambda size: world, PROGRAM)
+
+    compare(
+        "a small program",
+        lambda: as_recorded(work),
+        lambda: unrecorded(work, monkeypatch),
+        against="the same without the record",
+        wanted="1.03 at most",
+        rounds=60,
+    )
