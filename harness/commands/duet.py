@@ -269,7 +269,12 @@ def chosen(offered: Sequence[Series], asked: Sequence[str]) -> list[Series]:
     if not asked:
         found = [s for s in every if usual(s)]
     else:
-        found = [one for one in every if any(asks_for(text, one) for text in asked)]
+        names = {one.name for one in every}  # a whole name asks for this one, and not for its other forms
+        found = [
+            one
+            for one in every
+            if any(text.strip() == one.name if text.strip() in names else asks_for(text, one) for text in asked)
+        ]
     if not found:
         what = (
             f"no series that both sides offer has {' or '.join(map(repr, asked))} in its name"

@@ -127,7 +127,7 @@ def test_accepted(stage: Stage, history: Callable[..., None], asked: list[list[s
     assert concord("gate").exit_code == 0
     with History() as opened:
         one = opened.line().dueted[0]
-        opened.add_dueted([Dueted(night="n29", series=OFFERS[4], verdict="slower", ratio=1.2, at=one.at + 1)])
+        opened.add_dueted([Dueted(night="n29", series=OFFERS[4], verdict="slower", ratio=1.2, at=one.at + 1e-4)])
     assert concord("gate").exit_code == 1
     concord("baseline", sys.prefix, "--reason", "the new release")
     assert concord("gate").exit_code == 0

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -18,7 +19,7 @@ from harness.bench.duet.run import Duet
 from harness.bench.duet.sides import Setting, SideFailed
 from harness.bench.records import Series
 from harness.commands import duet as command
-from harness.commands.duet import asks_for, parsed, progress_of
+from harness.commands.duet import asks_for, chosen, parsed, progress_of
 from harness.commands.main import app
 from tests.perf import duets
 from tests.perf.duets import OFFERS, SIZES, FakeSide, Machine
@@ -340,3 +341,12 @@ def test_relative_out(stage: Stage) -> None:
     place = re.search(r"journal: (\S+)", found.output)
     assert place is not None
     assert os.path.exists(place[1])
+
+
+def test_a_whole_name_asks_for_one_series() -> None:
+    """A series that has other forms is asked for by its name alone; words ask for all forms."""
+    other = msgspec.structs.replace(OFFERS[2], variant=(("place", "out"),))
+    every = [OFFERS[2], other, OFFERS[3]]
+    assert chosen(every, [OFFERS[2].name]) == [OFFERS[2]]
+    assert chosen(every, [OFFERS[2].name, "128 KiB"]) == [OFFERS[2], OFFERS[3]]
+    assert chosen(every, ["8 KiB"]) == [OFFERS[2], other]
