@@ -47,10 +47,13 @@ class Conditions:
         """Return the waivers for a test under these conditions, including expired ones."""
         return [w for w in profile.waivers if w.matches(nodeid) and self.are_of(w)]
 
-    def covering(self, profile: Profile, nodeid: str, verdict: str) -> Waiver | None:
-        """Return the waiver that accepts a test's bad verdict, or None if there is none."""
+    def covering(self, profile: Profile, nodeid: str, verdict: str, report: str = "") -> Waiver | None:
+        """Return the waiver that accepts a test's bad verdict, or None if there is none.
+
+        ``report``: the text of the failure, in which a waiver may look for what is known of it.
+        """
         for waiver in self.concerning(profile, nodeid):
-            if verdict in waiver.verdicts and not waiver.has_expired(self.today):
+            if verdict in waiver.verdicts and not waiver.has_expired(self.today) and waiver.is_shown_by(report):
                 return waiver
         return None
 
@@ -120,7 +123,8 @@ def review(
             why = f"expired on {waiver.expires}: {listed(bad, all_names)}; look again at: {waiver.reason}"
             notes.append(f"{waiver.place}: {why} ({waiver.link})")
         elif bad:
-            notes.append(f"{waiver.place}: covers only {', '.join(waiver.verdicts)}: {listed(bad, all_names)}")
+            shows = f" with {' or '.join(map(repr, waiver.shows))} in the report" if waiver.shows else ""
+            notes.append(f"{waiver.place}: covers only {', '.join(waiver.verdicts)}{shows}: {listed(bad, all_names)}")
         passed = [n for n in nodeids if verdicts[n] == "passed" and n not in accepted]
         if not profile.expects(waiver):
             if passed and not waiver.intermittent and waiver.place not in used and not bad:
@@ -198,7 +202,7 @@ class Waivers:
             return report
         properties = dict(item.user_properties)
         verdict = str(properties.get("concord.verdict", "failed"))
-        waiver = self._conditions.covering(profile, item.nodeid, verdict)
+        waiver = self._conditions.covering(profile, item.nodeid, verdict, report.longreprtext)
         if waiver is not None:
             report.outcome = "skipped"
             report.wasxfail = f"{waiver.reason} ({waiver.named}, {waiver.link})"

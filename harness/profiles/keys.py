@@ -362,6 +362,9 @@ WAIVER: Mapping[str, Key] = {
         required=True,
     ),
     "verdicts": _words(ENDED_BADLY, "a verdict that it can cover", '["failed"]', "Bad verdicts that it covers."),
+    "shows": Key(
+        _list_of(_text), '["no such member"]', "Texts of which a failure that it covers has one.", _items(_TEXT)
+    ),
     "subjects": Key(
         _list_of(_word), '["torch", "reference"]', "Whose implementations of the stacks it is about.", _items(_WORD)
     ),

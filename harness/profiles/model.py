@@ -110,6 +110,8 @@ class Waiver:
     """The last day on which it applies."""
     verdicts: tuple[str, ...] = ENDED_BADLY
     """The verdicts that it covers; an intermittent waiver also covers ``passed``."""
+    shows: tuple[str, ...] = ()
+    """Texts of which the report of a failure that it covers has one; empty if any failure will do."""
     when: Condition = ALWAYS
     """The platforms on which it applies."""
     subjects: tuple[str, ...] = ("torch",)
@@ -134,6 +136,10 @@ class Waiver:
     def has_expired(self, today: datetime.date) -> bool:
         """Return whether it no longer applies."""
         return today > self.expires
+
+    def is_shown_by(self, report: str) -> bool:
+        """Return whether a failure is the known one, by the text of its report."""
+        return not self.shows or any(text in report for text in self.shows)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,9 @@ SUITE = """
     def broken():
         raise RuntimeError("broken")
 
+    def test_otherwise(world):
+        world.run(badly)
+
     def test_known_set_up(world, broken):
         pass
 
@@ -76,9 +79,10 @@ def entry(tests: str, *lines: str, kind: str = "waiver", expires: str = "2999-12
 HEAD = 'name = "cpu-gloo"\nbackend = "gloo"\ndevice = "cpu"\nworld_sizes = [2, 3]\n'
 PROFILE = (
     HEAD
-    + entry("suites/*::test_known*")
+    + entry("suites/*::test_known*", 'shows = ["2 failed first", "3 failed first", "1 == 2", "broken"]')
     + entry("suites/*::test_dies[2ranks]", 'verdicts = ["crashed"]')
     + entry("suites/*::test_dies_un*", 'verdicts = ["failed", "hung"]')
+    + entry("suites/*::test_otherwise*", 'shows = ["rank.index == 8"]')
     + entry("suites/*::test_mended*")
     + entry("suites/*::test_long_known*", expires="2020-12-31")
     + entry("suites/*::test_now*", 'verdicts = ["failed", "passed"]', kind="intermittent")
@@ -89,7 +93,11 @@ PROFILE = (
 WHERE = "fixtures/profiles/cpu-gloo.toml"
 ELSEWHERE = 'owner = "gloo"\nbackends = ["gloo"]\n' + entry("suites/*::test_not_here*", 'id = "x"', kind="defect")
 """Known defects of which no test is there."""
-BAD = {"test_dies_unexpectedly[2ranks]": "crashed", "test_long_known[2ranks]": "failed"}
+BAD = {
+    "test_dies_unexpectedly[2ranks]": "crashed",
+    "test_long_known[2ranks]": "failed",
+    "test_otherwise[2ranks]": "failed",
+}
 WAIVED = {
     "test_known[2ranks]",
     "test_known[3ranks]",
@@ -179,7 +187,7 @@ class TestWaivers:
                 "*- waivers -*",
                 f"{WHERE}:5: about suites/[*]::test_known[*] (cpu-gloo, unreported, until 2999-12-31)",
                 "    " + names.replace("[", "[[]"),
-                f"{WHERE}:11: about suites/[*]::test_dies[[]2ranks] (cpu-gloo, unreported, until 2999-12-31)",
+                f"{WHERE}:12: about suites/[*]::test_dies[[]2ranks] (cpu-gloo, unreported, until 2999-12-31)",
                 "    suites/collectives/test_it.py::test_dies[[]2ranks] crashed",
                 "*: about suites/[*]::test_now[*] (cpu-gloo, intermittent, unreported, until 2999-12-31)",
                 "*waived tests by owner: cpu-gloo 6",
@@ -190,6 +198,10 @@ class TestWaivers:
         ("glob", "said"),
         [
             ("suites/*::test_dies_un*", "covers only failed, hung: {}::test_dies_unexpectedly[2ranks] crashed"),
+            (
+                "suites/*::test_otherwise*",
+                "covers only failed, crashed, hung with 'rank.index == 8' in the report: {}::test_otherwise[2ranks]",
+            ),
             (
                 "suites/*::test_long_known*",
                 "expired on 2020-12-31: {}::test_long_known[2ranks] failed; look again at: ",
@@ -223,7 +235,7 @@ class TestWaivers:
         (case,) = (case for case in tree.iter("testcase") if case.get("name") == "test_dies[2ranks]")
         assert [child.tag for child in case if child.tag in ("skipped", "failure")] == ["skipped"]
         properties = {p.get("name"): p.get("value") for p in case.iter("property")}
-        assert (properties["concord.waived"], properties["concord.verdict"]) == (f"{WHERE}:11", "crashed")
+        assert (properties["concord.waived"], properties["concord.verdict"]) == (f"{WHERE}:12", "crashed")
         assert (properties["concord.owner"], "concord.defect" in properties) == ("cpu-gloo", False)
 
 

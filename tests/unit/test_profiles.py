@@ -229,12 +229,15 @@ class TestMistakes:
             ('verdicts = ["fialed"]', "verdicts: 'fialed' is not a verdict that it can cover; did you mean failed?"),
             ('verdicts = ["passed"]', "verdicts: 'passed' is not a verdict that it can cover; "),
             ("verdicts = [[]]", "verdicts: [] is not a verdict that it can cover; write some of failed, crashed, hung"),
+            ('shows = "text"', "shows: a list in brackets, not 'text'"),
+            ('shows = [""]', "shows: "),
+            ("shows = [1]", "shows: a text in quotes, not 1"),
             ('torch = "2.11"', "torch: a condition on versions, as in \">=2.11,<2.14\", not '2.11'"),
             ("torch = 2.11", "torch: a text in quotes, not 2.11"),
             ('reasons = "x"', "reasons: no such key; did you mean reason?"),
             (
                 "world_sizes = [1]",
-                "world_sizes: no such key; known are tests, reason, link, expires, verdicts, subjects, torch",
+                "world_sizes: no such key; known are tests, reason, link, expires, verdicts, shows, subjects, torch",
             ),
         ],
         ids=lambda text: ascii(text)[:40],
@@ -506,6 +509,21 @@ class TestCovering:
     def test_none(self) -> None:
         """A test that no waiver is about has none."""
         assert NOW.covering(profile(waiver("x")), "t", "failed") is None
+
+    @pytest.mark.parametrize(
+        ("report", "expected"),
+        [("E  no shard is left", True), ("a rank has\nno row", True), ("E  no rank is left", False), ("", False)],
+    )
+    def test_other_failure(self, report: str, expected: bool) -> None:
+        """A waiver that says what the failure looks like covers no other failure."""
+        known = waiver(shows=("no shard", "has\nno"))
+        assert (NOW.covering(profile(known), "t", "failed", report) is not None) == expected
+        assert NOW.covering(profile(known, waiver()), "t", "failed", report) is not None
+
+    def test_note_of_another_failure(self) -> None:
+        """A run says which failures a waiver covers if a test fails otherwise."""
+        found = review(profile(waiver(shows=("no [shard]",))), {"a": "failed"}, {}, NOW, whole=True)
+        assert found.notes == ("p:1: covers only failed, crashed, hung with 'no [shard]' in the report: a failed",)
 
 
 class TestReview:
