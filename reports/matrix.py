@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
@@ -162,7 +162,21 @@ def _table(title: str, calls: Sequence[CaseReport], row: str, column: str, owner
     def said(each: CaseReport) -> bool:
         return all(value and value != "0" for name in (row, column) for value in key(name)(each).values())
 
-    return _counted(title, _CORNERS.get(row, row), [each for each in calls if said(each)], key(row), key(column), owners, MOST)
+    if "dtype" in (row, column):
+        calls = list(_with_dtypes(calls))
+    fitting = [each for each in calls if said(each)]
+    return _counted(title, _CORNERS.get(row, row), fitting, key(row), key(column), owners, MOST)
+
+
+def _with_dtypes(calls: Sequence[CaseReport]) -> Iterator[CaseReport]:
+    """Yield calls; one without a dtype, of a collective that is not claimed at all, once for each dtype there is."""
+    dtypes = dict.fromkeys(each.case.dtype for each in calls if isinstance(each.case, Call) and each.case.dtype)
+    for each in calls:
+        if isinstance(each.case, Call) and not each.case.dtype:
+            for dtype in [*dtypes][:MOST]:
+                yield msgspec.structs.replace(each, case=msgspec.structs.replace(each.case, dtype=dtype))
+        else:
+            yield each
 
 
 def _counted(
@@ -240,6 +254,7 @@ def whole(report: Report) -> dict[str, Any]:
     """Return what the template takes: every table, the legend and the data."""
     calls, stacks, tests = of_calls(report), of_stacks(report), of_tests(report)
     return {
+        "any_tried": any(case.count for case in report.cases),
         "calls": calls,
         "stacks": stacks,
         "tests_by_size": tests,

@@ -31,7 +31,8 @@
     for (const [numbers, ...sizes] of cases) {
       if (words[numbers[0]] !== kind) continue;
       const values = Object.fromEntries(fields[kind].map((field, at) => [field, words[numbers[at + 1]]]));
-      if (!fields[kind].every((field) => !said.has(field) || said.get(field) === values[field])) continue;
+      const fits = (field) => !said.has(field) || said.get(field) === values[field] || (field === "dtype" && values[field] === "");
+      if (!fields[kind].every(fits)) continue;  // without a dtype: the collective is not claimed at all
       const alike = new Map();
       for (const [size, verdict, times, ...tests] of sizes) {
         if (said.has("size") && said.get("size") !== String(size)) continue;

@@ -15,9 +15,9 @@ import pytest
 from harness import Pool, World, WorldSpec, executed
 from harness.programs import assert_same_as_alone
 from harness.redaction import current
-from harness.results import Table, TestResult
+from harness.results import NOT_REACHED, PASSED, Table, TestResult
 from harness.specs.program import Layout, Linear, Model, Program
-from harness.stacks.collectives import assert_right
+from harness.stacks.collectives import assert_right, kind_of
 from suites.collectives.cases import crossing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -65,6 +65,24 @@ def test_collectives(name: str, compare: Callable[..., Any], world: World, monke
         lambda: unrecorded(work, monkeypatch),
         against="the same without the record",
         wanted="1.03 at most",
+        rounds=200,
+    )
+
+
+def test_record_alone(compare: Callable[..., Any], world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record without the work, beside the work: what noise of ranks cannot hide."""
+    cases = crossing("all_to_all", 2, False)
+
+    def record() -> None:
+        with executed.Batch([kind_of(case, 2) for case in cases], 2, NOT_REACHED) as batch:
+            batch.end(range(len(cases)), PASSED)
+
+    compare(
+        f"the record of {len(cases)} cases",
+        lambda: as_recorded(record),
+        lambda: unrecorded(lambda: assert_right(world, cases), monkeypatch),
+        against="the work that it is about",
+        wanted="0.03 at most",
         rounds=60,
     )
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from answers import ANSWERS, failed
-from invented import evidence, runs
+from invented import change, evidence, runs
 
+from harness.results import Tried
 from reports.build import build
 from reports.page import page as page_of
 
@@ -23,11 +24,11 @@ def violations(page: Any, tmp_path: Path) -> Callable[..., list[str]]:
     """Returns what axe-core finds wrong with the page of some runs, everything opened."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 
-    def found(html: str, scheme: str, size: dict[str, int]) -> list[str]:
+    def found(html: str, scheme: str, size: dict[str, int], fragment: str = "") -> list[str]:
         page.set_viewport_size(size)
         page.emulate_media(color_scheme=scheme)
         (tmp_path / "report.html").write_text(html)
-        page.goto((tmp_path / "report.html").as_uri(), wait_until="load")
+        page.goto((tmp_path / "report.html").as_uri() + fragment, wait_until="load")
         page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
         options = {"runOnly": {"type": "tag", "values": RULES}, "resultTypes": ["violations"]}
         response = axe.Axe().run(page, options=options).response
@@ -55,6 +56,21 @@ def test_every_verdict(violations: Callable[..., list[str]], scheme: str) -> Non
     (name, data), second = runs(*changes)
     html = page_of(build([(name, data.rpartition(b'{"record":"end"')[0]), second]))
     assert violations(html, scheme, DESK) == []
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("cell", ["collective=all_reduce&dtype=float32", "stack=replicate&size=2", "collective=none"])
+def test_cases(violations: Callable[..., list[str]], cell: str, scheme: str, size: dict[str, int]) -> None:
+    """Nor with the cases of a cell: several states, a waiver with its owner, or no case at all."""
+
+    def several(made: list[Any]) -> None:
+        endings = ("passed", "wrong", "stopped", "not-reached")
+        for verdict, name in (("hung", "one[2ranks]"), ("failed", "two[3ranks-float32]")):
+            tried = [Tried(int(name[4]), ended, [number], [1]) for number, ended in enumerate(endings)]
+            change(f"collectives/test_a.py::test_{name}", verdict=verdict, tried=tried)(made)
+
+    assert violations(page_of(build(runs(several))), scheme, size, f"#{cell}") == []
 
 
 def test_finds_something(violations: Callable[..., list[str]]) -> None:
