@@ -40,7 +40,7 @@ NEWER = dict.fromkeys(
     ),
     "PyTorch has it since 2.14 or 2.15, and damages are put into the one that is pinned",
 )
-OF_HOSTS = dict.fromkeys((f"COLL-HOST-0{n}" for n in range(1, 9)), "on several hosts: tests/cluster/test_found.py")
+OF_HOSTS = dict.fromkeys((f"COLL-HOST-{n:02}" for n in range(1, 11)), "on several hosts: tests/cluster/test_found.py")
 UNDAMAGED = {**OF_STREAMS, **NEWER, **OF_HOSTS}
 """Requirements without a damage that a test of theirs finds, and why."""
 
