@@ -61,14 +61,14 @@ def assert_same_as_alone(worlds: Callable[[int], World], program: Program) -> No
             _require_tame(program, truths[0].tensors)
         if e.verdict == "hung":  # one defect, although ranks are stopped at random places
             e.__cause__ = e.__context__ = None
-        executed.add(settings_of(program), world.size, STOPPED)
+        executed.add(settings_of(program), program.layout.world, STOPPED)
         _failed(patience, world, program, e, e.summary(), None)
         raise
     truth = truths[-1]
     _require_tame(program, truth.tensors)
     patience.passed(max(outcome.seconds for outcome in outcomes))
     wrong = problems(program, truth, outcomes)
-    executed.add(settings_of(program), world.size, WRONG if wrong else PASSED)
+    executed.add(settings_of(program), program.layout.world, WRONG if wrong else PASSED)
     if wrong:
         if any(outcome.left for outcome in outcomes):
             world.kill()  # or the residue would be found again after every smaller program

@@ -142,7 +142,7 @@ def _is_of_same_class(x: torch.Tensor, a: Any, b: Any) -> Any:
 
 @requirement(
     "DYN-PROTO-01",
-    "Equality, identity, hash, truth value and isinstance() of groups and meshes are the same compiled as uncompiled.",
+    "Groups and meshes are equal, identical, hashed, true or instances of a class when compiled as when uncompiled.",
     source="torch.compile; torch.distributed.ProcessGroup; torch.distributed.device_mesh.DeviceMesh",
 )
 @pytest.mark.world(3)
@@ -400,8 +400,8 @@ def test_custom_getattr(world: World, how: str) -> None:
 
 @requirement(
     "DYN-FAKE-01",
-    "With the fake backend, compiled code sees the ranks, sizes and meshes of the pretended world, and the shapes that "
-    "its collectives give.",
+    "With the fake backend, compiled code sees ranks, sizes, meshes and the shapes of collectives as uncompiled code "
+    "does.",
     source="torch.distributed.Backend: FAKE; torch.compile",
 )
 @pytest.mark.world(1)

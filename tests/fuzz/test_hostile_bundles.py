@@ -174,7 +174,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     # times and numbers
     "a run that starts at 1e300": (lambda: of_runs(header(started=1e300)), "runs/1.jsonl, line 1: "),
     "a run that starts before 1970": (lambda: of_runs(header(started=-1e12)), "runs/1.jsonl, line 1: "),
-    "a run that ends at 1e300": (lambda: of_runs(end(finished=1e300)), "runs/1.jsonl, line 40: "),
+    "a run that ends at 1e300": (lambda: of_runs(end(finished=1e300)), "runs/1.jsonl, line 41: "),
     "a test that ends at 1e300": (lambda: of_runs(change("dynamo", finished=1e300)), "runs/1.jsonl, line "),
     "a test of 1e300 s": (lambda: of_runs(change("dynamo", seconds=1e300)), "runs/1.jsonl, line "),
     "a time of infinity": (

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
+from harness.bench.history.nccl_tests import _SETTINGS
 from harness.oracles.exact import Difference
 from harness.plugin.facts import reproducer_in
 from harness.programs import assertion
@@ -140,6 +141,9 @@ KNOWN = {
     ("harness/worlds/postmortem.py", r"^(Current thread|Thread) (0x[0-9a-f]+)"): "faulthandler's own text",
     ("harness/versions/scripts.py", r"^# Seen with torch (\d+(?:\.\d+)*)"): "a key in the head of a finding's script",
     ("harness/versions/scripts.py", "# Run:"): "a key in the head of a finding's script",
+    ("harness/bench/history/nccl_tests.py", r"# Collective test starting: (\S{1,200})"): "nccl-tests' own text",
+    ("harness/bench/history/nccl_tests.py", _SETTINGS.pattern): "nccl-tests' own text",
+    ("harness/bench/history/nccl_tests.py", r"#\s*Out of bounds values\s*:\s*(\d{1,18})"): "nccl-tests' own text",
     ("harness/worlds/postmortem.py", _TRANSPORT.pattern): "backends have no type of error for it",
 }
 """What something is decided by all the same, by file, and why."""

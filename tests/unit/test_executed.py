@@ -29,13 +29,14 @@ def test_counts() -> None:
 
 def test_nobody_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of a test, nothing is kept, and a batch of no cases takes endings."""
-    monkeypatch.setattr(executed, "_running", [])  # this test itself is one
-    assert not executed.recorded()
-    executed.add([SUM], 2, PASSED)
-    with executed.recording() as found:
-        assert executed.recorded()
-    with executed.Batch([], 2, NOT_REACHED) as batch:
-        batch.end([0, 1], PASSED)
+    with monkeypatch.context() as outside:
+        outside.setattr(executed, "_running", [])  # this test itself is one
+        assert not executed.recorded()
+        executed.add([SUM], 2, PASSED)
+        with executed.recording() as found:
+            assert executed.recorded()
+        with executed.Batch([], 2, NOT_REACHED) as batch:
+            batch.end([0, 1], PASSED)
     assert found.plain() == []
 
 

@@ -59,6 +59,10 @@ NAMED = {
     ("harness/bench/history/nccl_tests.py", "nccl"): "nccl-tests measures this backend and no other",
     ("harness/bench/history/nccl_tests.py", "cuda"): "nccl-tests runs on this type of device and no other",
     ("harness/stacks/pretended.py", "fake"): "the backend with which one process pretends to be a rank of many",
+    (
+        "suites/dynamo/test_object_protocol.py",
+        "fake",
+    ): "the backend with which one process pretends to be a rank of many",
     ("suites/dynamo/contracts.py", "gloo"): "compiled code compares the name of its backend with some name",
     ("suites/collectives/test_hosts.py", "gloo"): "of all backends, it alone reads its interface for each new group",
     ("suites/replicate/test_application.py", "cuda"): "a type of device that torch always knows, and no rank is on",
