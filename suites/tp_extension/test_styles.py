@@ -1,0 +1,403 @@
+"""How parallelize_module reads a plan, and what each style does to parameters, inputs and outputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+from fixtures.tensors import chunk, numbers
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
+
+SOURCE = "torch.distributed.tensor.parallel"
+STYLES: dict[str, tuple[Callable[[], nn.Module], Callable[[], ParallelStyle]]] = {
+    "columns-of-linear": (lambda: nn.Linear(6, 12), ColwiseParallel),
+    "columns-of-embedding": (lambda: nn.Embedding(6, 12), ColwiseParallel),
+    "rows-of-linear": (lambda: nn.Linear(12, 6), RowwiseParallel),
+    "rows-of-embedding": (lambda: nn.Embedding(12, 6), RowwiseParallel),
+    "sequence-of-norm": (lambda: nn.LayerNorm(6), SequenceParallel),
+}
+
+
+class Scale(nn.Module):
+    """Multiply by a weight and add a bias, each of one value per feature: exact where a norm would round."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(numbers(features))
+        self.bias = nn.Parameter(numbers(features) + 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the shape of ``x``."""
+        return x * self.weight + self.bias
+
+
+class Block(nn.Module):
+    """Two layers with names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6)
+
+
+class Blocks(nn.Module):
+    """Blocks in a list, one by itself, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block() for _ in range(3)])
+        self.layer_0, self.head = Block(), nn.Linear(6, 12)
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """Return the whole of a DTensor, and any other tensor as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def placements(tensor: Any) -> tuple[Placement, ...] | None:
+    """Return the placements of a DTensor, and None for any other tensor."""
+    return tensor.placements if isinstance(tensor, DTensor) else None
+
+
+@requirement(
+    "TP-PLAN-01",
+    "A parameter of a parallelized module requires a gradient exactly if it did before.",
+    source=f"{SOURCE}: ColwiseParallel, RowwiseParallel, SequenceParallel",
+)
+@pytest.mark.parametrize("frozen", ["weight", "all"])
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.world(1, 2)
+def test_frozen(world: World, style: str, frozen: str) -> None:
+    """Freeze the weight, or all parameters, before the module is parallelized."""
+    make, parallel = STYLES[style]
+
+    def body(rank: Rank) -> dict[str, bool]:
+        module = make().to(rank.device)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(frozen not in (name, "all"))
+        parallelize_module(module, rank.mesh(), parallel())
+        assert all(isinstance(parameter, DTensor) for parameter in module.parameters())
+        return {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+
+    required = {name: frozen not in (name, "all") for name, _ in make().named_parameters()}
+    assert_on_ranks([required] * world.size, world.run(body))
+
+
+PLANS = {
+    "each": ["layers.*.up", "head"],
+    "anywhere": ["*.up"],
+    "some": ["layers.[02].down", "layer_?.down"],
+    "part-of-a-name": ["lay*.1.*", "he*"],
+    "nothing": ["layers.7.up", "layer_?.sideways"],
+}
+
+
+@requirement(
+    "TP-PLAN-02",
+    "A key of a plan applies to every module whose name its patterns match, one name for each level.",
+    source=f"{SOURCE}: parallelize_module: fnmatch of the names of children",
+)
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.world(2)
+def test_patterns(world: World, plan: str) -> None:
+    """Use patterns that match all, some or none of the children at a level; one that matches none gives a warning."""
+
+    def named(name: str) -> bool:
+        parts = name.split(".")
+        keys = [key.split(".") for key in PLANS[plan]]
+        return any(len(k) == len(parts) and all(map(fnmatchcase, parts, k)) for k in keys)
+
+    def body(rank: Rank) -> dict[str, bool]:
+        module = Blocks().to(rank.device)
+        with pytest.warns(UserWarning, match="could not be resolved") if plan == "nothing" else nullcontext():
+            parallelize_module(module, rank.mesh(), {key: ColwiseParallel() for key in PLANS[plan]})
+        linears = {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear)}
+        for linear in linears.values():
+            assert placements(linear.weight) in (None, (Shard(0),))
+        return {name: placements(linear.weight) is not None for name, linear in linears.items()}
+
+    names = [name for name, module in Blocks().named_modules() if isinstance(module, nn.Linear)]
+    assert_on_ranks([{name: named(name) for name in names}] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-PLAN-03",
+    "Parallelized parameters have the data of the rank src_data_rank, or of each rank itself for None.",
+    source=f"{SOURCE}: parallelize_module: src_data_rank",
+)
+@pytest.mark.parametrize("key", ["style", "layer", "path", "pattern", "root"])
+@pytest.mark.parametrize("source", ["none", "default", "last"])
+@pytest.mark.world(1, 2, 3)
+def test_source_of_data(world: World, source: str, key: str) -> None:
+    """Ranks have different parameters; name the module by the style alone, by a name, a path, a pattern or ``""``."""
+
+    def body(rank: Rank) -> None:
+        layer = nn.Linear(6, 12, device=rank.device)
+        with torch.no_grad():
+            layer.weight.copy_(numbers(12, 6) + 100 * rank.index)
+        parents = {"layer": nn.ModuleDict({"a": layer}), "path": nn.ModuleDict({"a": nn.ModuleDict({"b": layer})})}
+        parents["pattern"] = parents["path"]
+        plan: Any = {"style": ColwiseParallel(), "root": {"": ColwiseParallel()}, "layer": {"a": ColwiseParallel()}}
+        plan |= {"path": {"a.b": ColwiseParallel()}, "pattern": {"*.?": ColwiseParallel()}}
+        index = {"none": rank.index, "default": 0, "last": rank.size - 1}[source]
+        asked = {"none": {"src_data_rank": None}, "default": {}, "last": {"src_data_rank": rank.size - 1}}[source]
+        parallelize_module(parents.get(key, layer), rank.mesh(), plan[key], **asked)
+        weight: Any = layer.weight
+        expected = chunk((numbers(12, 6) + 100 * index).to(rank.device), rank.size, rank.index, 0)
+        assert_same(expected, weight.to_local(), "local part of the weight")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-PLAN-04",
+    "SequenceParallel takes and returns activations that are sharded over the dimension sequence_dim.",
+    source=f"{SOURCE}: SequenceParallel: sequence_dim",
+)
+@pytest.mark.parametrize("given", ["local", "sharded", "whole", "otherwise"])
+@pytest.mark.parametrize("dim", [0, 1, -2])
+@pytest.mark.world(1, 2, 3)
+def test_sequence_dimension(world: World, dim: int, given: str) -> None:
+    """Give a local part, or a DTensor that is sharded so, is whole or is sharded over another dimension."""
+
+    def body(rank: Rank) -> None:
+        x, weights = numbers(6, 6, 5).to(rank.device), (numbers(6, 6, 5) % 3).to(rank.device)
+        plain, module = Scale(5).to(rank.device), Scale(5).to(rank.device)
+        parallelize_module(module, rank.mesh(), SequenceParallel(sequence_dim=dim))
+        at = dim % 3
+        laid: dict[str, Placement] = {"sharded": Shard(at), "whole": Replicate(), "otherwise": Shard(1 - at)}
+        part: Any = chunk(x, rank.size, rank.index, at)
+        if given != "local":
+            local = {"sharded": part, "whole": x, "otherwise": chunk(x, rank.size, rank.index, 1 - at)}[given]
+            part = DTensor.from_local(local, rank.mesh(), [laid[given]], run_check=False)
+        output = module(part)
+        assert placements(output) == (Shard(at),)
+        assert_same(plain(x), whole(output), "output")
+        (plain(x) * weights).sum().backward()
+        (
+            output * DTensor.from_local(chunk(weights, rank.size, rank.index, at), rank.mesh(), [Shard(at)])
+        ).sum().backward()
+        for name, parameter in plain.named_parameters():
+            assert_same(parameter.grad, whole(getattr(module, name).grad), f"gradient of {name}")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-PLAN-05",
+    "A parallel embedding, by rows or columns, has one device's output and gradients in every output layout.",
+    source=f"{SOURCE}: ColwiseParallel, RowwiseParallel: output_layouts, use_local_output",
+)
+@pytest.mark.parametrize("local", [True, False], ids=["local", "dtensor"])
+@pytest.mark.parametrize("layout", [Replicate(), Shard(0), Shard(1), Shard(-1)], ids=str)
+@pytest.mark.parametrize("style", [RowwiseParallel, ColwiseParallel], ids=["rows", "columns"])
+@pytest.mark.world(1, 2, 3)
+def test_embedding(world: World, style: Any, layout: Placement, local: bool) -> None:
+    """Look up each row once, and some twice; 3 ranks do not divide the 7 rows."""
+
+    def body(rank: Rank) -> None:
+        indices = torch.tensor([*range(7), 0, 3, 6, 6, 6], device=rank.device).reshape(6, 2)
+        plain, module = nn.Embedding(7, 6, device=rank.device), nn.Embedding(7, 6, device=rank.device)
+        with torch.no_grad():
+            for embedding in plain, module:
+                embedding.weight.copy_(numbers(7, 6))
+        parallelize_module(
+            module, rank.mesh(), style(input_layouts=Replicate(), output_layouts=layout, use_local_output=local)
+        )
+        expected, output = plain(indices), module(indices)
+        assert isinstance(output, DTensor) != local
+        at = layout.dim % 3 if isinstance(layout, Shard) else None
+        part = expected if at is None else chunk(expected, rank.size, rank.index, at)
+        assert_same(part, output.to_local() if isinstance(output, DTensor) else output, "local output")
+        weights = (numbers(6, 2, 6) % 3).to(rank.device)
+        (expected * weights).sum().backward()
+        mine = weights if at is None else chunk(weights, rank.size, rank.index, at)
+        local_output = output.to_local() if isinstance(output, DTensor) else output
+        (local_output * mine).sum().backward()
+        assert_same(plain.weight.grad, whole(module.weight.grad), "gradient")
+
+    world.run(body)
+
+
+WITHOUT_GRADIENTS = {"grad": nullcontext, "no-grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+@requirement(
+    "TP-PLAN-06",
+    "The local output of a parallel layer is complete when it is read, with gradients or without.",
+    source=f"{SOURCE}: ColwiseParallel, RowwiseParallel, PrepareModuleOutput: use_local_output",
+)
+@pytest.mark.parametrize("mode", WITHOUT_GRADIENTS)
+@pytest.mark.parametrize("style", ["rows", "columns", "output"])
+@pytest.mark.world(2)
+def test_complete(world: World, style: str, mode: str) -> None:
+    """The output is large, a rank is late, and the output is read as memory."""
+    size = 1 << 20
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh()
+        module = nn.Linear(2, 2, bias=False, device=rank.device)
+        nn.init.ones_(module.weight)
+        if style == "rows":
+            parallelize_module(module, mesh, RowwiseParallel())
+            x, expected = torch.ones(size, 1, device=rank.device), 2.0
+        elif style == "columns":
+            parallelize_module(module, mesh, ColwiseParallel(output_layouts=Replicate()))
+            x, expected = torch.ones(size, 2, device=rank.device), 2.0
+        else:
+            wanted = PrepareModuleOutput(output_layouts=Shard(0), desired_output_layouts=Replicate())
+            parallelize_module(module, mesh, wanted)
+            x, expected = torch.ones(size // 2, 2, device=rank.device), 2.0
+        with WITHOUT_GRADIENTS[mode]():
+            for _ in range(2):
+                time.sleep(0.05 * rank.index)
+                output = module(x)
+                assert not isinstance(output, DTensor)
+                assert output.shape == (size, 2)
+                assert torch.equal(output.detach().clone(), torch.full((size, 2), expected, device=rank.device))
+
+    world.run(body)
+
+
+class Told(nn.Module):
+    """Remember what it is given, and return it."""
+
+    seen: tuple[Any, ...]
+
+    def forward(self, x: Any, y: Any, *, scale: Any = None) -> tuple[Any, Any]:
+        """Return both inputs."""
+        self.seen = x, y, scale
+        return x, y
+
+
+@requirement(
+    "TP-PLAN-07",
+    "Prepared inputs reach a module, and prepared outputs leave it, in the desired layouts.",
+    source=f"{SOURCE}: PrepareModuleInput, PrepareModuleOutput, PrepareModuleInputOutput",
+)
+@requirement(
+    "TP-PLAN-10",
+    "Inputs or outputs for which a style has no layout are passed on unchanged.",
+    source=f"{SOURCE}: PrepareModuleInput, PrepareModuleOutput, PrepareModuleInputOutput",
+)
+@pytest.mark.parametrize("local", [True, False], ids=["local", "dtensor"])
+@pytest.mark.parametrize("desired", [Replicate(), Shard(1)], ids=str)
+@pytest.mark.parametrize("side", ["input", "keyword", "output", "both"])
+@pytest.mark.world(1, 2, 3)
+def test_prepared(world: World, side: str, desired: Placement, local: bool) -> None:
+    """One of two is sharded over rows; the other has no layout."""
+
+    def body(rank: Rank) -> None:
+        x = numbers(6, 6).to(rank.device)
+        part, other = chunk(x, rank.size, rank.index, 0), numbers(2).to(rank.device)
+        inputs: Any = {"input_layouts": (Shard(0), None), "desired_input_layouts": (desired, None)}
+        outputs: Any = {"output_layouts": (Shard(0), None), "desired_output_layouts": (desired, None)}
+        keyword: Any = {"input_kwarg_layouts": {"scale": Shard(0)}, "desired_input_kwarg_layouts": {"scale": desired}}
+        if side == "both":  # what the module gets is what it returns
+            outputs = {"output_layouts": (desired, None), "desired_output_layouts": (Shard(0), None)}
+        style = {
+            "input": lambda: PrepareModuleInput(**inputs, use_local_output=local),
+            "keyword": lambda: PrepareModuleInput(**keyword, use_local_output=local),
+            "output": lambda: PrepareModuleOutput(**outputs, use_local_output=local),
+            "both": lambda: PrepareModuleInputOutput(
+                **inputs, use_local_input=local, **outputs, use_local_output=local
+            ),
+        }[side]()
+        module = Told()
+        parallelize_module(module, rank.mesh(), style)
+        result = module(part, other, scale=part)
+        wanted = x if isinstance(desired, Replicate) else chunk(x, rank.size, rank.index, 1)
+
+        def check(value: Any, expected: torch.Tensor, layout: Placement, what: str) -> None:
+            assert placements(value) == (None if local else (layout,)), what
+            assert_same(expected, value.to_local() if isinstance(value, DTensor) else value, what)
+
+        for i, at in enumerate(["input", "other", "keyword"]):
+            if at == side or (at, side) == ("input", "both"):
+                check(module.seen[i], wanted, desired, at)
+            else:
+                assert module.seen[i] is (part, other, part)[i], at
+        if side == "output":
+            check(result[0], wanted, desired, "output")
+        elif side == "both":
+            check(result[0], part, Shard(0), "output")
+        assert result[1] is other
+
+    world.run(body)
+
+
+@requirement(
+    "TP-PLAN-08",
+    "A module that is parallelized without a mesh is on the mesh of the context.",
+    source=f"{SOURCE}: parallelize_module: device_mesh",
+)
+@requirement(
+    "TP-PLAN-11",
+    "parallelize_module leaves a module without a plan as it was, with a warning.",
+    source=f"{SOURCE}: parallelize_module: parallelize_plan",
+)
+@pytest.mark.world(2)
+def test_left_out(world: World) -> None:
+    """Leave out the mesh, then the plan, which gives a warning; a plan of another type is an error."""
+
+    def body(rank: Rank) -> None:
+        with rank.mesh():
+            module = parallelize_module(nn.Linear(6, 12, device=rank.device), parallelize_plan=ColwiseParallel())
+        weight: Any = module.weight
+        assert weight.device_mesh == rank.mesh()
+        assert placements(weight) == (Shard(0),)
+        alone = nn.Linear(6, 12, device=rank.device)
+        with pytest.warns(UserWarning, match="parallelize_plan"):
+            assert parallelize_module(alone, rank.mesh()) is alone
+        assert placements(alone.weight) is None
+        with pytest.raises(TypeError, match="parallelize_plan"):
+            parallelize_module(alone, rank.mesh(), [ColwiseParallel()])  # type: ignore[arg-type]
+
+    world.run(body)
+
+
+@requirement(
+    "TP-PLAN-09",
+    "In loss_parallel, the cross-entropy of logits sharded over classes has one device's loss and gradient.",
+    source=f"{SOURCE}: loss_parallel",
+)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.world(1, 2, 3)
+def test_loss(world: World, reduction: str) -> None:
+    """Targets are on all ranks, and one row is ignored."""
+
+    def body(rank: Rank) -> None:
+        logits = numbers(5, 6).to(rank.device).double() / 8
+        targets = torch.tensor([0, 5, 2, -100, 3], device=rank.device)
+        plain = logits.clone().requires_grad_()
+        expected = nn.functional.cross_entropy(plain, targets, reduction=reduction)
+        expected.sum().backward()
+        part = chunk(logits, rank.size, rank.index, 1).clone().requires_grad_()
+        with loss_parallel():
+            sharded = DTensor.from_local(part, rank.mesh(), [Shard(1)])
+            loss: Any = nn.functional.cross_entropy(sharded, targets, reduction=reduction)
+            loss.sum().backward()
+        torch.testing.assert_close(whole(loss), expected.detach(), rtol=1e-12, atol=1e-12)
+        assert plain.grad is not None
+        gradient = chunk(plain.grad, rank.size, rank.index, 1)
+        torch.testing.assert_close(part.grad, gradient, rtol=1e-12, atol=1e-12)
+
+    world.run(body)
