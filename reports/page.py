@@ -43,6 +43,23 @@ def page(report: Report) -> str:
     raise ReportError(f"a page of this report would have more than {MOST >> 20} MiB")
 
 
+def comparison_page(before: Report, after: Report) -> str:
+    """Render the page that compares two reports, in which all texts of the reports are escaped.
+
+    Errors: :class:`ReportError` if the page would exceed :data:`MOST` characters.
+    """
+    values = {
+        "before": before,
+        "after": after,
+        "before_data": embedded.data(before),
+        "after_data": embedded.data(after),
+    }
+    rendered = environment(_SHORTER).get_template("compare.html").render(**values, **KNOWN)
+    if len(rendered) > MOST:
+        raise ReportError(f"a page of this comparison would have more than {MOST >> 20} MiB")
+    return rendered
+
+
 def _much(report: Report) -> bool:
     """Whether the texts of all tests on a page would be longer than half of the longest page."""
     left = MOST // 2

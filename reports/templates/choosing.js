@@ -3,12 +3,12 @@
   const one = (selector) => document.querySelector(selector);
   const [picker, error, panel] = ["#other", "#compare-error", "#comparison"].map(one);
   const own = reading.of_text(one("#page-data").textContent);
-  const mine = new Set([...document.querySelectorAll(".test code")].map((node) => node.textContent));
+  const mine = new Set([...document.querySelectorAll("#requirements .test code")].map((node) => node.textContent));
   let other = null;
   let asked = 0;
 
   const link = (name) => mine.has(name) ? `#test=${encodeURIComponent(name)}` : null;
-  const shown = () => { if (other) comparing.show(own, other, link); };
+  const shown = () => { if (other) comparing.show(...(own.made <= other.made ? [own, other] : [other, own]), link); };
 
   function say(text) { error.textContent = text; }
 

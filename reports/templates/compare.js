@@ -60,10 +60,9 @@ const comparing = (() => {
   const title_of = (side) => [side.profile || "no profile", side.torch && `PyTorch ${side.torch}`, side.made ? `${new Date(side.made * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC` : ""].filter(Boolean).join(", ");
 
   // The view of two reports in #comparison. link: the address of a test on this page, or none.
-  function show(own, other, link) {
+  function show(first, second, link) {
     const { said } = address.read();
-    const older = own.made < other.made ? [own, other] : [other, own];
-    const [before, after] = said.has("vs-swap") ? older.reverse() : older;
+    const [before, after] = said.has("vs-swap") ? [second, first] : [first, second];
     const found = differences(before, after);
     one("#vs-before").textContent = title_of(before);
     one("#vs-after").textContent = title_of(after);
@@ -120,6 +119,7 @@ const comparing = (() => {
   // One table for each pair of fields in which something differs, with those rows and columns alone.
   function tables_of({ cases }) {
     const place = one("#vs-tables");
+    place.after(one("#vs-cases"));
     place.replaceChildren();
     for (const [title, kind, across, down] of TABLES) {
       const cells = new Map();
@@ -281,7 +281,7 @@ const comparing = (() => {
       const from = one("a.cell.vs[aria-current]");
       address.set(({ said }) => said.delete("vs-cell"));
       shown();
-      if (from) one(`a.cell.vs[href="${CSS.escape(from.getAttribute("href"))}"]`)?.focus();
+      if (from) [...document.querySelectorAll("a.cell.vs")].find(({ hash }) => hash === from.hash)?.focus();
     });
   }
 

@@ -88,7 +88,7 @@
       target.open = true;
     }
     const named = (node) => node.querySelector("code").textContent === said.get("test");
-    const test = said.has("test") && (all(".test", target || undefined).find(named) || all(".test").find(named));
+    const test = said.has("test") && ((target && all(".test", target).find(named)) || all("#requirements .test").find(named));
     if (test) {
       if (test.hidden || test.closest(".requirement").hidden) clear();
       for (let node = test.closest("details"); node; node = node.parentElement.closest("details")) node.open = true;
