@@ -21,7 +21,7 @@ class Executed:
     def __init__(self) -> None:
         self._counts: Counter[tuple[int, str, CaseOf]] = Counter()
         self.issued: Issued | None = None
-        """The collectives of runs in which every rank returned; None if there was no such run, or only of warm ranks."""
+        """The collectives of runs in which every rank returned; None if no run was counted."""
 
     def add(self, cases: Iterable[CaseOf], size: int, ended: str) -> None:
         """Add cases that ended in one way (:data:`~harness.results.ENDINGS`) in a world of a size; 0 if unknown."""
