@@ -130,6 +130,10 @@
     panel.focus({ preventScroll: true });
   }
 
+  one(".tried").addEventListener("mouseover", (event) => {  // what it is for a screen reader, for a mouse
+    const cell = event.target.closest("a.cell");
+    if (cell) cell.title = cell.getAttribute("aria-label");
+  });
   more.addEventListener("click", () => { every = true; show(); });
   one("#close").addEventListener("click", () => {
     const from = one("a.cell[aria-current]:not(.vs)");

@@ -7,7 +7,10 @@
   const requirements = all(".requirement").map((node) => ({
     node,
     head: node.querySelector("summary").textContent.toLowerCase(),
-    tests: all(".test", node).map((test) => ({ node: test, name: test.querySelector("code").textContent.toLowerCase() })),
+    tests: all(".test", node).map((test) => {
+      const [verdict, size, ...stack] = test.dataset.of.split(" ");
+      return { node: test, verdict, size, stack: stack.join(" "), name: test.querySelector("code").textContent.toLowerCase() };
+    }),
   }));
 
   function show() {
@@ -18,8 +21,7 @@
     let kept = 0;
     for (const requirement of requirements) {
       let fits = 0;
-      for (const { node, name } of requirement.tests) {
-        const data = node.dataset;
+      for (const { node, name, ...data } of requirement.tests) {
         const good = (verdicts.size === 0 || verdicts.has(data.verdict))
           && (stack.value === "" || data.stack === stack.value)
           && (cell === null || (data.stack === cell.stack && data.size === cell.size))
