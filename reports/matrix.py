@@ -44,7 +44,7 @@ MEANINGS: Mapping[str, str] = {
 MOST = 60
 """The largest number of rows or columns; Concord's own have fewer."""
 _MOST_SETTINGS = 300
-_KNOWN: Mapping[str, Sequence[str]] = {"collective": COLLECTIVES, "op": OPS, "dtype": DTYPES, "group": GROUPS}
+KNOWN: Mapping[str, Sequence[str]] = {"collective": COLLECTIVES, "op": OPS, "dtype": DTYPES, "group": GROUPS}
 """The order of a field's values; other values come after them."""
 _CORNERS = {"op": "reduction"}
 _CALLS = (
@@ -212,7 +212,7 @@ def _place(fields: tuple[tuple[str, str], ...]) -> list[tuple[int, int, str]]:
     """Return the place of a row or column: in the order of the vocabulary, numbers by size, others by name."""
     places = []
     for name, value in fields:
-        known = _KNOWN.get(name, ())
+        known = KNOWN.get(name, ())
         number = int(value) if value.isascii() and value.isdecimal() else 0
         places.append((known.index(value) if value in known else len(known), number, value))
     return places

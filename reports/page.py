@@ -25,7 +25,7 @@ MOST = 32 << 20
 """The largest number of characters of a page.  For two runs of all 2,341 tests, all passed, it has 0.8 million."""
 _TEMPLATES = Path(__file__).parent / "templates"
 _SLOWEST = 12
-KNOWN = {"verdicts": ORDER, "case_verdicts": CASE_ORDER, "report_version": VERSION}
+KNOWN = {"verdicts": ORDER, "case_verdicts": CASE_ORDER, "report_version": VERSION, "field_order": matrix.KNOWN}
 """What scripts of pages know of reports."""
 
 

@@ -72,7 +72,7 @@ const comparing = (() => {
     one("#vs-sum").textContent = [...counts, `${unchanged.toLocaleString("en")} unchanged`].join(", ");
     const verdict = one("#vs-verdict");
     verdict.className = found.worse ? "bad" : "good";
-    verdict.textContent = found.worse ? "✕ The second is worse" : "✓ The second is not worse";
+    verdict.textContent = found.worse ? "✕ Worse than before:" : "✓ Not worse than before:";
     levels_of(found);
     around_of(found);
     tables_of(found);
@@ -88,10 +88,11 @@ const comparing = (() => {
     for (const { id, stack, was, now } of levels) {
       const head = made("th", `${id} ${stack}`);
       head.scope = "row";
-      const said = was === now ? "the same" : LEVELS.indexOf(now) > LEVELS.indexOf(was) ? "▽ lower" : "△ higher";
-      body.append(having(made("tr"), head, ...[was, now].map((state) => having(made("td"), made("span", state, `mark ${classes[state]}`))), made("td", said, was === now ? "soft" : "")));
+      const said = was === now ? "" : LEVELS.indexOf(now) > LEVELS.indexOf(was) ? " ▽ lower" : " △ higher";
+      const [old, after] = [was, now].map((state) => having(made("td"), made("span", state, `mark ${classes[state]}`)));
+      body.append(having(made("tr"), head, old, having(after, said)));
     }
-    one("#vs-levels").replaceChildren(heading(["level", "before", "after", ""]), body);
+    one("#vs-levels").replaceChildren(heading(["level", "before", "after"]), body);
   }
 
   function heading(titles) {
@@ -132,11 +133,22 @@ const comparing = (() => {
         line.get(column).push(each);
       }
       const differs = (several) => several.some((each) => each.kind_of !== "same");
-      const rows = [...cells].filter(([, line]) => [...line.values()].some(differs)).sort(([a], [b]) => a < b ? -1 : 1);
-      const columns = [...new Set(rows.flatMap(([, line]) => [...line].filter(([, several]) => differs(several)).map(([column]) => column)))].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+      const rows = [...cells].filter(([, line]) => [...line.values()].some(differs)).sort(([a], [b]) => in_order(a, b));
+      const columns = [...new Set(rows.flatMap(([, line]) => [...line].filter(([, several]) => differs(several)).map(([column]) => column)))].sort(in_order);
       if (rows.length > 0) place.append(table_of(title, rows.slice(0, MOST_ROWS), columns.slice(0, MOST_ROWS), rows.length));
     }
     one("#vs-no-cases").hidden = place.children.length > 0;
+  }
+
+  // The order of the vocabulary; others come after it, numbers by size.
+  function in_order(one, two) {
+    const place = (fields) => {
+      const [name, value] = [...new URLSearchParams(fields)][0];
+      const at = (FIELD_ORDER[name] ?? []).indexOf(value);
+      return at < 0 ? Infinity : at;
+    };
+    const [a, b] = [place(one), place(two)];
+    return a === b ? one.localeCompare(two, "en", { numeric: true }) : a - b;
   }
 
   const name_of = (fields) => [...new URLSearchParams(fields)].map(([, value]) => value).join(" ");
@@ -192,7 +204,7 @@ const comparing = (() => {
     const order = [...KINDS.keys()];
     rows.sort((a, b) => order.indexOf(a.kind_of) - order.indexOf(b.kind_of));
     one("#vs-cases-h").textContent = wanted.map(([name, value]) => name === "size" ? count(Number(value), "rank") : value).filter(Boolean).join(", ");
-    one("#vs-cases-sum").textContent = rows.length > 0 ? `${count(rows.length, "case")} that differ${rows.length > MOST ? `, of which ${MOST} are shown` : ""}` : "No case that differs fits this address.";
+    one("#vs-cases-sum").textContent = rows.length > 0 ? `${count(rows.length, "case")} that ${rows.length === 1 ? "differs" : "differ"}${rows.length > MOST ? `, of which ${MOST} are shown` : ""}` : "No case that differs fits this address.";
     const given = new Set(wanted.map(([name]) => name));
     const columns = reading.FIELDS[rows[0]?.kind ?? "Call"].filter((name) => !given.has(name) && rows.some((each) => field(each, name)));
     const body = made("tbody");
