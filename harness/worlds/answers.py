@@ -20,7 +20,7 @@ Name = Annotated[str, Meta(max_length=_NAME)]
 Line = Annotated[str, Meta(max_length=_LINE)]
 Number = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Job = Annotated[int, Meta(ge=-1, le=1 << 62)]
-Issued = Annotated[int, Meta(ge=0, le=1 << 40)]
+Times = Annotated[int, Meta(ge=0, le=1 << 40)]
 Frames = Annotated[list[tuple[Line, Annotated[int, Meta(ge=0, le=1 << 31)], Name]], Meta(max_length=_MOST_FRAMES)]
 
 
@@ -53,9 +53,9 @@ class Returned(msgspec.Struct, tag="returned", forbid_unknown_fields=True):
     job: Job
     pickled: bytes = b""
     """The result; empty for None, or if the pickle is the first of the frame's buffers."""
-    issued: Annotated[dict[Name, Issued], Meta(max_length=_MOST_NAMES)] = {}
+    issued: Annotated[dict[Name, Times], Meta(max_length=_MOST_NAMES)] = {}
     """How often the rank issued each collective from Python while it ran the function."""
-    on_groups: Issued = 0
+    on_groups: Times = 0
     """How many collectives were issued on its groups, from Python or not."""
 
 
