@@ -1,4 +1,4 @@
-# With compile_on_one_rank, no collective on the default group can be compiled: an AssertionError without a message
+# The default group can't be returned from compiled code, or used by it with compile_on_one_rank: an AssertionError
 # unreported
 # Seen with torch 2.12.1+cu130, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 compiled_default_group.py
@@ -37,6 +37,10 @@ def all_to_all(x: torch.Tensor) -> torch.Tensor:
     return received
 
 
+def returned(x: torch.Tensor) -> tuple[torch.Tensor, dist.ProcessGroup | None]:
+    return x + 1, dist.group.WORLD
+
+
 expected, observed = list[str](), list[str]()
 for call in (all_reduce, all_gather, reduce_scatter, all_to_all):
     try:
@@ -44,6 +48,10 @@ for call in (all_reduce, all_gather, reduce_scatter, all_to_all):
             torch.compile(call, backend="eager", fullgraph=True)(torch.ones(4))
     except AssertionError:
         observed.append(f"{call.__name__} raises")
+try:
+    torch.compile(returned, backend="eager")(torch.ones(4))
+except AssertionError:
+    observed.append("returning it raises")
 print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
 dist.barrier()
 dist.destroy_process_group()

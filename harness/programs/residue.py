@@ -259,9 +259,11 @@ class Remains:
         ``patient``: whether other threads get a moment to release them, as those of autograd and of gloo may only do
         after this thread has gone on.
         """
-        until = time.monotonic() + (_PATIENCE if patient else 0)
-        while (kept := self._there()) and time.monotonic() < until:
-            time.sleep(0.001)
+        kept = self._there()
+        until = time.monotonic() + (_PATIENCE if patient else 0)  # from here on, as a collection may take long
+        while kept and (start := time.monotonic()) < until:
+            time.sleep(min(0.001, until - start))
+            kept = self._there()
         return kept
 
     def _there(self) -> list[Left]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.cluster import credentials
-from harness.results import TestResult, TooFewHosts, read
+from harness.results import Run, TooFewHosts, read
 from tests.cluster.conftest import running
 from tests.cluster.hosts import Network, missing
 from tests.cluster.test_ray import PORT, QUIET, nodes
@@ -42,8 +42,8 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
         yield found
 
 
-def ran(folder: Path, *command: str, **env: str) -> dict[str, TestResult]:
-    """Run the suites; returns the result of each test.  ``command``: words before the options of pytest."""
+def ran(folder: Path, *command: str, **env: str) -> Run:
+    """Run the suites; returns the results.  ``command``: words before the options of pytest."""
     variables = {"CONCORD_EXAMPLES": "smoke", **os.environ, "CONCORD_LEASES": str(folder), **env}
     variables |= {"PYTEST_ADDOPTS": f"-o concord_results={folder} -p no:cacheprovider"}
     with open(folder / "said.txt", "w") as said:
@@ -51,36 +51,41 @@ def ran(folder: Path, *command: str, **env: str) -> dict[str, TestResult]:
     text = (folder / "said.txt").read_text()
     assert done.returncode == 0, text[-5000:]
     (results,) = folder.glob("**/results.jsonl")
-    return read(results).tests
+    return read(results)
 
 
 SUITES = (sys.executable, "-m", "pytest", "suites/", "-n", "gpus", "-q")
 
 
 @pytest.fixture(scope="session")
-def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TestResult]:
+def here(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """What this machine alone says."""
     return ran(tmp_path_factory.mktemp("here"), *SUITES)
 
 
-def assert_same(found: dict[str, TestResult], here: dict[str, TestResult], hosts: int) -> None:
+def assert_same(found: Run, here: Run, hosts: int) -> None:
     """The verdicts are the same, but for tests of several hosts, which this machine can't run.
 
-    Which examples of a known defect are drawn depends on the seed alone, so waived tests are the same, too.
+    Which examples of a known defect are drawn depends on the seed alone, so waived tests are the same, too, unless the
+    defect shows only now and then.
     """
-    assert set(found) == set(here)
+    assert here.profile is not None
+    now_and_then = {waiver.place for waiver in here.profile.waivers if waiver.intermittent}
+    assert set(found.tests) == set(here.tests)
+    pairs = [(name, here.tests[name], found.tests[name]) for name in here.tests]
+    alone = [(name, one, other) for name, one, other in pairs if not isinstance(one.cause, TooFewHosts)]
     changed = {
-        f"{name}: {here[name].verdict} here, {found[name].verdict} there: {found[name].headline or found[name].reason}"
-        for name in here
-        if found[name].verdict != here[name].verdict and not isinstance(here[name].cause, TooFewHosts)
+        f"{name}: {one.verdict} here, {other.verdict} there: {other.headline or other.reason}"
+        for name, one, other in alone
+        if one.verdict != other.verdict and (one.waiver or other.waiver) not in now_and_then
     }
     assert not changed
-    apart = [result for name, result in found.items() if isinstance(here[name].cause, TooFewHosts)]
+    apart = [other for _, one, other in pairs if isinstance(one.cause, TooFewHosts)]
     assert apart
     wanting = [result.nodeid for result in apart if isinstance(result.cause, TooFewHosts)]
     assert not [each for each in wanting if hosts > 2]
     assert {result.verdict for result in apart} <= {"passed", "waived", "unsupported"}
-    verdicts = Counter(result.verdict for result in found.values())
+    verdicts = Counter(result.verdict for result in found.tests.values())
     print(f"\n{hosts} hosts:", ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
 
 
@@ -88,9 +93,7 @@ WAYS = pytest.mark.parametrize("options", [["--spread"], []], ids=["spread", "pa
 
 
 @WAYS
-def test_agents(
-    network: Network, options: list[str], here: dict[str, TestResult], key_file: Path, tmp_path: Path
-) -> None:
+def test_agents(network: Network, options: list[str], here: Run, key_file: Path, tmp_path: Path) -> None:
     """Agents that somebody has started."""
     with contextlib.ExitStack() as stack:
         agents = [
@@ -103,14 +106,14 @@ def test_agents(
 
 
 @WAYS
-def test_ray(nodes: Network, options: list[str], here: dict[str, TestResult], tmp_path: Path) -> None:
+def test_ray(nodes: Network, options: list[str], here: Run, tmp_path: Path) -> None:
     """Nodes of a Ray cluster."""
     line = nodes.command(0, *SUITES, "--launcher", f"ray={nodes.address(0)}:{PORT}", *options)
     assert_same(ran(tmp_path, *line, **QUIET), here, len(nodes.names))
 
 
 @WAYS
-def test_slurm(slurm: Slurm, options: list[str], here: dict[str, TestResult], tmp_path: Path) -> None:
+def test_slurm(slurm: Slurm, options: list[str], here: Run, tmp_path: Path) -> None:
     """Nodes that srun allocates."""
     count = len(slurm.network.names)
     line = slurm.network.command(0, *SUITES, "--launcher", f"slurm=--nodes={count}", *options)
@@ -118,7 +121,7 @@ def test_slurm(slurm: Slurm, options: list[str], here: dict[str, TestResult], tm
 
 
 @WAYS
-def test_torchrun(network: Network, options: list[str], here: dict[str, TestResult], tmp_path: Path) -> None:
+def test_torchrun(network: Network, options: list[str], here: Run, tmp_path: Path) -> None:
     """The same line on each node."""
     key = tmp_path / "key.pem"
     credentials.write(key, credentials.made())
