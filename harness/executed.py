@@ -1,4 +1,4 @@
-"""The cases that the running test has executed and checked, as the code says that executes and checks them.
+"""What the running test has executed: its cases, as the code says that checks them, and how many collectives.
 
 The plug-in records them around a test, in the process that runs the test.  Ranks do not have the record.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from harness.results import ENDINGS, CaseOf
+from harness.results import ENDINGS, CaseOf, Issued
 
 
 class Executed:
@@ -20,11 +20,20 @@ class Executed:
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[int, str, CaseOf]] = Counter()
+        self.issued: Issued | None = None
+        """The collectives of runs in which every rank returned; None if no run was counted."""
 
     def add(self, cases: Iterable[CaseOf], size: int, ended: str) -> None:
         """Add cases that ended in one way (:data:`~harness.results.ENDINGS`) in a world of a size; 0 if unknown."""
         assert ended in ENDINGS, ended
         self._counts.update((size, ended, case) for case in cases)
+
+    def add_issued(self, by_name: Mapping[str, int], on_groups: int) -> None:
+        """Add the collectives that all ranks together issued in a run."""
+        before = self.issued or Issued()
+        total = Counter(before.by_name)
+        total.update(by_name)
+        self.issued = Issued(dict(sorted(total.items())), before.on_groups + on_groups)
 
     def plain(self) -> list[Any]:
         """Return the cases as plain data: for each size and ending, the cases and their counts."""
@@ -59,6 +68,12 @@ def add(cases: Iterable[CaseOf], size: int, ended: str) -> None:
     """Add cases to the running test's, like :meth:`Executed.add`; nothing happens if nobody records them."""
     if _running:
         _running[-1].add(cases, size, ended)
+
+
+def add_issued(by_name: Mapping[str, int], on_groups: int) -> None:
+    """Add collectives to the running test's, like :meth:`Executed.add_issued`; nothing happens if nobody records."""
+    if _running:
+        _running[-1].add_issued(by_name, on_groups)
 
 
 class Batch:

@@ -34,6 +34,7 @@ INTRODUCED = {
     7: "2026-11-24",
     8: "2026-11-25",
     9: "2026-11-25",
+    10: "2026-11-25",
 }
 """The day (UTC) on which Concord first wrote each version of results; no run with that version is older."""
 SLACK = 5.0

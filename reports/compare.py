@@ -99,18 +99,24 @@ def _kind(was: str, now: str) -> str:
     return "changed"
 
 
-def _around(before: Report, after: Report) -> Iterator[tuple[str, tuple[str, str]]]:
-    of_run = {
-        "profile": (f"{before.profile} {before.profile_hash[:12]}", f"{after.profile} {after.profile_hash[:12]}"),
-        "subject": (before.subject, after.subject),
-        "suite": (before.suite_hash[:12], after.suite_hash[:12]),
-        "concord": (before.concord, after.concord),
-        "version of the levels' minimums": (str(before.levels_version or ""), str(after.levels_version or "")),
-        "seeds": (", ".join(run.seed for run in before.runs), ", ".join(run.seed for run in after.runs)),
+def surroundings(report: Report) -> dict[str, str]:
+    """Return the facts around the tests of a report by name: profile, suite, seeds, environment."""
+    facts = {
+        "profile": f"{report.profile} {report.profile_hash[:12]}",
+        "subject": report.subject,
+        "suite": report.suite_hash[:12],
+        "concord": report.concord,
+        "version of the levels' minimums": str(report.levels_version or ""),
+        "seeds": ", ".join(run.seed for run in report.runs),
     }
-    for key in dict.fromkeys([*before.environment, *after.environment]):
-        of_run[key] = (before.environment.get(key, ""), after.environment.get(key, ""))
-    yield from ((key, (old.strip(), new.strip())) for key, (old, new) in of_run.items() if old.strip() != new.strip())
+    return {name: value.strip() for name, value in {**facts, **report.environment, **facts}.items()}
+
+
+def _around(before: Report, after: Report) -> Iterator[tuple[str, tuple[str, str]]]:
+    old, new = surroundings(before), surroundings(after)
+    for name in dict.fromkeys([*old, *new]):
+        if old.get(name, "") != new.get(name, ""):
+            yield name, (old.get(name, ""), new.get(name, ""))
 
 
 TITLES = {

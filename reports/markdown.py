@@ -9,7 +9,6 @@ from harness.profiles import NEVER_RUN
 from harness.results import BAD
 from reports.answer import answer, explained, state, waived_tests, waivers
 from reports.model import ORDER, LevelReport, Report, TestReport
-from reports.page import foreign
 from reports.text import moment, plural, visible
 
 LARGEST = 1 << 20
@@ -68,9 +67,9 @@ def _head(report: Report) -> Iterable[str]:
         yield ""
     for problem in report.problems:
         yield f"- {escaped(problem)}"
-    for name, where in foreign(report).items():
+    for name, where in report.foreign.items():
         yield f"- plug-in of neither pytest nor Concord: {escaped(name)} ({escaped(where)})"
-    if report.problems or foreign(report):
+    if report.problems or report.foreign:
         yield ""
     columns = [verdict for verdict in ORDER if verdict in report.counts]
     yield f"| level | stack | answer | {' | '.join(columns)} |" if columns else "| level | stack | answer |"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-import markupsafe
 import msgspec
 
 from harness.profiles.vocabulary import COLLECTIVES, DTYPES, OPS
@@ -45,7 +44,7 @@ MEANINGS: Mapping[str, str] = {
 MOST = 60
 """The largest number of rows or columns; Concord's own have fewer."""
 _MOST_SETTINGS = 300
-_KNOWN: Mapping[str, Sequence[str]] = {"collective": COLLECTIVES, "op": OPS, "dtype": DTYPES, "group": GROUPS}
+KNOWN: Mapping[str, Sequence[str]] = {"collective": COLLECTIVES, "op": OPS, "dtype": DTYPES, "group": GROUPS}
 """The order of a field's values; other values come after them."""
 _CORNERS = {"op": "reduction"}
 _CALLS = (
@@ -213,7 +212,7 @@ def _place(fields: tuple[tuple[str, str], ...]) -> list[tuple[int, int, str]]:
     """Return the place of a row or column: in the order of the vocabulary, numbers by size, others by name."""
     places = []
     for name, value in fields:
-        known = _KNOWN.get(name, ())
+        known = KNOWN.get(name, ())
         number = int(value) if value.isascii() and value.isdecimal() else 0
         places.append((known.index(value) if value in known else len(known), number, value))
     return places
@@ -230,28 +229,8 @@ def legend(tables: Sequence[Table]) -> list[tuple[str, str, str]]:
     return [(SIGNS[verdict], verdict, MEANINGS[verdict]) for verdict in SIGNS if verdict in there]
 
 
-def data(report: Report) -> markupsafe.Markup:
-    """Return the cases as JSON for the page's script, in which no text can end the script.
-
-    Words are stored once. A case is its kind, its words, and then for each world size: the size, the verdict, how often
-    it was executed, and its tests.
-    """
-    words: dict[str, int] = {}
-    cases: dict[tuple[str, ...], list[Any]] = {}
-    for each in report.cases:
-        entry = cases.get(each.words)
-        if entry is None:
-            numbers = [words.setdefault(visible(word), len(words)) for word in each.words]
-            entry = cases[each.words] = [numbers]
-        entry.append([each.size, CASE_ORDER.index(each.verdict), each.count, *each.tests])
-    text = msgspec.json.encode({"words": list(words), "verdicts": CASE_ORDER, "cases": list(cases.values())}).decode()
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return markupsafe.Markup(text)  # noqa: S704 - nothing in it is markup, as replaced above
-
-
 def whole(report: Report) -> dict[str, Any]:
-    """Return what the template takes: every table, the legend and the data."""
+    """Return what the template takes: every table and the legend."""
     calls, stacks, tests = of_calls(report), of_stacks(report), of_tests(report)
     return {
         "any_tried": any(case.count for case in report.cases),
@@ -260,7 +239,6 @@ def whole(report: Report) -> dict[str, Any]:
         "tests_by_size": tests,
         "legend": legend([*calls, *stacks, tests]),
         "signs": SIGNS,
-        "case_data": data(report),
         "waiting": _did_not_run(report),
     }
 

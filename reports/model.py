@@ -281,6 +281,11 @@ class Report(msgspec.Struct, kw_only=True):
     cases: list[CaseReport] = []
     """The cases that tests tried; results before version 9 do not say it."""
 
+    @property
+    def foreign(self) -> dict[str, str]:
+        """The plug-ins of any run that are neither pytest's nor Concord's, with their origin."""
+        return {name: where for run in self.runs for name, where in run.foreign.items()}
+
 
 def worst(verdicts: list[str]) -> str:
     """Return the worst of several verdicts; ``not-run`` if there are none."""

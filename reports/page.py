@@ -12,8 +12,8 @@ import markupsafe
 
 from harness.profiles import NEVER_RUN
 from harness.requirements import LEVELS
-from reports import answer, matrix
-from reports.model import ORDER, Report, ReportError, RequirementReport, TestReport
+from reports import answer, embedded, matrix
+from reports.model import CASE_ORDER, ORDER, VERSION, Report, ReportError, RequirementReport, TestReport
 from reports.text import duration, moment, plural, shortened, visible
 
 LONGEST = 20_000
@@ -25,6 +25,8 @@ MOST = 32 << 20
 """The largest number of characters of a page.  For two runs of all 2,341 tests, all passed, it has 0.8 million."""
 _TEMPLATES = Path(__file__).parent / "templates"
 _SLOWEST = 12
+KNOWN = {"verdicts": ORDER, "case_verdicts": CASE_ORDER, "report_version": VERSION, "field_order": matrix.KNOWN}
+"""What scripts of pages know of reports."""
 
 
 def page(report: Report) -> str:
@@ -39,6 +41,23 @@ def page(report: Report) -> str:
         if rendered is not None:
             return rendered
     raise ReportError(f"a page of this report would have more than {MOST >> 20} MiB")
+
+
+def comparison_page(before: Report, after: Report) -> str:
+    """Render the page that compares two reports, in which all texts of the reports are escaped.
+
+    Errors: :class:`ReportError` if the page would exceed :data:`MOST` characters.
+    """
+    values = {
+        "before": before,
+        "after": after,
+        "before_data": embedded.data(before),
+        "after_data": embedded.data(after),
+    }
+    rendered = environment(_SHORTER).get_template("compare.html").render(**values, **KNOWN)
+    if len(rendered) > MOST:
+        raise ReportError(f"a page of this comparison would have more than {MOST >> 20} MiB")
+    return rendered
 
 
 def _much(report: Report) -> bool:
@@ -80,10 +99,12 @@ def _rendered(report: Report, longest: int) -> str | None:
             stacks_there=list(dict.fromkeys(test.stack for test in report.tests if test.stack)),
             numbers={test.nodeid: number for number, test in enumerate(report.tests)},
             **matrix.whole(report),
+            page_data=embedded.data(report),
+            **KNOWN,
             order=ORDER,
             slowest=slowest,
             undeclared=report.counts.get("undeclared", 0),
-            foreign=foreign(report),
+            foreign=report.foreign,
             never_run=NEVER_RUN,
         )
     )
@@ -120,11 +141,6 @@ def environment(longest: int) -> jinja2.Environment:
         visible=visible,
     )
     return environment
-
-
-def foreign(report: Report) -> dict[str, str]:
-    """Return the plug-ins of any run that are neither pytest's nor Concord's, with their origin."""
-    return {name: where for run in report.runs for name, where in run.foreign.items()}
 
 
 def web(link: str) -> bool:

@@ -16,7 +16,7 @@ from harness.requirements import stack_of
 from harness.results import DEFAULT_SEED, ENDED_BADLY, Run, TestResult, TorchLacks, WaiverEntry
 from harness.thorough.effort import EXAMPLES, EffortError, effort
 from reports.text import plural
-from reports.tried import same_cases
+from reports.tried import other_counts, same_cases
 
 RAN = ("passed", "waived", "flaky", *ENDED_BADLY)
 """Verdicts of tests that ran."""
@@ -32,8 +32,8 @@ _DRAWS = (*_DECIDES, "python", "hypothesis", "numpy")
 _LARGEST_SEED = 2**32 - 1
 
 SAME, WORSE, BETTER, OTHER = "same", "worse here", "better here", "otherwise here"
-OTHER_CASES, NOT_COMPARED = "other cases here", "not compared"
-KINDS = (SAME, WORSE, BETTER, OTHER, OTHER_CASES, NOT_COMPARED)
+OTHER_CASES, OTHER_COUNTS, NOT_COMPARED = "other cases here", "other collectives here", "not compared"
+KINDS = (SAME, WORSE, BETTER, OTHER, OTHER_CASES, OTHER_COUNTS, NOT_COMPARED)
 
 
 @dataclass(frozen=True, order=True)
@@ -61,8 +61,10 @@ class Outcome:
 
     @property
     def doubtful(self) -> bool:
-        """Whether its cases are others, or it ended badly here and the results can't be compared."""
-        return self.kind == OTHER_CASES or (self.kind == NOT_COMPARED and self.here in (*ENDED_BADLY, "flaky"))
+        """Whether its cases or collectives are others, or it ended badly here and the results can't be compared."""
+        return self.kind in (OTHER_CASES, OTHER_COUNTS) or (
+            self.kind == NOT_COMPARED and self.here in (*ENDED_BADLY, "flaky")
+        )
 
     def __str__(self) -> str:
         verdicts = f"{self.there} in the bundle, {self.here} here" if self.here else f"{self.there} in the bundle"
@@ -170,6 +172,8 @@ def _compared(place: Place, run: Run, again: Run | None) -> Outcome:
         return Outcome(place, OTHER_CASES, *verdicts, f"its cases are not those that its seed draws: {counts}")
     if old.verdict == "passed" and not same_cases(old, run, new, again) and not surroundings(run, again, _DRAWS):
         return Outcome(place, OTHER_CASES, *verdicts, "it tried other cases there than here")
+    if old.verdict == "passed" and (why := other_counts(old, run, new, again)) and not surroundings(run, again, _DRAWS):
+        return Outcome(place, OTHER_COUNTS, *verdicts, why)
     return Outcome(place, SAME, *verdicts)
 
 

@@ -1,4 +1,4 @@
-"""The check of the cases that tests say they executed: against each other, the profile's text and the local suite."""
+"""The check of what tests say they executed, cases and collectives: against each other, the profile, the suite."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from harness.results import (
     WRONG,
     Call,
     CaseOf,
+    Issued,
     Run,
     TestResult,
     Tried,
@@ -25,6 +26,8 @@ from reports.text import plural
 
 _SAYS_CASES = 9
 """Since this version, results say which cases tests executed."""
+_SAYS_COUNTS = 10
+"""Since this version, results say how many collectives ranks issued."""
 _SHOWN = 100
 """Characters of a word that a message repeats."""
 
@@ -33,6 +36,8 @@ def case_problems(run: Run) -> Iterator[str]:
     """Find contradictions within a run: cases of no test, and cases that a test cannot have had."""
     if run.cases and run.header.version < _SAYS_CASES:
         yield f"version {run.header.version} of results has no cases"
+    if run.header.version < _SAYS_COUNTS and any(test.issued is not None for test in run.records()):
+        yield f"version {run.header.version} of results does not count collectives"
     if twice := [case for case, count in Counter(run.cases).items() if count > 1]:
         yield f"its table has a case twice: {shown(twice[0])}"
     records = list(run.records())
@@ -67,6 +72,8 @@ def _words(case: CaseOf) -> Iterator[str]:
 
 
 def _of_test(test: TestResult) -> Iterator[str]:
+    if test.issued is not None and not _sizes(test):
+        yield "has collectives of ranks, but it had no world"
     seen = Counter((tried.size, tried.ended) for tried in test.tried)
     if any(count > 1 for count in seen.values()):
         yield "says twice which of its cases ended in one way"
@@ -87,11 +94,15 @@ def _possible(test: TestResult, tried: Tried) -> Iterator[str]:
         yield f"is passed, but {what} of it: {tried.ended}"
     if test.verdict in ("unsupported", "not-run") and tried.ended in (WRONG, STOPPED):
         yield f"is {test.verdict}, but {what} of it: {tried.ended}"
-    world = test.world
-    sizes = () if world is None else world.sizes or (world.ranks,)
+    sizes = _sizes(test)
     if tried.size not in sizes:
         had = f"it had {', '.join(map(str, sizes))}" if sizes else "it had no world"
         yield f"tried {what} on {plural(tried.size, 'rank')}, but {had}"
+
+
+def _sizes(test: TestResult) -> tuple[int, ...]:
+    """Return the sizes of the worlds that a test had."""
+    return () if test.world is None else test.world.sizes or (test.world.ranks,)
 
 
 def other_claims(run: Run, by: Entitled) -> Iterator[str]:
@@ -135,3 +146,19 @@ def _resolved(test: TestResult, run: Run) -> dict[tuple[int, str, CaseOf], int]:
         for tried in test.tried
         for number, count in zip(tried.cases, tried.counts, strict=True)
     }
+
+
+def other_counts(one: TestResult, run: Run, other: TestResult, again: Run) -> str:
+    """Say how two results of a test, each of a run, differ in the number of collectives; empty if they do not.
+
+    Older results do not say it, and then this is not known to be otherwise.
+    """
+    if min(run.header.version, again.header.version) < _SAYS_COUNTS or one.issued == other.issued:
+        return ""
+    there, here = one.issued or Issued(), other.issued or Issued()
+    pairs = [
+        (name, there.by_name.get(name, 0), here.by_name.get(name, 0)) for name in {**there.by_name, **here.by_name}
+    ]
+    pairs.append(("on groups", there.on_groups, here.on_groups))
+    differing = [f"{name[:_SHOWN]}: {old:,} there, {new:,} here" for name, old, new in pairs if old != new]
+    return f"its ranks issued other collectives ({'; '.join(differing[:3]) or 'not counted in one of them'})"

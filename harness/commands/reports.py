@@ -37,7 +37,7 @@ from reports.answer import answer, explained, state, waived_tests, waivers
 from reports.build import FILE, LARGEST, build, load
 from reports.checkout import Checkout
 from reports.model import CONFORMANT, LevelReport, Report, ReportError
-from reports.page import page
+from reports.page import comparison_page, page
 from reports.text import plural, visible
 from reports.verify import Checked, verify
 
@@ -115,6 +115,7 @@ def compare(
     after: Annotated[Path, typer.Argument(help="Run, report (JSON) or bundle to compare with it.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write a page to this file; it opens offline.")] = None,
 ) -> None:
     """Compare two runs: newly failing, fixed, added, removed and changed tests.
 
@@ -123,7 +124,12 @@ def compare(
     with _said():
         if markdown and json:
             raise ReportError("--markdown and --json: one of them")
-        comparison = comparing.compare(_report_of(before), _report_of(after))
+        if html is not None:
+            _check_outputs([html], [before, after])
+        old, new = _report_of(before), _report_of(after)
+        comparison = comparing.compare(old, new)
+        if html is not None:
+            _write(html, comparison_page(old, new).encode(errors="replace"), aside=json or markdown)
         if json:
             typer.echo(msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode())
         else:
@@ -335,12 +341,13 @@ def _check_outputs(outputs: Sequence[Path], runs: Sequence[Path]) -> None:
         seen[name] = "written already"
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes, *, aside: bool = False) -> None:
+    """Write a file and say so; ``aside``: on standard error, because standard output is data."""
     try:
         write_whole(path, data)
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}") from None
-    typer.echo(f"wrote {one_line(str(path))}")
+    typer.echo(f"wrote {one_line(str(path))}", err=aside)
 
 
 def _append(path: Path, data: bytes) -> None:

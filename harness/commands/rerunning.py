@@ -21,7 +21,7 @@ from harness.thorough.effort import BUDGET, EXAMPLES, STATE
 from reports import rerun as comparing
 from reports.checkout import Checkout
 from reports.model import ReportError
-from reports.rerun import BETTER, KINDS, NOT_COMPARED, OTHER, OTHER_CASES, WORSE, Outcome
+from reports.rerun import BETTER, KINDS, NOT_COMPARED, OTHER, OTHER_CASES, OTHER_COUNTS, WORSE, Outcome
 from reports.text import duration, plural
 
 _NAME = re.compile(r"[0-9A-Za-z_+-][0-9A-Za-z_.+-]{0,100}")
@@ -106,7 +106,7 @@ def _judged(outcomes: Sequence[Outcome], runs: Sequence[Run], here: dict[int, Ru
     of_kind = {kind: [each for each in outcomes if each.kind == kind] for kind in KINDS}
     for each in of_kind[WORSE]:
         (found.unchecked if odd.get(each.place.run) else found.wrong).append(f"--rerun: {each}")
-    found.unchecked += [f"--rerun: {each}" for each in of_kind[OTHER_CASES]]
+    found.unchecked += [f"--rerun: {each}" for kind in (OTHER_CASES, OTHER_COUNTS) for each in of_kind[kind]]
     for each in of_kind[NOT_COMPARED]:
         (found.unchecked if each.doubtful else found.notes).append(f"--rerun: not compared: {each}")
     found.notes += [f"--rerun: {each}" for kind in (BETTER, OTHER) for each in of_kind[kind]]

@@ -55,6 +55,7 @@ class Cases:
             report.concord_cases = msgspec.to_builtins(watch.cases)
         if report.when == "call" and (executed := item.stash.get(_EXECUTED, None)) is not None:
             report.concord_tried = executed.plain()
+            report.concord_issued = msgspec.to_builtins(executed.issued)
             del item.stash[_EXECUTED]
         return report
 

@@ -31,6 +31,7 @@ from harness.results import (
     Cause,
     Collected,
     GivenWorld,
+    Issued,
     RankEvidence,
     Reproducer,
     RequirementText,
@@ -106,6 +107,8 @@ class Told:
     """The cases that a property drew (:mod:`harness.plugin.cases`)."""
     tried: list[Any] = field(default_factory=list)
     """The cases that it executed, as plain data (:meth:`harness.executed.Executed.plain`)."""
+    issued: list[Any] | None = None
+    """The collectives that its ranks issued (:class:`harness.results.Issued`), as plain data."""
 
     def add(self, report: pytest.TestReport) -> None:
         """Add the report of one more phase."""
@@ -117,6 +120,7 @@ class Told:
         self.reproducer = getattr(report, "concord_reproducer", self.reproducer)
         self.cases = getattr(report, "concord_cases", self.cases)
         self.tried = getattr(report, "concord_tried", self.tried)
+        self.issued = getattr(report, "concord_issued", self.issued)
         cause: dict[str, Any] | None = getattr(report, "concord_cause", None)
         if cause is not None:
             self.cause = msgspec.convert(cause, Cause)
@@ -301,6 +305,7 @@ class Summary:
             waiver=properties.get("waived", "") if verdict == "waived" else "",
             cases=msgspec.convert(told.cases, CasesDrawn | None) if verdict == "passed" else None,
             tried=tried,
+            issued=msgspec.convert(told.issued, Issued | None),
             finished=round(time.time(), 3),
             text=told.text if failed and not told.ranks else "",
             reproducer=msgspec.convert(told.reproducer, Reproducer) if failed and told.reproducer else None,

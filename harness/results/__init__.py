@@ -15,7 +15,8 @@ Since version 5, the cause of an unsupported test and the reasons why tests were
 turn the sentences of older files into the same data (:mod:`~.old`).
 
 Since version 8, a run says which challenge it answers (:mod:`~.challenge`), and a test which cases it drew. Since
-version 9, a test says which cases it executed and checked (:mod:`~.tried`).
+version 9, a test says which cases it executed and checked (:mod:`~.tried`), and since version 10, how many collectives
+its ranks issued.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ from harness.results.tried import (
     Call,
     CaseOf,
     Cases,
+    Issued,
     Setting,
     Table,
     Tried,
@@ -117,6 +119,7 @@ __all__ = [
     "GivenWorld",
     "HostLacks",
     "HostsLack",
+    "Issued",
     "LeftOut",
     "MaybeLeftOut",
     "NoBackend",

@@ -9,12 +9,12 @@ import msgspec
 from harness.results.causes import Cause, NotClaimed
 from harness.results.challenge import Challenge
 from harness.results.left_out import LeftOut
-from harness.results.tried import Cases, Tried
+from harness.results.tried import Cases, Issued, Tried
 from harness.safe_io.untrusted import Count, Hosts, Moment, Ranks, Seconds, Status, Words
 from harness.safe_io.untrusted import Version as VersionNumber
 
 SCHEMA = "concord.results"
-VERSION = 9
+VERSION = 10
 
 VERDICTS = ("passed", "failed", "crashed", "hung", "flaky", "unsupported", "waived", "not-run")
 """The verdicts of a test.  ``unsupported``: the backend, the profile or the machine does not support it.  ``not-run``:
@@ -209,6 +209,8 @@ class TestResult(msgspec.Struct, tag="test", tag_field="record", kw_only=True, o
     """The cases that it drew, if it passed; results before version 8 do not say."""
     tried: list[Tried] = []
     """The cases that it executed and checked; of tests that say so, and since version 9."""
+    issued: Issued | None = None
+    """The collectives that its ranks issued; None if it had no world, only warm ones, or before version 10."""
     finished: Moment = 0.0
     """Seconds since the epoch."""
     text: str = ""

@@ -71,6 +71,15 @@ class Tried(msgspec.Struct, frozen=True, array_like=True):
     """For each of them, how often; with other shapes, roots or data each time."""
 
 
+class Issued(msgspec.Struct, frozen=True, array_like=True):
+    """The collectives that all ranks of a test together issued, in the runs of its functions that ended well."""
+
+    by_name: Annotated[dict[Name, Count], msgspec.Meta(max_length=100)] = {}
+    """How often Python called each on a process group, by its name in torch.distributed's public API."""
+    on_groups: Count = 0
+    """How many process groups counted, whoever issued them; without groups that were destroyed in the same run."""
+
+
 class Table:
     """The cases of a file while it is written, with their numbers."""
 

@@ -13,13 +13,14 @@ from msgspec import Meta
 
 from harness.worlds import wire
 
-_NAME, _LINE, _TEXT, _MOST_FRAMES, _MOST_LEFT = 1000, 4000, 100_000, 300, 200
+_NAME, _LINE, _TEXT, _MOST_FRAMES, _MOST_LEFT, _MOST_NAMES = 1000, 4000, 100_000, 300, 200, 100
 _BESIDE = 1 << 16  # bytes; a longer pickle travels as a buffer, which is not copied
 
 Name = Annotated[str, Meta(max_length=_NAME)]
 Line = Annotated[str, Meta(max_length=_LINE)]
 Number = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Job = Annotated[int, Meta(ge=-1, le=1 << 62)]
+Times = Annotated[int, Meta(ge=0, le=1 << 40)]
 Frames = Annotated[list[tuple[Line, Annotated[int, Meta(ge=0, le=1 << 31)], Name]], Meta(max_length=_MOST_FRAMES)]
 
 
@@ -52,6 +53,10 @@ class Returned(msgspec.Struct, tag="returned", forbid_unknown_fields=True):
     job: Job
     pickled: bytes = b""
     """The result; empty for None, or if the pickle is the first of the frame's buffers."""
+    issued: Annotated[dict[Name, Times], Meta(max_length=_MOST_NAMES)] = {}
+    """How often the rank issued each collective from Python while it ran the function."""
+    on_groups: Times = 0
+    """How many collectives were issued on its groups, from Python or not."""
 
 
 class Raised(msgspec.Struct, tag="raised", forbid_unknown_fields=True):
@@ -97,11 +102,16 @@ def frame(answer: Answer, buffers: Sequence[bytes] = ()) -> list[bytes]:
     return wire.parts_of(_ENCODER.encode(answer), buffers)
 
 
-def returned(job: int, pickled: bytes, buffers: Sequence[bytes]) -> list[bytes]:
-    """Return the frame of a result, from its pickle and the bytes of its storages."""
-    if buffers or len(pickled) > _BESIDE:
-        return frame(Returned(job), [pickled, *buffers])
-    return frame(Returned(job, pickled))
+def returned(
+    job: int, pickled: bytes, buffers: Sequence[bytes], issued: Mapping[str, int] | None = None, on_groups: int = 0
+) -> list[bytes]:
+    """Return the frame of a result, from its pickle and the bytes of its storages.
+
+    ``issued``, ``on_groups``: how many collectives the rank issued (:mod:`harness.worlds.issued`).
+    """
+    beside = bool(buffers) or len(pickled) > _BESIDE
+    answer = Returned(job, b"" if beside else pickled, dict(issued or {}), on_groups)
+    return frame(answer, [pickled, *buffers] if beside else ())
 
 
 def raised(job: int, report: Mapping[str, Any]) -> list[bytes]:

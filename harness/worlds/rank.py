@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from harness.worlds import answers, evidence, monitor, residue, unpickling, wire
+from harness.worlds import answers, evidence, issued, monitor, residue, unpickling, wire
 from harness.worlds.blackbox import BlackBox
 from harness.worlds.debugging import Debugging
 from harness.worlds.launch import AUTOLOAD
@@ -306,6 +306,7 @@ class _RankProcess:
                 raise NotPrepared(f"{where}({argument[:80]!r}): {type(e).__name__}: {e}") from e
 
     def run(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        before = issued.now()
         try:
             value = fn(self.rank, *args, **kwargs)
             self.end_if_forked(None)
@@ -320,7 +321,7 @@ class _RankProcess:
         self.flush()
         try:
             pickled = wire.pickled(value) if value is not None else (b"", [])
-            frame = answers.returned(self.job, *pickled)
+            frame = answers.returned(self.job, *pickled, *issued.since(before))
         except BaseException as e:
             type_name = evidence.name_of(type(value)).rpartition(".")[2]
             report = self.describe(e, f"its result, a {type_name}, can't be sent to the controller")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from harness.worlds import issued
 from harness.worlds.blackbox import BlackBox
 from harness.worlds.places import TORCH
 
@@ -42,6 +43,8 @@ _NAMES = {
     "barrier": "barrier",
     "monitored_barrier": "monitored_barrier",
 }
+CALLS = frozenset(_NAMES.values())
+"""Every collective that is recorded."""
 
 
 _NOT_THE_USERS = (TORCH, __file__)
@@ -115,6 +118,7 @@ def _recorded(original: Callable[..., Any], name: str, box: BlackBox) -> Callabl
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         issued_ns = 0  # read by issuing(), from another thread
+        issued.count(name)
         try:
             frame = _calling(sys._getframe(1))
             place = (frame.f_code, frame.f_lineno) if frame is not None else None

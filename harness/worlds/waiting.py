@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from harness.worlds.handle import Heard, RankHandle
 from harness.worlds.places import is_source
 from harness.worlds.postmortem import End, RanksFailed
 from harness.worlds.ranks import Ranks
+from harness.worlds.recorder import CALLS
 from harness.worlds.views import View
 from harness.worlds.watchdog import FIRST_LOOK, Explanation
 
@@ -59,6 +61,10 @@ class Waiting:
         self._started = self._clock.monotonic()
         self._deadline = self._started + timeout
         self._results: dict[int, Any] = {}
+        self.issued: Counter[str] = Counter()
+        """How often all ranks that have returned issued each collective from Python."""
+        self.on_groups = 0
+        """How many collectives these ranks issued on groups."""
         self._ends: dict[int, End] = {}
         self._failed = False
 
@@ -210,6 +216,8 @@ class Waiting:
             if not results:
                 return
             self._results[process.index] = results[0]
+            self.issued.update({name: n for name, n in answer.issued.items() if name in CALLS})
+            self.on_groups += answer.on_groups
         elif isinstance(answer, answers.Checked):
             self._results[process.index] = answer.left
         elif isinstance(answer, answers.Ready):

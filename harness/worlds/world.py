@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness import executed
 from harness.devices import backend_for, host_and_name
 from harness.placement import blocks
 from harness.profiles.vocabulary import FORK, STARTS
@@ -246,13 +247,16 @@ class World:
             on_host=self.spec.device == "cpu" and self.spec.hosts == 1,
         )
         try:
-            return waiting.results(frame, beside)
+            results = waiting.results(frame, beside)
         except BaseException as e:
             self.kill()
             # The lack of memory in a start has many faces: drivers and communicators have errors of their own for it.
             if isinstance(e, RanksFailed) and (job == 0 or e.out_of_memory):
                 self._relieve()
             raise
+        if answer == "returned" and not self.spec.warm:  # what a warm world issues depends on the tests before
+            executed.add_issued(waiting.issued, waiting.on_groups)
+        return results
 
     def start(self) -> None:
         """Make sure that the ranks are up and in their group: starts fresh ones if there are none.

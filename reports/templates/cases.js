@@ -1,6 +1,6 @@
 (() => {
   const one = (selector) => document.querySelector(selector);
-  const { words, verdicts, cases } = JSON.parse(one("#case-data").textContent);
+  const { words, verdicts, cases } = JSON.parse(one("#page-data").textContent);
   const fields = { Call: ["collective", "op", "dtype", "layout", "out_layout", "group", "form"], Setting: ["stack", "option", "value"] };
   const titles = { out_layout: "output", op: "reduction", layout: "input" };
   const sign = { crashed: "†", hung: "∞", failed: "✗", waived: "◐", passed: "✓", "not-reached": "…", undeclared: "○" };
@@ -17,7 +17,7 @@
   };
 
   function wanted() {
-    const said = new URLSearchParams(location.hash.slice(1));
+    const said = address.place(address.read().said);
     const kind = said.has("stack") ? "Setting" : "Call";
     const known = [...fields[kind], "size"];
     const keys = [...said.keys()];
@@ -83,13 +83,13 @@
 
   function show() {
     const asked = wanted();
-    for (const link of document.querySelectorAll("a.cell")) {
-      const here = asked !== null && link.hash === location.hash;
+    for (const link of document.querySelectorAll("a.cell:not(.vs)")) {
+      const here = asked !== null && address.place(new URLSearchParams(link.hash.slice(1))).toString() === asked.said.toString();
       if (here) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
     }
     panel.hidden = asked === null;
     if (asked === null) return;
-    const from = one("a.cell[aria-current]");
+    const from = one("a.cell[aria-current]:not(.vs)");
     if (from) {
       for (let node = from.closest("details"); node; node = node.parentElement.closest("details")) node.open = true;
       from.closest(".scroll").after(panel);
@@ -130,10 +130,14 @@
     panel.focus({ preventScroll: true });
   }
 
+  one(".tried").addEventListener("mouseover", (event) => {  // what it is for a screen reader, for a mouse
+    const cell = event.target.closest("a.cell");
+    if (cell) cell.title = cell.getAttribute("aria-label");
+  });
   more.addEventListener("click", () => { every = true; show(); });
   one("#close").addEventListener("click", () => {
-    const from = one("a.cell[aria-current]");
-    history.pushState(null, "", location.pathname + location.search);
+    const from = one("a.cell[aria-current]:not(.vs)");
+    address.set((view) => { for (const name of address.place(view.said).keys()) view.said.delete(name); });
     show();
     if (from) from.focus();
   });

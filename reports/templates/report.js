@@ -1,4 +1,3 @@
-"use strict";
 (() => {
   const one = (selector) => document.querySelector(selector);
   const all = (selector, within) => [...(within || document).querySelectorAll(selector)];
@@ -8,7 +7,10 @@
   const requirements = all(".requirement").map((node) => ({
     node,
     head: node.querySelector("summary").textContent.toLowerCase(),
-    tests: all(".test", node).map((test) => ({ node: test, name: test.querySelector("code").textContent.toLowerCase() })),
+    tests: all(".test", node).map((test) => {
+      const [verdict, size, ...stack] = test.dataset.of.split(" ");
+      return { node: test, verdict, size, stack: stack.join(" "), name: test.querySelector("code").textContent.toLowerCase() };
+    }),
   }));
 
   function show() {
@@ -19,8 +21,7 @@
     let kept = 0;
     for (const requirement of requirements) {
       let fits = 0;
-      for (const { node, name } of requirement.tests) {
-        const data = node.dataset;
+      for (const { node, name, ...data } of requirement.tests) {
         const good = (verdicts.size === 0 || verdicts.has(data.verdict))
           && (stack.value === "" || data.stack === stack.value)
           && (cell === null || (data.stack === cell.stack && data.size === cell.size))
@@ -40,28 +41,56 @@
     cellName.textContent = cell === null ? "" : `${cell.stack}, ${count(Number(cell.size), "rank")}`;
   }
 
+  let later = 0;
+
+  // The address has the filters that are on. Without "now", it is written once typing pauses.
+  function write(now) {
+    clearTimeout(later);
+    const it = () => address.set(({ said }) => {
+      const values = [["find", q.value], ["in", stack.value], ...chips.filter((chip) => chip.checked).map((chip) => ["verdict", chip.value])];
+      address.replaced(said, address.FILTERS, values);
+      if (said.has("tests") && cell === null) { said.delete("tests"); said.delete("size"); }
+    });
+    if (now) it(); else later = setTimeout(it, 200);
+  }
+
+  function choose() { show(); write(); }
+
   function clear() {
     q.value = "";
     stack.value = "";
     cell = null;
     for (const chip of chips) chip.checked = false;
     show();
+    write(true);
+  }
+
+  // Filters as the address says them. A link within the page says none, and leaves them as they are.
+  function restore(said) {
+    if (address.fresh() && ![...said.keys()].some(address.isFilter)) return;
+    q.value = said.get("find") ?? "";
+    stack.value = said.get("in") ?? "";
+    if (stack.selectedIndex < 0) stack.value = "";
+    for (const chip of chips) chip.checked = said.getAll("verdict").includes(chip.value);
   }
 
   function reveal() {
-    const said = new URLSearchParams(location.hash.slice(1));
+    const { id, said } = address.read();
+    restore(said);
+    cell = null;
     if (said.has("tests")) {
       stack.value = "";
       cell = { stack: said.get("tests"), size: said.get("size") };
-      show();
-      one("#requirements").scrollIntoView();
-      return;
     }
-    let name = location.hash.slice(1);
-    try { name = decodeURIComponent(name); } catch { /* not of ours */ }
-    const target = name ? document.getElementById(name) : null;
-    if (target && target.tagName === "DETAILS") { target.hidden = false; target.open = true; target.scrollIntoView(); }
-    const test = said.has("test") && all(".test").find((node) => node.querySelector("code").textContent === said.get("test"));
+    show();
+    write(true);
+    const target = id ? document.getElementById(id) : null;
+    if (target && target.tagName === "DETAILS") {
+      if (target.hidden) clear();
+      target.open = true;
+    }
+    const named = (node) => node.querySelector("code").textContent === said.get("test");
+    const test = said.has("test") && ((target && all(".test", target).find(named)) || all("#requirements .test").find(named));
     if (test) {
       if (test.hidden || test.closest(".requirement").hidden) clear();
       for (let node = test.closest("details"); node; node = node.parentElement.closest("details")) node.open = true;
@@ -69,18 +98,38 @@
       if (own) own.open = true;
       test.scrollIntoView({ block: "center" });
       (own ? own.querySelector("summary") : test).focus();
-    }
+    } else if (target) target.scrollIntoView();
+    else if (cell !== null) one("#requirements").scrollIntoView();
   }
 
-  q.addEventListener("input", show);
-  stack.addEventListener("change", () => { cell = null; show(); });
-  for (const chip of chips) chip.addEventListener("change", show);
+  // What someone opens or closes is in the address.
+  one("#requirements").addEventListener("click", (event) => {
+    const summary = event.target.closest("summary");
+    if (!summary) return;
+    const node = summary.parentElement;
+    const test = node.parentElement.matches(".test") ? node.parentElement.querySelector("code").textContent : "";
+    if (!test && !node.matches(".requirement")) return;
+    address.set((view) => {
+      const chosen = test ? view.said.get("test") === test : view.id === node.id;
+      if (!node.open) {
+        view.id = node.closest(".requirement").id;
+        if (test) view.said.set("test", test); else view.said.delete("test");
+      } else if (chosen) {
+        view.said.delete("test");
+        if (!test) view.id = "";
+      }
+    });
+  });
+
+  q.addEventListener("input", choose);
+  stack.addEventListener("change", () => { cell = null; choose(); });
+  for (const chip of chips) chip.addEventListener("change", choose);
   one("#filters").addEventListener("submit", (event) => event.preventDefault());
   reset.addEventListener("click", clear);
   one("#again").addEventListener("click", clear);
   document.addEventListener("keydown", (event) => {
     if (event.key === "/" && !/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) { event.preventDefault(); q.focus(); }
-    if (event.key === "Escape" && document.activeElement === q) { q.value = ""; show(); }
+    if (event.key === "Escape" && document.activeElement === q) { q.value = ""; choose(); }
   });
 
   const theme = one("#theme");
@@ -95,6 +144,5 @@
   addEventListener("afterprint", () => { for (const node of opened.splice(0)) node.open = false; });
   addEventListener("hashchange", reveal);
   paint();
-  show();
   reveal();
 })();

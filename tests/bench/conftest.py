@@ -30,6 +30,7 @@ _said = pytest.StashKey[list[tuple[str, list[str]]]]()
 _fidelity = pytest.StashKey[list[tuple[Any, ...]]]()
 _duets = pytest.StashKey[list[tuple[float, dict[str, bool], str, float]]]()
 _shares = pytest.StashKey[list[dict[str, Any]]]()
+_figures = pytest.StashKey[list[tuple[str, str]]]()
 _reproducers = pytest.StashKey[list[dict[str, Any]]]()
 
 
@@ -78,6 +79,12 @@ def compare(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., Com
 
 
 @pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Takes a figure that has no other beside it: what it is of, and the figure with its unit."""
+    return lambda *row: request.config.stash.setdefault(_figures, []).append(row)
+
+
+@pytest.fixture
 def said(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Takes what the gate said of a night."""
     return lambda *row: request.config.stash.setdefault(_said, []).append(row)
@@ -109,6 +116,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for r in rows:
             figures = f"{r.ours * 1000:9.1f} ms  {r.theirs * 1000:9.1f} ms  {r.ratio:7.3f}"
             terminalreporter.write_line(f"{r.what:<{width}}  {figures}  of {r.against} (wanted: {r.wanted})")
+    alone = config.stash.get(_figures, [])
+    if alone:
+        terminalreporter.section("figures", sep="-")
+    for what, figure in alone:
+        terminalreporter.write_line(f"{what:<24}  {figure}")
     _show_fidelity(terminalreporter, config.stash.get(_fidelity, []))
     nights = config.stash.get(_said, [])
     if nights:

@@ -1,4 +1,4 @@
-"""Accessibility of the report's page: axe-core's rules for WCAG 2.2 AA, in both color schemes, on desk and phone."""
+"""Accessibility of all pages: axe-core's rules for WCAG 2.2 AA, in both color schemes, on desk and phone."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from answers import ANSWERS, failed
 from invented import change, evidence, runs
+from other_pages import another_report, audit_page, board_of, compared_page, duet_page, perf_page
 
 from harness.results import Tried
 from reports.build import build
+from reports.model import encode
 from reports.page import page as page_of
 
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -24,11 +26,18 @@ def violations(page: Any, tmp_path: Path) -> Callable[..., list[str]]:
     """Returns what axe-core finds wrong with the page of some runs, everything opened."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 
-    def found(html: str, scheme: str, size: dict[str, int], fragment: str = "") -> list[str]:
+    def found(
+        html: str,
+        scheme: str,
+        size: dict[str, int],
+        fragment: str = "",
+        before: Callable[[], None] = lambda: None,
+    ) -> list[str]:
         page.set_viewport_size(size)
         page.emulate_media(color_scheme=scheme)
         (tmp_path / "report.html").write_text(html)
         page.goto((tmp_path / "report.html").as_uri() + fragment, wait_until="load")
+        before()
         page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
         options = {"runOnly": {"type": "tag", "values": RULES}, "resultTypes": ["violations"]}
         response = axe.Axe().run(page, options=options).response
@@ -81,3 +90,48 @@ def test_finds_something(violations: Callable[..., list[str]]) -> None:
     html = f"<html lang=en><title>x</title><main><h1>x</h1>{text}</main>"
     found = violations(html, "light", DESK)
     assert {line.partition(":")[0] for line in found} == {"color-contrast", "image-alt"}
+
+
+PAGES = {"figures": perf_page, "duet": duet_page, "audit": audit_page, "comparison": compared_page}
+CELL = "#vs-cell=collective%3Dall_reduce%26dtype%3Dint32"
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESK, "light"), (DESK, "dark"), (PHONE, "light"), (PHONE, "dark")])
+@pytest.mark.parametrize("name", PAGES)
+def test_other_pages(
+    violations: Callable[..., list[str]], tmp_path: Path, name: str, size: dict[str, int], scheme: str
+) -> None:
+    """Nor with the page of figures, of a duet, of an audit, and of a comparison with a cell open."""
+    fragment = CELL if name == "comparison" else ""
+    assert violations(PAGES[name](tmp_path).read_text(), scheme, size, fragment) == []
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESK, "light"), (DESK, "dark"), (PHONE, "light"), (PHONE, "dark")])
+def test_board(
+    violations: Callable[..., list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    size: dict[str, int],
+    scheme: str,
+) -> None:
+    """Nor with a board: its table, and each page of a bundle."""
+    site = board_of(tmp_path, monkeypatch)
+    for file in [site / "index.html", *sorted((site / "bundles").glob("*.html"))]:
+        assert violations(file.read_text(), scheme, size) == [], file.name
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk", "phone"])
+def test_compared_report(
+    violations: Callable[..., list[str]], page: Any, tmp_path: Path, size: dict[str, int], scheme: str
+) -> None:
+    """Nor with a page that is compared with a file, or that refused one."""
+    (tmp_path / "other.json").write_bytes(encode(another_report()))
+    (tmp_path / "bad.json").write_text("no report")
+
+    def choose(name: str) -> None:
+        page.set_input_files("#other", str(tmp_path / name))
+        page.wait_for_selector("#comparison:not([hidden]), #compare-error:not(:empty)")
+
+    html = page_of(build(runs()))
+    assert violations(html, scheme, size, CELL, before=lambda: choose("bad.json")) == []
+    assert violations(html, scheme, size, before=lambda: choose("other.json")) == []

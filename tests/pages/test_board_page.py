@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from board_of import FAILED, entry, with_
-
-from reports import bundle
-from reports.board import Entry, refused, site
-from reports.page import page as page_of
-
-HOSTILE = "</style></title><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>\u202e"
+from other_pages import board_of
 
 
 @pytest.fixture
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A board of five bundles of two backends, one of them hostile, and two refused files."""
-    monkeypatch.setattr(bundle, "page", lambda report: "no page")
-    made = [
-        entry(tmp_path / "one.zip"),
-        entry(tmp_path / "two.zip", FAILED, days=1),
-        entry(tmp_path / "three.zip", with_(torch="2.14.1"), days=2, signer="vendor@example.com"),
-        entry(tmp_path / "four.zip", with_(torch="2.15.0"), days=3, suite=False),
-    ]
-    entries = [each for each in made if isinstance(each, Entry)]
-    assert len(entries) == 4
-    report = msgspec.structs.replace(entries[0].report, profile=HOSTILE, about=HOSTILE, backend=HOSTILE, device=HOSTILE)
-    other = dataclasses.replace(entries[0], name=HOSTILE, sha256="f" * 64, report=report, notes=(HOSTILE,))
-    out = tmp_path / "site"
-    pages = dict(site([*entries, other], [refused(HOSTILE, (HOSTILE,)), refused("garbage.zip", ("not a zip file",))]))
-    pages |= {each.whole: page_of(each.report) for each in (*entries, other)}
-    for name, text in pages.items():
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).write_text(text)
-    return out
+    return board_of(tmp_path, monkeypatch)
 
 
 def test_there_and_back(page: Any, board: Path) -> None:

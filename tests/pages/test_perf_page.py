@@ -7,38 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
+from other_pages import NIGHTS, SWEEP, nights
 
 from harness.bench.detection.alarms import Decision
 from harness.bench.detection.gate import decide
 from harness.bench.history.lines import Line
-from harness.bench.records import Series
 from harness.bench.view import view
 from reports.perf import page as page_of
-from tests.perf.nights import line
 
-NIGHTS = 30
-SWEEP = [
-    Series(operation="all_reduce", op="sum", dtype=dtype, bytes=8 << (3 * i), world=2, backend="gloo", device="cpu")
-    for dtype in ("float32", "bfloat16")
-    for i in range(6)
-]
-STEP = [
-    Series(operation="step.replicate", metric=metric, world=2, backend="gloo", device="cpu")
-    for metric in ("time", "compute", "communication", "exposed")
-]
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>{{ 7 * 7 }}"
-
-
-def nights(slower: float = 1.0, more: tuple[Series, ...] = ()) -> Line:
-    """Quiet nights; in the last four bfloat16 from 512 B on takes longer."""
-    every = [*SWEEP, *STEP, *more]
-    noise = np.random.default_rng(1).normal(0, 0.01, (NIGHTS, len(every)))
-    logs = np.log(np.array([1e-6 * (i + 1) for i in range(len(every))])) + noise
-    slow = [i for i, s in enumerate(every) if s.dtype == "bfloat16" and s.bytes >= 512]
-    logs[-4:, slow] += np.log(slower)
-    return line(logs, every)
 
 
 @pytest.fixture

@@ -160,6 +160,7 @@ def test_tests_by_size(opened: Any) -> None:
     cell = page.query_selector(".cell[href='#tests=replicate&size=2']")
     assert cell.get_attribute("aria-label") == "replicate, 2: 1 waived, 1 passed"
     cell.click()
+    page.wait_for_selector("#cell:not([hidden])")
     assert page.inner_text("#found") == "2 tests of 2 requirements"
     assert page.inner_text("#cell") == "replicate, 2 ranks"
     page.click("#reset")
@@ -185,6 +186,7 @@ def test_cell(opened: Any) -> None:
     assert (cell.inner_text(), cell.get_attribute("aria-label")) == ("✓ 2", "all_reduce, float32: 2 passed")
     assert not page.is_visible("#cases")
     cell.click()
+    page.wait_for_selector("#cases:not([hidden])")
     assert (page.inner_text("#cases-h"), page.inner_text("#cases-sum")) == ("all_reduce, float32", "2 passed")
     assert listed(page) == [["✓ passed", "SUM", "contiguous", "world", "sync", "2, 3", "16"]]
     assert "collectives/test_a.py::test_two[3ranks-float32] COLLECTIVES-TWO-01" in page.inner_text("#cases-table")
@@ -203,6 +205,7 @@ def test_cell_of_a_stack(opened: Any) -> None:
     cell = page.query_selector(".cell[href='#stack=replicate&option=static_graph&value=yes&size=2']")
     assert cell.inner_text().split() == ["◐", "0/1", "made-up"]
     cell.click()
+    page.wait_for_selector("#cases:not([hidden])")
     assert page.inner_text("#cases-h") == "replicate, static_graph, yes, 2 ranks"
     assert [row[0] for row in listed(page)] == ["◐ waived"]
     tests = page.inner_text("#cases-table")
@@ -261,6 +264,7 @@ def test_link_from_a_case_to_its_test(opened: Any) -> None:
     page.fill("#q", "no such thing")
     at(page, "collective=broadcast&dtype=float32")
     page.click("#cases-table tbody a >> nth=0")
+    page.wait_for_selector("#COLLECTIVES-ONE-01[open]")
     assert page.is_visible("#COLLECTIVES-ONE-01 .test")
     assert page.input_value("#q") == ""
 
@@ -560,3 +564,77 @@ def test_empty(opened: Any) -> None:
     page = opened(files=[("a", written(made))])
     assert page.inner_text("h1") == "Not shown yet at any level"
     assert PROFILE.splitlines()[0] not in page.content()
+
+
+def test_address_holds_filters(opened: Any, page: Any) -> None:
+    """Search, stack and verdicts are in the address, from which they come back; Show all empties it."""
+    opened()
+    page.fill("#q", "one")
+    page.select_option("#stack", "collectives")
+    page.check("[name=verdict][value=undeclared]")
+    page.wait_for_url("**#find=one&in=collectives&verdict=undeclared")
+    address = page.url
+    page.goto("about:blank")
+    page.goto(address)
+    assert (page.input_value("#q"), page.input_value("#stack")) == ("one", "collectives")
+    assert page.inner_text("#found") == "1 test of 1 requirement"
+    page.click("#reset")
+    page.wait_for_url("**/report.html")
+    assert page.inner_text("#found") == "24 tests of 12 requirements"
+
+
+def test_address_holds_the_cell_and_filters(opened: Any, page: Any) -> None:
+    """A cell that is opened while filters are on keeps them; closing it leaves them; Back leads to the view before."""
+    opened()
+    page.fill("#q", "broadcast")
+    page.wait_for_url("**#find=broadcast")
+    page.click(".cell[href='#collective=all_reduce&dtype=float32']")
+    page.wait_for_url("**#collective=all_reduce&dtype=float32&find=broadcast")
+    assert page.inner_text("#cases-h") == "all_reduce, float32"
+    page.reload()
+    assert page.inner_text("#cases-h") == "all_reduce, float32"
+    assert page.query_selector(".cell[aria-current]").get_attribute("href") == "#collective=all_reduce&dtype=float32"
+    assert page.input_value("#q") == "broadcast"
+    page.go_back()
+    page.wait_for_url("**#find=broadcast")
+    assert not page.is_visible("#cases")
+    page.go_forward()
+    page.wait_for_selector("#cases:not([hidden])")
+    page.click("#close")
+    assert page.url.endswith("#find=broadcast")
+
+
+def test_address_holds_what_is_open(opened: Any, page: Any) -> None:
+    """A requirement and a test that someone opens are in the address, and open from it; closing removes them."""
+    opened()
+    page.click("#REPLICATE-TWO-01 > summary")
+    assert page.url.endswith("#REPLICATE-TWO-01")
+    page.click("#REPLICATE-TWO-01 .test details > summary >> nth=0")
+    assert page.url.endswith(
+        "#REPLICATE-TWO-01&test=" + quote("suites/replicate/test_a.py::test_two[2ranks-float32]", safe="_.")
+    )
+    address = page.url
+    page.goto("about:blank")
+    page.goto(address)
+    assert page.is_visible("#REPLICATE-TWO-01 .evidence .headline")
+    page.click("#REPLICATE-TWO-01 .test details > summary >> nth=0")
+    assert page.url.endswith("#REPLICATE-TWO-01")
+    page.click("#REPLICATE-TWO-01 > summary")
+    assert "#" not in page.url
+
+
+def test_hostile_address(opened: Any, page: Any) -> None:
+    """An address that anyone may have made shows no text of its own as more than text, and breaks nothing."""
+    opened()
+    for fragment in (
+        "find=<img src=x onerror=window.hacked=1>&verdict=none&in=nowhere",
+        "collective=<img src=x onerror=window.hacked=2>",
+        "__proto__=x&constructor=y",
+        "vs-cell=%3Cimg%20src%3Dx%3E&vs-kind=none&vs-test=]",
+        "test=" + "x" * 10_000,
+    ):
+        at(page, fragment)
+        page.reload()
+    assert page.evaluate("window.hacked") is None
+    assert page.query_selector("img") is None
+    assert page.inner_text("h1") == "Conformant at L5 (dynamo)"

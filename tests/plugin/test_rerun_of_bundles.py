@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import subprocess
@@ -140,6 +142,28 @@ def _first(seed: str) -> str:
     names = ("barrier[1ranks]", "barrier[2ranks]", "sum[2ranks]", "waived[2ranks]", "wrong[2ranks]")
     places = [*(Place(0, f"{TEST}{name}") for name in names), Place(1, f"{TEST}sum[2ranks]")]
     return drawn(places, 1, seed)[0].nodeid
+
+
+def test_forged_count(made: Made) -> None:
+    """Fewer collectives than the test's ranks issue are found, and nothing else of that test differs."""
+    (path,) = made.folder.glob("default/*/results.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    honest, forged = b'"issued":[{"barrier":2},2]', b'"issued":[{"barrier":1},1]'
+    assert sum(honest in line for line in lines) == 1
+    lines = [line.replace(honest, forged) for line in lines]
+    end = json.loads(lines[-1])
+    end["digest"] = hashlib.sha256(b"".join(lines[:-1])).hexdigest()
+    folder = made.folder / "forged"
+    folder.mkdir()
+    (folder / "results.jsonl").write_bytes(b"".join(lines[:-1]) + json.dumps(end).encode() + b"\n")
+    assert made._run("bundle", "forged", "-o", "forged.zip").returncode == 0
+    hostile = {"PYTEST_ADDOPTS": "-k nothing"}
+    done = made._run("verify", "forged.zip", "--rerun", "99", "--rerun-profile", "small.toml", **hostile)
+    said = [line for line in done.stdout.splitlines() if line.startswith("unchecked")]
+    (line,) = [line for line in said if "other collectives (" in line]
+    assert f"{TEST}barrier[2ranks]: passed in the bundle, passed here" in line
+    assert "(barrier: 1 there, 2 here; on groups: 1 there, 2 here)" in line
+    assert "3 same, 1 worse here, 1 other collectives here" in done.stdout
 
 
 def test_without_its_profile(made: Made) -> None:

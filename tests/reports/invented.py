@@ -257,6 +257,16 @@ def records(
     ]
 
 
+def older(found: list[Any], version: int) -> None:
+    """Makes the records of a run those of an older version, before which tests did not say what they tried."""
+    found[0].version = version
+    for record in [record for record in found if isinstance(record, Cases)]:
+        found.remove(record)
+    for record in found:
+        if isinstance(record, TestResult):
+            record.tried = []
+
+
 def _table(results: Sequence[TestResult]) -> list[Cases]:
     """The cases of some results, which get the numbers that they have in the file."""
     used = sorted({number for test in results for tried in test.tried for number in tried.cases})

@@ -9,7 +9,7 @@ import pytest
 from invented import CASES, change, runs
 
 from harness.results import Call, NotClaimed, Setting, Tried
-from reports import matrix
+from reports import embedded, matrix
 from reports.build import build
 from reports.model import CaseReport, Report, decode, encode
 
@@ -150,7 +150,7 @@ def test_data() -> None:
     """The page has every case for its script; no text can end the script, and invisible characters are written out."""
     report = build(runs())
     report.cases[0].case = Setting("</script><!--&", "\u202e\u2028", "x")
-    text = str(matrix.data(report))
+    text = str(embedded.data(report))
     assert not {*"<>&\u2028\u202e"} & {*text}
     read = json.loads(text)
     assert "</script><!--&" in read["words"]

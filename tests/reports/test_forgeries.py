@@ -34,6 +34,7 @@ from harness.results import (
     Deselected,
     GivenWorld,
     HostLacks,
+    Issued,
     MaybeLeftOut,
     NoBackend,
     NoDevice,
@@ -279,6 +280,20 @@ def tries(*cases: int, size: int = 2, ended: str = "passed", count: int = 1) -> 
     return apply
 
 
+def counts(times: int) -> Change:
+    """A test says that its ranks issued so many all-reduces."""
+    return change(ONE, issued=Issued({"all_reduce": times}, times))
+
+
+def of_version(number: int) -> Change:
+    """The results say that they are of another version."""
+
+    def apply(made: list[Any]) -> None:
+        made[0].version = number
+
+    return apply
+
+
 def of_cases(**fields: str) -> Change:
     """The first case of the table is another."""
 
@@ -390,6 +405,15 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     "case-of-another-collective": (
         change("test_one[3", verdict="passed", cause=None, reason="", tried=[Tried(3, "passed", [0], [1])]),
         "test_one[3ranks]: is about reduce, but tried all_reduce SUM float32",
+    ),
+    # collectives
+    "collectives-without-a-world": (
+        both(change(ONE, world=None), counts(12)),
+        f"{ONE}: has collectives of ranks, but it had no world",
+    ),
+    "collectives-in-an-older-file": (
+        both(counts(12), of_version(9)),
+        "version 9 of results does not count collectives",
     ),
     # worlds
     "size": (change(ONE, size=3), f"{ONE}: its size is 3, but its name says 2 ranks"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from invented import change, every_test, records, runs, tried, written
+from invented import change, every_test, older, records, runs, tried, written
 
 from harness.requirements import LEVELS
 from harness.results import VERSION, GivenWorld, NotClaimed, OptionGiven, RunEnd, TestResult
@@ -72,13 +72,16 @@ def one(**fields: Any) -> list[tuple[str, bytes]]:
     second = records("123", drawn=True, later=1000)
     for key, value in fields.items():
         setattr(second[0], key, value)
+    if second[0].version != VERSION:
+        older(second, second[0].version)
     return [("a", written(records())), ("b", written(second))]
 
 
 def properties(*, leave_out: str = "(none)", first_version: int = VERSION) -> list[tuple[str, bytes]]:
     """The second run is one of tests that draw, without some; the first is perhaps from an earlier Concord."""
     first = records()
-    first[0].version = first_version
+    if first_version != VERSION:
+        older(first, first_version)
     some = [test for test in every_test() if test.property_based and leave_out not in test.nodeid]
     second = records("123", drawn=True, of=some, later=1000)
     second[-1].whole, second[-1].left_out = [], [OptionGiven("-m")]
@@ -104,7 +107,7 @@ def edited() -> list[tuple[str, bytes]]:
         (lambda: properties(leave_out="collectives/test_a.py::test_two[3"), UNDRAWN),
         (lambda: properties(first_version=2), UNDRAWN),
         (torn, "Run 1 was cut off before its end."),
-        (edited, "Run 1 is not as it was written: line 40"),
+        (edited, "Run 1 is not as it was written: line 41"),
         (lambda: one(faults=["gloo_lies"]), "Run 2 had defects put into its ranks on purpose: gloo_lies."),
         (lambda: one(effort=0.1), UNDRAWN),
         (lambda: one(profile=""), "Run 2 went by no profile, so that nothing is claimed."),

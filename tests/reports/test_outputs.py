@@ -384,6 +384,9 @@ def test_commands(folder: Path) -> None:
     assert run("compare", "first", "x.zip")[0] == 0
     assert run("compare", "x.zip", "r.json", "--markdown")[0] == 1
     assert json.loads(run("compare", "first", "second", "--json")[1])["unchanged"] == 24
+    code, said = run("compare", "first", "x.zip", "--html", "c.html")
+    assert (code, "wrote c.html" in said) == (0, True)
+    assert (folder / "c.html").read_text().startswith("<!doctype html>")
 
 
 @pytest.fixture
@@ -527,6 +530,7 @@ def test_verify_says_what_is_wrong(folder: Path) -> None:
         (["bundle", "first", "-o", "first/results.jsonl"], "it is a run that is read"),
         (["bundle", "first/results.jsonl", "-o", "first/../first/results.jsonl"], "it is a run that is read"),
         (["compare", "first", "second", "--markdown", "--json"], "--markdown and --json: one of them"),
+        (["compare", "first", "second", "--html", "first/results.jsonl"], "it is a run that is read"),
     ],
     ids=" ".join,
 )

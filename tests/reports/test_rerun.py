@@ -14,13 +14,14 @@ from invented import PROFILE, SUITE, WAIVER, Change, change, checkout, every_tes
 from scipy.stats import hypergeom
 
 from harness.commands.rerunning import Asked, Rerun, _judged, asked, rerun
-from harness.results import CasesDrawn, GivenWorld, RunHeader, TooFewDevices, TorchLacks, WaiverEntry, parse
+from harness.results import CasesDrawn, GivenWorld, Issued, RunHeader, TooFewDevices, TorchLacks, WaiverEntry, parse
 from reports.model import ReportError
 from reports.rerun import (
     BETTER,
     NOT_COMPARED,
     OTHER,
     OTHER_CASES,
+    OTHER_COUNTS,
     SAME,
     WORSE,
     Outcome,
@@ -136,6 +137,20 @@ def of(nodeid: str, *cases: Any) -> Change:
     return change(nodeid, cases=CasesDrawn(*cases))
 
 
+def issued(times: int, nodeid: str = ONE) -> Change:
+    """Ranks issued so many all-reduces."""
+    return change(nodeid, issued=Issued({"all_reduce": times} if times else {}, times))
+
+
+def version(number: int) -> Change:
+    """Makes a results file of an older version."""
+
+    def apply(made: list[Any]) -> None:
+        made[0].version = number
+
+    return apply
+
+
 SIZES = GivenWorld(4, "gloo", "cpu", (1, 2, 4))
 
 CASES: dict[str, tuple[tuple[Change, ...], tuple[Change, ...], str, str, str]] = {
@@ -201,6 +216,19 @@ CASES: dict[str, tuple[tuple[Change, ...], tuple[Change, ...], str, str, str]] =
         "its cases are not those that its seed draws: 100 cases there, 5 here",
     ),
     "other-cases": ((of(TWO, 5, "a" * 16),), (of(TWO, 5, "b" * 16),), TWO, OTHER_CASES, "5 cases there, 5 here"),
+    "same-collectives": ((issued(12),), (issued(12),), ONE, SAME, ""),
+    "other-collectives": (
+        (issued(12),),
+        (issued(14),),
+        ONE,
+        OTHER_COUNTS,
+        "its ranks issued other collectives (all_reduce: 12 there, 14 here; on groups: 12 there, 14 here)",
+    ),
+    "collectives-of-none": ((), (issued(14),), ONE, OTHER_COUNTS, "all_reduce: 0 there, 14 here"),
+    "collectives-that-are-not-counted-here": ((issued(0),), (), ONE, OTHER_COUNTS, "not counted in one of them"),
+    "collectives-of-an-older-bundle": ((version(9),), (issued(14),), ONE, SAME, ""),
+    "collectives-of-a-retried-test": ((failed(ONE, "flaky"), issued(24)), (issued(12),), ONE, NOT_COMPARED, "flaky"),
+    "collectives-of-a-waived-test": ((issued(3, WAIVED),), (issued(2, WAIVED),), WAIVED, SAME, ""),
     "other-worlds": (
         (change(TWO, world=SIZES),),
         (),
@@ -326,6 +354,17 @@ def test_other_cases_are_doubtful() -> None:
     (line,) = found.unchecked
     assert "its cases are not those that its seed draws: 5 cases there, 5 here" in line
     assert "1 other cases here" in found.told[0]
+
+
+def test_other_collectives_are_doubtful() -> None:
+    """A forged count of collectives is found, and accuses nobody; on another torch, other counts are no doubt."""
+    found = judged(issued(14), there=(issued(12),))
+    assert found.wrong == []
+    (line,) = found.unchecked
+    assert "its ranks issued other collectives (all_reduce: 12 there, 14 here" in line
+    assert "1 other collectives here" in found.told[0]
+    found = judged(issued(14), with_(torch="2.12.0"), there=(issued(12),))
+    assert not any("collectives" in line for line in found.unchecked)
 
 
 def test_nothing_compared() -> None:

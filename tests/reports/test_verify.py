@@ -242,7 +242,7 @@ def edited_suite(files: Files) -> Files:
 
 FORGERIES: list[tuple[Callable[[Files], Files], str]] = [
     (altered_byte, "runs/1.jsonl: its checksum differs from the one in the manifest"),
-    (lambda f: signed_off(altered_byte(f)), "runs/1.jsonl: line 40: the file is not the one that the run wrote"),
+    (lambda f: signed_off(altered_byte(f)), "runs/1.jsonl: line 41: the file is not the one that the run wrote"),
     (dropped_test, "runs/1.jsonl: tests were collected but have no result: suites/dynamo/test_a.py::test_one[2ranks]"),
     (edited_profile, "profile/1-made-up.toml: not the profile that the runs went by"),
     (edited_verdict_in_report, "report.json: test suites/tp_extension/test_a.py::test_two[3ranks-float32] says failed"),

@@ -24,7 +24,7 @@ if __name__ == "__main__":
 from invented import STARTED, Change, change, checkout, records, written
 from test_forgeries import FORGERIES, LEFT, ONE, TWO, WAIVED, only_the_drawn, unsupported
 
-from harness.results import CasesDrawn, Challenge, RunHeader, TorchLacks, parse
+from harness.results import CasesDrawn, Challenge, Issued, RunHeader, TorchLacks, parse
 from reports import bundle
 from reports.bundle import MANIFEST, manifest_of, packed
 from reports.rerun import WORSE, compared, population
@@ -90,6 +90,11 @@ LIES = (
         change(TWO, cases=CasesDrawn(100, "a" * 16)),
         change(TWO, cases=CasesDrawn(100, "b" * 16)),
         when=BEFORE,
+    ),
+    Lie(
+        "The results are edited: a test's ranks issued fewer collectives.",
+        change(ONE, issued=Issued({"all_reduce": 12}, 12)),
+        change(ONE, issued=Issued({"all_reduce": 4}, 4)),
     ),
     Lie("The package under test patches Concord or PyTorch during the run, so that a test passes.", FAILS, when=DURING),
     Lie("A seed that was tried out is said to be drawn.", nothing, only_the_drawn(seed="7"), when=DURING),

@@ -33,6 +33,7 @@ ANSWERS = [
     answers.returned(3, b"", []),
     answers.returned(3, *wire.pickled([1, "two"])),
     answers.returned(3, *wire.pickled(torch.ones(3))),
+    answers.returned(3, b"", [], {"all_reduce": 2}, 3),
     answers.raised(3, REPORT),
     answers.checked(4, ["a thread"]),
     answers.frame(answers.Debug(1)),
@@ -97,6 +98,24 @@ def test_report_of_any_size_is_cut() -> None:
 def test_report_that_is_none(change: dict[str, Any], why: str) -> None:
     """A report with another type, length or range is refused with the place."""
     body = msgspec.msgpack.encode({"type": "raised", "job": 1, "report": {**REPORT, **change}})
+    with pytest.raises(answers.NotAnAnswer, match=why):
+        answers.read((body, []))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"issued": {"all_reduce": -1}}, ">= 0"),
+        ({"issued": {str(number): 1 for number in range(101)}}, "length <= 100"),
+        ({"issued": {"x" * 1001: 1}}, "length <= 1000"),
+        ({"on_groups": 1 << 41}, "<= 1099511627776"),
+        ({"on_groups": "many"}, "Expected `int`"),
+    ],
+    ids=["negative", "too many", "too long", "too large", "no number"],
+)
+def test_counts_that_are_none(change: dict[str, Any], why: str) -> None:
+    """Counts of collectives are bounded, whatever a rank sends."""
+    body = msgspec.msgpack.encode({"type": "returned", "job": 1, "pickled": b"", **change})
     with pytest.raises(answers.NotAnAnswer, match=why):
         answers.read((body, []))
 

@@ -18,6 +18,7 @@ PRIVATE_TORCH = {
     "harness/worlds/wire.py": "tensors of newer dtypes can only be put together again by torch's own function",
     "harness/worlds/unpickling.py": "pickles of tensors name the functions that put them together",
     "harness/worlds/monitor.py": "the Flight Recorder has no public reader, nor have the names of process groups",
+    "harness/worlds/issued.py": "sequence numbers of groups, which count what C++ issues, have no public name",
     "harness/worlds/recorder.py": "collectives are noted where Python enters the C++ class",
     "harness/worlds/residue.py": "how many groups a test left, and whether Dynamo has caches to empty",
     "harness/programs/residue.py": "what a run left in the process is where no public name reaches",

@@ -413,6 +413,17 @@ class TestEnds:
         assert [end.kind for end in error.ends] == ["lost", "lost"]
 
 
+class TestCounts:
+    def test_of_all_ranks(self, launcher: FakeLauncher) -> None:
+        """The collectives of all ranks are added; a name that is none of a collective is left out."""
+        wait = waiting_for(launcher)
+        launcher.ranks[0].answers(answers.Returned(1, issued={"all_reduce": 2, "barrier": 1}, on_groups=4))
+        launcher.ranks[1].answers(answers.Returned(1, issued={"all_reduce": 3, "made up": 9}, on_groups=3))
+        wait.results()
+        assert wait.issued == {"all_reduce": 5, "barrier": 1}
+        assert wait.on_groups == 7
+
+
 class TestGarbage:
     @pytest.mark.parametrize(
         ("says", "told"),
