@@ -21,6 +21,7 @@ _MOST_SECONDS = 86_400
 _MOST_RANKS = 100_000
 _MOST_BYTES = 1 << 40
 _MOST_FACTOR = 1_000
+_MOST_BANDWIDTH = 1_000_000
 
 Schema = dict[str, Any]
 """The JSON Schema of a value."""
@@ -109,6 +110,12 @@ def _boolean(value: Any) -> bool:
 def _seconds(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _MOST_SECONDS:
         raise ValueError(f"a number of seconds above 0, at most {_MOST_SECONDS}, not {shown(value)}")
+    return float(value)
+
+
+def _bandwidth(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _MOST_BANDWIDTH:
+        raise ValueError(f"a number of GB/s above 0, at most {_MOST_BANDWIDTH}, not {shown(value)}")
     return float(value)
 
 
@@ -286,6 +293,15 @@ HEAD: Mapping[str, Key] = {
         "67_108_864",
         "The largest message that benchmarks send, in bytes.",
         {"type": "integer", "minimum": 8, "maximum": _MOST_BYTES},
+    ),
+    "benchmark_world_sizes": Key(
+        _list_of(_whole), "[2, 8]", "Numbers of ranks on which benchmarks are measured.", _items(_WHOLE)
+    ),
+    "link_bandwidth": Key(
+        _bandwidth,
+        "450.0",
+        "What a rank's link to the others can carry in one direction, in GB/s (10^9 bytes).",
+        {"type": "number", "exclusiveMinimum": 0, "maximum": _MOST_BANDWIDTH},
     ),
     "imports": Key(
         _list_of(_module),

@@ -33,6 +33,7 @@ from harness.results.causes import (
     SizeNotClaimed,
     TooFewDevices,
     TooFewHosts,
+    TooLittleMemory,
     TorchLacks,
 )
 from harness.results.challenge import Challenge, ChallengeError
@@ -142,6 +143,7 @@ __all__ = [
     "TestResult",
     "TooFewDevices",
     "TooFewHosts",
+    "TooLittleMemory",
     "TorchLacks",
     "Tried",
     "WaiverEntry",
