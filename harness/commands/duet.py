@@ -33,6 +33,7 @@ from harness.bench.duet.sides import Setting, Side, SideFailed, variables_of
 from harness.bench.duet.state import State, replayed
 from harness.bench.duet.view import code, view
 from harness.bench.figures import usual
+from harness.bench.measuring.asked import asked_of, ranks_asked
 from harness.bench.records import Series
 from harness.commands.outputs import appended
 from harness.commands.refusing import bad, refusing
@@ -81,6 +82,12 @@ def duet(
             "float32 on 2 ranks, six sizes.",
         ),
     ] = None,
+    ranks: Annotated[
+        str, typer.Option(help="Numbers of ranks to offer, such as 2,8. Default: the profile's, or 2 and 4.")
+    ] = "",
+    more: Annotated[
+        str, typer.Option(help="Offer more: dtypes, models, groups, levels, with commas, or all.", metavar="WHAT")
+    ] = "",
     listed: Annotated[bool, typer.Option("--list", help="List the series that both sides offer, and end.")] = False,
     margin: Annotated[float, typer.Option(help="Percent within which sides count as equal.", min=0.1, max=100)] = (
         100 * MARGIN
@@ -106,7 +113,8 @@ def duet(
             folder = own_folder(out).absolute()
             settings = stack.enter_context(_settings(folder, (a, b), base, (a_env or [], b_env or [])))
             profiles = {A: a_profile or profile, B: b_profile or profile}
-            given = {side: msgspec.structs.replace(Begin(), profile=_profile(profiles[side])) for side in SIDES}
+            offered = Begin(ranks=ranks_asked(ranks) if ranks else (), more=asked_of(more) if more else ())
+            given = {side: msgspec.structs.replace(offered, profile=_profile(profiles[side])) for side in SIDES}
             given[B] = msgspec.structs.replace(given[B], faults=tuple(b_fault or ()))
             sides = {side: _started(stack, one, folder) for side, one in settings.items()}
             described = _described(sides, given)

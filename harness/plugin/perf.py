@@ -315,7 +315,7 @@ def _ranks_said(config: pytest.Config) -> tuple[int, ...]:
     words = config.getoption("perf_ranks")
     if words is None or words.strip() == ALL:
         return ()
-    from harness.bench.measuring.sweeps import ranks_asked
+    from harness.bench.measuring.asked import ranks_asked
 
     return ranks_asked(words)
 
@@ -336,11 +336,11 @@ def ranks_of(config: pytest.Config) -> tuple[int, ...]:
 
 
 def more_of(config: pytest.Config) -> tuple[str, ...]:
-    """Return what else is to be measured (:data:`harness.bench.measuring.sweeps.MORE`). Errors: ValueError."""
+    """Return what else is to be measured (:data:`harness.bench.measuring.asked.MORE`). Errors: ValueError."""
     words = config.getoption("perf_more")
     if words is None:
         return ()
-    from harness.bench.measuring.sweeps import asked_of
+    from harness.bench.measuring.asked import asked_of
 
     return asked_of(words)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from harness.bench.figures import sizes
 from harness.bench.measuring import sweeps
+from harness.bench.measuring.asked import OVERLAP, at_least
 from harness.bench.measuring.steps import described as step_named
 from harness.bench.measuring.steps import overlapping
 from harness.bench.measuring.sweeps import SIZES, described
 from harness.plugin.perf import asked_for, largest_of, more_of, ranks_of
+
+Chosen = Callable[[pytest.Config], tuple[Sequence[Any], list[str]]]
 
 
 def _sizes(config: pytest.Config) -> tuple[Sequence[Any], list[str]]:
@@ -21,7 +24,7 @@ def _sizes(config: pytest.Config) -> tuple[Sequence[Any], list[str]]:
     return swept, [f"{size}B" for size in swept]
 
 
-def _timed(choose: Callable[[Sequence[str]], list[Any]]) -> Callable[[pytest.Config], tuple[Sequence[Any], list[str]]]:
+def _timed(choose: Callable[[Sequence[str]], list[Any]]) -> Chosen:
     def chosen(config: pytest.Config) -> tuple[Sequence[Any], list[str]]:
         found = choose(more_of(config))
         return found, [described(timed) for timed in found]
@@ -40,16 +43,17 @@ def _payloads(config: pytest.Config) -> tuple[Sequence[Any], list[str]]:
     return found, names
 
 
-def _steps(compiled: bool) -> Callable[[pytest.Config], tuple[Sequence[Any], list[str]]]:
+def _steps(compiled: bool) -> Chosen:
     def chosen(config: pytest.Config) -> tuple[Sequence[Any], list[str]]:
-        found = overlapping(more=sweeps.OVERLAP in more_of(config), compiled=compiled)
+        found = overlapping(more=OVERLAP in more_of(config), compiled=compiled)
         return found, [step_named(step) for step in found]
 
     return chosen
 
 
-SWEPT = {
-    "size": _sizes,
+BEFORE: Mapping[str, Chosen] = {"size": _sizes}
+"""Parameters of tests by name: their values and ids under the options of a run.  These come before the ranks in ids."""
+SWEPT: Mapping[str, Chosen] = {
     "further_dtype": _timed(sweeps.dtypes),
     "within": _timed(sweeps.groups),
     "gradients": _gradients,
@@ -57,7 +61,7 @@ SWEPT = {
     "eager_step": _steps(compiled=False),
     "compiled_step": _steps(compiled=True),
 }
-"""Parameters of tests by name: their values and ids under the options of a run."""
+"""The same, for those that come after the ranks."""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -66,11 +70,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     usual = next((mark.args for mark in metafunc.definition.iter_markers("world") if mark.args), ())
     asked = ranks_of(metafunc.config) if usual else ()
     if 2 not in usual:  # a test of four ranks needs as many; to those of two, a world of one is where a curve begins
-        asked = sweeps.at_least(min(usual, default=1), asked)
+        asked = at_least(min(usual, default=1), asked)
     if asked:
         metafunc.definition.add_marker(pytest.mark.world(*asked), append=False)
+    _parametrize(metafunc, BEFORE)
     yield
-    for name, values in SWEPT.items():
+    _parametrize(metafunc, SWEPT)
+
+
+def _parametrize(metafunc: pytest.Metafunc, parameters: Mapping[str, Chosen]) -> None:
+    for name, values in parameters.items():
         if name in metafunc.fixturenames:
             found, ids = values(metafunc.config)
             metafunc.parametrize(name, found, ids=ids)

@@ -19,6 +19,10 @@ class Begin(msgspec.Struct, tag="begin", frozen=True):
     """Names of faults to put into every rank."""
     largest: int = 0
     """Bytes of the largest message; 0: the default."""
+    ranks: tuple[int, ...] = ()
+    """Numbers of ranks; empty: the profile's, or the usual ones."""
+    more: tuple[str, ...] = ()
+    """What is offered besides (:data:`harness.bench.measuring.asked.MORE`)."""
 
 
 class Servers(msgspec.Struct, tag="servers", frozen=True):

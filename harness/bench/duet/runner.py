@@ -31,7 +31,7 @@ from harness.bench.duet.messages import (
     Wrong,
 )
 from harness.bench.figures import largest_message
-from harness.bench.fingerprint import available, fingerprint
+from harness.bench.fingerprint import available, fingerprint, memory_of
 from harness.bench.measuring.collectives import Timed
 from harness.bench.measuring.sweeps import RANKS, every
 from harness.bench.measuring.timing import Effort
@@ -47,7 +47,7 @@ from harness.worlds.postmortem import RanksFailed
 from harness.worlds.preloading import PRELOAD_VARIABLE
 from harness.worlds.world import World, WorldSpec
 
-LARGEST_ON_HOST, LARGEST_ON_ACCELERATOR = 16 << 20, 1 << 30
+LARGEST_ON_HOST, LARGEST_ON_ACCELERATOR, UNLIMITED = 16 << 20, 1 << 30, 1 << 50
 _WARM = 0.1
 """Time limit of a warm-up, in seconds."""
 _PRELOAD = "torch,torch.distributed,harness.bench.duet.on_ranks"
@@ -85,7 +85,9 @@ class Runner:
             first=tuple(("harness.faults:put", name) for name in asked.faults),
             record=False,
         )
-        needs = {size: Need(size, profile.ranks_per_device if profile is not None else 1) for size in RANKS}
+        shared = profile.ranks_per_device if profile is not None else 1
+        asked_ranks = asked.ranks or (profile.benchmark_world_sizes if profile is not None else ())
+        needs = {size: Need(size, shared) for size in sorted({*(asked_ranks or RANKS)})}
         sizes = [size for size, need in needs.items() if there.on_host or need.fits(there)]
         self.devices = {
             size: () if there.on_host else needs[size].deal(there, there.keys[: needs[size].count(there)])
@@ -93,8 +95,14 @@ class Runner:
         }
         usual = LARGEST_ON_HOST if there.on_host else LARGEST_ON_ACCELERATOR
         largest = asked.largest or (profile.largest_message if profile is not None else None) or usual
-        largest = largest_message(available(), max(RANKS), largest) if there.on_host else largest
-        self.offers = [(timed, ranks) for timed, ranks in every(largest) if ranks in sizes]
+        memory = available() if there.on_host else memory_of(kind)
+
+        def room(ranks: int, limit: int = UNLIMITED) -> int:
+            return largest_message(memory, ranks if there.on_host else shared, limit) if memory is not None else largest
+
+        largest = room(max(needs), largest) if there.on_host else largest
+        offered = every(largest, asked_ranks, asked.more, room)
+        self.offers = [(timed, ranks) for timed, ranks in offered if ranks in sizes]
         series = [timed.series(World(self.spec.sized(ranks), _nothing)) for timed, ranks in self.offers]
         commit = str(getattr(torch.version, "git_version", "") or "")
         return Described(fingerprint(kind), commit, os.path.dirname(faults.__file__), tuple(series))

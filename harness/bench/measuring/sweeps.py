@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 
 from harness.bench.figures import sizes
+from harness.bench.measuring.asked import DTYPES_MORE, GROUPS, LEVELS, MODELS, at_least
 from harness.bench.measuring.collectives import HAVE_IN_PLACE, TWO_LEVELS, Timed, shards_of
 from harness.bench.measuring.payloads import PAYLOADS, SMALLEST, Payload
 
@@ -57,10 +58,6 @@ COLLECTIVES = [
 """The other collectives; on all numbers of ranks."""
 
 
-DTYPES_MORE, MODELS, OVERLAP, GROUPS, LEVELS = MORE = ("dtypes", "models", "overlap", "groups", "levels")
-"""What is measured only if it is asked for: every dtype at more sizes and with every collective, the messages of real
-models, steps with more compute to hide communication behind, groups of neighbors, HSDP's reductions at more sizes."""
-
 FURTHER = (torch.complex64, torch.complex128, torch.bool)
 """Dtypes that every backend has to support, and few models send."""
 FEW_DTYPES = [Timed("all_reduce", LATENCY, torch.complex64)]
@@ -105,38 +102,13 @@ def two_levels(size: int, ranks: int, hosts: int = 1) -> Timed:
     return Timed(TWO_LEVELS, size, shards=shards_of(ranks, hosts))
 
 
-def asked_of(words: str) -> tuple[str, ...]:
-    """Return which of :data:`MORE` a list with commas names; ``all`` is all.  Errors: ValueError."""
-    names = tuple(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
-    if "all" in names:
-        return MORE
-    unknown = [name for name in names if name not in MORE]
-    if unknown or not names:
-        raise ValueError(f"{', '.join(unknown) or 'nothing'} is none of {', '.join(MORE)}, all")
-    return names
-
-
-def ranks_asked(words: str) -> tuple[int, ...]:
-    """Return the numbers of ranks that a list with commas names, ascending.  Errors: ValueError."""
-    try:
-        found = sorted({int(word) for word in words.split(",")})
-    except ValueError:
-        found = [0]
-    if found[0] < 1:
-        raise ValueError(f"{words!r}: numbers of ranks from 1 with commas between them, as in 2,4,8, or all")
-    return tuple(found)
-
-
-def at_least(least: int, asked: Collection[int]) -> tuple[int, ...]:
-    """Return the numbers of ranks that were asked for, or are usual, from ``least`` on."""
-    return tuple(sorted(ranks for ranks in asked if ranks >= least))
-
-
-def every(largest: int, asked: Collection[int] = (), more: Collection[str] = ()) -> Iterator[tuple[Timed, int]]:
+def every(
+    largest: int, asked: Collection[int] = (), more: Collection[str] = (), room: Callable[[int], int] | None = None
+) -> Iterator[tuple[Timed, int]]:
     """Yield every collective that is measured, with its number of ranks.
 
     ``largest``: bytes of the largest message.  ``asked``: numbers of ranks, the usual ones by default.  ``more``: some
-    of :data:`MORE`.
+    of :data:`MORE`.  ``room``: returns the bytes of a message that fits, for a number of ranks; ``largest`` by default.
     """
     swept, pairs, fours = asked or RANKS, at_least(2, asked) or (2,), at_least(4, asked) or (4,)
     for ranks in swept:
@@ -148,8 +120,9 @@ def every(largest: int, asked: Collection[int] = (), more: Collection[str] = ())
         yield from ((two_levels(size, ranks), ranks) for size in two_level_sizes(more) if size <= largest)
     for ranks in swept:
         yield from ((timed, ranks) for timed in COLLECTIVES)
-        timed_payloads = (payload.timed(ranks) for payload in payloads(more))
-        yield from ((timed, ranks) for timed in timed_payloads if timed.bytes <= largest or MODELS in more)
+        most = room(ranks) if room is not None and MODELS in more else largest
+        messages = (payload.timed(ranks) for payload in payloads(more))
+        yield from ((timed, ranks) for timed in messages if timed.bytes <= most)
 
 
 def described(timed: Timed) -> str:
