@@ -69,8 +69,8 @@ def memory_of(kind: str) -> int | None:
     properties = getattr(torch.get_device_module(kind), "get_device_properties", None)
     if properties is None:
         return None
-    sizes = [getattr(properties(i), "total_memory", None) for i in range(torch.accelerator.device_count())]
-    return min(sizes, default=None) if None not in sizes else None
+    sizes = [getattr(properties(i), "total_memory", 0) for i in range(torch.accelerator.device_count())]
+    return min(sizes, default=0) or None
 
 
 def available() -> int:

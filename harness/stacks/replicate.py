@@ -67,8 +67,9 @@ def buckets_of(parameters: Sequence[torch.Tensor], limit: int) -> list[int]:
     ``limit``: bytes of a bucket, from which on the next one begins.  The first bucket has a limit of its own.
     """
     ready = list(parameters)[::-1]
-    first = min(limit, dist._DEFAULT_FIRST_BUCKET_BYTES)
-    buckets, _ = dist._compute_bucket_assignment_by_size(ready, [first, limit], [False] * len(ready))
+    first = min(limit, dist._DEFAULT_FIRST_BUCKET_BYTES)  # type: ignore[attr-defined]
+    sparse = [False] * len(ready)
+    buckets, _ = dist._compute_bucket_assignment_by_size(ready, [first, limit], sparse)  # type: ignore[attr-defined]
     return [sum(ready[i].nbytes for i in bucket) for bucket in buckets]
 
 

@@ -161,8 +161,9 @@ class Prepared:
             self.check("the first call")
         elif self.takes_part:
             case = timed.case(len(self.members))
-            self._sets = [_Set(rank, case, self.members, timed, self._group) for _ in range(timed.in_flight)]
-            self.call = _batch(self._sets) if timed.mode == "async" else self._sets[0].call
+            sets = [_Set(rank, case, self.members, timed, self._group) for _ in range(timed.in_flight)]
+            self._sets = [*sets]
+            self.call = _batch(sets) if timed.mode == "async" else sets[0].call
             self.check("the first call")
 
     def check(self, when: str) -> None:
@@ -175,8 +176,7 @@ class Prepared:
         """Return the seconds in which the device copies as many bytes as must have come from other ranks."""
         like, size = self._sets[0], len(self.members)
         received = self.timed.message(size) * (size - 1) // size
-        if isinstance(like, _TwoLevels):
-            received = like.received
+        received = like.received if isinstance(like, _TwoLevels) else received
         return copying(like.ins[0] if like.ins else like.outs[0], received)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from harness.bench.measuring.collectives import hosts_of, merged
 from harness.bench.measuring.timing import Agreement, Effort
@@ -62,7 +63,7 @@ def on_rank(rank: Rank, repeats: int) -> Found:
 
         def again(number: int = number) -> None:
             dist.destroy_process_group()
-            store = dist.PrefixStore(f"concord/again/{number}", rank.store)
+            store = PrefixStore(f"concord/again/{number}", rank.store)
             dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=rank.size)
 
         timed(AGAIN, again)
