@@ -368,6 +368,12 @@ def largest_of(config: pytest.Config, ranks: int) -> int:
     return min(limit, _room(config, ranks)) if on_host else limit
 
 
+def link_of(config: pytest.Config) -> float | None:
+    """Return the GB/s of a rank's link as the profile says it; None if it does not."""
+    profile = _profiles(config).chosen()
+    return profile.link_bandwidth if profile is not None else None
+
+
 def room_for(config: pytest.Config, world: World) -> int:
     """Return the bytes of the largest message for which the ranks of a world have memory."""
     return _room(config, world.size)
