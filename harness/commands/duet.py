@@ -94,6 +94,9 @@ def duet(
     ),
     minutes: Annotated[float, typer.Option(help="Time for all calls of this duet together.", min=0.1)] = 10.0,
     seed: Annotated[int, typer.Option(help="Seed of the order of turns.", min=0, max=1_000_000)] = 0,
+    counts: Annotated[
+        bool, typer.Option(help="First count what each series needs, such as calls, copies and bytes that are sent.")
+    ] = True,
     anew: Annotated[bool, typer.Option("--anew", help="Begin again instead of continuing.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for journals, from which the same command continues.")] = OUT,
     json: Annotated[Path | None, typer.Option(help="Write the result to this file as JSON.")] = None,
@@ -134,7 +137,10 @@ def duet(
             )
             place = folder / f"{identity(begun)}{_hidden(settings)}"
             journal, state = _continued(stack, place, begun, anew=anew)
-        ended, exit_code = _measured(Duet(sides, journal, state, offers), 60 * minutes)
+        measured = Duet(sides, journal, state, offers)
+        if counts:
+            _count(measured)
+        ended, exit_code = _measured(measured, 60 * minutes)
     found = view(state, ended=ended)
     with refusing(OSError):
         Console().print(tables(found))
@@ -331,6 +337,24 @@ def _continued(stack: contextlib.ExitStack, folder: Path, begun: Begun, *, anew:
     journal.write(session)
     state.add(session)
     return journal, state
+
+
+def _count(duet: Duet) -> None:
+    """Count, and say at once what differs.  A side that can't go on is left to the measurement, which reports it."""
+
+    def told(series: int) -> None:
+        for change in duet.state.changes(series):
+            how = "more" if change.more else "less"
+            typer.echo(one_line(f"B needs {how}: {change} in {duet.state.begun.series[series].name}"))
+
+    try:
+        duet.count(told)
+    except SideFailed as e:
+        bad(f"counts: {e}")
+        return
+    why = next((one.why for one in duet.state.counts.values() if one.why), "")
+    if why:
+        typer.echo(one_line(f"no counts: {why}"), err=True)
 
 
 def _measured(duet: Duet, seconds: float) -> tuple[str, int]:

@@ -17,6 +17,8 @@ from harness.bench.duet import messages, on_ranks
 from harness.bench.duet.messages import (
     Answer,
     Begin,
+    Count,
+    Counted,
     Described,
     Done,
     End,
@@ -141,6 +143,22 @@ class Runner:
         ranks = [one for one in answers if one is not None]
         return Measured(tuple(max(times) for times in zip(*ranks, strict=True)))
 
+    def count(self, asked: Count) -> Answer:
+        """Count what a call needs on the ranks."""
+        from harness.bench.counting import on_ranks as counting  # steps need all stacks, which nothing else here does
+
+        if asked.step:
+            answers = self._run(counting.step, counting.Step(asked.step), asked.times)
+        else:
+            answers = self._run(counting.collective, self.offers[asked.series][0], asked.times)
+        found = [one for one in answers if one is not None]
+        wrong = [f"rank {rank}: {one.problem}" for rank, one in enumerate(found) if one.problem]
+        if wrong:
+            return Wrong("values", "; ".join(wrong))
+        names = [name for name in found[0].counts if all(name in one.counts for one in found)]
+        missing = {name: why for one in found for name, why in one.missing.items()}
+        return Counted({name: sum(one.counts[name] for one in found) for name in names}, len(found), missing)
+
     def finish(self, number: int) -> Answer:
         """Check the values of a series again."""
         answers = self._run(on_ranks.finish, number)
@@ -162,6 +180,8 @@ class Runner:
                     return self.prepare(number)
                 case Round():
                     return self.round(asked)
+                case Count():
+                    return self.count(asked)
                 case Finish(series=number):
                     return self.finish(number)
                 case Servers():
