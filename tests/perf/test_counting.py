@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 
 from harness import Pool, Rank, World, WorldSpec
-from harness.bench.counting import kernel, on_ranks
+from harness.bench.counting import kernel, on_ranks, steps
 from harness.bench.counting.calls import CALLS, SENDS, NotTraced, SystemCalls
 from harness.bench.counting.deciding import SETS, Change, changes, steadiness
 from harness.bench.counting.kernel import FAULTS, INSTRUCTIONS, INTERFACE, SEGMENTS, SENT
-from harness.bench.counting.on_ranks import COLLECTIVES, Counted
-from harness.bench.counting.profiled import ALLOCATED, ALLOCATIONS, COPIED, COPIES, OPERATORS
+from harness.bench.counting.on_ranks import Counted
+from harness.bench.counting.profiled import ALLOCATED, ALLOCATIONS, COLLECTIVES, COPIED, COPIES, OPERATORS
 from harness.bench.duet.journal import Journal, read
 from harness.bench.duet.messages import Begin
 from harness.bench.duet.records import Begun
@@ -176,7 +176,7 @@ def test_an_all_reduce(two: World) -> None:
 def test_a_training_step(two: World) -> None:
     """What the profiler counts of a step is the same each time, and there is something of each."""
     step = Step("replicate", pairs=1, width=16, rows=2)
-    first, second = (two.run(on_ranks.step, step, 5) for _ in range(2))
+    first, second = (two.run(steps.on_rank, step, 5) for _ in range(2))
     for name in EXACT:
         assert total(first, name) == total(second, name) > 0, name
 
@@ -303,17 +303,18 @@ import os
 import torch, torch.distributed as dist
 from harness.faults import everywhere
 
-right, flag = dist.all_reduce, torch.zeros(1, dtype=torch.int64)
+def put(right, flag):
+    def more(tensor, *args, **options):
+        if os.environ["EXTRA"] == "copy":
+            tensor.copy_(tensor.clone())
+        found = right(tensor, *args, **options)
+        if os.environ["EXTRA"] == "message":
+            dist.broadcast(flag, 0)
+        return found
 
-def more(tensor, *args, **options):
-    if os.environ["EXTRA"] == "copy":
-        tensor.copy_(tensor.clone())
-    found = right(tensor, *args, **options)
-    if os.environ["EXTRA"] == "message":
-        dist.broadcast(flag, 0)
-    return found
+    everywhere(right, more)
 
-everywhere(right, more)
+put(dist.all_reduce, torch.zeros(1 << 14))
 """
 
 

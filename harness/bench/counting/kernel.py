@@ -13,6 +13,7 @@ import re
 import resource
 import socket
 import struct
+import sys
 from pathlib import Path
 
 INSTRUCTIONS, FAULTS, SWITCHES = "instructions", "page faults", "context switches"
@@ -48,7 +49,7 @@ class Instructions:
         """Return the instructions so far; None if there is no counter."""
         if self.why:
             return None
-        return sum(struct.unpack("Q", os.read(descriptor, 8))[0] for descriptor in self._open)
+        return sum(int.from_bytes(os.read(descriptor, 8), sys.byteorder) for descriptor in self._open)
 
     def close(self) -> None:
         """Close the counters."""

@@ -11,12 +11,9 @@ from harness.bench.counting.calls import CALLS, SENDS, NotTraced, SystemCalls
 from harness.bench.counting.kernel import INSTRUCTIONS, INTERFACE, Instructions, counters
 from harness.bench.counting.profiled import profiled
 from harness.bench.measuring.collectives import Prepared, Timed
-from harness.bench.measuring.steps import Step, on_stack, stepping
 from harness.bench.measuring.timing import Agreement, undisturbed
-from harness.stacks import messages
 from harness.worlds.rank import Rank
 
-COLLECTIVES = "collectives"
 TIMES = 20
 """Calls over which counts are taken, by default."""
 _WARM = 5
@@ -46,12 +43,6 @@ def collective(rank: Rank, timed: Timed, times: int = TIMES) -> Counted | None:
     return found
 
 
-def step(rank: Rank, step: Step, times: int = TIMES) -> Counted:
-    """Count what a training step needs."""
-    once = stepping(rank, step, on_stack(rank, step), distributed=True)
-    return counted(rank, once, list(range(rank.size)), times)
-
-
 def counted(rank: Rank, call: Callable[[], Any], members: list[int], times: int) -> Counted:
     """Count what a call needs that all ``members`` make together."""
     agreement = Agreement(rank, members)
@@ -67,9 +58,6 @@ def counted(rank: Rank, call: Callable[[], Any], members: list[int], times: int)
         call()
     found = Counted({})
     with undisturbed():
-        launched = messages.launched()
-        every()
-        found.counts[COLLECTIVES] = float(messages.launched() - launched)
         instructions = Instructions()
         if instructions.why:
             found.missing[INSTRUCTIONS] = instructions.why

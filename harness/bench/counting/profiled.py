@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+COLLECTIVES = "collectives"
 OPERATORS, ALLOCATIONS, ALLOCATED = "operators", "allocations", "allocated bytes"
 COPIES, COPIED = "copies", "copied elements"
 
 _COPYING = ("aten::copy_", "aten::_foreach_copy_")
+_OF_GROUPS = "c10d::"
+"""What process groups dispatch, whoever calls them: Python, DDP's reducer, functional collectives."""
 _MEMORY, _TRANSFER = "[memory]", "Memcpy"
 
 
@@ -20,13 +23,11 @@ def profiled(call: Callable[[], Any], device: torch.device) -> dict[str, float]:
 
     Copies are those of tensors that PyTorch's operators make, and on accelerators the runtime's transfers as well.
     """
-    activities = {ProfilerActivity.CPU}
-    if device.type != "cpu":
-        activities |= torch.profiler.supported_activities() - {ProfilerActivity.CPU}
-    with profile(activities=list(activities), profile_memory=True, record_shapes=True) as seen:
+    activities = [ProfilerActivity.CPU] if device.type == "cpu" else None  # None: of all devices that are there
+    with profile(activities=activities, profile_memory=True, record_shapes=True) as seen:
         call()
     assert seen.profiler is not None
-    found = dict.fromkeys((OPERATORS, ALLOCATIONS, ALLOCATED, COPIES, COPIED), 0.0)
+    found = dict.fromkeys((COLLECTIVES, OPERATORS, ALLOCATIONS, ALLOCATED, COPIES, COPIED), 0.0)
     results: Any = seen.profiler.kineto_results
     for event in results.events():
         name = event.name()
@@ -39,8 +40,10 @@ def profiled(call: Callable[[], Any], device: torch.device) -> dict[str, float]:
             found[COPIED] += _elements(event.shapes())
         elif name.startswith(_TRANSFER):
             found[COPIES] += 1
-        if name.startswith("aten::") or "::" in name:
+        if "::" in name:
             found[OPERATORS] += 1
+        if name.startswith(_OF_GROUPS):
+            found[COLLECTIVES] += 1
     return found
 
 

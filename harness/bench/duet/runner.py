@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import torch
 
 from harness import faults
+from harness.bench.counting import on_ranks as counting
 from harness.bench.duet import messages, on_ranks
 from harness.bench.duet.messages import (
     Answer,
@@ -145,10 +146,10 @@ class Runner:
 
     def count(self, asked: Count) -> Answer:
         """Count what a call needs on the ranks."""
-        from harness.bench.counting import on_ranks as counting  # steps need all stacks, which nothing else here does
-
         if asked.step:
-            answers = self._run(counting.step, counting.Step(asked.step), asked.times)
+            from harness.bench.counting import steps  # needs all stacks, which nothing else here does
+
+            answers = self._run(steps.of_stack, asked.step, asked.times)
         else:
             answers = self._run(counting.collective, self.offers[asked.series][0], asked.times)
         found = [one for one in answers if one is not None]

@@ -6,13 +6,14 @@ while it has a core, and not at all in between.
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import replace
 
 import torch
 
 from harness.bench.measuring.collectives import hosts_of, merged
-from harness.bench.measuring.timing import Effort, Timing, measure, visits
+from harness.bench.measuring.timing import Call, Effort, Timing, measure, visits
 from harness.bench.records import LINK, Measurement, Series, pairs
 from harness.bench.scaling import COPY
 from harness.worlds.rank import Rank
@@ -28,12 +29,16 @@ def on_rank(rank: Rank, effort: Effort) -> tuple[dict[int, Timing], str]:
     """Time copies on this rank while the others copy, too.  Returns what is wrong with the copies besides."""
     sources = {size: torch.arange(size // 8, dtype=torch.int64, device=rank.device) for size in SIZES}
     targets = {size: torch.empty_like(source) for size, source in sources.items()}
-    calls = {str(size): (lambda s=size: targets[s].copy_(sources[s])) for size in SIZES}
+    calls: dict[str, Call] = {str(size): functools.partial(_copy, targets[size], sources[size]) for size in SIZES}
     timings = measure(rank, calls, list(range(rank.size)), replace(effort, most=max(effort.most, _MOST)))
     for timing in timings.values():
         timing.rounds = [[sum(times) / len(times)] for times in timing.rounds]
     wrong = [size for size in SIZES if not torch.equal(sources[size], targets[size])]
     return {int(size): timing for size, timing in timings.items()}, f"copies of {wrong} bytes differ" if wrong else ""
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)
 
 
 def timed_on(world: World, effort: Effort, link: float | None = None) -> list[Measurement]:
