@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.bench.counting import tracer
+from harness.bench.counting.names import CALLS, SENDS
 
-CALLS, SENDS = "system calls", "calls that send"
 _SET_TRACER, _ANY = 0x59616D61, -1
 _WAIT = 20.0
 

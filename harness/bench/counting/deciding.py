@@ -1,5 +1,6 @@
 """Which counts are steady, and which differ between two sides.  Pure.
 
+Those of :data:`~harness.bench.counting.names.COMPARED` are compared.
 A count is *steady* on a side if it is the same on every set of fresh ranks, within :data:`STEADY`.  Whether it is one
 is measured in every duet anew, on both sides.  A steady count that differs by more than :data:`LEAST` is told at once:
 what would have to be chance is that several sets agree on each side, and disagree between the sides.
@@ -11,12 +12,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.bench.counting.names import COMPARED
+
 SETS = 3
 """Sets of fresh ranks on each side."""
 STEADY = 0.002
 """Largest spread of a steady count on one side, as a share."""
 LEAST = 0.008
 """Smallest change that is told, as a share: below 1 %, and four times what is steady."""
+ABSOLUTE = 0.5
+"""Smallest change that is told, for one call: what happens in few of the calls only is no change of the call."""
 
 Counts = Mapping[str, float]
 """Counts by name, of one call and all ranks together."""
@@ -74,8 +79,9 @@ def changes(a: Sequence[Counts], b: Sequence[Counts]) -> list[Change]:
     return [
         Change(name, one.value, second[name].value)
         for name, one in first.items()
-        if name in second
+        if name in COMPARED
+        and name in second
         and one.steady
         and second[name].steady
-        and abs(second[name].value - one.value) > LEAST * min(one.value, second[name].value)
+        and abs(second[name].value - one.value) > max(ABSOLUTE, LEAST * min(one.value, second[name].value))
     ]

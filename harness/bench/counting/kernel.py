@@ -16,8 +16,7 @@ import struct
 import sys
 from pathlib import Path
 
-INSTRUCTIONS, FAULTS, SWITCHES = "instructions", "page faults", "context switches"
-SENT, SEGMENTS, INTERFACE = "sent bytes", "sent segments", "interface bytes"
+from harness.bench.counting.names import FAULTS, INSTRUCTIONS, INTERFACE, SEGMENTS, SENT, SWITCHES
 
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 _HARDWARE, _COUNT_INSTRUCTIONS = 0, 1

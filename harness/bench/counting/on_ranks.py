@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.bench.counting import kernel
-from harness.bench.counting.calls import CALLS, SENDS, NotTraced, SystemCalls
-from harness.bench.counting.kernel import INSTRUCTIONS, INTERFACE, Instructions, counters
+from harness.bench.counting.calls import NotTraced, SystemCalls
+from harness.bench.counting.kernel import Instructions, counters
+from harness.bench.counting.names import CALLS, INSTRUCTIONS, INTERFACE, SENDS
 from harness.bench.counting.profiled import profiled
 from harness.bench.measuring.collectives import Prepared, Timed
 from harness.bench.measuring.timing import Agreement, undisturbed

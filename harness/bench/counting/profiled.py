@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-COLLECTIVES = "collectives"
-OPERATORS, ALLOCATIONS, ALLOCATED = "operators", "allocations", "allocated bytes"
-COPIES, COPIED = "copies", "copied elements"
+from harness.bench.counting.names import ALLOCATED, ALLOCATIONS, COLLECTIVES, COPIED, COPIES, OPERATORS
 
 _COPYING = ("aten::copy_", "aten::_foreach_copy_")
 _OF_GROUPS = "c10d::"
