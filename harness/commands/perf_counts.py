@@ -97,7 +97,8 @@ def _counted(
         for size in sorted({size for _, size, _ in wanted}):
             side.do(Ranks(size))
             for name, _, request in (one for one in wanted if one[1] == size):
-                counted = side.count(request)
+                side.send(request)
+                counted = side.counted()
                 missing |= counted.missing
                 each = {count: value / counted.ranks for count, value in counted.counts.items()}
                 found.setdefault(name, []).append(each)

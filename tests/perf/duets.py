@@ -103,8 +103,9 @@ class FakeSide:
         machine.spend(float(times.sum()))
         return tuple(times.tolist())
 
-    def count(self, request: messages.Count) -> messages.Counted:
-        self.send(request)
+    def counted(self) -> messages.Counted:
+        request = self.asked[-1]
+        assert isinstance(request, messages.Count)
         return messages.Counted({"operators": 1.0, **self.needs.get(OFFERS[request.series].bytes, {})}, 2)
 
     def close(self) -> None:

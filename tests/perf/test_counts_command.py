@@ -19,8 +19,9 @@ from tests.perf.duets import FakeSide, Machine
 class Counting(FakeSide):
     """A side whose system calls vary by set of ranks, and whose copies do not."""
 
-    def count(self, request: messages.Count) -> messages.Counted:
-        self.send(request)
+    def counted(self) -> messages.Counted:
+        request = self.asked[-1]
+        assert isinstance(request, Count)
         started = sum(isinstance(one, Ranks) for one in self.asked)
         counts = {"copies": 8.0 if request.step else 2.0, "system calls": 200.0 + 10 * started}
         return messages.Counted(counts, 2, {"instructions": "no such counter"})
@@ -86,9 +87,9 @@ def test_bad_input(made: list[Counting], words: list[str], says: str) -> None:
 def test_a_side_that_fails(made: list[Counting], monkeypatch: pytest.MonkeyPatch) -> None:
     """What its ranks said is shown."""
 
-    def fails(self: Counting, request: messages.Count) -> messages.Counted:
+    def fails(self: Counting) -> messages.Counted:
         raise SideFailed("A", "ranks", "rank 1 died")
 
-    monkeypatch.setattr(Counting, "count", fails)
+    monkeypatch.setattr(Counting, "counted", fails)
     found = concord("-k", "8 B")
     assert (found.exit_code, "rank 1 died" in found.output) == (2, True)

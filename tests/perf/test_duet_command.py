@@ -103,10 +103,10 @@ def test_counts_are_told_at_once(stage: Stage, tmp_path: Path) -> None:
 def test_a_side_that_does_not_count(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A side with an older Concord knows no counts: it is said, and times are measured."""
 
-    def refuses(self: FakeSide, request: object) -> object:
+    def refuses(self: FakeSide) -> object:
         raise SideFailed("A", "input", "no request: unknown")
 
-    monkeypatch.setattr(FakeSide, "count", refuses)
+    monkeypatch.setattr(FakeSide, "counted", refuses)
     found = concord("--minutes", "0.5", "-k", "8 B")
     assert found.exit_code == 0
     assert re.search(r"no counts: [AB]?.*no request: unknown", flat(found.output))

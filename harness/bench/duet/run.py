@@ -131,7 +131,19 @@ class Duet:
 
     def _counted(self, series: int, draw: random.Random) -> dict[str, dict[str, float]]:
         numbers = {side: self._numbers[side][without_place(self._begun.series[series])] for side in SIDES}
-        return {side: self.sides[side].count(messages.Count(numbers[side])).counts for side in _order(draw)}
+        order = _order(draw)
+        for side in order:  # at the same time: counts do not depend on what else runs
+            self.sides[side].send(messages.Count(numbers[side]))
+        found: dict[str, dict[str, float]] = {}
+        failed: SideFailed | None = None
+        for side in order:
+            try:
+                found[side] = self.sides[side].counted().counts
+            except SideFailed as e:
+                failed = failed or e
+        if failed is not None:
+            raise failed
+        return found
 
     def _keep(self, record: Record) -> None:
         self.journal.write(record)

@@ -125,9 +125,9 @@ class Side:
             raise SideFailed(self.name, "gone", f"it measured {len(seconds)} iterations, not {count}, or no times")
         return seconds
 
-    def count(self, request: messages.Count) -> Counted:
-        """Ask for counts."""
-        return self._as(Counted, self.ask(request))
+    def counted(self) -> Counted:
+        """Receive counts, after a :class:`~harness.bench.duet.messages.Count`."""
+        return self._as(Counted, self.receive())
 
     def do(self, request: Request) -> None:
         """Ask for something that has no result."""
