@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import msgspec
+
+from harness.profiles.vocabulary import COLLECTIVES, DTYPES, OPS, REDUCING
 from harness.requirements import stack_of
 from harness.results import RequirementText
 from harness.suite_facts import SuiteFacts, TestFacts
 
 _SWEPT = re.compile(r"(?<=[\[-])\d+B(?=[\]-])")
 """The message size in a benchmark's id, which depends on the run's options."""
+_RANKS = re.compile(r"(\d+)ranks?")
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,33 @@ class Checkout:
     def test(self, nodeid: str) -> TestFacts | None:
         """Return the facts about a test; None if the suite has no such test.
 
-        A benchmark with a message size that is measured only on demand has the facts of the other sizes.
+        A benchmark that is measured only on demand has the facts of the others of its function, on its own ranks and
+        in its own dtype.
         """
         if self.facts is None:
             return None
-        return self.facts.tests.get(nodeid) or self._swept.get(swept(nodeid))
+        found = self.facts.tests.get(nodeid) or self._swept.get(swept(nodeid))
+        return found or (self._on_demand(nodeid) if stack_of(nodeid) == "perf" else None)
+
+    def _on_demand(self, nodeid: str) -> TestFacts | None:
+        """Return the facts of a benchmark that is measured only on demand; its id says what differs."""
+        function, bracket, parameters = nodeid.partition("[")
+        tests = self.facts.tests.items() if self.facts is not None and bracket else ()
+        facts = next((facts for name, facts in tests if name.partition("[")[0] == function), None)
+        if facts is None:
+            return None
+        words = parameters.rstrip("]").split("-")
+        ranks = [int(match[1]) for word in words if (match := _RANKS.fullmatch(word))]
+        collective = next((word for word in words if word in COLLECTIVES), facts.needs.collective)
+        dtype = next((word for word in words if word in DTYPES), facts.dtype)
+        reducing = collective in REDUCING
+        op = next((op for op in OPS if op.lower() in words), "SUM" if reducing and facts.needs.collective else "")
+        return msgspec.structs.replace(
+            facts,
+            size=ranks[0] if ranks else facts.size,
+            dtype=dtype if facts.dtype else "",
+            needs=replace(facts.needs, collective=collective, dtype=dtype if facts.needs.dtype else "", op=op),
+        )
 
     def requirement(self, name: str) -> RequirementText | None:
         """Return the requirement with this id; None if the suite has none."""

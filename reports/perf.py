@@ -29,6 +29,21 @@ def page(view: View) -> str:
         ("dtypes", "Dtypes", "Busbw of each dtype at each size.", _dtypes(view["collectives"])),
         ("steps", "Training steps", "What a step takes: compute, and what no compute hides.", _steps(view["steps"])),
         (
+            "scaling",
+            "Scaling of collectives",
+            (
+                "Busbw over ranks. Dashed: what memory allows if all ranks copy at once, measured in the same run. "
+                "Dotted: the link, as the profile says it. In a cache, a collective can be faster than large copies."
+            ),
+            _scaling(view["scaling"]),
+        ),
+        (
+            "efficiency",
+            "Scaling of steps",
+            "Time on the fewest ranks over the time on more. Dashed: the same of the compute alone.",
+            _efficiency(view["scaling"]),
+        ),
+        (
             "history",
             "History",
             "Each night's figure (the 25th percentile), and the rounds within it.",
@@ -174,6 +189,82 @@ def _steps(steps: Rows) -> go.Figure | None:
     )
     figure.update_yaxes(autorange="reversed", automargin=True)
     return figure
+
+
+def _over_ranks(curves: Rows, y: str, **layout: Any) -> go.Figure:
+    figure = empty("ranks", y, legend={"x": 1.02, "y": 1}, **layout)
+    ranks = sorted({point["ranks"] for curve in curves for point in curve["points"]})
+    figure.update_xaxes(type="log", tickvals=ranks, ticktext=[str(count) for count in ranks])
+    return figure
+
+
+def _scaling(curves: Rows) -> go.Figure | None:
+    """Draw the busbw of each collective at a few sizes, with the limits of memory and of the link."""
+    shown = [curve for curve in curves if not curve["step"]]
+    if not shown:
+        return None
+    figure, of = _over_ranks(shown, "busbw, GB/s"), []
+    figure.update_yaxes(type="log", exponentformat="power")
+    counts: dict[str, int] = {}
+    for curve in shown:
+        operation, name, points = curve["operation"], text_of(curve["name"]), curve["points"]
+        color = COLORS[counts.get(operation, 0) % len(COLORS)]
+        counts[operation] = counts.get(operation, 0) + 1
+        ranks = [point["ranks"] for point in points]
+        lines = [
+            (name, [point["value"] for point in points], "solid", [f"{point['efficiency']:.0%}" for point in points]),
+            (f"{name}: memory", [point["limit"] for point in points], "dash", [""] * len(points)),
+            (f"{name}: link", [curve["link"]] * len(points), "dot", [""] * len(points)),
+        ]
+        for label, values, dash, said in lines:
+            if any(value is not None for value in values):
+                figure.add_trace(
+                    go.Scatter(
+                        x=ranks,
+                        y=values,
+                        name=label,
+                        mode="lines+markers" if dash == "solid" else "lines",
+                        line={"color": color, "dash": dash},
+                        customdata=[[each] for each in said],
+                        hovertemplate="%{x} ranks: %{y:.3g} GB/s %{customdata[0]}",
+                    )
+                )
+                of.append(operation)
+    return chosen(figure, list(counts), of)
+
+
+def _efficiency(curves: Rows) -> go.Figure | None:
+    """Draw the efficiency of each step, and that of its compute alone."""
+    shown = [curve for curve in curves if curve["step"]]
+    if not shown:
+        return None
+    figure, of = _over_ranks(shown, "efficiency, %"), []
+    figure.update_yaxes(rangemode="tozero")
+    counts: dict[str, int] = {}
+    for curve in shown:
+        stack, name, points = curve["operation"], text_of(curve["name"]), curve["points"]
+        color = COLORS[counts.get(stack, 0) % len(COLORS)]
+        counts[stack] = counts.get(stack, 0) + 1
+        best = [None if share is None else 100 * share for share in curve["best"]]
+        lines = [
+            (name, [100 * point["efficiency"] for point in points], "solid"),
+            (f"{name}: compute alone", best, "dash"),
+        ]
+        for label, values, dash in lines:
+            if any(value is not None for value in values):
+                figure.add_trace(
+                    go.Scatter(
+                        x=[point["ranks"] for point in points],
+                        y=values,
+                        name=label,
+                        mode="lines+markers" if dash == "solid" else "lines",
+                        line={"color": color, "dash": dash},
+                        customdata=[[point["value"] * 1e3] for point in points],
+                        hovertemplate="%{x} ranks: %{y:.3g} %, %{customdata[0]:.3g} ms",
+                    )
+                )
+                of.append(stack)
+    return chosen(figure, list(counts), of)
 
 
 def _history(histories: Rows) -> go.Figure | None:

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from harness.profiles import Claims
 from harness.profiles.vocabulary import REDUCING
-from harness.results import HostLacks, HostsLack, Run, TestResult, TooFewHosts, TorchLacks
+from harness.results import HostLacks, HostsLack, Run, TestResult, TooFewHosts, TooLittleMemory, TorchLacks
 from reports.minimums import Minimum
 from reports.model import UNDECLARED, RequirementReport, TestReport
 from reports.text import listed, plural
@@ -81,7 +81,8 @@ class Evidence:
 def excused(runs: Sequence[Run], tests: Sequence[TestReport]) -> set[str]:
     """Return the tests that are unsupported for a reason that says nothing about the backend or the devices.
 
-    They are about what this PyTorch lacks, what takes several hosts, or what the host lacks and an accelerator has.
+    They are about what this PyTorch lacks, what takes several hosts or more memory, or what the host lacks and an
+    accelerator has.
     """
     found = set()
     for test in tests:
@@ -93,7 +94,7 @@ def excused(runs: Sequence[Run], tests: Sequence[TestReport]) -> set[str]:
 
 def _is_excused(test: TestResult) -> bool:
     match test.cause:
-        case TorchLacks() | TooFewHosts() | HostsLack():
+        case TorchLacks() | TooFewHosts() | HostsLack() | TooLittleMemory():
             return True
         case HostLacks():
             return test.world is not None and test.world.device == "cpu"

@@ -21,6 +21,7 @@ from harness.results import (
     TestResult,
     TooFewDevices,
     TooFewHosts,
+    TooLittleMemory,
 )
 from harness.suite_facts import TestFacts
 from reports.arguments import Asked
@@ -29,6 +30,8 @@ from reports.checkout import Checkout
 from reports.text import plural
 
 _RAN = ("passed", "failed", "crashed", "hung", "flaky", "waived")
+BENCHMARKS = "perf"
+"""The stack whose messages may be too large for a machine."""
 _SHOWN = 200
 """Characters of a reason that a message repeats."""
 
@@ -69,6 +72,8 @@ class _Judge:
                 return self._no_device(cause, facts)
             case HostLacks():
                 return self._host(cause, test, facts)
+            case TooLittleMemory():
+                return self._memory(cause, test)
         given = test.reason[:_SHOWN] if cause is None else str(cause)[:_SHOWN]
         return f"unsupported for a reason that neither its source nor Concord gives: {given}"
 
@@ -180,6 +185,12 @@ class _Judge:
             return f"{says}, but the test needs no such feature of an accelerator"
         device = test.world.device if test.world is not None else "cpu"
         return "" if device == "cpu" else f"{says}, but its world is on {device}"
+
+    def _memory(self, cause: TooLittleMemory, test: TestResult) -> str:
+        says = f"says that {cause}"
+        if test.stack != BENCHMARKS:
+            return f"{says}, but only benchmarks have messages of that size"
+        return "" if cause.need > cause.have else f"{says}, but its numbers do not fit"
 
     def should_not_run(self, test: TestResult, facts: TestFacts) -> str:
         """Say why a test that was run should have been unsupported; empty if it should not."""

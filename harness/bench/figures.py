@@ -25,6 +25,13 @@ SHARED_OUT = frozenset(
 times the number of ranks."""
 
 
+HSDP = "hsdp.reduce"
+"""HSDP's reduction of gradients: a reduce_scatter within a replica, then an all_reduce between replicas.  Its busbw is
+its algbw, because its two levels may be on two kinds of links."""
+
+BUSBW_DEFINED = REDUCED_TWICE | SHARED_OUT | {"broadcast", "reduce"}
+"""Collectives whose busbw is the bandwidth of a link."""
+
 USUAL = (8, 512, 8 << 10, 128 << 10, 1 << 20, 2 << 20)
 """Sizes in bytes that show most of what there is to see of a collective."""
 

@@ -62,6 +62,17 @@ def _versions(kind: str) -> dict[str, str]:
     return versions
 
 
+def memory_of(kind: str) -> int | None:
+    """Return the bytes of memory of an accelerator, the smallest of them; None if torch does not say."""
+    import torch
+
+    properties = getattr(torch.get_device_module(kind), "get_device_properties", None)
+    if properties is None:
+        return None
+    sizes = [getattr(properties(i), "total_memory", 0) for i in range(torch.accelerator.device_count())]
+    return min(sizes, default=0) or None
+
+
 def available() -> int:
     """Return how many bytes of memory this process can still use, according to the kernel and its control group."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

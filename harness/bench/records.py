@@ -20,8 +20,10 @@ VERSION = 1
 SHARE = 0.25
 """The quantile of iterations that is a night's figure.  It is low because disturbances only add time, now and then."""
 
-COUNTS = ("collectives", "bytes")
-"""Metrics that are counts and not times: any change of a count is reported."""
+LINK = "link"
+"""The metric of a link's bandwidth in GB/s (10^9), as the profile says it."""
+COUNTS = ("collectives", "bytes", LINK)
+"""Metrics that are counts and not times, or constants: any change of one is reported."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,7 +34,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metric: str = "time"
     """``time``: seconds of one iteration; ``compute`` and ``communication``: seconds of these parts of a step alone;
     ``exposed``: seconds of communication that no compute hides; ``collectives`` and ``bytes``: their number in one
-    iteration.  Lower is better for all of them."""
+    iteration.  Lower is better for all of them.  ``link``: a constant of the profile."""
     bytes: int = 0
     """Message size as nccl-tests counts it; 0 if there is no message."""
     dtype: str = ""

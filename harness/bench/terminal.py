@@ -11,6 +11,7 @@ from rich.text import Text
 
 from harness.bench.figures import algbw, busbw
 from harness.bench.records import COUNTS, Measurement, percentile, size_of
+from harness.bench.scaling import Curve, Point, curves
 
 
 def seconds(value: float) -> str:
@@ -20,14 +21,15 @@ def seconds(value: float) -> str:
 
 
 def shown(measurements: Sequence[Measurement], width: int, *, color: bool) -> list[str]:
-    """Format measurements as two tables: collectives with their bandwidths, and steps with their parts.
+    """Format measurements as tables: collectives with their bandwidths, steps with their parts, and how both scale.
 
     ``width``: columns of the terminal; tables are at least 60 columns wide.  ``color``: whether to write ANSI colors.
     Returns lines.
     """
     collectives = sorted((m for m in measurements if m.series.bytes), key=_place)
     steps = [m for m in measurements if not m.series.bytes]
-    tables = [t for t in (_collectives(collectives), _steps(steps)) if t.row_count]
+    found = curves({m.series: m.value for m in measurements if not m.refused and m.iterations()})
+    tables = [t for t in (_collectives(collectives), _steps(steps), *scaling(found)) if t.row_count]
     out = io.StringIO()
     console = Console(file=out, width=max(width, 60), force_terminal=color, color_system="standard" if color else None)
     for table in tables:
@@ -43,8 +45,9 @@ def _place(measurement: Measurement) -> tuple[object, ...]:
 
 def _collectives(measurements: Sequence[Measurement]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("collective", "how", "dtype"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("collective", no_wrap=True)
+    table.add_column("how", overflow="fold")
+    table.add_column("dtype", no_wrap=True)
     for name in ("ranks", "size", "p50", "p95", "p99", "first", "algbw", "busbw"):
         table.add_column(name, justify="right", no_wrap=True)
     above = None
@@ -84,3 +87,44 @@ def _figure(measurement: Measurement) -> str:
         value = measurement.value
         return size_of(int(value)) if measurement.series.metric == "bytes" else f"{value:g}"
     return seconds(measurement.value)
+
+
+def scaling(found: Sequence[Curve]) -> list[Table]:
+    """Return the tables of scaling curves: of collectives, and of steps.  A column for each number of ranks."""
+    return [_scaling([curve for curve in found if curve.step == step], step=step) for step in (False, True)]
+
+
+def _scaling(found: Sequence[Curve], *, step: bool) -> Table:
+    every = sorted({point.ranks for curve in found for point in curve.points})
+    table = Table(box=None, pad_edge=False)
+    table.add_column("step" if step else "scaling of", no_wrap=True)
+    table.add_column("how", overflow="fold")
+    for ranks in every:
+        table.add_column(f"{ranks} rank{'s' if ranks > 1 else ''}", justify="right")
+    for curve in found:
+        by_ranks = {point.ranks: point for point in curve.points}
+        cells = [_scaled(by_ranks[ranks], curve) if ranks in by_ranks else "" for ranks in every]
+        table.add_row(Text(curve.operation), Text(curve.name), *map(Text, cells))
+    if found and step:
+        table.caption = "efficiency: time on the fewest ranks over time; in brackets, that of the compute alone"
+    elif found:
+        link = next((curve.link for curve in found if curve.link is not None), None)
+        more = f"; a link carries {link:g} GB/s" if link is not None else ""
+        table.caption = (
+            f"busbw in GB/s, efficiency against the fewest ranks, and in brackets the share of what memory allows{more}"
+        )
+    return table
+
+
+def _scaled(point: Point, curve: Curve) -> str:
+    """Describe a point: the figure, its efficiency, and how it stands to its limit."""
+    if curve.step:
+        best = f" ({_percent(curve.best(point) or 0.0)})" if curve.best(point) is not None else ""
+        return f"{seconds(point.value)} {_percent(point.efficiency)}{best}"
+    share = f" ({_percent(point.value / point.limit)})" if point.limit else ""
+    return f"{point.value:.3g} {_percent(point.efficiency)}{share}"
+
+
+def _percent(share: float) -> str:
+    """Format a share with two digits: ``0.31%``, ``87%``, ``120%``."""
+    return f"{100 * share:.0f}%" if share >= 0.1 else f"{100 * share:.2g}%"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from harness.bench.detection.alarms import Decision
 from harness.bench.figures import algbw, busbw
 from harness.bench.history.lines import Figure, Line
 from harness.bench.records import COUNTS, Series, day_of, size_of
+from harness.bench.scaling import curves
 
 
 def view(line: Line, decision: Decision, beside: Line | None = None) -> dict[str, Any]:
@@ -37,8 +40,18 @@ def view(line: Line, decision: Decision, beside: Line | None = None) -> dict[str
         "environment": [*line.fingerprint.machine, *line.fingerprint.software],
         "collectives": [_collective(s, f) for s, f in (figures | others).items() if s.bytes and f.value],
         "steps": _steps(figures),
+        "scaling": scaling(figures),
         "histories": _histories(line, decision),
     }
+
+
+def scaling(figures: dict[Series, Figure]) -> list[dict[str, Any]]:
+    """Return the scaling curves of a night."""
+    values = {s: f.value for s, f in figures.items() if f.value is not None and not f.refused}
+    return [
+        {**msgspec.to_builtins(curve), "best": [curve.best(point) for point in curve.points]}
+        for curve in curves(values)
+    ]
 
 
 def _collective(series: Series, figure: Figure) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from harness.bench.duet.sides import Setting, Side, SideFailed, variables_of
 from harness.bench.duet.state import State, replayed
 from harness.bench.duet.view import code, view
 from harness.bench.figures import usual
+from harness.bench.measuring.asked import asked_of, ranks_asked
 from harness.bench.records import Series
 from harness.commands.outputs import appended
 from harness.commands.refusing import bad, refusing
@@ -81,12 +82,21 @@ def duet(
             "float32 on 2 ranks, six sizes.",
         ),
     ] = None,
+    ranks: Annotated[
+        str, typer.Option(help="Numbers of ranks to offer, such as 2,8. Default: the profile's, or 2 and 4.")
+    ] = "",
+    more: Annotated[
+        str, typer.Option(help="Offer more: dtypes, models, groups, levels, with commas, or all.", metavar="WHAT")
+    ] = "",
     listed: Annotated[bool, typer.Option("--list", help="List the series that both sides offer, and end.")] = False,
     margin: Annotated[float, typer.Option(help="Percent within which sides count as equal.", min=0.1, max=100)] = (
         100 * MARGIN
     ),
     minutes: Annotated[float, typer.Option(help="Time for all calls of this duet together.", min=0.1)] = 10.0,
     seed: Annotated[int, typer.Option(help="Seed of the order of turns.", min=0, max=1_000_000)] = 0,
+    counts: Annotated[
+        bool, typer.Option(help="First count what each series needs, such as calls, copies and bytes that are sent.")
+    ] = True,
     anew: Annotated[bool, typer.Option("--anew", help="Begin again instead of continuing.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for journals, from which the same command continues.")] = OUT,
     json: Annotated[Path | None, typer.Option(help="Write the result to this file as JSON.")] = None,
@@ -106,7 +116,8 @@ def duet(
             folder = own_folder(out).absolute()
             settings = stack.enter_context(_settings(folder, (a, b), base, (a_env or [], b_env or [])))
             profiles = {A: a_profile or profile, B: b_profile or profile}
-            given = {side: msgspec.structs.replace(Begin(), profile=_profile(profiles[side])) for side in SIDES}
+            offered = Begin(ranks=ranks_asked(ranks) if ranks else (), more=asked_of(more) if more else ())
+            given = {side: msgspec.structs.replace(offered, profile=_profile(profiles[side])) for side in SIDES}
             given[B] = msgspec.structs.replace(given[B], faults=tuple(b_fault or ()))
             sides = {side: _started(stack, one, folder) for side, one in settings.items()}
             described = _described(sides, given)
@@ -126,7 +137,10 @@ def duet(
             )
             place = folder / f"{identity(begun)}{_hidden(settings)}"
             journal, state = _continued(stack, place, begun, anew=anew)
-        ended, exit_code = _measured(Duet(sides, journal, state, offers), 60 * minutes)
+        measured = Duet(sides, journal, state, offers)
+        if counts:
+            _count(measured)
+        ended, exit_code = _measured(measured, 60 * minutes)
     found = view(state, ended=ended)
     with refusing(OSError):
         Console().print(tables(found))
@@ -323,6 +337,24 @@ def _continued(stack: contextlib.ExitStack, folder: Path, begun: Begun, *, anew:
     journal.write(session)
     state.add(session)
     return journal, state
+
+
+def _count(duet: Duet) -> None:
+    """Count, and say at once what differs.  A side that can't go on is left to the measurement, which reports it."""
+
+    def told(series: int) -> None:
+        for change in duet.state.changes(series):
+            how = "more" if change.more else "less"
+            typer.echo(one_line(f"B needs {how}: {change} in {duet.state.begun.series[series].name}"))
+
+    try:
+        duet.count(told)
+    except SideFailed as e:
+        bad(f"counts: {e}")
+        return
+    why = next((one.why for one in duet.state.counts.values() if one.why), "")
+    if why:
+        typer.echo(one_line(f"no counts: {why}"), err=True)
 
 
 def _measured(duet: Duet, seconds: float) -> tuple[str, int]:

@@ -19,6 +19,7 @@ from harness.commands.duet import duet
 from harness.commands.findings import findings
 from harness.commands.nightly import nightly
 from harness.commands.parameters import parameters
+from harness.commands.perf_counts import counts
 from harness.commands.replay import replay
 from harness.commands.standard import requirements
 from harness.commands.versions import PASSED_ON, versions
@@ -27,6 +28,7 @@ from harness.redaction import redacted
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 app.add_typer(perf.app, name="perf")
+perf.app.command()(counts)
 perf.app.command()(duet)
 perf.app.command()(baseline)
 perf.app.command()(confirm)

@@ -130,6 +130,23 @@ def page(
 
 
 @app.command()
+def scaling(history: Place = "", night: NightId = "") -> None:
+    """Show how collectives and steps of the newest night scale with ranks, and what memory and links allow."""
+    from harness.bench.scaling import curves
+    from harness.bench.terminal import scaling as tables
+
+    with refusing(ValueError, OSError):
+        line = _line(history, night)
+        figures = line.figures[line.nights[-1].id]
+        found = curves({s: f.value for s, f in figures.items() if f.value is not None and not f.refused})
+        if not found:
+            raise ValueError("nothing was measured on several numbers of ranks; measure with --perf-ranks 1,2,4")
+        for table in tables(found):
+            if table.row_count:
+                Console().print(table)
+
+
+@app.command()
 def gate(history: Place = "", night: NightId = "", rate: Rate = RATE, json: Json = None) -> None:
     """Judge the newest night by the nights before it on the same machine and software.
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness import entry_points, subjects
 from harness.entry_points import GROUPS, SUBJECTS, SUITES, PluginError
-from harness.profiles.keys import nearest
+from harness.profiles.values import nearest
 from harness.requirements import Requirement, note
 
 ALL = "all"

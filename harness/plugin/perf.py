@@ -23,9 +23,13 @@ from harness.safe_io.writing import append_or_nothing, open_new
 if TYPE_CHECKING:
     from harness.bench.measuring.timing import Effort
     from harness.bench.records import Measurement
+    from harness.worlds.world import World
 
 LARGEST_ON_HOST = 16 << 20
 LARGEST_ON_ACCELERATOR = 1 << 30
+UNLIMITED = 1 << 50
+ALL, DEVICE = "all", "device"
+"""Words for as many ranks as there are devices, and as large a message as a device holds."""
 
 
 def add_options(group: Any) -> None:
@@ -51,8 +55,21 @@ def add_options(group: Any) -> None:
     group.addoption(
         "--perf-largest",
         metavar="SIZE",
-        help="Largest message, such as 64MiB. Default: the profile's largest_message, or 16 MiB on the host and 1 GiB "
-        "on accelerators. On the host, never more than its memory allows.",
+        help="Largest message, such as 64MiB, or device: as much as the memory allows. Default: the profile's "
+        "largest_message, or 16 MiB on the host and 1 GiB on accelerators. On the host, never more than its memory "
+        "allows.",
+    )
+
+    group.addoption(
+        "--perf-ranks",
+        metavar="N,N",
+        help="Numbers of ranks on which benchmarks are measured, such as 2,4,8, or all: those that the profile claims, "
+        "up to as many as there are devices. Default: the profile's benchmark_world_sizes, or 2 and 4.",
+    )
+    group.addoption(
+        "--perf-more",
+        metavar="WHAT",
+        help="Measure more: dtypes, models, overlap, groups, levels, several of them with commas, or all.",
     )
 
 
@@ -86,11 +103,16 @@ def check(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--perf-{name} {count}: at least 1")
     if seconds is not None and not 0 <= seconds < float("inf"):
         raise pytest.UsageError(f"--perf-seconds {seconds:g}: a number of seconds, 0 or more")
-    if largest is not None:
+    checks: list[tuple[str, Callable[[], object]]] = [
+        ("largest", lambda: largest in (None, DEVICE) or size_in_bytes(largest)),
+        ("ranks", lambda: _ranks_said(config)),
+        ("more", lambda: more_of(config)),
+    ]
+    for name, read in checks:
         try:
-            size_in_bytes(largest)
+            read()
         except ValueError as e:
-            raise pytest.UsageError(f"--perf-largest: {e}") from None
+            raise pytest.UsageError(f"--perf-{name}: {e}") from None
 
 
 def settle(config: pytest.Config) -> None:
@@ -288,18 +310,83 @@ def perf_of(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Perf]:
     yield Perf(nights, benchmark, nights.clock)
 
 
-def largest_of(config: pytest.Config, ranks: int) -> int:
-    """Return the largest message of a sweep on so many ranks, in bytes."""
-    from harness.bench.figures import largest_message
-    from harness.bench.fingerprint import available
+def _ranks_said(config: pytest.Config) -> tuple[int, ...]:
+    """Return the numbers of ranks in ``--perf-ranks``; empty for none and for ``all``. Errors: ValueError."""
+    words = config.getoption("perf_ranks")
+    if words is None or words.strip() == ALL:
+        return ()
+    from harness.bench.measuring.asked import ranks_asked
 
-    asked = config.getoption("perf_largest")
+    return ranks_asked(words)
+
+
+def ranks_of(config: pytest.Config) -> tuple[int, ...]:
+    """Return the numbers of ranks on which to measure, ascending; empty for the usual ones."""
+    profile = _profiles(config).chosen()
+    words = config.getoption("perf_ranks")
+    if words is None:
+        return tuple(sorted(profile.benchmark_world_sizes)) if profile is not None else ()
+    if words.strip() != ALL:
+        return _ranks_said(config)
+    claimed = profile.world_sizes if profile is not None else ()
+    worlds: Any = config.pluginmanager.get_plugin("concord-worlds")
+    there = worlds.specs.inventory(profile.device if profile is not None else None)
+    room = len(there.devices) * (1 if there.on_host or profile is None else profile.ranks_per_device)
+    return tuple(size for size in claimed or range(1, room + 1) if there.on_host or size <= room)
+
+
+def more_of(config: pytest.Config) -> tuple[str, ...]:
+    """Return what else is to be measured (:data:`harness.bench.measuring.asked.MORE`). Errors: ValueError."""
+    words = config.getoption("perf_more")
+    if words is None:
+        return ()
+    from harness.bench.measuring.asked import asked_of
+
+    return asked_of(words)
+
+
+def _profiles(config: pytest.Config) -> Profiles:
     profiles = config.pluginmanager.get_plugin("concord-profiles")
     assert isinstance(profiles, Profiles)
-    profile = profiles.chosen()
+    return profiles
+
+
+def largest_of(config: pytest.Config, ranks: int) -> int:
+    """Return the largest message of a sweep on so many ranks, in bytes.
+
+    Errors: UsageError if it is as much as the device holds, and torch does not say how much that is.
+    """
+    asked = config.getoption("perf_largest")
+    profile = _profiles(config).chosen()
     on_host = profile is None or profile.device == "cpu"
     usual = LARGEST_ON_HOST if on_host else LARGEST_ON_ACCELERATOR
     limit = (profile.largest_message if profile is not None else None) or usual
+    if asked == DEVICE:
+        return _room(config, ranks)
     if asked:
         limit = size_in_bytes(asked)
-    return largest_message(available(), ranks, limit) if on_host else limit
+    return min(limit, _room(config, ranks)) if on_host else limit
+
+
+def link_of(config: pytest.Config) -> float | None:
+    """Return the GB/s of a rank's link as the profile says it; None if it does not."""
+    profile = _profiles(config).chosen()
+    return profile.link_bandwidth if profile is not None else None
+
+
+def room_for(config: pytest.Config, world: World) -> int:
+    """Return the bytes of the largest message for which the ranks of a world have memory."""
+    return _room(config, world.size)
+
+
+def _room(config: pytest.Config, ranks: int) -> int:
+    from harness.bench.figures import largest_message
+    from harness.bench.fingerprint import available, memory_of
+
+    profile = _profiles(config).chosen()
+    if profile is None or profile.device == "cpu":
+        return largest_message(available(), ranks, UNLIMITED)
+    memory = memory_of(profile.device)
+    if memory is None:
+        raise pytest.UsageError(f"torch does not say how much memory a {profile.device} device has: give a size")
+    return largest_message(memory, profile.ranks_per_device, UNLIMITED)

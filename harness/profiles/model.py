@@ -248,6 +248,10 @@ class Profile:
     ranks_per_device: int = 1
     largest_message: int | None = None
     """Size in bytes of the largest message that benchmarks send; None: the default of the device type."""
+    benchmark_world_sizes: tuple[int, ...] = ()
+    """Numbers of ranks on which benchmarks are measured; empty: those of the suite."""
+    link_bandwidth: float | None = None
+    """GB/s (10^9) that a rank's link to the others carries in one direction; None: not known."""
     visible_devices: str = ""
     """The environment variable that masks devices; empty: found by its name (:func:`harness.devices.accelerators`)."""
     warm: bool | None = None

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from harness.profiles import keys
+from harness.profiles import keys, values
 from harness.profiles.defects import Defect, Defects, names_of, with_defects
-from harness.profiles.keys import BadItem, Key, nearest, shown_key
+from harness.profiles.keys import Key
 from harness.profiles.model import (
     Claims,
     Condition,
@@ -22,6 +22,7 @@ from harness.profiles.model import (
     pattern,
 )
 from harness.profiles.toml_lines import Where, lines_of
+from harness.profiles.values import BadItem, nearest, shown_key
 from harness.profiles.vocabulary import BOUNDED
 from harness.safe_io.files import FileError, contents
 from harness.safe_io.untrusted import TOML_SIZE, Refused, toml
@@ -264,7 +265,7 @@ class _Reader:
             if dtype not in BOUNDED:
                 self.unknown(where, BOUNDED)
             elif not isinstance(table, dict):
-                self.wrong(where, f"a table, begun with [tolerance.{dtype}], not {keys.shown(table)}")
+                self.wrong(where, f"a table, begun with [tolerance.{dtype}], not {values.shown(table)}")
             elif (found := self.whole(table, keys.TOLERANCE, where)) is not None:
                 yield Tolerance(dtype, **self.conditioned(found))
 
@@ -287,7 +288,7 @@ class _Reader:
                 if name not in existing:
                     near = self.near(name, existing) or _of_any_owner(name, existing)
                     hint = f"did you mean {near}?" if near else f"owners are {', '.join(owners) or 'not known here'}"
-                    self.wrong(("defects", key), f"there is no {keys.shown(name)}; {hint}")
+                    self.wrong(("defects", key), f"there is no {values.shown(name)}; {hint}")
         for name in set(named.get("with", ())) & set(named.get("without", ())):
             self.wrong(("defects", "without"), f"{name} is in with, too")
 
@@ -328,7 +329,7 @@ class _Reader:
         found = document.get(name, {})
         if isinstance(found, dict):
             return found
-        self.wrong((name,), f"a table, begun with [{name}], not {keys.shown(found)}")
+        self.wrong((name,), f"a table, begun with [{name}], not {values.shown(found)}")
         return {}
 
     def tables(self, found: object, where: Where) -> Iterator[tuple[Where, Mapping[str, Any]]]:

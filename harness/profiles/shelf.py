@@ -11,9 +11,9 @@ from pathlib import Path
 from harness import entry_points
 from harness.entry_points import DEFECTS, PROFILES, PluginError
 from harness.profiles.defects import Defects
-from harness.profiles.keys import nearest
 from harness.profiles.model import Mistake, Profile, ProfileError
 from harness.profiles.reading import defects_among, parse, parse_defects, text_of
+from harness.profiles.values import nearest
 
 SHIPPED = Path("fixtures/profiles")
 """Folder of the shipped profiles, relative to the root directory."""

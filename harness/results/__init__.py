@@ -34,6 +34,7 @@ from harness.results.causes import (
     SizeNotClaimed,
     TooFewDevices,
     TooFewHosts,
+    TooLittleMemory,
     TorchLacks,
 )
 from harness.results.challenge import Challenge, ChallengeError
@@ -145,6 +146,7 @@ __all__ = [
     "TestResult",
     "TooFewDevices",
     "TooFewHosts",
+    "TooLittleMemory",
     "TorchLacks",
     "Tried",
     "WaiverEntry",

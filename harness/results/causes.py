@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from harness.safe_io.untrusted import Count, Hosts, Ranks, Words
+from harness.safe_io.untrusted import Bytes, Count, Hosts, Ranks, Words
 
 LONGEST = 1000
 """The characters of a text in a cause as it is written; a reader allows more, because redaction may lengthen it."""
@@ -148,6 +148,23 @@ class TorchLacks(_Cause, frozen=True, tag="torch-lacks"):
         return f"this torch has no {self.what}"
 
 
+class TooLittleMemory(_Cause, frozen=True, tag="too-little-memory"):
+    """A message does not fit into the memory of the devices; only the test can know."""
+
+    what: Words
+    need: Bytes
+    """Bytes of the message."""
+    have: Bytes
+    """Bytes of the largest message that fits, with what a rank holds besides."""
+
+    def __str__(self) -> str:
+        return f"{self.what} is a message of {_mib(self.need)}, and at most {_mib(self.have)} fit on each rank here"
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.1f} MiB"
+
+
 Cause = (
     NotClaimed
     | SizeNotClaimed
@@ -160,6 +177,7 @@ Cause = (
     | HostLacks
     | HostsLack
     | TorchLacks
+    | TooLittleMemory
 )
 
 CAUSES: tuple[type[Cause], ...] = (
@@ -174,6 +192,7 @@ CAUSES: tuple[type[Cause], ...] = (
     HostLacks,
     HostsLack,
     TorchLacks,
+    TooLittleMemory,
 )
 
 

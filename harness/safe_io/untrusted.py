@@ -37,6 +37,7 @@ Moment = Annotated[float, msgspec.Meta(ge=0, le=LATEST)]
 Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 """A duration of up to 31 years; whoever uses it must check that it is not negative."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 Ranks = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 """A rank, or a number of ranks."""
 Hosts = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]

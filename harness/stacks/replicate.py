@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
+import torch.distributed as dist
 from msgspec import Meta
 from torch import nn
 from torch.distributed._composable.replicate import DDP, replicate
@@ -33,7 +34,18 @@ from harness.stacks.stack import NONE, Layers, Mesh, Options, Promises, Stack, r
 from harness.stacks.training import Party, counted, line_mesh
 from harness.worlds.rank import Rank
 
-__all__ = ["DDP", "STACK", "MixedPrecision", "apply", "gradients", "names", "parameters", "parts", "replicate"]
+__all__ = [
+    "DDP",
+    "STACK",
+    "MixedPrecision",
+    "apply",
+    "buckets_of",
+    "gradients",
+    "names",
+    "parameters",
+    "parts",
+    "replicate",
+]
 
 
 # for tests of the stack
@@ -47,6 +59,18 @@ def apply(module: nn.Module, rank: Rank, **options: Any) -> nn.Module:
 def names(module: nn.Module) -> list[str]:
     """Return the names of the parameters that are averaged, from DDP's state for debugging. Call the module before."""
     return list(replicate.state(module)._param_names)
+
+
+def buckets_of(parameters: Sequence[torch.Tensor], limit: int) -> list[int]:
+    """Return the bytes of the buckets into which DDP puts gradients that are ready in the reverse order of parameters.
+
+    ``limit``: bytes of a bucket, from which on the next one begins.  The first bucket has a limit of its own.
+    """
+    ready = list(parameters)[::-1]
+    first = min(limit, dist._DEFAULT_FIRST_BUCKET_BYTES)  # type: ignore[attr-defined]
+    sparse = [False] * len(ready)
+    buckets, _ = dist._compute_bucket_assignment_by_size(ready, [first, limit], sparse)  # type: ignore[attr-defined]
+    return [sum(ready[i].nbytes for i in bucket) for bucket in buckets]
 
 
 def parts(size: int) -> list[int]:

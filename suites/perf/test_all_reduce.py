@@ -6,7 +6,7 @@ import pytest
 
 from harness import World, requirement
 from harness.bench.measuring.collectives import Timed, timed_on
-from harness.bench.measuring.sweeps import FORMS, RANKS, SUBGROUPS, VALUES, described
+from harness.bench.measuring.sweeps import FORMS, RANKS, VALUES, described, two_levels
 from harness.plugin.perf import Perf
 
 timed = requirement(
@@ -50,8 +50,28 @@ def test_forms(world: World, timed: Timed, perf: Perf) -> None:
 
 @timed
 @possible
-@pytest.mark.parametrize("timed", SUBGROUPS, ids=described)
 @pytest.mark.world(4, record=False, warm=True, exclusive="measured")
-def test_subgroups(world: World, timed: Timed, perf: Perf) -> None:
+def test_subgroups(world: World, within: Timed, perf: Perf) -> None:
     """Time a group of two of four ranks."""
-    perf.keep(timed_on(world, timed, perf.effort))
+    perf.keep(timed_on(world, within, perf.effort))
+
+
+@timed
+@possible
+@pytest.mark.world(2, record=False, warm=True, exclusive="measured")
+def test_further_dtypes(world: World, further_dtype: Timed, perf: Perf) -> None:
+    """Time dtypes that few models send; with ``--perf-more dtypes``, every one that the profile claims."""
+    perf.keep(timed_on(world, further_dtype, perf.effort))
+
+
+@requirement(
+    "PERF-HSDP-01",
+    "HSDP's reduction on two levels gives every rank its shard of the sum of all ranks.",
+    source="torch.distributed.fsdp.fully_shard: mesh",
+)
+@possible
+@pytest.mark.needs(collective="reduce_scatter_tensor", dtype="float32", op="SUM")
+@pytest.mark.world(4, record=False, warm=True, exclusive="measured")
+def test_two_levels(world: World, gradients: int, perf: Perf) -> None:
+    """Time a reduce_scatter within each replica, and an all_reduce between replicas."""
+    perf.keep(timed_on(world, two_levels(gradients, world.size, world.spec.hosts), perf.effort))

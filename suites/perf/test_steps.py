@@ -11,7 +11,6 @@ from harness.bench.measuring.steps import Step, timed_on
 from harness.plugin.perf import Perf
 from harness.profiles.obeyed import in_force
 
-STACKS = ("replicate", "replicate_fsdp", "tp_extension")
 ACCUMULATING = Step("replicate", micro_batches=4)
 BUCKETS = {"whole": 25.0, "quarter": 0.5}
 """Bucket sizes in MiB; the model has 2 MiB of parameters."""
@@ -30,22 +29,20 @@ alike = requirement(
 
 @timed
 @alike
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.world(2, 4, record=False, exclusive="measured")
-def test_steps(world: World, stack: str, perf: Perf) -> None:
-    """Time eager steps."""
-    perf.keep(*timed_on(world, Step(stack), perf.effort))
+@pytest.mark.world(2, 4, record=False, exclusive="measured", timeout=180)
+def test_steps(world: World, eager_step: Step, perf: Perf) -> None:
+    """Time eager steps; with ``--perf-more overlap``, also with more compute to hide communication behind."""
+    perf.keep(*timed_on(world, eager_step, perf.effort))
 
 
 @timed
 @alike
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.world(2, record=False, exclusive="measured", timeout=180)
-def test_compiled_steps(world: World, stack: str, perf: Perf) -> None:
+@pytest.mark.world(2, record=False, exclusive="measured", timeout=300)
+def test_compiled_steps(world: World, compiled_step: Step, perf: Perf) -> None:
     """Compile with Inductor if time is measured and the profile claims it; otherwise only trace."""
     generates = not in_force().claims.lacks_features("dynamo", ["inductor"])
     compiler = "inductor" if perf.enabled and generates else "aot_eager"
-    perf.keep(*timed_on(world, Step(stack, compiler=compiler), perf.effort))
+    perf.keep(*timed_on(world, replace(compiled_step, compiler=compiler), perf.effort))
 
 
 @timed

@@ -103,3 +103,20 @@ def test_hostile_text(opened: Any, measured: Any) -> None:
     assert tab.evaluate("window.hacked") is None
     assert HOSTILE in tab.inner_text("#sides tbody")
     assert HOSTILE in tab.inner_text("#headline")
+
+
+def test_counts_that_differ(opened: Any, tmp_path: Path) -> None:
+    """They have a table, what B needs more of first, and the headline is bad; without any, there is none."""
+    found = duet(tmp_path, Machine(), series=OFFERS[:2])
+    found.sides["A"].needs = {SIZES[0]: {"copies": 3.0}, SIZES[1]: {"copies": 1.0}}  # type: ignore[attr-defined]
+    found.sides["B"].needs = {SIZES[0]: {"copies": 1.0}, SIZES[1]: {"copies": 2.0}}  # type: ignore[attr-defined]
+    found.count()
+    tab = opened(found.state)
+    assert "B needs more in 1 series: copies 1 -> 2 (+100.0 %)" in tab.inner_text("#headline")
+    assert "bad" in tab.get_attribute("#headline", "class")
+    rows = [row.inner_text().split("\t") for row in tab.query_selector_all("#counts tbody tr")]
+    assert rows == [
+        [OFFERS[1].name, "copies 1 -> 2 (+100.0 %)"],
+        [OFFERS[0].name, "copies 3 -> 1 (-66.7 %)"],
+    ]
+    assert opened(duet(tmp_path, Machine(), series=OFFERS[:1]).state).query_selector("#counts") is None

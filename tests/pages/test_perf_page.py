@@ -13,9 +13,26 @@ from other_pages import NIGHTS, SWEEP, nights
 from harness.bench.detection.alarms import Decision
 from harness.bench.detection.gate import decide
 from harness.bench.history.lines import Line
+from harness.bench.records import Series
 from harness.bench.view import view
 from reports.perf import page as page_of
 
+PLACE = {"backend": "gloo", "device": "cpu"}
+SCALED = (
+    *(
+        Series(operation="all_reduce", op="sum", dtype="float32", bytes=size, world=ranks, **PLACE)
+        for size in (1 << 16, 1 << 20)
+        for ranks in (2, 4, 8)
+    ),
+    *(Series(operation="broadcast", dtype="int8", bytes=1 << 20, world=ranks, **PLACE) for ranks in (2, 8)),
+    *(Series(operation="memory.copy", bytes=1 << 20, world=ranks, **PLACE) for ranks in (2, 4, 8)),
+    Series(operation="link", metric="link", world=2, **PLACE),
+    *(
+        Series(operation="step.replicate_fsdp", metric=metric, world=ranks, **PLACE)
+        for metric in ("time", "compute")
+        for ranks in (1, 2, 4)
+    ),
+)
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>{{ 7 * 7 }}"
 
 
@@ -107,3 +124,28 @@ def test_hostile_text(opened: Any) -> None:
     page = opened(of, Decision(night=of.nights[-1].id, alarms=[], notes=[HOSTILE]))
     assert page.evaluate("window.hacked") is None
     assert page.inner_text("ul.said li") == HOSTILE
+
+
+def test_scaling(opened: Any) -> None:
+    """Each size has its curve, dashed what memory allows and dotted the link; steps have that of their compute."""
+    page = opened(nights(more=SCALED))
+    assert page.query_selector("#plot-scaling").bounding_box()["height"] > 300
+    dashes = "key => document.getElementById(key).data.filter(t => t.visible !== false).map(t => t.line.dash)"
+    sizes = ("64 KiB, float32", "1 MiB, float32")
+    assert drawn(page, "scaling") == [name + of for name in sizes for of in ("", ": memory", ": link")]
+    assert page.evaluate(dashes, "plot-scaling") == ["solid", "dash", "dot"] * 2
+    ticks = page.evaluate("document.getElementById('plot-scaling').layout.xaxis.ticktext")
+    assert ticks == ["2", "4", "8"]
+    assert drawn(page, "efficiency") == ["", ": compute alone"]
+    first = page.evaluate("document.getElementById('plot-efficiency').data[0].y[0]")
+    assert first == 100
+
+
+def test_scaling_of_another_collective(opened: Any) -> None:
+    """The menu shows its curve, and only its own."""
+    page = opened(nights(more=SCALED))
+    page.click("#plot-scaling .updatemenu-header")
+    page.wait_for_selector("#plot-scaling .updatemenu-dropdown-button")
+    page.query_selector_all("#plot-scaling .updatemenu-dropdown-button")[1].click()
+    page.wait_for_function("document.getElementById('plot-scaling').data[0].visible === false")
+    assert drawn(page, "scaling") == ["1 MiB, int8", "1 MiB, int8: memory", "1 MiB, int8: link"]

@@ -58,6 +58,8 @@ class FakeSide:
         self.setting = type("Setting", (), {"python": Path("/env/bin/python")})()
         self._server = self._ranks = 0.0
         self.server_seconds = 1.5
+        self.needs: Mapping[int, Mapping[str, float]] = {}
+        """By size in bytes, what a collective needs besides one operator."""
         self.firsts = 0
         """How often its ranks were the first of a pair to start."""
 
@@ -100,6 +102,11 @@ class FakeSide:
         times = 1e-4 * np.exp(own) * burst * self.steps.get(OFFERS[series].bytes, 1.0)
         machine.spend(float(times.sum()))
         return tuple(times.tolist())
+
+    def counted(self) -> messages.Counted:
+        request = self.asked[-1]
+        assert isinstance(request, messages.Count)
+        return messages.Counted({"operators": 1.0, **self.needs.get(OFFERS[request.series].bytes, {})}, 2)
 
     def close(self) -> None:
         pass

@@ -140,3 +140,16 @@ def test_sparklines_and_times() -> None:
     assert sparkline(np.array([2.0, 2.0])) == "▄▄"
     assert sparkline(np.array([np.nan])) == " "
     assert [time_of(x) for x in (2.5, 0.0025, 2.5e-6, 2.5e-9)] == ["2.5 s", "2.5 ms", "2.5 µs", "2.5 ns"]
+
+
+def test_scaling(place: Path) -> None:
+    """The newest night's curves are a table; without several numbers of ranks, it is said how to measure them."""
+    nothing = concord("scaling")
+    assert nothing.exit_code == 2
+    assert "nothing was measured on several numbers of ranks; measure with --perf-ranks 1,2,4" in nothing.output
+    several = [*series(1, world=2), *series(1, world=4)]
+    with History() as history:
+        history.add(night("several", started=86400.0 * 60, values=[1e-3, 3e-3], of=several))
+    found = concord("scaling", "--night", "several")
+    assert found.exit_code == 0
+    assert re.search(r"all_reduce +1 KiB, float32 +\S+ 100% +\S+ 50%", found.output)

@@ -81,6 +81,38 @@ def test_a_slower_side(stage: Stage, tmp_path: Path) -> None:
     assert "B is slower in 1 of 6" in (tmp_path / "o.html").read_text()
 
 
+def test_counts_are_told_at_once(stage: Stage, tmp_path: Path) -> None:
+    """What B needs more of is told before any time is measured, and in every output; the exit code is 1."""
+
+    def more(side: FakeSide) -> None:
+        side.needs = {SIZES[0]: {"copies": 4.0 if side.name == "A" else 6.0}}
+
+    stage.prepared = more
+    found = concord("--minutes", "0.1", "-k", "8 B", "--json", "o.json", "--html", "o.html", "--markdown", "o.md")
+    assert found.exit_code == 1, found.output
+    said = "copies 4 -> 6 (+50.0 %)"
+    lines = flat(found.output)
+    assert lines.index(f"B needs more: {said} in {OFFERS[0].name}") < lines.index("at most 0.1 min")
+    assert "Counts that differ" in lines
+    assert said in json.loads((tmp_path / "o.json").read_text())["headline"]
+    assert "copies 4 -\\> 6" in (tmp_path / "o.md").read_text()
+    assert "Counts that differ" in (tmp_path / "o.html").read_text()
+    assert concord("--minutes", "0.1", "-k", "8 B", "--no-counts", "--out", "other").exit_code == 0
+
+
+def test_a_side_that_does_not_count(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A side with an older Concord knows no counts: it is said, and times are measured."""
+
+    def refuses(self: FakeSide) -> object:
+        raise SideFailed("A", "input", "no request: unknown")
+
+    monkeypatch.setattr(FakeSide, "counted", refuses)
+    found = concord("--minutes", "0.5", "-k", "8 B")
+    assert found.exit_code == 0
+    assert re.search(r"no counts: [AB]?.*no request: unknown", flat(found.output))
+    assert "undecided in 1" in flat(found.output)
+
+
 def test_equal_sides(stage: Stage) -> None:
     """Nothing is slower: the exit code is 0, and every series is equal."""
     found = concord("--minutes", "60", "--margin", "15", "-k", "8 KiB", "-k", "8 B")

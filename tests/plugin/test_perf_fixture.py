@@ -141,6 +141,8 @@ def test_a_crash_keeps_what_was_measured(make_folder: Callable[[dict[str, str]],
         (["--perf-largest", "big"], "--perf-largest: 'big' is no size: write for example 64KiB or 1MiB"),
         (["--perf-rounds", "0"], "--perf-rounds 0: at least 1"),
         (["--perf-seconds", "-1"], "--perf-seconds -1: a number of seconds, 0 or more"),
+        (["--perf-ranks", "2,x"], "--perf-ranks: '2,x': numbers of ranks from 1 with commas between them"),
+        (["--perf-more", "colors"], "--perf-more: colors is none of dtypes, models, overlap, groups, levels, all"),
         (["-o", "concord_benchmarks=never"], "concord_benchmarks = never: asked, or nothing"),
     ],
 )
@@ -158,3 +160,56 @@ def test_nothing_changes_for_other_benchmarks(make_folder: Callable[[dict[str, s
     assert session.counts == {"passed": 1}
     (found,) = json.loads((folder.path / "b.json").read_text())["benchmarks"]
     assert found["stats"]["median"] > 0
+
+
+MODELS = """
+    import pytest
+
+    from harness.bench import fingerprint
+    from harness.bench.measuring.payloads import SMALLEST
+    from harness.plugin.perf import largest_of, ranks_of
+
+    from suites.perf.test_models import test_models
+
+    @pytest.fixture
+    def payload(monkeypatch):
+        monkeypatch.setattr(fingerprint, "available", lambda: 24 << 20)
+        return SMALLEST
+
+    def test_options(pytestconfig, payload):
+        print("on", ranks_of(pytestconfig), "up to", largest_of(pytestconfig, 2))
+"""
+
+
+def test_a_message_that_does_not_fit(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """It is unsupported, with its size and with what fits."""
+    folder = make_folder({"test_it.py": MODELS})
+    session = folder.run("-rs", "-k", "test_models", "--benchmark-disable")
+    assert session.counts == {"skipped": 2}
+    session.lines.fnmatch_lines(
+        [
+            "*unsupported: gpt-125m ddp first, 1 of 13 is a message of 9.0 MiB, and at most 1.0 MiB fit*",
+            "*unsupported: gpt-125m ddp first, 1 of 13 is a message of 9.0 MiB, and at most 0.5 MiB fit*",
+        ],
+        consecutive=False,
+    )
+
+
+def test_ranks_and_sizes_that_are_asked_for(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """By options, by the profile, or all that the profile claims; a size may be as much as memory allows."""
+    sized = 'name = "sized"\nbackend = "gloo"\ndevice = "cpu"\nworld_sizes = [1, 3, 5]\n'
+    folder = make_folder(
+        {"test_it.py": MODELS, "sized.toml": sized, "mine.toml": sized + "benchmark_world_sizes = [3, 1]\n"}
+    )
+    for arguments, says in (
+        ([], "on () up to 1048576"),
+        (["--perf-ranks", "8,2", "--perf-largest", "64KiB"], "on (2, 8) up to 65536"),
+        (
+            ["--profile", "./sized.toml", "--perf-ranks", "all", "--perf-largest", "device"],
+            "on (1, 3, 5) up to 1048576",
+        ),
+        (["--profile", "./mine.toml"], "on (1, 3) up to 1048576"),
+        (["--profile", "./mine.toml", "--perf-ranks", "4"], "on (4,) up to 1048576"),
+    ):
+        session = folder.run("-s", "-k", "test_options", *arguments)
+        session.lines.fnmatch_lines([f"*{says}*"])

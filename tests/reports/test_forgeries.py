@@ -51,6 +51,7 @@ from harness.results import (
     SizeNotClaimed,
     TestResult,
     TooFewDevices,
+    TooLittleMemory,
     TorchLacks,
     Tried,
     WaiverEntry,
@@ -747,6 +748,14 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     "unsupported-on-the-host": (
         unsupported(ONE, HostLacks("streams of the device")),
         f"{ONE}: says that the host has no streams of the device, but the test needs no such feature",
+    ),
+    "unsupported-for-memory": (
+        unsupported(ONE, TooLittleMemory("a bucket", 2 << 20, 1 << 20)),
+        "at most 1.0 MiB fit on each rank here, but only benchmarks have messages of that size",
+    ),
+    "unsupported-for-memory-that-is-enough": (
+        unsupported("suites/perf/test_a.py::test_one[2ranks]", TooLittleMemory("a bucket", 1 << 20, 2 << 20)),
+        "at most 2.0 MiB fit on each rank here, but its numbers do not fit",
     ),
     "unsupported-for-no-reason": (
         unsupported(ONE, "it is Monday"),

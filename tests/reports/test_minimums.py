@@ -24,6 +24,7 @@ from harness.results import (
     TestResult,
     TooFewDevices,
     TooFewHosts,
+    TooLittleMemory,
     TorchLacks,
 )
 from reports import badge, minimums
@@ -318,7 +319,7 @@ def test_profile_without_a_text() -> None:
 
 @pytest.mark.parametrize(
     "cause",
-    [TorchLacks("compass"), TooFewHosts(2, 1), HostLacks("streams of the device")],
+    [TorchLacks("compass"), TooFewHosts(2, 1), HostLacks("streams of the device"), TooLittleMemory("a bucket", 2, 1)],
     ids=lambda c: type(c).__name__,
 )
 def test_no_fault_of_the_backend(cause: Any) -> None:

@@ -37,6 +37,7 @@ from harness.results import (
     TestResult,
     TooFewDevices,
     TooFewHosts,
+    TooLittleMemory,
     TorchLacks,
     Writer,
     cause_of,
@@ -85,11 +86,16 @@ SENTENCES: list[tuple[Cause, str]] = [
     (HostLacks("streams of the device"), "streams of the device: the host has none"),
     (HostsLack("folder that all of them see"), "the hosts have no folder that all of them see"),
     (TorchLacks("dp_mesh_dims"), "this torch has no dp_mesh_dims"),
+    (
+        TooLittleMemory("the largest bucket", 3 << 30, 5 << 19),
+        "the largest bucket is a message of 3,072.0 MiB, and at most 2.5 MiB fit on each rank here",
+    ),
 ]
 OLD_SENTENCES = [
     (cause, text)
     for cause, text in SENTENCES
-    if not isinstance(cause, NoFittingSize | TooFewHosts | HostsLack) and not getattr(cause, "each", ())
+    if not isinstance(cause, NoFittingSize | TooFewHosts | HostsLack | TooLittleMemory)
+    and not getattr(cause, "each", ())
 ]
 """Those that version 4 had."""
 LEFT_OUT: list[tuple[LeftOut, str]] = [

@@ -181,6 +181,8 @@ class TestMistakes:
             ("world_sizes = [true]", "world_sizes: a whole number from 1, not True"),
             ("world_sizes = [1.0]", "world_sizes: a whole number from 1, not 1.0"),
             ("ranks_per_device = -1", "ranks_per_device: a whole number from 1, not -1"),
+            ("benchmark_world_sizes = [2, 0]", "benchmark_world_sizes: a whole number from 1, not 0"),
+            ("link_bandwidth = 0", "link_bandwidth: a number of GB/s above 0, at most 1000000, not 0"),
             ("largest_message = 7", "largest_message: a whole number of bytes from 8, at most 1099511627776, not 7"),
             (f"ranks_per_device = 0x{'f' * 100}", "ranks_per_device: a whole number from 1, not "),
             ('warm = "true"', "warm: true or false, without quotes, not 'true'"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness.bench.duet.records import SHARES, VERSION, Begun, Failed, Pair, Record
+from harness.bench.duet.records import SHARES, VERSION, Begun, Counts, Failed, Pair, Record
 from harness.safe_io.files import FileError, contents
 from harness.safe_io.shown import one_line
 from harness.safe_io.untrusted import Allowance, Refused
@@ -94,7 +94,7 @@ def _check(record: Record, first: Record) -> None:
         return
     assert isinstance(first, Begun)
     count = len(first.series)
-    if isinstance(record, Failed) and record.series >= count:
+    if isinstance(record, Failed | Counts) and record.series >= count:
         raise ValueError(f"series {record.series} of {count}")
     if isinstance(record, Pair):
         if any(one.series >= count for one in record.taken):

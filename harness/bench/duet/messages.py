@@ -19,6 +19,10 @@ class Begin(msgspec.Struct, tag="begin", frozen=True):
     """Names of faults to put into every rank."""
     largest: int = 0
     """Bytes of the largest message; 0: the default."""
+    ranks: tuple[int, ...] = ()
+    """Numbers of ranks; empty: the profile's, or the usual ones."""
+    more: tuple[str, ...] = ()
+    """What is offered besides (:data:`harness.bench.measuring.asked.MORE`)."""
 
 
 class Servers(msgspec.Struct, tag="servers", frozen=True):
@@ -46,6 +50,17 @@ class Round(msgspec.Struct, tag="round", frozen=True):
     lead: int
 
 
+class Count(msgspec.Struct, tag="count", frozen=True):
+    """Count what a collective or a training step needs, on the ranks that there are."""
+
+    series: int = -1
+    """The number of a collective in what the side offers."""
+    step: str = ""
+    """A stack, instead of a collective."""
+    times: int = 20
+    """Calls over which to count."""
+
+
 class Finish(msgspec.Struct, tag="finish", frozen=True):
     """Check the values of a series again, and forget it."""
 
@@ -56,7 +71,7 @@ class End(msgspec.Struct, tag="end", frozen=True):
     """End the ranks."""
 
 
-Request = Begin | Servers | Ranks | Prepare | Round | Finish | End
+Request = Begin | Servers | Ranks | Prepare | Round | Count | Finish | End
 
 
 class Described(msgspec.Struct, tag="described", frozen=True):
@@ -89,6 +104,15 @@ class Measured(msgspec.Struct, tag="measured", frozen=True):
     """The slowest rank's seconds of each iteration."""
 
 
+class Counted(msgspec.Struct, tag="counted", frozen=True):
+    """What one call needs, on all ranks together."""
+
+    counts: dict[str, float]
+    ranks: int
+    missing: dict[str, str] = {}
+    """Counts that can't be had there, with the reason."""
+
+
 class Wrong(msgspec.Struct, tag="wrong", frozen=True):
     """A request failed: wrong values, ranks that failed, or input that can't be used."""
 
@@ -97,7 +121,7 @@ class Wrong(msgspec.Struct, tag="wrong", frozen=True):
     text: str
 
 
-Answer = Described | Done | Prepared | Measured | Wrong
+Answer = Described | Done | Prepared | Measured | Counted | Wrong
 
 
 class Protocol(ValueError):

@@ -18,9 +18,12 @@ SHARES = (0.0, 0.05, 0.10, 0.25, 0.50)
 
 Duration: TypeAlias = Annotated[float, Meta(gt=0, le=1e6)]
 """Seconds of an iteration."""
+Amount: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 Small: TypeAlias = Annotated[int, Meta(ge=0, le=1_000_000)]
 Text: TypeAlias = Annotated[str, Meta(max_length=4000)]
 Name: TypeAlias = Annotated[str, Meta(max_length=400)]
+Needs: TypeAlias = Annotated[dict[Name, Amount], Meta(max_length=100)]
+"""Counts by name."""
 A, B = "A", "B"
 SIDES = (A, B)
 
@@ -93,6 +96,16 @@ class Pair(msgspec.Struct, tag="pair", tag_field="record", frozen=True):
     taken: Annotated[tuple[Taken, ...], Meta(max_length=10_000)]
 
 
+class Counts(msgspec.Struct, tag="counts", tag_field="record", frozen=True, kw_only=True):
+    """What a series needs, counted on sets of fresh ranks: of one call, and of all ranks together."""
+
+    series: Small
+    a: Annotated[tuple[Needs, ...], Meta(max_length=100)]
+    b: Annotated[tuple[Needs, ...], Meta(max_length=100)]
+    why: Text = ""
+    """Why there are none."""
+
+
 class Failed(msgspec.Struct, tag="failed", tag_field="record", frozen=True):
     """A series failed on a side; it is not measured any more."""
 
@@ -113,7 +126,7 @@ class Ended(msgspec.Struct, tag="ended", tag_field="record", frozen=True):
     """The time was used up, and the series that were not decided had a last look."""
 
 
-Record = Begun | Session | Pair | Failed | Generation | Ended
+Record = Begun | Session | Counts | Pair | Failed | Generation | Ended
 
 
 def identity(begun: Begun) -> str:

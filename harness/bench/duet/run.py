@@ -13,10 +13,24 @@ from dataclasses import dataclass
 
 import msgspec
 
+from harness.bench.counting.deciding import SETS
 from harness.bench.duet import messages
 from harness.bench.duet.deciding import MOST_SETS, sets_in
 from harness.bench.duet.journal import Journal
-from harness.bench.duet.records import SHARES, SIDES, A, Begun, Ended, Failed, Generation, Pair, Record, Round, Taken
+from harness.bench.duet.records import (
+    SHARES,
+    SIDES,
+    A,
+    Begun,
+    Counts,
+    Ended,
+    Failed,
+    Generation,
+    Pair,
+    Record,
+    Round,
+    Taken,
+)
 from harness.bench.duet.sides import Side, SideFailed
 from harness.bench.duet.state import State
 from harness.bench.records import Series, percentile
@@ -85,6 +99,51 @@ class Duet:
             self._keep(Ended())
         for side in self.sides.values():
             side.do(messages.End())
+
+    def count(self, told: Callable[[int], None] = lambda series: None) -> None:
+        """Count what each series needs on a few sets of fresh ranks of both sides, unless that has been done.
+
+        ``told``: called with each series.  Errors: :class:`SideFailed` if a side can't go on.
+        """
+        draw = random.Random(f"{self._begun.seed} counts")  # noqa: S311 - of turns
+        left = [one for one in range(len(self._begun.series)) if one not in self.state.counts]
+        if not left:
+            return
+        self._both(messages.Servers(), draw)
+        found: dict[int, dict[str, list[dict[str, float]]]] = {one: {side: [] for side in SIDES} for one in left}
+        why: dict[int, str] = {}
+        for _ in range(SETS):
+            for size in sorted({ranks_of(self._begun.series[one]) for one in left}):
+                self._both(messages.Ranks(size), draw)
+                for one in (one for one in left if one not in why and ranks_of(self._begun.series[one]) == size):
+                    try:
+                        for side, counted in self._counted(one, draw).items():
+                            found[one][side].append(counted)
+                    except SideFailed as e:
+                        if e.kind == "gone":
+                            raise
+                        why[one] = str(e)[:4000]
+                        self._both(messages.Ranks(size), draw)
+        for one in left:
+            a, b = (() if one in why else tuple(found[one][side]) for side in SIDES)
+            self._keep(Counts(series=one, a=a, b=b, why=why.get(one, "")))
+            told(one)
+
+    def _counted(self, series: int, draw: random.Random) -> dict[str, dict[str, float]]:
+        numbers = {side: self._numbers[side][without_place(self._begun.series[series])] for side in SIDES}
+        order = _order(draw)
+        for side in order:  # at the same time: counts do not depend on what else runs
+            self.sides[side].send(messages.Count(numbers[side]))
+        found: dict[str, dict[str, float]] = {}
+        failed: SideFailed | None = None
+        for side in order:
+            try:
+                found[side] = self.sides[side].counted().counts
+            except SideFailed as e:
+                failed = failed or e
+        if failed is not None:
+            raise failed
+        return found
 
     def _keep(self, record: Record) -> None:
         self.journal.write(record)

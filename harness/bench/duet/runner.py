@@ -13,10 +13,13 @@ from typing import Any, BinaryIO
 import torch
 
 from harness import faults
+from harness.bench.counting import on_ranks as counting
 from harness.bench.duet import messages, on_ranks
 from harness.bench.duet.messages import (
     Answer,
     Begin,
+    Count,
+    Counted,
     Described,
     Done,
     End,
@@ -31,7 +34,7 @@ from harness.bench.duet.messages import (
     Wrong,
 )
 from harness.bench.figures import largest_message
-from harness.bench.fingerprint import available, fingerprint
+from harness.bench.fingerprint import available, fingerprint, memory_of
 from harness.bench.measuring.collectives import Timed
 from harness.bench.measuring.sweeps import RANKS, every
 from harness.bench.measuring.timing import Effort
@@ -47,7 +50,7 @@ from harness.worlds.postmortem import RanksFailed
 from harness.worlds.preloading import PRELOAD_VARIABLE
 from harness.worlds.world import World, WorldSpec
 
-LARGEST_ON_HOST, LARGEST_ON_ACCELERATOR = 16 << 20, 1 << 30
+LARGEST_ON_HOST, LARGEST_ON_ACCELERATOR, UNLIMITED = 16 << 20, 1 << 30, 1 << 50
 _WARM = 0.1
 """Time limit of a warm-up, in seconds."""
 _PRELOAD = "torch,torch.distributed,harness.bench.duet.on_ranks"
@@ -85,7 +88,9 @@ class Runner:
             first=tuple(("harness.faults:put", name) for name in asked.faults),
             record=False,
         )
-        needs = {size: Need(size, profile.ranks_per_device if profile is not None else 1) for size in RANKS}
+        shared = profile.ranks_per_device if profile is not None else 1
+        asked_ranks = asked.ranks or (profile.benchmark_world_sizes if profile is not None else ())
+        needs = {size: Need(size, shared) for size in sorted({*(asked_ranks or RANKS)})}
         sizes = [size for size, need in needs.items() if there.on_host or need.fits(there)]
         self.devices = {
             size: () if there.on_host else needs[size].deal(there, there.keys[: needs[size].count(there)])
@@ -93,8 +98,14 @@ class Runner:
         }
         usual = LARGEST_ON_HOST if there.on_host else LARGEST_ON_ACCELERATOR
         largest = asked.largest or (profile.largest_message if profile is not None else None) or usual
-        largest = largest_message(available(), max(RANKS), largest) if there.on_host else largest
-        self.offers = [(timed, ranks) for timed, ranks in every(largest) if ranks in sizes]
+        memory = available() if there.on_host else memory_of(kind)
+
+        def room(ranks: int, limit: int = UNLIMITED) -> int:
+            return largest_message(memory, ranks if there.on_host else shared, limit) if memory is not None else largest
+
+        largest = room(max(needs), largest) if there.on_host else largest
+        offered = every(largest, asked_ranks, asked.more, room)
+        self.offers = [(timed, ranks) for timed, ranks in offered if ranks in sizes]
         series = [timed.series(World(self.spec.sized(ranks), _nothing)) for timed, ranks in self.offers]
         commit = str(getattr(torch.version, "git_version", "") or "")
         return Described(fingerprint(kind), commit, os.path.dirname(faults.__file__), tuple(series))
@@ -133,6 +144,22 @@ class Runner:
         ranks = [one for one in answers if one is not None]
         return Measured(tuple(max(times) for times in zip(*ranks, strict=True)))
 
+    def count(self, asked: Count) -> Answer:
+        """Count what a call needs on the ranks."""
+        if asked.step:
+            from harness.bench.counting import steps  # needs all stacks, which nothing else here does
+
+            answers = self._run(steps.of_stack, asked.step, asked.times)
+        else:
+            answers = self._run(counting.collective, self.offers[asked.series][0], asked.times)
+        found = [one for one in answers if one is not None]
+        wrong = [f"rank {rank}: {one.problem}" for rank, one in enumerate(found) if one.problem]
+        if wrong:
+            return Wrong("values", "; ".join(wrong))
+        names = [name for name in found[0].counts if all(name in one.counts for one in found)]
+        missing = {name: why for one in found for name, why in one.missing.items()}
+        return Counted({name: sum(one.counts[name] for one in found) for name in names}, len(found), missing)
+
     def finish(self, number: int) -> Answer:
         """Check the values of a series again."""
         answers = self._run(on_ranks.finish, number)
@@ -154,6 +181,8 @@ class Runner:
                     return self.prepare(number)
                 case Round():
                     return self.round(asked)
+                case Count():
+                    return self.count(asked)
                 case Finish(series=number):
                     return self.finish(number)
                 case Servers():

@@ -33,6 +33,14 @@ def tables(view: dict[str, Any]) -> RenderableType:
         parts += [Text("Nothing that Concord knows of differs between A and B: this is an A/A duet."), Text()]
     for head, rows in itertools.groupby(view["series"], key=_head):
         parts += [_of_sizes(one_line(head), list(rows)), Text()]
+    if view["needs"]:
+        counts = Table(
+            "series", "count, A -> B", title="Counts that differ", title_justify="left", box=None, pad_edge=False
+        )
+        for row in view["needs"]:
+            style = STYLES[SLOWER if row["more"] else FASTER]
+            counts.add_row(Text(one_line(row["series"]), overflow="fold"), Text(one_line(row["said"]), style=style))
+        parts += [counts, Text()]
     parts.append(Text(one_line(view["headline"]), style=_style(view)))
     parts.append(Text(_how(view), style="dim"))
     return Group(*parts)
@@ -83,6 +91,12 @@ def _lines(view: dict[str, Any]) -> Iterator[str]:
         verdict = f"{row['verdict']}: {row['why']}" if row["why"] else row["verdict"]
         yield f"| {' | '.join(map(_escaped, (row['name'], *times, change(row), verdict)))} |"
     yield ""
+    if view["needs"]:
+        yield "| series | counts that differ, A -> B |"
+        yield "|---|---|"
+        for row in view["needs"]:
+            yield f"| {_escaped(row['series'])} | {_escaped(row['said'])} |"
+        yield ""
     if view["differences"]:
         yield "| what differs | A | B |"
         yield "|---|---|---|"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.bench.duet import messages
-from harness.bench.duet.messages import Answer, Described, Done, Measured, Prepared, Request, Wrong
+from harness.bench.duet.messages import Answer, Counted, Described, Done, Measured, Prepared, Request, Wrong
 from harness.redaction import redacted
 from harness.safe_io.shown import one_line
 from harness.safe_io.waiting import readable
@@ -124,6 +124,10 @@ class Side:
         if len(seconds) != count or not all(0 < one < float("inf") for one in seconds):
             raise SideFailed(self.name, "gone", f"it measured {len(seconds)} iterations, not {count}, or no times")
         return seconds
+
+    def counted(self) -> Counted:
+        """Receive counts, after a :class:`~harness.bench.duet.messages.Count`."""
+        return self._as(Counted, self.receive())
 
     def do(self, request: Request) -> None:
         """Ask for something that has no result."""

@@ -6,9 +6,22 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from harness.bench.counting.deciding import Change, changes
 from harness.bench.duet import deciding
 from harness.bench.duet.deciding import FASTEST, MEDIAN, Decided, middle, needed, share_of
-from harness.bench.duet.records import SHARES, Begun, Ended, Failed, Generation, Pair, Record, Round, Session, Taken
+from harness.bench.duet.records import (
+    SHARES,
+    Begun,
+    Counts,
+    Ended,
+    Failed,
+    Generation,
+    Pair,
+    Record,
+    Round,
+    Session,
+    Taken,
+)
 
 PLACES = {FASTEST: SHARES.index(0.0), MEDIAN: SHARES.index(0.5)}
 """Where the figures are among the quantiles that a journal keeps."""
@@ -32,6 +45,8 @@ class State:
     """All rounds, each with its series."""
     figures: list[list[tuple[float, float]]] = field(default_factory=list)
     """For each series, the fastest iteration of A and B on each pair of sets, in seconds."""
+    counts: dict[int, Counts] = field(default_factory=dict)
+    """By series; what was counted before times were measured."""
     generations: int = 0
     ends: int = 0
     """How often the time was used up."""
@@ -56,6 +71,11 @@ class State:
             return FAILED
         return self.decided[series].verdict if series in self.decided else deciding.UNDECIDED
 
+    def changes(self, series: int) -> list[Change]:
+        """Return the steady counts of a series that differ between the sides."""
+        counted = self.counts.get(series)
+        return changes(counted.a, counted.b) if counted is not None else []
+
     def shown(self, series: int) -> Decided | None:
         """Return the look that a series is reported with; None if there was none yet."""
         return self.decided.get(series) or self.latest.get(series)
@@ -67,6 +87,8 @@ class State:
         elif isinstance(record, Pair):
             self._pending.append(record)
             self.rounds += [(one.series, each) for one in record.taken for each in one.rounds]
+        elif isinstance(record, Counts):
+            self.counts[record.series] = record
         elif isinstance(record, Failed):
             self.failed[record.series] = record
         elif isinstance(record, Generation):

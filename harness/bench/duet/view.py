@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.bench.duet.deciding import EQUAL, FASTER, FASTEST, MEDIAN, SLOWER, UNDECIDED, Interval, interval
@@ -23,7 +24,7 @@ def view(state: State, *, ended: str = "") -> dict[str, Any]:
     rows.sort(key=lambda row: (row["operation"], row["world"], row["dtype"], row["how"], row["bytes"]))
     different, alike = _compared(begun.a, begun.b)
     return {
-        "headline": headline(rows, 100 * begun.margin),
+        "headline": headline(rows, 100 * begun.margin, _needs(state)),
         "ended": ended,
         "begun": day_of(begun.time),
         "sides": [_side(side, begun.of(side)) for side in SIDES],
@@ -31,6 +32,8 @@ def view(state: State, *, ended: str = "") -> dict[str, Any]:
         "alike": alike,
         "series": rows,
         "counts": {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ORDER},
+        "needs": _needs(state),
+        "uncounted": next((one.why for one in state.counts.values() if one.why), ""),
         "undecided": [row["name"] for row in rows if row["verdict"] == UNDECIDED],
         "margin": begun.margin,
         "rate": begun.rate,
@@ -43,8 +46,20 @@ def view(state: State, *, ended: str = "") -> dict[str, Any]:
 
 
 def code(state: State) -> int:
-    """Return the exit code: 1 if a series is slower or failed, 0 otherwise."""
-    return int(any(state.verdict(number) in (SLOWER, FAILED) for number in range(len(state.begun.series))))
+    """Return the exit code: 1 if a series is slower, needs more of a steady count or failed, 0 otherwise."""
+    every = range(len(state.begun.series))
+    more = any(change.more for number in every for change in state.changes(number))
+    return int(more or any(state.verdict(number) in (SLOWER, FAILED) for number in every))
+
+
+def _needs(state: State) -> list[dict[str, Any]]:
+    """Return the steady counts that differ, those of which B needs more in front."""
+    found = [
+        {"series": state.begun.series[number].name, "said": str(change), "more": change.more}
+        for number in range(len(state.begun.series))
+        for change in state.changes(number)
+    ]
+    return sorted(found, key=lambda one: not one["more"])
 
 
 def _side(name: str, about: About) -> dict[str, Any]:
@@ -115,12 +130,16 @@ def _facts(about: About) -> dict[str, str]:
     }
 
 
-def headline(rows: list[dict[str, Any]], margin: float) -> str:
-    """Say the result in a sentence or two.  ``margin``: percent."""
+def headline(rows: list[dict[str, Any]], margin: float, needs: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Say the result in a sentence or two.  ``margin``: percent; ``needs``: steady counts that differ."""
     by = {verdict: [row for row in rows if row["verdict"] == verdict] for verdict in ORDER}
     parts = []
     if by[FAILED]:
         parts.append(f"{_series(len(by[FAILED]))} failed: {_named(by[FAILED], with_change=False)}")
+    more = dict.fromkeys(one["series"] for one in needs if one["more"])
+    if more:
+        others = f" and {len(needs) - 1} more" if len(needs) > 1 else ""
+        parts.append(f"B needs more in {_series(len(more))}: {needs[0]['said']} in {needs[0]['series']}{others}")
     if by[SLOWER]:
         parts.append(f"B is slower in {len(by[SLOWER])} of {len(rows)} series: {_named(by[SLOWER])}")
     else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from harness.bench import figures
+from harness.bench.figures import HSDP
 from harness.bench.measuring.timing import Effort, Timing, copying, measure, visits
 from harness.bench.records import Measurement, Series, pairs
 from harness.oracles import collectives as model
@@ -22,7 +23,7 @@ from harness.oracles.collectives import IN_PLACE, REDUCING, Case
 from harness.oracles.exact import difference
 from harness.stacks.collectives import functional, issue_in, reduction
 from harness.worlds.rank import Rank
-from harness.worlds.world import World
+from harness.worlds.world import World, node_of
 
 _TILE = 4096
 """Maximum number of elements of the exact model; a larger message repeats them."""
@@ -33,6 +34,18 @@ HAVE_OUT_OF_PLACE = ("all_reduce",)
 """In-place collectives that also have an out-of-place form: the functional one, which returns a new tensor."""
 HAVE_IN_PLACE = ("all_gather_into_tensor", "reduce_scatter_tensor")
 """Collectives with two tensors, one of which may be a part of the other."""
+TWO_LEVELS = "reduce_scatter_tensor"
+"""The collective of which there is a form on two levels."""
+
+
+def shards_of(ranks: int, hosts: int = 1) -> int:
+    """Return over how many neighbors HSDP shards: the ranks of a host, or else half of all, if that is whole.
+
+    Otherwise it is the largest number below half that divides the ranks.
+    """
+    if hosts > 1 and ranks % hosts == 0:
+        return ranks // hosts
+    return next((count for count in range(ranks // 2, 0, -1) if ranks % count == 0), 1)
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,11 @@ class Timed:
     """Number of calls that are launched before the first is waited for; the time is that of one call."""
     group: tuple[int, ...] | None = None
     """Global ranks; None for all."""
+    shards: int = 0
+    """If not 0: a reduce_scatter among so many neighbors, then an all_reduce of its result among all who hold the same
+    shard, as in HSDP."""
+    payload: str = ""
+    """Whose message it is, for people: a bucket of a model."""
 
     def __post_init__(self) -> None:
         own = "in" if self.collective in IN_PLACE else "out"
@@ -59,6 +77,8 @@ class Timed:
             raise ValueError(f"{self}: sync, or async with so many in flight")
         if self.place not in ("", own) and (self.place not in PLACES or self.collective not in other):
             raise ValueError(f"{self.collective} has no form that is {self.place!r} of place")
+        if self.shards and (self.collective, self.mode, self.place, self.group) != (TWO_LEVELS, "sync", "", None):
+            raise ValueError(f"two levels: {TWO_LEVELS} of the whole world, and no other form of it")
         if self.mode == "async" and self.functional:
             raise ValueError(f"{self.collective} out of place is waited for by itself")
 
@@ -84,12 +104,15 @@ class Timed:
         size = len(self.group) if self.group is not None else world.size
         variant = {
             "group": f"ranks {', '.join(map(str, self.group))} of {world.size}" if self.group is not None else "",
+            "hosts": hosts_of(world, self.group),
             "in flight": str(self.in_flight) if self.in_flight > 1 else "",
             "mode": self.mode if self.mode != "sync" else "",
+            "payload": self.payload,
             "place": self.place,
+            "replicas": f"{world.size // self.shards} of {self.shards} shards" if self.shards else "",
         }
         return Series(
-            operation=self.collective,
+            operation=HSDP if self.shards else self.collective,
             bytes=self.message(size),
             dtype=str(self.dtype).removeprefix("torch."),
             op=self.op.lower() if self.collective in REDUCING else "",
@@ -98,6 +121,14 @@ class Timed:
             device=world.spec.device,
             variant=pairs(variant),
         )
+
+
+def hosts_of(world: World, members: Sequence[int] | None = None) -> str:
+    """Return on how many hosts of a world some ranks are, or all: ``1 of 2``; empty if the world has one host."""
+    size, hosts = world.size, world.spec.hosts
+    if hosts == 1:
+        return ""
+    return f"{len({node_of(rank, size, hosts) for rank in members or range(size)})} of {hosts}"
 
 
 @dataclass
@@ -123,11 +154,16 @@ class Prepared:
         """What is wrong with the values; empty: nothing."""
         self.call: Callable[[], Any] = lambda: None
         """The call that is timed: one collective, or all that are in flight together."""
-        self._sets: list[_Set] = []
-        if self.takes_part:
+        self._sets: list[_Set | _TwoLevels] = []
+        if timed.shards:
+            self._sets = [_TwoLevels(rank, timed)]
+            self.call = self._sets[0].call
+            self.check("the first call")
+        elif self.takes_part:
             case = timed.case(len(self.members))
-            self._sets = [_Set(rank, case, self.members, timed, self._group) for _ in range(timed.in_flight)]
-            self.call = _batch(self._sets) if timed.mode == "async" else self._sets[0].call
+            sets = [_Set(rank, case, self.members, timed, self._group) for _ in range(timed.in_flight)]
+            self._sets = [*sets]
+            self.call = _batch(sets) if timed.mode == "async" else sets[0].call
             self.check("the first call")
 
     def check(self, when: str) -> None:
@@ -139,12 +175,17 @@ class Prepared:
     def copy(self) -> float:
         """Return the seconds in which the device copies as many bytes as must have come from other ranks."""
         like, size = self._sets[0], len(self.members)
-        return copying(like.ins[0] if like.ins else like.outs[0], self.timed.message(size) * (size - 1) // size)
+        received = self.timed.message(size) * (size - 1) // size
+        received = like.received if isinstance(like, _TwoLevels) else received
+        return copying(like.ins[0] if like.ins else like.outs[0], received)
 
     def close(self) -> None:
         """Destroy the group that was made for it."""
         if self.takes_part and self._group is not None:
             dist.destroy_process_group(self._group)
+        for one in self._sets:
+            if isinstance(one, _TwoLevels):
+                one.close()
 
 
 def on_rank(rank: Rank, timed: Timed, effort: Effort) -> Found | None:
@@ -262,6 +303,61 @@ class _Set:
         return "; ".join(filter(None, (difference(right, out.cpu(), "output") for right, out in pairs)))
 
 
+class _TwoLevels:
+    """The tensors and groups of a reduction on two levels, and the values that it must give."""
+
+    def __init__(self, rank: Rank, timed: Timed) -> None:
+        size, shards = rank.size, timed.shards
+        if size % shards:
+            raise ValueError(f"{size} ranks can't be replicas of {shards} shards")
+        replicas = size // shards
+        self._made: list[Any] = []
+        inner = self._group(rank, [list(range(r * shards, (r + 1) * shards)) for r in range(replicas)])
+        outer = self._group(rank, [list(range(s, size, shards)) for s in range(shards)])
+        whole = timed.case(size)
+        count = whole.shape[0] * size // shards
+        tile = replace(Case("all_reduce", timed.op, timed.dtype), shape=(min(count, _TILE),))
+        tile = replace(tile, shape=(next(t for t in range(tile.shape[0], 0, -1) if count % t == 0),))
+        spread = _spread(count * shards // tile.shape[0], tile.shape[0])
+        self._given = spread(model.inputs(tile, size, rank.index, 0)[0]).to(rank.device)
+        mine = rank.index % shards
+        self._right = spread(model.outputs(tile, size, rank.index, 0)[0])[mine * count : (mine + 1) * count]
+        self.ins = [self._given.clone()]
+        self.outs = [torch.empty(count, dtype=timed.dtype, device=rank.device)]
+        self.received = (shards > 1) * self.outs[0].nbytes + (replicas > 1) * self.outs[0].nbytes
+        op, whole_gradient, shard = reduction(timed.op), self.ins[0], self.outs[0]
+
+        def call() -> None:  # without self: a cycle would keep the groups until the garbage collector runs
+            dist.reduce_scatter_tensor(shard, whole_gradient, op, group=inner)
+            dist.all_reduce(shard, op, group=outer)
+
+        self.call: Callable[[], Any] = call
+
+    def _group(self, rank: Rank, every: list[list[int]]) -> Any:
+        """Make groups on all ranks, and return the one with this rank."""
+        groups = [rank.subgroup(members) for members in every]
+        mine = next(group for group in groups if group is not None)
+        self._made.append(mine)
+        return mine
+
+    def fill(self) -> None:
+        """Fill the input with the exact model's values, and the output with zeros."""
+        self.ins[0].copy_(self._given)
+        self.outs[0].zero_()
+
+    def quiet(self) -> None:
+        """Leave the input as it is: repeated calls do not change it."""
+
+    def problem(self) -> str:
+        """Return how the output differs from the expected values; empty if it does not."""
+        return difference(self._right, self.outs[0].cpu(), "output")
+
+    def close(self) -> None:
+        """Destroy the groups."""
+        for group in self._made:
+            dist.destroy_process_group(group)
+
+
 def _spread(times: int, tile: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function that repeats every tile of a tensor.
 
@@ -280,7 +376,7 @@ def _batch(sets: list[_Set]) -> Callable[[], None]:
     return batch
 
 
-def _checked(call: Callable[[], Any], sets: list[_Set], when: str) -> str:
+def _checked(call: Callable[[], Any], sets: Sequence[_Set | _TwoLevels], when: str) -> str:
     for one in sets:
         one.fill()
     call()

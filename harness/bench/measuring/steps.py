@@ -71,6 +71,28 @@ class Step:
         )
 
 
+WIDE = {"width": 1024, "rows": 64}
+"""A step with enough compute to hide communication behind."""
+
+
+def overlapping(*, more: bool, compiled: bool) -> list[Step]:
+    """Return the steps of every stack.
+
+    ``more``: also wide ones, and ones of which only the last of four micro-batches is averaged.  ``compiled``: whether
+    they are for compilers, whose backend is left to the caller.
+    """
+    usual = [Step(stack) for stack in ADAPTERS]
+    wide = [replace(step, **WIDE) for step in usual]  # type: ignore[arg-type]
+    late = [Step(stack, micro_batches=4, synced=False) for stack in ADAPTERS if stack != "tp_extension"]
+    return usual + (wide + (late if compiled else []) if more else [])
+
+
+def described(step: Step) -> str:
+    """Describe a step for a test's id."""
+    words = (step.stack, "wide" if step.width > Step.width else "", "last" if step.micro_batches > 1 else "")
+    return "-".join(filter(None, words))
+
+
 class Pair(nn.Module):
     """A linear layer, ReLU, and a linear layer back to the width."""
 

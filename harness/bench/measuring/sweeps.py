@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 
 from harness.bench.figures import sizes
-from harness.bench.measuring.collectives import HAVE_IN_PLACE, Timed
+from harness.bench.measuring.asked import DTYPES_MORE, GROUPS, LEVELS, MODELS, at_least
+from harness.bench.measuring.collectives import HAVE_IN_PLACE, TWO_LEVELS, Timed, shards_of
+from harness.bench.measuring.payloads import PAYLOADS, SMALLEST, Payload
 
 RANKS = (2, 4)
 LATENCY, MIDDLE, BANDWIDTH = 1 << 10, 1 << 16, 1 << 20
@@ -56,14 +58,71 @@ COLLECTIVES = [
 """The other collectives; on all numbers of ranks."""
 
 
-def every(largest: int) -> Iterator[tuple[Timed, int]]:
-    """Yield everything that is measured, with its number of ranks.  ``largest``: bytes of the largest message."""
-    for ranks in RANKS:
+FURTHER = (torch.complex64, torch.complex128, torch.bool)
+"""Dtypes that every backend has to support, and few models send."""
+FEW_DTYPES = [Timed("all_reduce", LATENCY, torch.complex64)]
+"""What is measured of further dtypes if nobody asks for more."""
+EVERY_DTYPE = [
+    *FEW_DTYPES,
+    *(Timed("all_reduce", size, dtype) for dtype in FURTHER for size in SIZES),
+    *(Timed("all_reduce", size, dtype) for dtype in DTYPES for size in (MIDDLE, 16 * BANDWIDTH)),
+    *(Timed(name, size, dtype) for name in OTHERS for dtype in (*DTYPES, *FURTHER) for size in (LATENCY, BANDWIDTH)),
+]
+EVERY_DTYPE = list(dict.fromkeys(EVERY_DTYPE))
+"""Every dtype at more sizes, and with every collective; a profile need not claim all of them."""
+NEIGHBORS = [Timed("all_reduce", size, group=(0, 1)) for size in SIZES]
+"""Two ranks of the same host, where the world is spread over hosts; :data:`SUBGROUPS` are of different ones there."""
+TWO_LEVEL_SIZES = (BANDWIDTH,)
+MORE_TWO_LEVEL_SIZES = (LATENCY, MIDDLE, BANDWIDTH, 16 * BANDWIDTH)
+"""Bytes of the gradients that HSDP reduces."""
+
+
+def dtypes(more: Collection[str]) -> list[Timed]:
+    """Return what is measured of dtypes besides :data:`VALUES`."""
+    return EVERY_DTYPE if DTYPES_MORE in more else FEW_DTYPES
+
+
+def groups(more: Collection[str]) -> list[Timed]:
+    """Return what is measured of two of four ranks."""
+    return [*SUBGROUPS, *NEIGHBORS] if GROUPS in more else SUBGROUPS
+
+
+def payloads(more: Collection[str]) -> list[Payload]:
+    """Return which messages of models are measured."""
+    return PAYLOADS if MODELS in more else [SMALLEST]
+
+
+def two_level_sizes(more: Collection[str]) -> tuple[int, ...]:
+    """Return the bytes of the gradients that are reduced on two levels."""
+    return MORE_TWO_LEVEL_SIZES if LEVELS in more else TWO_LEVEL_SIZES
+
+
+def two_levels(size: int, ranks: int, hosts: int = 1) -> Timed:
+    """Return HSDP's reduction of so many bytes of gradients."""
+    return Timed(TWO_LEVELS, size, shards=shards_of(ranks, hosts))
+
+
+def every(
+    largest: int, asked: Collection[int] = (), more: Collection[str] = (), room: Callable[[int], int] | None = None
+) -> Iterator[tuple[Timed, int]]:
+    """Yield every collective that is measured, with its number of ranks.
+
+    ``largest``: bytes of the largest message.  ``asked``: numbers of ranks, the usual ones by default.  ``more``: some
+    of :data:`MORE`.  ``room``: returns the bytes of a message that fits, for a number of ranks; ``largest`` by default.
+    """
+    swept, pairs, fours = asked or RANKS, at_least(2, asked) or (2,), at_least(4, asked) or (4,)
+    for ranks in swept:
         yield from ((Timed("all_reduce", size), ranks) for size in sizes(largest))
-    yield from ((timed, 2) for timed in (*VALUES, *FORMS))
-    yield from ((timed, 4) for timed in SUBGROUPS)
-    for ranks in RANKS:
+    for ranks in pairs:
+        yield from ((timed, ranks) for timed in (*VALUES, *FORMS, *dtypes(more)) if timed.bytes <= largest)
+    for ranks in fours:
+        yield from ((timed, ranks) for timed in groups(more))
+        yield from ((two_levels(size, ranks), ranks) for size in two_level_sizes(more) if size <= largest)
+    for ranks in swept:
         yield from ((timed, ranks) for timed in COLLECTIVES)
+        most = room(ranks) if room is not None and MODELS in more else largest
+        messages = (payload.timed(ranks) for payload in payloads(more))
+        yield from ((timed, ranks) for timed in messages if timed.bytes <= most)
 
 
 def described(timed: Timed) -> str:
