@@ -296,6 +296,12 @@ class ReplicateModule(FSDPModule):
             if isinstance(module, ReplicateModule):
                 yield group_of(module)
 
+    def _sharded_inside(self, recurse: bool) -> Iterator[FSDPModule]:
+        """Yield the modules inside that fully_shard manages, to which switches apply as well."""
+        for module in self.modules() if recurse else ():  # type: ignore[attr-defined]
+            if isinstance(module, FSDPModule) and not isinstance(module, ReplicateModule):
+                yield module
+
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Show plain parameters until the next forward ends or :meth:`reshard` is called."""
         group_of(self).unshard()
@@ -309,16 +315,22 @@ class ReplicateModule(FSDPModule):
         """Set whether backwards average from now on. The next backward that does also averages what was left."""
         for group in self._groups(recurse):
             group.reduces = group.all_reduces = requires_gradient_sync
+        for module in self._sharded_inside(recurse):
+            module.set_requires_gradient_sync(requires_gradient_sync, recurse=False)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Set whether backwards average, like :meth:`set_requires_gradient_sync`, as there is no reduce-scatter."""
         for group in self._groups(recurse):
             group.all_reduces = requires_all_reduce
+        for module in self._sharded_inside(recurse):
+            module.set_requires_all_reduce(requires_all_reduce, recurse=False)
 
     def set_reduce_scatter_unused_params(self, enable: bool, *, recurse: bool = True) -> None:
         """Set whether parameters that a backward does not reach count as zeros, and get an average."""
         for group in self._groups(recurse):
             group.averages_unused = enable
+        for module in self._sharded_inside(recurse):
+            module.set_reduce_scatter_unused_params(enable, recurse=False)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Set the divisor of summed gradients, in place of the number of ranks."""
@@ -422,6 +434,8 @@ def mesh_of(mesh: DeviceMesh | None, dimensions: DataParallelMeshDims | None) ->
     """Return the mesh to replicate over. Errors: ValueError for dimensions that do not fit."""
     if mesh is None:
         device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        if not dist.is_initialized():
+            dist.init_process_group()
         mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("replicate",))
     if dimensions is None:
         if mesh.ndim != 1:

@@ -139,28 +139,37 @@ def test_all_reduce_of_one_module(world: World) -> None:
     "With set_reduce_scatter_unused_params switched off again, a parameter that no rank uses has no gradient.",
     source=f"{SOURCE}.set_reduce_scatter_unused_params",
 )
+@requirement(
+    "RFSDP-UNUSED-04",
+    "set_reduce_scatter_unused_params applies to inner modules if recurse=True, and otherwise to its own module only.",
+    source=f"{SOURCE}.set_reduce_scatter_unused_params: recurse",
+)
 @pytest.mark.needs(torch="torch.distributed.fsdp.FSDPModule.set_reduce_scatter_unused_params")
-@pytest.mark.parametrize("recurse", [False, True], ids=["each", "recurse"])
+@pytest.mark.parametrize("recurse", [False, True], ids=["own-module", "recurse"])
 @pytest.mark.world(2)
 def test_unused_switched_off(world: World, recurse: bool) -> None:
-    """Switch it on and off on the model, or on each of its modules without recursion."""
+    """Switch it on with recursion and off with or without; a model and its child have an unused weight each."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
+    class Part(nn.Module):
+        def __init__(self, inner: nn.Module | None = None) -> None:
             super().__init__()
-            self.used, self.unused = layer(), layer()
+            self.used, self.unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+            self.inner = inner
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.used(x)
-            return result
+            return (self.inner(x) if self.inner else x) * self.used
 
-    def body(rank: Rank) -> list[str]:
-        model: Any = replicate_fsdp.apply(Model(), rank, groups=False)
-        for on in (True, False):
-            model.set_reduce_scatter_unused_params(on, recurse=recurse)
-        return sorted(step(rank, model))
+    def body(rank: Rank) -> list[list[str]]:
+        model: Any = replicate_fsdp.apply(Part(Part()), rank)
+        seen = []
+        for on, recursively in ((True, False), (True, True), (False, recurse)):
+            model.set_reduce_scatter_unused_params(on, recurse=recursively)
+            seen.append(sorted(step(rank, model)))
+        return seen
 
-    assert_on_ranks([["used.weight"]] * 2, world.run(body))
+    last = ["inner.used", "used"] if recurse else ["inner.unused", "inner.used", "used"]
+    expected = [["inner.used", "unused", "used"], ["inner.unused", "inner.used", "unused", "used"], last]
+    assert_on_ranks([expected] * 2, world.run(body))
 
 
 @requirement(

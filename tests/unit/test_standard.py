@@ -11,9 +11,12 @@ from typer.testing import CliRunner
 from harness.commands.collecting import collected
 from harness.commands.main import app
 from harness.commands.standard import PAGE, flaws, standard
+from harness.plugin.waivers import Conditions
 from harness.profiles.needs import Needs
+from harness.profiles.shelf import Shelf
 from harness.results import RequirementText
 from harness.suite_facts import SuiteFacts, TestFacts
+from tests.unit.live_parts import HOST, NONE_LIVE, without_live_test
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +38,13 @@ def test_the_page_is_up_to_date(facts: SuiteFacts) -> None:
     """docs/requirements.md is what the suites say."""
     page = ROOT / PAGE
     assert page.read_text() == standard(facts), f"{PAGE} is out of date; run: concord requirements {PAGE}"
+
+
+@pytest.mark.timeout(300)
+def test_every_requirement_has_a_live_test(facts: SuiteFacts) -> None:
+    """No requirement has only waived tests, behind which a second defect would hide, except those that are listed."""
+    profile = Shelf(ROOT).read(ROOT / "fixtures/profiles/cpu-gloo.toml")
+    assert without_live_test(facts, profile, Conditions.now(HOST)) == sorted(NONE_LIVE)
 
 
 def declared(source: str) -> dict[str, set[str]]:
