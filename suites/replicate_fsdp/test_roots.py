@@ -179,7 +179,7 @@ def test_sharded_inside(world: World, which: int) -> None:
     "Without a default group, replicate creates the group of all ranks that the environment variables describe.",
     source="torch/distributed/fsdp/_fully_shard/_fsdp_init.py: _init_default_mesh",
 )
-@pytest.mark.world(1, 2, 3, env={"TORCHELASTIC_USE_AGENT_STORE": "True"})
+@pytest.mark.world(1, 2, 4, env={"TORCHELASTIC_USE_AGENT_STORE": "True"})
 def test_default_group(world: World) -> None:
     """Destroy the default group and replicate without a mesh; the store is found as under torchrun."""
 
@@ -195,28 +195,31 @@ def test_default_group(world: World) -> None:
 
 @requirement(
     "RFSDP-COMPILED-01",
-    "If compiled autograd runs the backward, gradients are averaged, or the backward raises an error.",
+    "If compiled autograd runs the backward, a replicated model trains on the average, or the backward raises an error.",
     source=f"torch._dynamo.compiled_autograd; {STATE}: FSDPState._register_root_post_backward_final_callback",
 )
 @pytest.mark.parametrize("groups", [True, False], ids=["groups", "one-group"])
 @pytest.mark.world(1, 2, timeout=180)
 def test_compiled_autograd(world: World, groups: bool) -> None:
-    """Compile the backwards of two steps, with a group for each layer or one for both."""
+    """Run two steps of SGD with compiled backwards, with a group for each layer or one for both."""
 
-    def body(rank: Rank) -> list[dict[str, list[float]]]:
+    def body(rank: Rank) -> list[float]:
         torch.compiler.reset()
         model = replicate_fsdp.apply(nn.Sequential(layer(), layer()), rank, groups=groups)
-        steps = []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        values = []
         for _ in range(2):
             loss = (model(inputs(rank)) / 2).sum()
             try:
                 with dynamo.compiled_backward("eager"):
                     loss.backward()
             except RuntimeError:
-                return [right] * 2
-            steps.append(read(model))
-            model.zero_grad()
-        return steps
+                return expected
+            optimizer.step()
+            optimizer.zero_grad()
+            values += [weight.flatten()[0].item() for weight in replicate_fsdp.parameters(model).values()]
+        return values
 
-    right = {f"{number}.weight": [(world.size + 1) / 2] * 4 for number in range(2)}
-    assert_on_ranks([[right] * 2] * world.size, world.run(body))
+    once = 1 - 0.5 * (world.size + 1) / 2  # each gradient is the other weight times the mean of the inputs
+    expected = [once, once, once**2, once**2]
+    assert_on_ranks([expected] * world.size, world.run(body))

@@ -201,3 +201,36 @@ def test_post_optim_event(world: World) -> None:
 
     expected = [[4 * (1.0 + rank) * (1.0 - 0.75 * done) for done in range(3)] for rank in range(2)]
     assert_on_ranks(expected, world.run(body))
+
+
+@requirement(
+    "RFSDP-EVENT-01",
+    "Training gives the numbers of one device if set_post_optim_event gets an event after each optimizer step.",
+    source=f"{SOURCE}.set_post_optim_event",
+)
+@pytest.mark.world(1, 2)
+def test_event_of_each_step(world: World) -> None:
+    """Run three steps of SGD, each followed by an event of the current stream, and a forward without a new event."""
+
+    def body(rank: Rank) -> list[float]:
+        model: Any = replicate_fsdp.apply(layer(), rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        x = torch.full((1, 2), 1.0 + rank.index, device=rank.device)
+        outputs = []
+        for _ in range(3):
+            output = model(x).sum()
+            outputs.append(float(output.detach()))
+            output.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.set_post_optim_event(current_event(rank.device))
+        return [*outputs, *(float(model(x).sum().detach()) for _ in range(2))]
+
+    mean = (world.size + 1) / 2
+    weights = [1 - 0.5 * mean * done for done in (0, 1, 2, 3, 3)]
+    assert_on_ranks([[4 * (1.0 + rank) * each for each in weights] for rank in range(world.size)], world.run(body))
+
+
+def current_event(device: torch.device) -> Any:
+    """Return an event of the current stream of a device; the host has events that do nothing."""
+    return torch.cpu.Event() if device.type == "cpu" else torch.accelerator.current_stream().record_event()
