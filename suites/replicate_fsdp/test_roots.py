@@ -195,7 +195,7 @@ def test_default_group(world: World) -> None:
 
 @requirement(
     "RFSDP-COMPILED-01",
-    "If compiled autograd runs the backward, a replicated model trains on the average, or the backward raises an error.",
+    "If compiled autograd runs the backward, a replicated model trains on averages, or the backward raises an error.",
     source=f"torch._dynamo.compiled_autograd; {STATE}: FSDPState._register_root_post_backward_final_callback",
 )
 @pytest.mark.parametrize("groups", [True, False], ids=["groups", "one-group"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from harness.audit.records import load
 from harness.commands.collecting import collected
 from harness.commands.main import app
 from harness.commands.standard import PAGE, flaws, standard
@@ -45,6 +46,13 @@ def test_every_requirement_has_a_live_test(facts: SuiteFacts) -> None:
     """No requirement has only waived tests, behind which a second defect would hide, except those that are listed."""
     profile = Shelf(ROOT).read(ROOT / "fixtures/profiles/cpu-gloo.toml")
     assert without_live_test(facts, profile, Conditions.now(HOST)) == sorted(NONE_LIVE)
+
+
+@pytest.mark.timeout(300)
+def test_saved_audit_names_tests(facts: SuiteFacts) -> None:
+    """Every test by which the saved audit knows a defect is a test of the suites."""
+    results = load(ROOT / "fixtures/faults/noticed.json").results
+    assert sorted({result.test for result in results} - set(facts.tests)) == []
 
 
 def declared(source: str) -> dict[str, set[str]]:
