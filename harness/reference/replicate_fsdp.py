@@ -52,7 +52,7 @@ class Group:
     whole_mesh: DeviceMesh | None
     """The mesh that parameters must be DTensors on, if ``mesh`` is only some of its dimensions."""
     policy: MixedPrecisionPolicy
-    offloaded: bool
+    offload: OffloadPolicy
 
     def __init__(self) -> None:
         self.root: Root | None = None
@@ -78,7 +78,9 @@ class Group:
         for module, name in self.slots:
             p = getattr(module, name)
             if p not in made:
-                own = moved(local(p).detach(), "cpu" if self.offloaded else self.mesh.device_type)
+                home = "cpu" if isinstance(self.offload, CPUOffloadPolicy) else self.mesh.device_type
+                own = moved(local(p).detach(), home)
+                own = own.pin_memory() if getattr(self.offload, "pin_memory", False) else own
                 made[p] = nn.Parameter(laid(own, *self.outer(p, name), p), requires_grad=p.requires_grad)
             setattr(module, name, made[p])
 
@@ -197,8 +199,7 @@ class Group:
                 if p.requires_grad and p not in self.pending:
                     self.pending[p] = torch.zeros_like(local(p), dtype=dtype, device=self.mesh.device_type)
         parameters = [p for p in self.parameters() if p in self.pending]
-        gradients = [self.pending[p] for p in parameters]
-        self.pending.clear()
+        gradients = [self.pending.pop(p) for p in parameters]
         if not gradients:
             return
         if len({gradient.dtype for gradient in gradients}) > 1:
@@ -296,11 +297,10 @@ class ReplicateModule(FSDPModule):
             if isinstance(module, ReplicateModule):
                 yield group_of(module)
 
-    def _sharded_inside(self, recurse: bool) -> Iterator[FSDPModule]:
-        """Yield the modules inside that fully_shard manages, to which switches apply as well."""
-        for module in self.modules() if recurse else ():  # type: ignore[attr-defined]
-            if isinstance(module, FSDPModule) and not isinstance(module, ReplicateModule):
-                yield module
+    def _sharded_inside(self, recurse: bool) -> list[FSDPModule]:
+        """Return the modules inside that fully_shard manages, to which switches apply as well."""
+        inside = self.modules() if recurse else ()  # type: ignore[attr-defined]
+        return [m for m in inside if isinstance(m, FSDPModule) and not isinstance(m, ReplicateModule)]
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Show plain parameters until the next forward ends or :meth:`reshard` is called."""
@@ -400,7 +400,7 @@ def replicate(
         if isinstance(m, nn.ModuleList | nn.ModuleDict) and type(m).forward is nn.Module.forward:
             raise ValueError(f"replicate does not support containers that do not implement forward: {m}")
     group = group_of(modules[0])
-    group.policy, group.offloaded = mp_policy, isinstance(offload_policy, CPUOffloadPolicy)
+    group.policy, group.offload = mp_policy, offload_policy
     group.mesh, group.whole_mesh = mesh_of(mesh, dp_mesh_dims), mesh if dp_mesh_dims is not None else None
     taken = [inner for m in modules for inner in managed(m)]
     group.slots = [

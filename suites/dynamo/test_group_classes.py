@@ -86,11 +86,17 @@ def test_compared(world: World) -> None:
     source=f"{SOURCE}: DistributedVariable.is_python_equal",
 )
 @pytest.mark.world(1)
-def test_key(world: World) -> None:
-    """The function creates the dictionary; graph breaks are allowed."""
+@pytest.mark.parametrize("made", ["inside", "outside"])
+def test_key(world: World, made: str) -> None:
+    """The function creates the dictionary or is given it; graph breaks are allowed."""
+    held = {MEMBER: 1, GROUP: 2}
+    found: dict[str, Callable[[torch.Tensor], Any]] = {
+        "inside": lambda x: (x + 1, {MEMBER: 1, GROUP: 2}[GROUP]),
+        "outside": lambda x: (x + 1, held[GROUP]),
+    }
 
     def body(rank: Rank) -> None:
-        compare(rank, lambda x: (x + 1, {MEMBER: 1, GROUP: 2}[GROUP]), fullgraph=False)
+        compare(rank, found[made], fullgraph=False)
 
     world.run(body)
 

@@ -44,13 +44,15 @@ def backward(module: nn.Module, *shape: int, dtype: torch.dtype = torch.float32)
     source=SOURCE,
 )
 @pytest.mark.world(2, 4)
-def test_frozen(world: World) -> None:
-    """The first of two layers is frozen and tensor parallel."""
+@pytest.mark.parametrize("parallel", [True, False], ids=["tensor-parallel", "plain"])
+def test_frozen(world: World, parallel: bool) -> None:
+    """The first of two layers is frozen; both are tensor parallel, or only the other one."""
 
     def body(rank: Rank) -> list[bool]:
         module = linears(4, 4, 4)
         module[0].requires_grad_(False)
-        return [p.requires_grad for p in sharded(module, rank, use_orig_params=True).parameters()]
+        plan = COLUMNS if parallel else {"1": COLUMNS["0"]}
+        return [p.requires_grad for p in sharded(module, rank, plan, use_orig_params=True).parameters()]
 
     assert_on_ranks([[False, False, True, True]] * world.size, world.run(body))
 
@@ -61,11 +63,13 @@ def test_frozen(world: World) -> None:
     source=SOURCE,
 )
 @pytest.mark.world(2, 4)
-def test_no_sync(world: World) -> None:
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
+def test_no_sync(world: World, strategy: str) -> None:
     """Run a backward in ``no_sync()``, then one outside."""
 
     def body(rank: Rank) -> float:
-        module = sharded(linears(4, 4), rank, use_orig_params=True)
+        options = {"use_orig_params": True, "sharding_strategy": ShardingStrategy[strategy]}
+        module = sharded(linears(4, 4), rank, **options)
         with module.no_sync():
             backward(module, 1, 4)
         backward(module, 1, 4)
@@ -319,12 +323,14 @@ def test_one_column(world: World, shape: tuple[int, ...]) -> None:
     source=SOURCE,
 )
 @pytest.mark.world(1, 2)
-def test_memory(world: World) -> None:
-    """Run one backward with flat parameters, then drop the model."""
+@pytest.mark.parametrize("trained", [True, False], ids=["trained", "sharded"])
+def test_memory(world: World, trained: bool) -> None:
+    """Shard with flat parameters, with or without a backward, then drop the model."""
 
     def body(rank: Rank) -> bool:
         module = sharded(linears(4, 4), rank, plan={}, use_orig_params=False)
-        backward(module, 1, 4)
+        if trained:
+            backward(module, 1, 4)
         flat = weakref.ref(next(module.parameters()))
         del module
         gc.collect()
