@@ -86,17 +86,16 @@ def test_compared(world: World) -> None:
     source=f"{SOURCE}: DistributedVariable.is_python_equal",
 )
 @pytest.mark.world(1)
-@pytest.mark.parametrize("made", ["inside", "outside"])
-def test_key(world: World, made: str) -> None:
-    """The function creates the dictionary or is given it; graph breaks are allowed."""
-    held = {MEMBER: 1, GROUP: 2}
+@pytest.mark.parametrize("how", ["indexed", "asked"])
+def test_key(world: World, how: str) -> None:
+    """Index the dictionary or call its get; graph breaks are allowed."""
     found: dict[str, Callable[[torch.Tensor], Any]] = {
-        "inside": lambda x: (x + 1, {MEMBER: 1, GROUP: 2}[GROUP]),
-        "outside": lambda x: (x + 1, held[GROUP]),
+        "indexed": lambda x: (x + 1, {MEMBER: 1, GROUP: 2}[GROUP]),
+        "asked": lambda x: (x + 1, {MEMBER: 1, GROUP: 2}.get(GROUP)),
     }
 
     def body(rank: Rank) -> None:
-        compare(rank, found[made], fullgraph=False)
+        compare(rank, found[how], fullgraph=False)
 
     world.run(body)
 

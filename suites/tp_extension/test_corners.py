@@ -63,13 +63,12 @@ def test_frozen(world: World, parallel: bool) -> None:
     source=SOURCE,
 )
 @pytest.mark.world(2, 4)
-@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
-def test_no_sync(world: World, strategy: str) -> None:
-    """Run a backward in ``no_sync()``, then one outside."""
+@pytest.mark.parametrize("plan", [COLUMNS, {}], ids=["tensor-parallel", "plain"])
+def test_no_sync(world: World, plan: dict[str, str]) -> None:
+    """Run a backward in ``no_sync()``, then one outside, with a tensor-parallel layer or a plain one."""
 
     def body(rank: Rank) -> float:
-        options = {"use_orig_params": True, "sharding_strategy": ShardingStrategy[strategy]}
-        module = sharded(linears(4, 4), rank, **options)
+        module = sharded(linears(4, 4), rank, plan, use_orig_params=True)
         with module.no_sync():
             backward(module, 1, 4)
         backward(module, 1, 4)
@@ -86,12 +85,13 @@ def test_no_sync(world: World, strategy: str) -> None:
     source=SOURCE,
 )
 @pytest.mark.world(1, 2)
-def test_no_shard(world: World) -> None:
-    """Use ``NO_SHARD``, as with one data-parallel rank."""
+@pytest.mark.parametrize("plan", [COLUMNS, {}], ids=["tensor-parallel", "plain"])
+def test_no_shard(world: World, plan: dict[str, str]) -> None:
+    """Use ``NO_SHARD``, as with one data-parallel rank, with a tensor-parallel layer or a plain one."""
 
     def body(rank: Rank) -> None:
         options = {"use_orig_params": True, "sharding_strategy": ShardingStrategy.NO_SHARD}
-        backward(sharded(linears(4, 4), rank, **options), 1, 4)
+        backward(sharded(linears(4, 4), rank, plan, **options), 1, 4)
 
     world.run(body)
 
@@ -323,14 +323,12 @@ def test_one_column(world: World, shape: tuple[int, ...]) -> None:
     source=SOURCE,
 )
 @pytest.mark.world(1, 2)
-@pytest.mark.parametrize("trained", [True, False], ids=["trained", "sharded"])
-def test_memory(world: World, trained: bool) -> None:
-    """Shard with flat parameters, with or without a backward, then drop the model."""
+def test_memory(world: World) -> None:
+    """Run one backward with flat parameters, then drop the model."""
 
     def body(rank: Rank) -> bool:
         module = sharded(linears(4, 4), rank, plan={}, use_orig_params=False)
-        if trained:
-            backward(module, 1, 4)
+        backward(module, 1, 4)
         flat = weakref.ref(next(module.parameters()))
         del module
         gc.collect()
