@@ -124,9 +124,10 @@ def test_gradient_dtype(world: World, dtype: torch.dtype) -> None:
     source=SOURCE,
 )
 @pytest.mark.world(2)
-def test_one_feature(world: World) -> None:
+@pytest.mark.parametrize("bias", [True, False], ids=["with-bias", "without-bias"])
+def test_one_feature(world: World, bias: bool) -> None:
     """Use tensor parallelism over one rank."""
-    world.run(lambda rank: backward(sharded(linears(4, 1), rank), 1, 4))
+    world.run(lambda rank: backward(sharded(linears(4, 1, bias=bias), rank), 1, 4))
 
 
 @requirement(

@@ -31,7 +31,6 @@ NONE_LIVE = {
     "RFSDP-DIM-01": "the backward fails, whatever else the group has",
     "RFSDP-OUT-03": "no kind of hidden output is found",
     "TP-EXT-10": "there is one way to import a module",
-    "TP-GRAD-08": "every backward of such a layer fails",
     "TP-GRAD-09": "every model with such a shard fails",
     "TP-MEM-01": "the memory stays even if nothing was trained",
 }
