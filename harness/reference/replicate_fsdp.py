@@ -52,7 +52,7 @@ class Group:
     whole_mesh: DeviceMesh | None
     """The mesh that parameters must be DTensors on, if ``mesh`` is only some of its dimensions."""
     policy: MixedPrecisionPolicy
-    offloaded: bool
+    offload: OffloadPolicy
 
     def __init__(self) -> None:
         self.root: Root | None = None
@@ -78,7 +78,9 @@ class Group:
         for module, name in self.slots:
             p = getattr(module, name)
             if p not in made:
-                own = moved(local(p).detach(), "cpu" if self.offloaded else self.mesh.device_type)
+                home = "cpu" if isinstance(self.offload, CPUOffloadPolicy) else self.mesh.device_type
+                own = moved(local(p).detach(), home)
+                own = own.pin_memory() if getattr(self.offload, "pin_memory", False) else own
                 made[p] = nn.Parameter(laid(own, *self.outer(p, name), p), requires_grad=p.requires_grad)
             setattr(module, name, made[p])
 
@@ -197,8 +199,7 @@ class Group:
                 if p.requires_grad and p not in self.pending:
                     self.pending[p] = torch.zeros_like(local(p), dtype=dtype, device=self.mesh.device_type)
         parameters = [p for p in self.parameters() if p in self.pending]
-        gradients = [self.pending[p] for p in parameters]
-        self.pending.clear()
+        gradients = [self.pending.pop(p) for p in parameters]
         if not gradients:
             return
         if len({gradient.dtype for gradient in gradients}) > 1:
@@ -296,6 +297,11 @@ class ReplicateModule(FSDPModule):
             if isinstance(module, ReplicateModule):
                 yield group_of(module)
 
+    def _sharded_inside(self, recurse: bool) -> list[FSDPModule]:
+        """Return the modules inside that fully_shard manages, to which switches apply as well."""
+        inside = self.modules() if recurse else ()  # type: ignore[attr-defined]
+        return [m for m in inside if isinstance(m, FSDPModule) and not isinstance(m, ReplicateModule)]
+
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Show plain parameters until the next forward ends or :meth:`reshard` is called."""
         group_of(self).unshard()
@@ -309,16 +315,22 @@ class ReplicateModule(FSDPModule):
         """Set whether backwards average from now on. The next backward that does also averages what was left."""
         for group in self._groups(recurse):
             group.reduces = group.all_reduces = requires_gradient_sync
+        for module in self._sharded_inside(recurse):
+            module.set_requires_gradient_sync(requires_gradient_sync, recurse=False)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Set whether backwards average, like :meth:`set_requires_gradient_sync`, as there is no reduce-scatter."""
         for group in self._groups(recurse):
             group.all_reduces = requires_all_reduce
+        for module in self._sharded_inside(recurse):
+            module.set_requires_all_reduce(requires_all_reduce, recurse=False)
 
     def set_reduce_scatter_unused_params(self, enable: bool, *, recurse: bool = True) -> None:
         """Set whether parameters that a backward does not reach count as zeros, and get an average."""
         for group in self._groups(recurse):
             group.averages_unused = enable
+        for module in self._sharded_inside(recurse):
+            module.set_reduce_scatter_unused_params(enable, recurse=False)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Set the divisor of summed gradients, in place of the number of ranks."""
@@ -388,7 +400,7 @@ def replicate(
         if isinstance(m, nn.ModuleList | nn.ModuleDict) and type(m).forward is nn.Module.forward:
             raise ValueError(f"replicate does not support containers that do not implement forward: {m}")
     group = group_of(modules[0])
-    group.policy, group.offloaded = mp_policy, isinstance(offload_policy, CPUOffloadPolicy)
+    group.policy, group.offload = mp_policy, offload_policy
     group.mesh, group.whole_mesh = mesh_of(mesh, dp_mesh_dims), mesh if dp_mesh_dims is not None else None
     taken = [inner for m in modules for inner in managed(m)]
     group.slots = [
@@ -422,6 +434,8 @@ def mesh_of(mesh: DeviceMesh | None, dimensions: DataParallelMeshDims | None) ->
     """Return the mesh to replicate over. Errors: ValueError for dimensions that do not fit."""
     if mesh is None:
         device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        if not dist.is_initialized():
+            dist.init_process_group()
         mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("replicate",))
     if dimensions is None:
         if mesh.ndim != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import Case
-from harness.stacks.collectives import assert_right, claimed, claimed_cases, flattened
+from harness.stacks.collectives import assert_right, claimed, claimed_cases, flattened, functional
 from suites.collectives.cases import DTYPES, every_collective, groups_of
 
 
@@ -116,6 +117,31 @@ def test_not_a_member(world: World, collective: str) -> None:
         arguments = {"broadcast": (tensor, 1), "all_gather": ([tensor, tensor], tensor), "barrier": ()}
         with pytest.raises((RuntimeError, ValueError)):
             getattr(dist, collective)(*arguments.get(collective, (tensor,)), group=group)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GROUP-06",
+    "A collective on a group that the caller is not a member of raises an error.",
+    source="torch.distributed.new_group; pytorch/pytorch#67600",
+)
+@pytest.mark.world(3)
+def test_no_member_of_a_functional(world: World) -> None:
+    """Rank 0 passes the group of the other ranks to functional collectives."""
+
+    def body(rank: Rank) -> None:
+        group: Any = dist.new_group([1, 2])
+        tensor = torch.ones(2, device=rank.device)
+        calls: list[Callable[[], object]] = [
+            lambda: functional.all_reduce(tensor, "sum", group),
+            lambda: functional.all_gather_tensor(tensor, 0, group),
+            lambda: functional.reduce_scatter_tensor(tensor, "sum", 0, group),
+            lambda: functional.broadcast(tensor, 1, group),
+        ]
+        for call in calls if rank.index == 0 else ():
+            with pytest.raises((RuntimeError, ValueError)):
+                call()
 
     world.run(body)
 

@@ -160,6 +160,23 @@ def test_destroyed_group(rank: Rank) -> None:
 
 
 @requirement(
+    "COLL-LIFE-01",
+    "A destroyed group cannot be used.",
+    source="torch.distributed.destroy_process_group; pytorch/pytorch#107298",
+)
+@spmd(2)
+def test_destroyed_group_with_a_peer(rank: Rank) -> None:
+    """Collectives and messages that name a peer raise an error in Python."""
+    group, tensor = dist.new_group(), torch.ones(2, device=rank.device)
+    dist.broadcast(tensor, 1, group=group)
+    dist.barrier()
+    dist.destroy_process_group(group)
+    for call in (dist.broadcast, dist.reduce, dist.send, dist.recv):
+        with pytest.raises((RuntimeError, ValueError)):
+            call(tensor, 1 - rank.index if call in (dist.send, dist.recv) else 0, group=group)
+
+
+@requirement(
     "COLL-LIFE-02",
     "Without a default group a collective raises an error.",
     source="torch.distributed.destroy_process_group, init_process_group",

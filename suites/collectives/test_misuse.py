@@ -121,3 +121,16 @@ def test_mismatch_raises(world: World, what: str) -> None:
     ends = world.run(body, watch=False, timeout=20)
     assert any(ends), "every rank took it for a success"
     assert "Timed out" not in "".join(ends), f"a mismatch was only noticed by a timeout: {ends}"
+
+
+@requirement(
+    "COLL-MISUSE-03",
+    "all_to_all_single without split sizes raises an error if the world size does not divide dimension 0.",
+    source="torch.distributed.all_to_all_single: 'dim 0 of output and input tensor must divide equally'",
+)
+@spmd(2)
+def test_indivisible_on_one_side(rank: Rank) -> None:
+    """Exchange three rows for four, or four for three, between two ranks."""
+    for received, sent in ((3, 4), (4, 3)):
+        with pytest.raises((ValueError, RuntimeError)):
+            dist.all_to_all_single(torch.ones(received, device=rank.device), torch.ones(sent, device=rank.device))

@@ -88,3 +88,26 @@ def test_after_an_error_in_a_manager(rank: Rank) -> None:
     except (RuntimeError, ValueError):
         return
     assert tensor.tolist() == [2, 2]
+
+
+@requirement(
+    "COLL-COALESCED-04",
+    "After an error under a coalescing manager, a collective on the group works or raises an error.",
+    source="torch.distributed: _coalescing_manager",
+)
+@spmd(2)
+def test_others_after_an_error_in_a_manager(rank: Rank) -> None:
+    """The body raises before it issues anything; then a broadcast, a reduce and an all_gather follow."""
+    with pytest.raises(KeyError), coalescing_manager():
+        raise KeyError("not about collectives")
+    own = torch.full((2,), 1.0 + rank.index, device=rank.device)
+    received = [torch.zeros_like(own) for _ in range(rank.size)]
+    try:
+        dist.all_gather(received, own)
+        assert [r.tolist() for r in received] == [[1.0, 1.0], [2.0, 2.0]]
+        dist.broadcast(own, 1)
+        assert own.tolist() == [2.0, 2.0]
+        dist.reduce(own, 0)
+        assert rank.index > 0 or own.tolist() == [4.0, 4.0]
+    except (RuntimeError, ValueError):
+        return

@@ -87,10 +87,11 @@ def test_bucket_sizes(world: World, megabytes: float) -> None:
     "A compiled model under FSDP1 recompiles for other input shapes, whether or not it already has gradients.",
     source="torch/distributed/fsdp: ShardingStrategy; torch.compile",
 )
+@pytest.mark.parametrize("cleared", [False, True], ids=["accumulated", "cleared"])
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
 @pytest.mark.world(2)
-def test_compiled_again(world: World, strategy: str) -> None:
-    """Accumulate the gradients of two backwards, one of four rows and one of one row."""
+def test_compiled_again(world: World, strategy: str, cleared: bool) -> None:
+    """Run two backwards, one of four rows and one of one row, and clear the gradients between them or not."""
 
     def body(rank: Rank) -> bool:
         model = FullyShardedDataParallel(
@@ -103,6 +104,8 @@ def test_compiled_again(world: World, strategy: str) -> None:
         compiled = torch.compile(model, backend=counter)
         for rows in (4, 1):
             compiled(torch.ones(rows, 4, device=rank.device)).sum().backward()
+            if cleared:
+                model.zero_grad()
         return counter.graphs > 0
 
     assert_on_ranks([True, True], world.run(body))

@@ -86,11 +86,16 @@ def test_compared(world: World) -> None:
     source=f"{SOURCE}: DistributedVariable.is_python_equal",
 )
 @pytest.mark.world(1)
-def test_key(world: World) -> None:
-    """The function creates the dictionary; graph breaks are allowed."""
+@pytest.mark.parametrize("how", ["indexed", "asked"])
+def test_key(world: World, how: str) -> None:
+    """Index the dictionary or call its get; graph breaks are allowed."""
+    found: dict[str, Callable[[torch.Tensor], Any]] = {
+        "indexed": lambda x: (x + 1, {MEMBER: 1, GROUP: 2}[GROUP]),
+        "asked": lambda x: (x + 1, {MEMBER: 1, GROUP: 2}.get(GROUP)),
+    }
 
     def body(rank: Rank) -> None:
-        compare(rank, lambda x: (x + 1, {MEMBER: 1, GROUP: 2}[GROUP]), fullgraph=False)
+        compare(rank, found[how], fullgraph=False)
 
     world.run(body)
 

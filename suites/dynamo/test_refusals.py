@@ -70,6 +70,9 @@ MISMATCHED: dict[str, tuple[Call, Make]] = {
         lambda r: ([_zeros(r, 2 * r.size, dtype=WIDE)], [_ones(r, 2)]),
     ),
     "all_gather_into_tensor-size": (all_gather_into_tensor, lambda r: ([_zeros(r, r.size, 3)], [_ones(r, 1, 1)])),
+    "all_gather-size": (all_gather, lambda r: ([_zeros(r, 3) for _ in range(r.size)], [_ones(r, 2)])),
+    "all_gather_into_tensor-elements": (all_gather_into_tensor, lambda r: ([_zeros(r, 3 * r.size)], [_ones(r, 2)])),
+    "reduce_scatter_tensor-elements": (reduce_scatter_tensor, lambda r: ([_zeros(r, 3)], [_ones(r, 2 * r.size)])),
     "reduce_scatter-list": (reduce_scatter, lambda r: ([_zeros(r, r.size)], [_ones(r, r.size)])),
     "reduce_scatter-dtype": (reduce_scatter, lambda r: ([_zeros(r, 2, dtype=WIDE)], [_ones(r, 2)] * r.size)),
     "reduce_scatter_tensor-dtype": (
@@ -90,6 +93,10 @@ UNUSUAL: dict[str, tuple[Call, Make]] = {
     "reduce_scatter-scalars": (reduce_scatter, lambda r: ([_zeros(r)], [_ones(r) for _ in range(r.size)])),
     "reduce_scatter-nothing": (reduce_scatter, lambda r: ([_zeros(r, 0, 2)], [_ones(r, 0, 2) for _ in range(r.size)])),
     "all_to_all_single-reshaped": (all_to_all_single, lambda r: ([_zeros(r, r.size, 2)], [_ones(r, 2 * r.size)])),
+    "all_reduce-scalar": (all_reduce, lambda r: ([_ones(r)], [])),
+    "all_reduce-nothing": (all_reduce, lambda r: ([_ones(r, 0, 2)], [])),
+    "all_gather-strided": (all_gather, lambda r: ([_zeros(r, 3) for _ in range(r.size)], [_ones(r, 3, 2)[:, 1]])),
+    "all_to_all_single-nothing": (all_to_all_single, lambda r: ([_zeros(r, 0)], [_ones(r, 0)])),
     "all_reduce-parameter": (all_reduce, lambda r: ([nn.Parameter(_ones(r, 2))], [])),
 }
 """Tensors without dimensions, without elements, of another shape, or with gradients."""

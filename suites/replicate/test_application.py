@@ -116,6 +116,38 @@ def test_device(world: World, said: str) -> None:
 
 
 @requirement(
+    "REPL-APPLY-13",
+    "With device_id, a replicated model moves tensors on the host, in any argument or container, to its device.",
+    source="torch/distributed/_composable/replicate.py: device_id; DistributedDataParallel: device_ids",
+)
+@pytest.mark.world(1, 2)
+def test_inputs_on_the_host(world: World) -> None:
+    """Pass tensors of the host by position, by keyword, in a list and in a dict."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: torch.Tensor, xs: list[Any], *, named: torch.Tensor, by: dict[str, Any]) -> list[Any]:
+            given = (x, xs[1], named, by["y"])
+            return [str(each.device) for each in given] + [sum(self.weight * each.to(self.weight) for each in given)]
+
+    def body(rank: Rank) -> tuple[bool, list[float]]:
+        model = Model().to(rank.device)
+        home = model.weight.device
+        replicate(model, device_id=home)
+        tensor = torch.full((2,), 1.0 + rank.index)
+        *places, output = model(tensor, [3, tensor.clone()], named=tensor.clone(), by={"y": tensor.clone()})
+        output.sum().backward()
+        assert model.weight.grad is not None
+        return places == [str(home)] * 4, model.weight.grad.tolist()
+
+    gradient = [4 * (world.size + 1) / 2] * 2
+    assert_on_ranks([(True, gradient)] * world.size, world.run(body))
+
+
+@requirement(
     "REPL-APPLY-10",
     "A device_id other than the module's device raises an error in the first forward that names the device.",
     source=SOURCE,

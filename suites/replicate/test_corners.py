@@ -211,10 +211,10 @@ def test_frozen_later(world: World, find: bool) -> None:
     "A model whose parameters change after its first step has averaged gradients, or raises an error.",
     source="torch.nn.Module.load_state_dict: assign; torch.nn.Module.double",
 )
-@pytest.mark.parametrize("change", ["assigned", "cast", "thawed"])
+@pytest.mark.parametrize("change", ["assigned", "cast", "thawed", "copied", "written"])
 @pytest.mark.world(2)
 def test_changed(world: World, change: str) -> None:
-    """Assign a state dict, cast the model to float64, or unfreeze a layer; then two more steps."""
+    """Assign or copy a state dict, cast to float64, unfreeze a layer, or write values; then two more steps."""
 
     def body(rank: Rank) -> str | list[list[float]]:
         model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(2)))
@@ -224,8 +224,12 @@ def test_changed(world: World, change: str) -> None:
         replicate.apply(model, rank)
         x = torch.full((1, 1), 1.0 + rank.index, device=rank.device)
         model(x).sum().backward()
-        if change == "assigned":
-            model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
+        if change in ("assigned", "copied"):
+            state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            model.load_state_dict(state, assign=change == "assigned")
+        elif change == "written":
+            for parameter in model.parameters():
+                nn.init.ones_(parameter)
         elif change == "cast":
             model.double()
         else:

@@ -124,6 +124,36 @@ def test_shapes(world: World, offload: bool) -> None:
 
 
 @requirement(
+    "RFSDP-OFFLOAD-01",
+    "Parameters offloaded to pinned memory stay there and train, or replicate raises an error without an accelerator.",
+    source="torch.distributed.fsdp.CPUOffloadPolicy: pin_memory",
+)
+@pytest.mark.world(1, 2)
+def test_pinned(world: World) -> None:
+    """Offload with the default policy, and run three steps of SGD."""
+
+    def body(rank: Rank) -> list[tuple[float, bool]]:
+        if not torch.accelerator.is_available():
+            with pytest.raises(RuntimeError, match="accelerator"):
+                replicate_fsdp.apply(layer(2.0), rank, offload_policy=CPUOffloadPolicy())
+            return []
+        model = replicate_fsdp.apply(layer(2.0), rank, offload_policy=CPUOffloadPolicy())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        steps = []
+        for _ in range(3):
+            output = model(torch.ones(1, 1, device=rank.device))
+            output.sum().backward()
+            pinned = [p.to_local().is_pinned() for p in model.parameters() if isinstance(p, DTensor)]
+            steps.append((float(output.detach()), pinned == [True]))
+            optimizer.step()
+            optimizer.zero_grad()
+        return steps
+
+    trained = [(2.0, True), (1.75, True), (1.5, True)]
+    assert_on_ranks([trained] * world.size, world.run(body), or_all=[[]] * world.size)
+
+
+@requirement(
     "RFSDP-STATE-02",
     "After a forward without a backward, a state dict holds the trained parameters as DTensors.",
     source="torch/distributed/fsdp/_fully_shard: FSDPParamGroup._register_state_dict_hooks",
@@ -440,16 +470,19 @@ def test_optimizer(world: World, made: str) -> None:
     "Values written to parameters after a forward are trained and saved.",
     source=SOURCE,
 )
-@pytest.mark.parametrize("grad", [True, False], ids=["forward", "evaluation"])
+@pytest.mark.parametrize("after", ["forward", "evaluation", "backward"])
 @pytest.mark.world(2)
-def test_written(world: World, grad: bool) -> None:
-    """After a forward or an evaluation, set the parameters to 5; then run two steps of SGD."""
+def test_written(world: World, after: str) -> None:
+    """After a forward, a backward or an evaluation, set the parameters to 5; then run two steps of SGD."""
 
     def body(rank: Rank) -> list[float]:
         model = replicate_fsdp.apply(layer(2.0), rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
-        with torch.set_grad_enabled(grad):
-            called(rank, model)
+        with torch.set_grad_enabled(after != "evaluation"):
+            output = model(torch.ones(1, 1, device=rank.device))
+        if after == "backward":
+            output.sum().backward()
+            optimizer.zero_grad()
         with torch.no_grad():
             for p in model.parameters():
                 p.fill_(5.0)

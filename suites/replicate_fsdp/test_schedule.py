@@ -99,13 +99,14 @@ def assert_same_with(world: World, setting: Callable[[Any], None], *, waited: bo
     source=f"{SOURCE}: set_reshard_after_forward",
 )
 @pytest.mark.parametrize("given_back", [True, False], ids=["given-back", "kept"])
+@pytest.mark.parametrize("recurse", [True, False], ids=["recurse", "root-alone"])
 @pytest.mark.world(2)
-def test_reshard_after_forward(world: World, given_back: bool) -> None:
-    """Replicated parameters are not resharded after the forward."""
+def test_reshard_after_forward(world: World, given_back: bool, recurse: bool) -> None:
+    """Replicated parameters are not resharded after the forward; the root has no parameters of its own."""
 
     def set_it(model: Any) -> None:
         try:
-            model.set_reshard_after_forward(given_back)
+            model.set_reshard_after_forward(given_back, recurse=recurse)
         except (RuntimeError, ValueError, NotImplementedError) as e:
             if "reshard" not in str(e):
                 raise

@@ -139,28 +139,37 @@ def test_all_reduce_of_one_module(world: World) -> None:
     "With set_reduce_scatter_unused_params switched off again, a parameter that no rank uses has no gradient.",
     source=f"{SOURCE}.set_reduce_scatter_unused_params",
 )
+@requirement(
+    "RFSDP-UNUSED-04",
+    "set_reduce_scatter_unused_params applies to inner modules if recurse=True, and otherwise to its own module only.",
+    source=f"{SOURCE}.set_reduce_scatter_unused_params: recurse",
+)
 @pytest.mark.needs(torch="torch.distributed.fsdp.FSDPModule.set_reduce_scatter_unused_params")
-@pytest.mark.parametrize("recurse", [False, True], ids=["each", "recurse"])
+@pytest.mark.parametrize("recurse", [False, True], ids=["own-module", "recurse"])
 @pytest.mark.world(2)
 def test_unused_switched_off(world: World, recurse: bool) -> None:
-    """Switch it on and off on the model, or on each of its modules without recursion."""
+    """Switch it on with recursion and off with or without; a model and its child have an unused weight each."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
+    class Part(nn.Module):
+        def __init__(self, inner: nn.Module | None = None) -> None:
             super().__init__()
-            self.used, self.unused = layer(), layer()
+            self.used, self.unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+            self.inner = inner
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.used(x)
-            return result
+            return (self.inner(x) if self.inner else x) * self.used
 
-    def body(rank: Rank) -> list[str]:
-        model: Any = replicate_fsdp.apply(Model(), rank, groups=False)
-        for on in (True, False):
-            model.set_reduce_scatter_unused_params(on, recurse=recurse)
-        return sorted(step(rank, model))
+    def body(rank: Rank) -> list[list[str]]:
+        model: Any = replicate_fsdp.apply(Part(Part()), rank)
+        seen = []
+        for on, recursively in ((True, False), (True, True), (False, recurse)):
+            model.set_reduce_scatter_unused_params(on, recurse=recursively)
+            seen.append(sorted(step(rank, model)))
+        return seen
 
-    assert_on_ranks([["used.weight"]] * 2, world.run(body))
+    last = ["inner.used", "used"] if recurse else ["inner.unused", "inner.used", "used"]
+    expected = [["inner.used", "unused", "used"], ["inner.unused", "inner.used", "unused", "used"], last]
+    assert_on_ranks([expected] * 2, world.run(body))
 
 
 @requirement(
@@ -192,3 +201,36 @@ def test_post_optim_event(world: World) -> None:
 
     expected = [[4 * (1.0 + rank) * (1.0 - 0.75 * done) for done in range(3)] for rank in range(2)]
     assert_on_ranks(expected, world.run(body))
+
+
+@requirement(
+    "RFSDP-EVENT-01",
+    "Training gives the numbers of one device if set_post_optim_event gets an event after each optimizer step.",
+    source=f"{SOURCE}.set_post_optim_event",
+)
+@pytest.mark.world(1, 2)
+def test_event_of_each_step(world: World) -> None:
+    """Run three steps of SGD, each followed by an event of the current stream, and a forward without a new event."""
+
+    def body(rank: Rank) -> list[float]:
+        model: Any = replicate_fsdp.apply(layer(), rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        x = torch.full((1, 2), 1.0 + rank.index, device=rank.device)
+        outputs = []
+        for _ in range(3):
+            output = model(x).sum()
+            outputs.append(float(output.detach()))
+            output.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.set_post_optim_event(current_event(rank.device))
+        return [*outputs, *(float(model(x).sum().detach()) for _ in range(2))]
+
+    mean = (world.size + 1) / 2
+    weights = [1 - 0.5 * mean * done for done in (0, 1, 2, 3, 3)]
+    assert_on_ranks([[4 * (1.0 + rank) * each for each in weights] for rank in range(world.size)], world.run(body))
+
+
+def current_event(device: torch.device) -> Any:
+    """Return an event of the current stream of a device; the host has events that do nothing."""
+    return torch.cpu.Event() if device.type == "cpu" else torch.accelerator.current_stream().record_event()

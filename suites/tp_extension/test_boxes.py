@@ -289,7 +289,7 @@ def test_parameters(world: World, ranks: str, size: tuple[int, int]) -> None:
     "Every rank describes the shards of a tensor-parallel parameter alike, each on its own rank of the world.",
     source=f"{SOURCE}.chunk_tensor",
 )
-@pytest.mark.parametrize("tensor_parallel_ranks", [2, 3, 4])
+@pytest.mark.parametrize("tensor_parallel_ranks", [1, 2, 3, 4])
 @pytest.mark.world(1)
 def test_ranks_of_parameters(world: World, tensor_parallel_ranks: int) -> None:
     """Check the first tensor-parallel group."""

@@ -44,13 +44,15 @@ def backward(module: nn.Module, *shape: int, dtype: torch.dtype = torch.float32)
     source=SOURCE,
 )
 @pytest.mark.world(2, 4)
-def test_frozen(world: World) -> None:
-    """The first of two layers is frozen and tensor parallel."""
+@pytest.mark.parametrize("parallel", [True, False], ids=["tensor-parallel", "plain"])
+def test_frozen(world: World, parallel: bool) -> None:
+    """The first of two layers is frozen; both are tensor parallel, or only the other one."""
 
     def body(rank: Rank) -> list[bool]:
         module = linears(4, 4, 4)
         module[0].requires_grad_(False)
-        return [p.requires_grad for p in sharded(module, rank, use_orig_params=True).parameters()]
+        plan = COLUMNS if parallel else {"1": COLUMNS["0"]}
+        return [p.requires_grad for p in sharded(module, rank, plan, use_orig_params=True).parameters()]
 
     assert_on_ranks([[False, False, True, True]] * world.size, world.run(body))
 
@@ -61,11 +63,12 @@ def test_frozen(world: World) -> None:
     source=SOURCE,
 )
 @pytest.mark.world(2, 4)
-def test_no_sync(world: World) -> None:
-    """Run a backward in ``no_sync()``, then one outside."""
+@pytest.mark.parametrize("plan", [COLUMNS, {}], ids=["tensor-parallel", "plain"])
+def test_no_sync(world: World, plan: dict[str, str]) -> None:
+    """Run a backward in ``no_sync()``, then one outside, with a tensor-parallel layer or a plain one."""
 
     def body(rank: Rank) -> float:
-        module = sharded(linears(4, 4), rank, use_orig_params=True)
+        module = sharded(linears(4, 4), rank, plan, use_orig_params=True)
         with module.no_sync():
             backward(module, 1, 4)
         backward(module, 1, 4)
@@ -82,12 +85,13 @@ def test_no_sync(world: World) -> None:
     source=SOURCE,
 )
 @pytest.mark.world(1, 2)
-def test_no_shard(world: World) -> None:
-    """Use ``NO_SHARD``, as with one data-parallel rank."""
+@pytest.mark.parametrize("plan", [COLUMNS, {}], ids=["tensor-parallel", "plain"])
+def test_no_shard(world: World, plan: dict[str, str]) -> None:
+    """Use ``NO_SHARD``, as with one data-parallel rank, with a tensor-parallel layer or a plain one."""
 
     def body(rank: Rank) -> None:
         options = {"use_orig_params": True, "sharding_strategy": ShardingStrategy.NO_SHARD}
-        backward(sharded(linears(4, 4), rank, **options), 1, 4)
+        backward(sharded(linears(4, 4), rank, plan, **options), 1, 4)
 
     world.run(body)
 
@@ -120,9 +124,10 @@ def test_gradient_dtype(world: World, dtype: torch.dtype) -> None:
     source=SOURCE,
 )
 @pytest.mark.world(2)
-def test_one_feature(world: World) -> None:
+@pytest.mark.parametrize("bias", [True, False], ids=["with-bias", "without-bias"])
+def test_one_feature(world: World, bias: bool) -> None:
     """Use tensor parallelism over one rank."""
-    world.run(lambda rank: backward(sharded(linears(4, 1), rank), 1, 4))
+    world.run(lambda rank: backward(sharded(linears(4, 1, bias=bias), rank), 1, 4))
 
 
 @requirement(

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from harness.audit.records import KILLED, load
 from harness.commands.audit import faults
 from harness.faults import CLASSES, COMPONENTS, Fault, catalog, everywhere, fault, on_call, put
+from harness.subjects import STACKS
 
+ROOT = Path(__file__).parents[2]
 Package = Callable[..., str]
 NUMBERS = itertools.count()
 
@@ -178,6 +181,12 @@ class TestShipped:
     def test_performance_is_performance(self) -> None:
         """What is slow is of class PF, and nothing else is among it."""
         assert {f.kind for f in catalog().values() if f.component == "performance"} == {"PF"}
+
+    def test_each_is_noticed(self) -> None:
+        """The saved audit says by which test each is detected; those of performance are for the benchmarks."""
+        saved = load(ROOT / "fixtures/faults/noticed.json")
+        detected = {result.defect.name for result in saved.results if result.state == KILLED}
+        assert [f.name for f in catalog().values() if f.component in STACKS and f.name not in detected] == []
 
 
 class TestEverywhere:

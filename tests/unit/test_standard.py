@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from harness.audit.records import load
 from harness.commands.collecting import collected
 from harness.commands.main import app
 from harness.commands.standard import PAGE, flaws, standard
+from harness.plugin.waivers import Conditions
 from harness.profiles.needs import Needs
+from harness.profiles.shelf import Shelf
 from harness.results import RequirementText
 from harness.suite_facts import SuiteFacts, TestFacts
+from tests.unit.live_parts import HOST, NONE_LIVE, without_live_test
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +39,21 @@ def test_the_page_is_up_to_date(facts: SuiteFacts) -> None:
     """docs/requirements.md is what the suites say."""
     page = ROOT / PAGE
     assert page.read_text() == standard(facts), f"{PAGE} is out of date; run: concord requirements {PAGE}"
+
+
+@pytest.mark.timeout(300)
+def test_every_requirement_has_a_live_test(facts: SuiteFacts) -> None:
+    """No requirement has only waived tests, behind which a second defect would hide, except those that are listed."""
+    profile = Shelf(ROOT).read(ROOT / "fixtures/profiles/cpu-gloo.toml")
+    found = without_live_test(facts, profile, Conditions.now(HOST))
+    assert found == sorted(NONE_LIVE), "add a test of what does work, or the reason why there is none, to live_parts.py"
+
+
+@pytest.mark.timeout(300)
+def test_saved_audit_names_tests(facts: SuiteFacts) -> None:
+    """Every test by which the saved audit knows a defect is a test of the suites."""
+    results = load(ROOT / "fixtures/faults/noticed.json").results
+    assert sorted({result.test for result in results} - set(facts.tests)) == []
 
 
 def declared(source: str) -> dict[str, set[str]]:
