@@ -144,7 +144,7 @@ class Group:
         assert self.root is not None
         if self.root.module is module:
             self.root.forward_is_going_on = True
-            if self.optimized is not None:
+            if self.optimized is not None and self.mesh.device_type != "cpu":
                 torch.accelerator.current_stream().wait_event(self.optimized)
                 self.optimized = None
             if torch.is_grad_enabled():

@@ -213,7 +213,7 @@ def test_compiled_autograd(world: World, groups: bool) -> None:
             try:
                 with dynamo.compiled_backward("eager"):
                     loss.backward()
-            except RuntimeError:
+            except (RuntimeError, AssertionError):
                 return expected
             optimizer.step()
             optimizer.zero_grad()
