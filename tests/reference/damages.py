@@ -249,6 +249,7 @@ DAMAGES = {
         "tp_extension",
         around(tp.DTensorExtensions, "pre_flatten_transform", thawed),
         tp_corners.test_frozen,
+        {"parallel": True},
     ),
     "tp-size-forgotten": Damage(
         "tp_extension",
