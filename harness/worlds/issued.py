@@ -9,11 +9,20 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections import Counter
 from typing import NamedTuple
 
 _LOCK = threading.Lock()
-"""Hooks of the autograd engine issue collectives on threads of their own."""
-_BY_NAME: dict[str, int] = {}
+_NEW: list[str] = []
+"""The names of collectives that have not been added up yet."""
+_BY_NAME: Counter[str] = Counter()
+
+count = _NEW.append
+"""Count a collective that Python issues; its argument: the name as in torch.distributed's public API.
+
+Threads may call it at the same time, as hooks of the autograd engine issue collectives on threads of their own. It has
+no frame that Dynamo could trace.
+"""
 
 
 class Mark(NamedTuple):
@@ -24,15 +33,12 @@ class Mark(NamedTuple):
     """The sequence number of each group by its name."""
 
 
-def count(name: str) -> None:
-    """Count a collective that Python issues; ``name``: as in torch.distributed's public API."""
-    with _LOCK:
-        _BY_NAME[name] = _BY_NAME.get(name, 0) + 1
-
-
 def now() -> Mark:
     """Return the counts so far."""
     with _LOCK:
+        many = len(_NEW)  # other threads may append meanwhile
+        _BY_NAME.update(_NEW[:many])
+        del _NEW[:many]
         return Mark(dict(_BY_NAME), _sequence_numbers())
 
 

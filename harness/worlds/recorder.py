@@ -118,9 +118,9 @@ def _recorded(original: Callable[..., Any], name: str, box: BlackBox) -> Callabl
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         issued_ns = 0  # read by issuing(), from another thread
-        issued.count(name)
         try:
-            frame = _calling(sys._getframe(1))
+            frame = _calling(sys._getframe(1))  # Dynamo traces no further than this
+            issued.count(name)
             place = (frame.f_code, frame.f_lineno) if frame is not None else None
             first = args[0] if args else None
             first = first[0] if type(first) is list and len(first) == 1 else first
