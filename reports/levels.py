@@ -162,6 +162,10 @@ def _elsewhere(name: str, run: Run) -> list[str]:
     return [f"{name} had worlds of {backend} on {device}, and {about}." for backend, device in others]
 
 
+def _has_tests_of(stack: str, runs: Iterable[Run]) -> bool:
+    return any(test.stack == stack for run in runs for test in run.tests.values())
+
+
 def _seeds(runs: Sequence[Run], level: str, stack: str, minimum: Minimum) -> list[str]:
     """Find what is missing: a run of all tests of a stack, its default seed, or a random seed.
 
@@ -174,7 +178,9 @@ def _seeds(runs: Sequence[Run], level: str, stack: str, minimum: Minimum) -> lis
         if few:
             takes = f"{level} takes {'all' if minimum.examples == 1 else f'{minimum.examples:g}'} of them"
             return [f"The runs of {stack} drew {max(few):g} of its examples (CONCORD_EXAMPLES), and {takes}."]
-        asked = any(test.stack == stack for run in counting for test in run.tests.values())
+        asked = _has_tests_of(stack, counting)
+        if not asked and _has_tests_of(stack, runs):
+            return [f"Not all tests of {stack} were run, and those with too few of their examples (CONCORD_EXAMPLES)."]
         reasons = list(dict.fromkeys(str(r) for run in counting if run.end is not None for r in run.end.left_out))
         why = f" ({'; '.join(reasons)})" if asked and reasons else ""
         return [f"Not all tests of {stack} were run{why}." if asked else f"No test of {stack} was run."]

@@ -155,6 +155,17 @@ def test_part_of_a_stack() -> None:
     assert "Not all tests of collectives were run (-k was given)." in level.why_not
 
 
+def test_part_of_a_stack_with_few_examples() -> None:
+    """What ran is not denied, though it does not count."""
+    made = records()
+    made[0].effort = 0.1
+    made[-1].whole, made[-1].left_out = [], [OptionGiven("-k")]
+    (level, *_) = build([("a", written(made))]).levels
+    few = "Not all tests of collectives were run, and those with too few of their examples (CONCORD_EXAMPLES)."
+    assert few in level.why_not
+    assert "No test of collectives was run." not in level.why_not
+
+
 def test_only_the_lowest() -> None:
     """A vendor may ask for L1 alone: a whole run of its stack is enough."""
     files = [
