@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, and histories in both databases."""
+"""A PostgreSQL server of the tests' own, histories in both databases, and worlds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from harness import Pool, World, WorldSpec
 
 
 def _folder_of_postgres() -> Path | None:
@@ -72,3 +74,19 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "deep" / "perf.sqlite")
     return request.getfixturevalue("postgres")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """The worlds of a module's tests."""
+    found = Pool()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def two(pool: Pool) -> Iterator[World]:
+    """A new world of two ranks, without a record of collectives."""
+    found = pool.acquire(WorldSpec(2, record=False))
+    yield found
+    found.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Pool, Rank, World, WorldSpec
+from harness import Rank, World
 from harness.bench.counting import kernel, on_ranks, steps
 from harness.bench.counting.calls import NotTraced, SystemCalls
 from harness.bench.counting.deciding import SETS, Change, changes, steadiness
@@ -162,20 +162,6 @@ def test_instructions_or_the_reason() -> None:
 
 
 # on ranks
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    found = Pool()
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def two(pool: Pool) -> Iterator[World]:
-    found = pool.acquire(WorldSpec(2, record=False))
-    yield found
-    found.kill()
 
 
 def total(counted: list[Counted], name: str) -> float:

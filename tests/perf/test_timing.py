@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Pool, Rank, World, WorldSpec
+from harness import Rank, World, WorldSpec
 from harness.bench.measuring import steps
 from harness.bench.measuring.collectives import Found, Timed, impossible, merged, on_rank, timed_on
 from harness.bench.measuring.timing import ONCE, Effort, HostClock, Timing, measure
@@ -16,20 +14,6 @@ from harness.bench.records import Measurement
 from harness.stacks import messages
 
 LITTLE = Effort(rounds=2, visits=1, seconds=0.002, least=3, most=5, warm=0.01)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    found = Pool()
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def two(pool: Pool) -> Iterator[World]:
-    found = pool.acquire(WorldSpec(2, record=False))
-    yield found
-    found.kill()
 
 
 @pytest.mark.parametrize(

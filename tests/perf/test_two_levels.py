@@ -19,23 +19,9 @@ from harness.bench.measuring.timing import ONCE, Effort
 LITTLE = Effort(rounds=2, visits=2, seconds=0.001, least=2, most=3, warm=0.01)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    found = Pool()
-    yield found
-    found.close()
-
-
 @pytest.fixture
 def four(pool: Pool) -> Iterator[World]:
     found = pool.acquire(WorldSpec(4, record=False))
-    yield found
-    found.kill()
-
-
-@pytest.fixture
-def two(pool: Pool) -> Iterator[World]:
-    found = pool.acquire(WorldSpec(2, record=False))
     yield found
     found.kill()
 
