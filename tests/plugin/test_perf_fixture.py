@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,6 +163,8 @@ def test_nothing_changes_for_other_benchmarks(make_folder: Callable[[dict[str, s
     assert found["stats"]["median"] > 0
 
 
+WITH_SUITES = ("-o", f"pythonpath={Path(__file__).parents[2]}")
+"""Options of a session that imports the suites, whatever ran before in this process."""
 MODELS = """
     import pytest
 
@@ -184,7 +187,7 @@ MODELS = """
 def test_a_message_that_does_not_fit(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """It is unsupported, with its size and with what fits."""
     folder = make_folder({"test_it.py": MODELS})
-    session = folder.run("-rs", "-k", "test_models", "--benchmark-disable")
+    session = folder.run("-rs", "-k", "test_models", "--benchmark-disable", *WITH_SUITES)
     assert session.counts == {"skipped": 2}
     session.lines.fnmatch_lines(
         [
@@ -211,5 +214,5 @@ def test_ranks_and_sizes_that_are_asked_for(make_folder: Callable[[dict[str, str
         (["--profile", "./mine.toml"], "on (1, 3) up to 1048576"),
         (["--profile", "./mine.toml", "--perf-ranks", "4"], "on (4,) up to 1048576"),
     ):
-        session = folder.run("-s", "-k", "test_options", *arguments)
+        session = folder.run("-s", "-k", "test_options", *WITH_SUITES, *arguments)
         session.lines.fnmatch_lines([f"*{says}*"])
