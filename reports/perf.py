@@ -6,7 +6,7 @@ The page is one file that opens offline. It is made only from the plain data of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import plotly.graph_objects as go
 
@@ -191,80 +191,70 @@ def _steps(steps: Rows) -> go.Figure | None:
     return figure
 
 
-def _over_ranks(curves: Rows, y: str, **layout: Any) -> go.Figure:
-    figure = empty("ranks", y, legend={"x": 1.02, "y": 1}, **layout)
+_Line: TypeAlias = tuple[str, list[Any], str, list[Any]]
+"""What follows the name of its curve, a value for each number of ranks, the dash, and what is said of each value."""
+
+
+def _over_ranks(curves: Rows, y: str, axis: dict[str, Any], lines_of: Callable[[Any], list[_Line]], hover: str) -> Any:
+    """Draw the lines of each curve in a color of its operation's; a menu chooses the operation."""
+    if not curves:
+        return None
+    figure, of = empty("ranks", y, legend={"x": 1.02, "y": 1}), []
     ranks = sorted({point["ranks"] for curve in curves for point in curve["points"]})
     figure.update_xaxes(type="log", tickvals=ranks, ticktext=[str(count) for count in ranks])
-    return figure
-
-
-def _scaling(curves: Rows) -> go.Figure | None:
-    """Draw the busbw of each collective at a few sizes, with the limits of memory and of the link."""
-    shown = [curve for curve in curves if not curve["step"]]
-    if not shown:
-        return None
-    figure, of = _over_ranks(shown, "busbw, GB/s"), []
-    figure.update_yaxes(type="log", exponentformat="power")
+    figure.update_yaxes(**axis)
     counts: dict[str, int] = {}
-    for curve in shown:
-        operation, name, points = curve["operation"], text_of(curve["name"]), curve["points"]
+    for curve in curves:
+        operation = curve["operation"]
         color = COLORS[counts.get(operation, 0) % len(COLORS)]
         counts[operation] = counts.get(operation, 0) + 1
-        ranks = [point["ranks"] for point in points]
-        lines = [
-            (name, [point["value"] for point in points], "solid", [f"{point['efficiency']:.0%}" for point in points]),
-            (f"{name}: memory", [point["limit"] for point in points], "dash", [""] * len(points)),
-            (f"{name}: link", [curve["link"]] * len(points), "dot", [""] * len(points)),
-        ]
-        for label, values, dash, said in lines:
+        for label, values, dash, said in lines_of(curve):
             if any(value is not None for value in values):
                 figure.add_trace(
                     go.Scatter(
-                        x=ranks,
+                        x=[point["ranks"] for point in curve["points"]],
                         y=values,
-                        name=label,
+                        name=f"{text_of(curve['name'])}{label}",
                         mode="lines+markers" if dash == "solid" else "lines",
                         line={"color": color, "dash": dash},
                         customdata=[[each] for each in said],
-                        hovertemplate="%{x} ranks: %{y:.3g} GB/s %{customdata[0]}",
+                        hovertemplate=f"%{{x}} ranks: {hover}",
                     )
                 )
                 of.append(operation)
     return chosen(figure, list(counts), of)
 
 
+def _scaling(curves: Rows) -> go.Figure | None:
+    """Draw the busbw of each collective at a few sizes, with the limits of memory and of the link."""
+
+    def lines(curve: Any) -> list[_Line]:
+        points = curve["points"]
+        nothing = [""] * len(points)
+        return [
+            ("", [point["value"] for point in points], "solid", [f"{point['efficiency']:.0%}" for point in points]),
+            (": memory", [point["limit"] for point in points], "dash", nothing),
+            (": link", [curve["link"]] * len(points), "dot", nothing),
+        ]
+
+    shown = [curve for curve in curves if not curve["step"]]
+    axis = {"type": "log", "exponentformat": "power"}
+    return _over_ranks(shown, "busbw, GB/s", axis, lines, "%{y:.3g} GB/s %{customdata[0]}")
+
+
 def _efficiency(curves: Rows) -> go.Figure | None:
     """Draw the efficiency of each step, and that of its compute alone."""
-    shown = [curve for curve in curves if curve["step"]]
-    if not shown:
-        return None
-    figure, of = _over_ranks(shown, "efficiency, %"), []
-    figure.update_yaxes(rangemode="tozero")
-    counts: dict[str, int] = {}
-    for curve in shown:
-        stack, name, points = curve["operation"], text_of(curve["name"]), curve["points"]
-        color = COLORS[counts.get(stack, 0) % len(COLORS)]
-        counts[stack] = counts.get(stack, 0) + 1
+
+    def lines(curve: Any) -> list[_Line]:
+        times = [point["value"] * 1e3 for point in curve["points"]]
         best = [None if share is None else 100 * share for share in curve["best"]]
-        lines = [
-            (name, [100 * point["efficiency"] for point in points], "solid"),
-            (f"{name}: compute alone", best, "dash"),
+        return [
+            ("", [100 * point["efficiency"] for point in curve["points"]], "solid", times),
+            (": compute alone", best, "dash", times),
         ]
-        for label, values, dash in lines:
-            if any(value is not None for value in values):
-                figure.add_trace(
-                    go.Scatter(
-                        x=[point["ranks"] for point in points],
-                        y=values,
-                        name=label,
-                        mode="lines+markers" if dash == "solid" else "lines",
-                        line={"color": color, "dash": dash},
-                        customdata=[[point["value"] * 1e3] for point in points],
-                        hovertemplate="%{x} ranks: %{y:.3g} %, %{customdata[0]:.3g} ms",
-                    )
-                )
-                of.append(stack)
-    return chosen(figure, list(counts), of)
+
+    shown = [curve for curve in curves if curve["step"]]
+    return _over_ranks(shown, "efficiency, %", {"rangemode": "tozero"}, lines, "%{y:.3g} %, %{customdata[0]:.3g} ms")
 
 
 def _history(histories: Rows) -> go.Figure | None:

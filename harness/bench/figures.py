@@ -74,9 +74,15 @@ def sizes(largest: int) -> list[int]:
     return [size for size in sorted({*sparse, *dense}) if size <= largest]
 
 
-def largest_message(available: int, ranks: int, limit: int) -> int:
-    """Return the maximum message size in bytes: ``limit``, or less, to leave half of the ``available`` memory free.
+def usual_largest(on_host: bool) -> int:
+    """Return the bytes of the largest message that is measured if nobody says more."""
+    return 16 << 20 if on_host else 1 << 30
+
+
+def largest_message(available: int, ranks: int, limit: int | None = None) -> int:
+    """Return the bytes of the largest message that leaves half of the ``available`` memory free, up to a ``limit``.
 
     A rank holds up to six buffers of this size: inputs, outputs, expected values, and copies of them.
     """
-    return min(limit, available // (2 * 6 * max(ranks, 1)))
+    most = available // (2 * 6 * max(ranks, 1))
+    return most if limit is None else min(limit, most)

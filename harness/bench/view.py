@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from harness.bench.detection.alarms import Decision
 from harness.bench.figures import algbw, busbw
 from harness.bench.history.lines import Figure, Line
 from harness.bench.records import COUNTS, Series, day_of, size_of
-from harness.bench.scaling import curves
+from harness.bench.scaling import Curve, curves
 
 
 def view(line: Line, decision: Decision, beside: Line | None = None) -> dict[str, Any]:
@@ -40,17 +41,20 @@ def view(line: Line, decision: Decision, beside: Line | None = None) -> dict[str
         "environment": [*line.fingerprint.machine, *line.fingerprint.software],
         "collectives": [_collective(s, f) for s, f in (figures | others).items() if s.bytes and f.value],
         "steps": _steps(figures),
-        "scaling": scaling(figures),
+        "scaling": _scaling(figures),
         "histories": _histories(line, decision),
     }
 
 
-def scaling(figures: dict[Series, Figure]) -> list[dict[str, Any]]:
+def curves_of(figures: Mapping[Series, Figure]) -> list[Curve]:
     """Return the scaling curves of a night."""
-    values = {s: f.value for s, f in figures.items() if f.value is not None and not f.refused}
+    return curves({s: f.value for s, f in figures.items() if f.value is not None and not f.refused})
+
+
+def _scaling(figures: Mapping[Series, Figure]) -> list[dict[str, Any]]:
     return [
         {**msgspec.to_builtins(curve), "best": [curve.best(point) for point in curve.points]}
-        for curve in curves(values)
+        for curve in curves_of(figures)
     ]
 
 

@@ -352,9 +352,8 @@ def _count(duet: Duet) -> None:
     except SideFailed as e:
         bad(f"counts: {e}")
         return
-    why = next((one.why for one in duet.state.counts.values() if one.why), "")
-    if why:
-        typer.echo(one_line(f"no counts: {why}"), err=True)
+    if duet.state.uncounted:
+        typer.echo(one_line(f"no counts: {duet.state.uncounted}"), err=True)
 
 
 def _measured(duet: Duet, seconds: float) -> tuple[str, int]:

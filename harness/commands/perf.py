@@ -132,13 +132,12 @@ def page(
 @app.command()
 def scaling(history: Place = "", night: NightId = "") -> None:
     """Show how collectives and steps of the newest night scale with ranks, and what memory and links allow."""
-    from harness.bench.scaling import curves
     from harness.bench.terminal import scaling as tables
+    from harness.bench.view import curves_of
 
     with refusing(ValueError, OSError):
         line = _line(history, night)
-        figures = line.figures[line.nights[-1].id]
-        found = curves({s: f.value for s, f in figures.items() if f.value is not None and not f.refused})
+        found = curves_of(line.figures[line.nights[-1].id])
         if not found:
             raise ValueError("nothing was measured on several numbers of ranks; measure with --perf-ranks 1,2,4")
         for table in tables(found):

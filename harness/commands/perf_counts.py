@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,13 +19,14 @@ from harness.bench.counting.deciding import STEADY, Steadiness, steadiness
 from harness.bench.duet.messages import Begin, Count, Ranks, Servers
 from harness.bench.duet.records import A
 from harness.bench.duet.run import ranks_of
-from harness.bench.duet.sides import Setting, Side, SideFailed
+from harness.bench.duet.sides import Setting, Side, SideFailed, variables_of
 from harness.bench.measuring.asked import asked_of, ranks_asked
 from harness.bench.records import Series
 from harness.commands.duet import chosen
 from harness.commands.refusing import refusing
 from harness.safe_io.shown import one_line
 from harness.safe_io.writing import own_folder, write_whole
+from harness.versions.environments import variables
 
 STEPS = ("replicate", "replicate_fsdp", "tp_extension")
 
@@ -66,7 +66,8 @@ def counts(
         log = own_folder(out) / "ranks.txt"
         write_whole(log, "", follow=False)
         try:
-            side = Side(Setting(A, Path(sys.executable), Path.cwd(), _variables()), log)
+            python, own = Path(sys.executable), Path(harness.__file__).parents[1]
+            side = Side(Setting(A, python, Path.cwd(), variables_of(variables(python, own), {})), log)
             stack.callback(side.close)
             side.send(begin)
             offers = side.described().offers
@@ -76,12 +77,6 @@ def counts(
         _show(rows, missing, sets)
         if json is not None:
             write_whole(json, msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
-
-
-def _variables() -> tuple[tuple[str, str], ...]:
-    here = str(Path(harness.__file__).parents[1])
-    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH", ""))))
-    return tuple(sorted({**os.environ, "PYTHONPATH": path}.items()))
 
 
 def _counted(

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from harness.bench.records import Measurement
     from harness.worlds.world import World
 
-LARGEST_ON_HOST = 16 << 20
-LARGEST_ON_ACCELERATOR = 1 << 30
-UNLIMITED = 1 << 50
 ALL, DEVICE = "all", "device"
 """Words for as many ranks as there are devices, and as large a message as a device holds."""
 
@@ -356,11 +353,12 @@ def largest_of(config: pytest.Config, ranks: int) -> int:
 
     Errors: UsageError if it is as much as the device holds, and torch does not say how much that is.
     """
+    from harness.bench.figures import usual_largest
+
     asked = config.getoption("perf_largest")
     profile = _profiles(config).chosen()
     on_host = profile is None or profile.device == "cpu"
-    usual = LARGEST_ON_HOST if on_host else LARGEST_ON_ACCELERATOR
-    limit = (profile.largest_message if profile is not None else None) or usual
+    limit = (profile.largest_message if profile is not None else None) or usual_largest(on_host)
     if asked == DEVICE:
         return _room(config, ranks)
     if asked:
@@ -385,8 +383,8 @@ def _room(config: pytest.Config, ranks: int) -> int:
 
     profile = _profiles(config).chosen()
     if profile is None or profile.device == "cpu":
-        return largest_message(available(), ranks, UNLIMITED)
+        return largest_message(available(), ranks)
     memory = memory_of(profile.device)
     if memory is None:
         raise pytest.UsageError(f"torch does not say how much memory a {profile.device} device has: give a size")
-    return largest_message(memory, profile.ranks_per_device, UNLIMITED)
+    return largest_message(memory, profile.ranks_per_device)

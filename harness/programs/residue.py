@@ -261,8 +261,8 @@ class Remains:
         """
         kept = self._there()
         until = time.monotonic() + (_PATIENCE if patient else 0)  # from here on, as a collection may take long
-        while kept and (start := time.monotonic()) < until:
-            time.sleep(min(0.001, until - start))
+        while kept and time.monotonic() < until:
+            time.sleep(0.001)
             kept = self._there()
         return kept
 

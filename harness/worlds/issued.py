@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Mapping
 
-_LOCK = threading.Lock()
-_NEW: list[str] = []
-"""The names of collectives that have not been added up yet."""
-_BY_NAME: Counter[str] = Counter()
+_ISSUED: list[str] = []
+"""The names of the collectives since :func:`begin`."""
 
-count = _NEW.append
+count = _ISSUED.append
 """Count a collective that Python issues; its argument: the name as in torch.distributed's public API.
 
 Threads may call it at the same time, as hooks of the autograd engine issue collectives on threads of their own. It has
@@ -25,32 +22,19 @@ no frame that Dynamo could trace.
 """
 
 
-class Mark(NamedTuple):
-    """The counts at some time."""
-
-    by_name: dict[str, int]
-    on_groups: dict[str, int]
-    """The sequence number of each group by its name."""
+def begin() -> dict[str, int]:
+    """Begin to count anew, and return the sequence number of each group by its name."""
+    _ISSUED.clear()
+    return _sequence_numbers()
 
 
-def now() -> Mark:
-    """Return the counts so far."""
-    with _LOCK:
-        many = len(_NEW)  # other threads may append meanwhile
-        _BY_NAME.update(_NEW[:many])
-        del _NEW[:many]
-        return Mark(dict(_BY_NAME), _sequence_numbers())
+def since(before: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """Return how often each collective was issued from Python since :func:`begin`, and how many there were on groups.
 
-
-def since(before: Mark) -> tuple[dict[str, int], int]:
-    """Return how often each collective was issued from Python since a time, and how many there were on groups.
-
-    The second figure has only groups that there are now.
+    ``before``: what it returned.  The second figure has only groups that there are now.
     """
-    after = now()
-    by_name = {name: total - before.by_name.get(name, 0) for name, total in after.by_name.items()}
-    on_groups = sum(max(0, number - before.on_groups.get(name, 0)) for name, number in after.on_groups.items())
-    return {name: times for name, times in by_name.items() if times}, on_groups
+    by_name = Counter(_ISSUED)
+    return dict(by_name), sum(max(0, number - before.get(name, 0)) for name, number in _sequence_numbers().items())
 
 
 def _sequence_numbers() -> dict[str, int]:

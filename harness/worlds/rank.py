@@ -306,7 +306,7 @@ class _RankProcess:
                 raise NotPrepared(f"{where}({argument[:80]!r}): {type(e).__name__}: {e}") from e
 
     def run(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        before = issued.now()
+        before = issued.begin()
         try:
             value = fn(self.rank, *args, **kwargs)
             self.end_if_forked(None)

@@ -1,20 +1,10 @@
 (() => {
-  const one = (selector) => document.querySelector(selector);
   const { words, verdicts, cases } = JSON.parse(one("#page-data").textContent);
   const fields = { Call: ["collective", "op", "dtype", "layout", "out_layout", "group", "form"], Setting: ["stack", "option", "value"] };
-  const titles = { out_layout: "output", op: "reduction", layout: "input" };
   const sign = { crashed: "†", hung: "∞", failed: "✗", waived: "◐", passed: "✓", "not-reached": "…", undeclared: "○" };
   const [panel, head, sum, table, more] = ["#cases", "#cases-h", "#cases-sum", "#cases-table", "#all-cases"].map(one);
   const MOST = 100;
   let every = false;
-
-  const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
-  const made = (tag, text, name) => {
-    const node = document.createElement(tag);
-    if (text !== undefined) node.textContent = text;
-    if (name) node.className = name;
-    return node;
-  };
 
   function wanted() {
     const said = address.place(address.read().said);
@@ -103,7 +93,7 @@
     sum.textContent = tally.join(", ") || "No case that was tried fits this address.";
     const columns = fields[kind].filter((field) => !given.has(field) && rows.some((row) => row.values[field]));
     const top = made("tr");
-    for (const title of ["verdict", ...columns.map((field) => titles[field] || field), "ranks", "times", "tests and requirements"]) {
+    for (const title of ["verdict", ...columns.map((field) => TITLES[field] || field), "ranks", "times", "tests and requirements"]) {
       const cell = made("th", title);
       cell.scope = "col";
       top.append(cell);

@@ -1,6 +1,5 @@
 // Compares this page with a file that someone chooses or drops. The file stays in this browser.
 (() => {
-  const one = (selector) => document.querySelector(selector);
   const [picker, error, panel] = ["#other", "#compare-error", "#comparison"].map(one);
   const own = reading.of_text(one("#page-data").textContent);
   const mine = new Set([...document.querySelectorAll("#requirements .test code")].map((node) => node.textContent));

@@ -1,6 +1,5 @@
 // Shows what differs between two reports (reading.js), as `concord compare` does, and by cell of the matrix.
 const comparing = (() => {
-  const one = (selector) => document.querySelector(selector);
   const BAD = ["crashed", "hung", "failed", "flaky"];
   const KINDS = new Map([["newly_failing", "newly failing"], ["lost", "no longer run"], ["removed", "removed"], ["fixed", "fixed"], ["changed", "changed"], ["added", "added"]]);
   const WORSE = ["newly_failing", "lost", "removed"];
@@ -12,17 +11,9 @@ const comparing = (() => {
     ["Collectives and layouts of the output", "Call", ["collective"], ["out_layout"]], ["Collectives and groups", "Call", ["collective"], ["group"]],
     ["Collectives and forms of the call", "Call", ["collective"], ["form"]], ["Options of stacks and world sizes", "Setting", ["stack", "option", "value"], ["size"]],
   ];
-  const TITLES = { op: "reduction", layout: "input", out_layout: "output" };
   const MOST = 100;
   const MOST_ROWS = 200;
 
-  const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
-  const made = (tag, text, name) => {
-    const node = document.createElement(tag);
-    if (text !== undefined) node.textContent = text;
-    if (name) node.className = name;
-    return node;
-  };
   const having = (node, ...children) => { node.append(...children); return node; };
   const words = (verdict) => verdict.replace("-", " ");
   const mark = (verdict) => made("span", verdict ? words(verdict) : "not there", `mark ${verdict || "none"}`);

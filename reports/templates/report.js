@@ -1,5 +1,4 @@
 (() => {
-  const one = (selector) => document.querySelector(selector);
   const all = (selector, within) => [...(within || document).querySelectorAll(selector)];
   const [q, stack, found, reset, cellName, nothing] = ["#q", "#stack", "#found", "#reset", "#cell", "#nothing"].map(one);
   const chips = all("#filters [name=verdict]");
@@ -33,7 +32,6 @@
       kept += fits > 0 ? 1 : 0;
     }
     for (const group of all(".group")) group.hidden = !all(".requirement", group).some((node) => !node.hidden);
-    const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
     found.textContent = `${count(seen.size, "test")} of ${count(kept, "requirement")}`;
     reset.hidden = !narrowed;
     nothing.hidden = kept > 0;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -35,10 +34,8 @@ TOKENS = torch.arange(16)
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[World]:
-    pool = Pool()
-    yield pool.acquire(WorldSpec(2, record=False))
-    pool.close()
+def two(pool: Pool) -> World:
+    return pool.acquire(WorldSpec(2, record=False))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from harness import Pool, Rank, World, WorldSpec
+from harness import Rank, World
 from harness.bench.measuring import limits
 from harness.bench.measuring.timing import ONCE, Effort
 from harness.bench.records import LINK, Measurement, Series
@@ -118,13 +117,6 @@ def test_in_the_terminal() -> None:
     assert "scaling of how 2 ranks 4 ranks" in lines
     assert "all_reduce 1 MiB, float32 1 100% 0.5 50% (1%)" in lines
     assert "replicate 1 ms 100% 4 ms 25%" in lines
-
-
-@pytest.fixture
-def two() -> Iterator[World]:
-    pool = Pool()
-    yield pool.acquire(WorldSpec(2, record=False))
-    pool.close()
 
 
 def test_measured_limits(two: World) -> None:

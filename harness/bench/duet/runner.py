@@ -33,7 +33,7 @@ from harness.bench.duet.messages import (
     Servers,
     Wrong,
 )
-from harness.bench.figures import largest_message
+from harness.bench.figures import largest_message, usual_largest
 from harness.bench.fingerprint import available, fingerprint, memory_of
 from harness.bench.measuring.collectives import Timed
 from harness.bench.measuring.sweeps import RANKS, every
@@ -50,7 +50,6 @@ from harness.worlds.postmortem import RanksFailed
 from harness.worlds.preloading import PRELOAD_VARIABLE
 from harness.worlds.world import World, WorldSpec
 
-LARGEST_ON_HOST, LARGEST_ON_ACCELERATOR, UNLIMITED = 16 << 20, 1 << 30, 1 << 50
 _WARM = 0.1
 """Time limit of a warm-up, in seconds."""
 _PRELOAD = "torch,torch.distributed,harness.bench.duet.on_ranks"
@@ -96,14 +95,14 @@ class Runner:
             size: () if there.on_host else needs[size].deal(there, there.keys[: needs[size].count(there)])
             for size in sizes
         }
-        usual = LARGEST_ON_HOST if there.on_host else LARGEST_ON_ACCELERATOR
+        usual = usual_largest(there.on_host)
         largest = asked.largest or (profile.largest_message if profile is not None else None) or usual
         memory = available() if there.on_host else memory_of(kind)
 
-        def room(ranks: int, limit: int = UNLIMITED) -> int:
-            return largest_message(memory, ranks if there.on_host else shared, limit) if memory is not None else largest
+        def room(ranks: int) -> int:
+            return largest if memory is None else largest_message(memory, ranks if there.on_host else shared)
 
-        largest = room(max(needs), largest) if there.on_host else largest
+        largest = min(largest, room(max(needs))) if there.on_host else largest
         offered = every(largest, asked_ranks, asked.more, room)
         self.offers = [(timed, ranks) for timed, ranks in offered if ranks in sizes]
         series = [timed.series(World(self.spec.sized(ranks), _nothing)) for timed, ranks in self.offers]

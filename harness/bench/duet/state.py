@@ -71,6 +71,11 @@ class State:
             return FAILED
         return self.decided[series].verdict if series in self.decided else deciding.UNDECIDED
 
+    @property
+    def uncounted(self) -> str:
+        """Why a series was not counted; empty if all that were tried were."""
+        return next((one.why for one in self.counts.values() if one.why), "")
+
     def changes(self, series: int) -> list[Change]:
         """Return the steady counts of a series that differ between the sides."""
         counted = self.counts.get(series)

@@ -23,8 +23,9 @@ def view(state: State, *, ended: str = "") -> dict[str, Any]:
     rows = [_row(state, number) for number in range(len(begun.series))]
     rows.sort(key=lambda row: (row["operation"], row["world"], row["dtype"], row["how"], row["bytes"]))
     different, alike = _compared(begun.a, begun.b)
+    needs = _needs(state)
     return {
-        "headline": headline(rows, 100 * begun.margin, _needs(state)),
+        "headline": headline(rows, 100 * begun.margin, needs),
         "ended": ended,
         "begun": day_of(begun.time),
         "sides": [_side(side, begun.of(side)) for side in SIDES],
@@ -32,8 +33,8 @@ def view(state: State, *, ended: str = "") -> dict[str, Any]:
         "alike": alike,
         "series": rows,
         "counts": {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ORDER},
-        "needs": _needs(state),
-        "uncounted": next((one.why for one in state.counts.values() if one.why), ""),
+        "needs": needs,
+        "uncounted": state.uncounted,
         "undecided": [row["name"] for row in rows if row["verdict"] == UNDECIDED],
         "margin": begun.margin,
         "rate": begun.rate,
