@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ import markupsafe
 
 from harness.profiles import NEVER_RUN
 from harness.requirements import LEVELS
+from harness.results import RankEvidence
 from reports import answer, embedded, matrix
 from reports.model import CASE_ORDER, ORDER, VERSION, Report, ReportError, RequirementReport, TestReport
 from reports.text import duration, moment, plural, shortened, visible
@@ -19,7 +21,7 @@ from reports.text import duration, moment, plural, shortened, visible
 LONGEST = 20_000
 """The number of characters of one rank's output, or of one stack, on the page."""
 _SHORTER = 500
-"""The same if there is too much evidence for a page."""
+"""The same if there is too much evidence for a page, and for a test that is waived for a known defect."""
 _LONGEST_REPRODUCER = 100_000
 MOST = 32 << 20
 """The largest number of characters of a page.  For two runs of all 2,341 tests, all passed, it has 0.8 million."""
@@ -132,8 +134,11 @@ def environment(longest: int) -> jinja2.Environment:
     environment.filters.update(
         moment=moment,
         duration=duration,
-        cut=lambda text: shortened(text, longest),
+        cut=lambda text, known=False: shortened(text, min(longest, _SHORTER) if known else longest),
         cut_file=lambda text: shortened(text, _LONGEST_REPRODUCER),
+        by_function=by_function,
+        first_rank=_first_rank,
+        plain=_plain,
         plural=plural,
         state=answer.state,
         waivers=answer.waivers,
@@ -141,6 +146,35 @@ def environment(longest: int) -> jinja2.Environment:
         visible=visible,
     )
     return environment
+
+
+def _plain(test: TestReport) -> bool:
+    """Whether it passed and there is nothing more to say of it."""
+    return test.verdict == "passed" and not (test.headline or test.reason or test.ranks or test.text)
+
+
+def _function(test: TestReport) -> str:
+    return test.nodeid.partition("[")[0]
+
+
+def by_function(tests: Iterable[TestReport]) -> list[tuple[str, list[tuple[str, TestReport]]]]:
+    """Group plain tests of one function that follow each other, so that a page has its name once.
+
+    The result has the function and its tests with their parameters, or, of any other test, "" and it with its nodeid.
+    """
+    grouped: list[tuple[str, list[tuple[str, TestReport]]]] = []
+    for (function, plain), alike in itertools.groupby(tests, lambda test: (_function(test), _plain(test))):
+        several = list(alike)
+        if plain and len(several) > 1:
+            grouped.append((function, [(test.nodeid.removeprefix(function), test) for test in several]))
+        else:
+            grouped.append(("", [(test.nodeid, test) for test in several]))
+    return grouped
+
+
+def _first_rank(ranks: list[RankEvidence]) -> list[RankEvidence]:
+    """Return the rank that failed first, or the first in the list if none is marked so; empty if there are none."""
+    return [rank for rank in ranks if rank.first][:1] or ranks[:1]
 
 
 def web(link: str) -> bool:

@@ -40,7 +40,7 @@
   function linkTo(number) {
     const item = one(`.test[data-n="${number}"]`);
     if (!item) return null;
-    const name = item.querySelector("code").textContent;
+    const name = nameOf(item);
     const link = made("a", name.replace(/^suites\//, ""));
     link.href = `#test=${encodeURIComponent(name)}`;
     const entry = made("li");

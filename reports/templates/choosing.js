@@ -2,7 +2,7 @@
 (() => {
   const [picker, error, panel] = ["#other", "#compare-error", "#comparison"].map(one);
   const own = reading.of_text(one("#page-data").textContent);
-  const mine = new Set([...document.querySelectorAll("#requirements .test code")].map((node) => node.textContent));
+  const mine = new Set([...document.querySelectorAll("#requirements .test")].map(nameOf));
   let other = null;
   let asked = 0;
 

@@ -8,7 +8,7 @@
     head: node.querySelector("summary").textContent.toLowerCase(),
     tests: all(".test", node).map((test) => {
       const [verdict, size, ...stack] = test.dataset.of.split(" ");
-      return { node: test, verdict, size, stack: stack.join(" "), name: test.querySelector("code").textContent.toLowerCase() };
+      return { node: test, verdict, size, stack: stack.join(" "), name: nameOf(test).toLowerCase() };
     }),
   }));
 
@@ -31,6 +31,7 @@
       requirement.node.hidden = fits === 0;
       kept += fits > 0 ? 1 : 0;
     }
+    for (const several of all(".function")) several.hidden = all(".test", several).every((node) => node.hidden);
     for (const group of all(".group")) group.hidden = !all(".requirement", group).some((node) => !node.hidden);
     found.textContent = `${count(seen.size, "test")} of ${count(kept, "requirement")}`;
     reset.hidden = !narrowed;
@@ -87,7 +88,7 @@
       if (target.hidden) clear();
       target.open = true;
     }
-    const named = (node) => node.querySelector("code").textContent === said.get("test");
+    const named = (node) => nameOf(node) === said.get("test");
     const test = said.has("test") && ((target && all(".test", target).find(named)) || all("#requirements .test").find(named));
     if (test) {
       if (test.hidden || test.closest(".requirement").hidden) clear();
@@ -105,7 +106,7 @@
     const summary = event.target.closest("summary");
     if (!summary) return;
     const node = summary.parentElement;
-    const test = node.parentElement.matches(".test") ? node.parentElement.querySelector("code").textContent : "";
+    const test = node.parentElement.matches(".test") ? nameOf(node.parentElement) : "";
     if (!test && !node.matches(".requirement")) return;
     address.set((view) => {
       const chosen = test ? view.said.get("test") === test : view.id === node.id;

@@ -7,4 +7,10 @@ const made = (tag, text, name) => {
   if (name) node.className = name;
   return node;
 };
+// The name of a test in the list of requirements: tests of one function that passed have its name once, before them.
+const nameOf = (test) => {
+  const own = test.querySelector("code").textContent;
+  const several = test.parentElement.closest(".function");
+  return several ? several.querySelector("code").textContent + own : own;
+};
 const TITLES = { op: "reduction", layout: "input", out_layout: "output" };

@@ -321,10 +321,45 @@ def test_evidence(opened: Any) -> None:
         assert part in text
     assert "all_reduce(float32[4]) #1 on group 0" in text
     assert "printed by 0" in text
-    assert "printed by 1" not in text
-    page.click("#REPLICATE-TWO-01 .rank:nth-of-type(3) > summary, #REPLICATE-TWO-01 .rank:not([open]) > summary")
-    assert "printed by 1" in page.inner_text("#REPLICATE-TWO-01")
     assert page.get_attribute(".waiver a", "href") == "https://example.com/issues/1"
+    page = opened(change("dynamo/test_a.py::test_one[2", verdict="failed", headline="no", ranks=evidence()))
+    page.click("#DYNAMO-ONE-01 > summary")
+    page.click("#DYNAMO-ONE-01 .test details > summary")
+    assert "printed by 1" not in page.inner_text("#DYNAMO-ONE-01")
+    page.click("#DYNAMO-ONE-01 .rank:not([open]) > summary")
+    assert "printed by 1" in page.inner_text("#DYNAMO-ONE-01")
+
+
+def test_evidence_of_a_known_defect(opened: Any) -> None:
+    """A waived test has the end of the first rank's evidence, and says what is left out; a failed test has all."""
+    texts: dict[str, Any] = {"headline": "no", "text": "<" + "t" * 900, "ranks": evidence("<" + "e" * 900)}
+    page = opened(change("test_two[2ranks-float32", **texts), change("test_one[2", verdict="failed", **texts))
+    for id_, cut, ranks in (("REPLICATE-TWO-01", 500, 1), ("REPLICATE-ONE-01", 926, 2)):
+        texts_of = page.evaluate(f"[...document.querySelectorAll('#{id_} .rank pre')].map((pre) => pre.textContent)")
+        long = [text.partition("\n")[2] if text.startswith("[") else text for text in texts_of if "eee" in text]
+        assert [len(text) for text in long] == [cut] * ranks
+        assert ("The results have the evidence of 1 other rank." in page.text_content(f"#{id_}")) is (ranks == 1)
+
+
+def test_tests_of_a_function(opened: Any) -> None:
+    """Tests of a function that passed have its name once; each can be searched, linked to and compared by its own."""
+    page = opened()
+    page.evaluate("location.hash = '#DYNAMO-ONE-01'")
+    page.wait_for_selector("#DYNAMO-ONE-01[open]")
+    assert page.inner_text("#DYNAMO-ONE-01").count("suites/dynamo/test_a.py::test_one") == 1
+    page.fill("#q", "dynamo test_one[3ranks]")
+    page.wait_for_function("document.querySelector('#found').textContent === '1 test of 1 requirement'")
+    assert shown(page, "#DYNAMO-ONE-01 .test") == ["[3ranks]"]
+    page.check("[name=verdict][value=waived]")
+    assert page.query_selector_all(".function >> visible=true") == []
+    page.click("#reset")
+    page.evaluate("location.hash = '#test=" + quote("suites/dynamo/test_a.py::test_one[3ranks]") + "'")
+    page.wait_for_selector("#DYNAMO-ONE-01[open] .test code:text-is('[3ranks]')")
+    page = opened(change("dynamo/test_a.py::test_one[2", verdict="failed", headline="no"))
+    assert [*page.evaluate("[...document.querySelectorAll('#DYNAMO-ONE-01 .test')].map(nameOf)")] == [
+        "suites/dynamo/test_a.py::test_one[2ranks]",
+        "suites/dynamo/test_a.py::test_one[3ranks]",
+    ]
 
 
 def test_link_to_a_requirement(opened: Any) -> None:
@@ -332,7 +367,7 @@ def test_link_to_a_requirement(opened: Any) -> None:
     page = opened()
     page.evaluate("location.hash = '#DYNAMO-ONE-01'")
     page.wait_for_selector("#DYNAMO-ONE-01[open]")
-    assert "test_one[2ranks]" in page.inner_text("#DYNAMO-ONE-01")
+    assert "suites/dynamo/test_a.py::test_one\n[2ranks]" in page.inner_text("#DYNAMO-ONE-01")
 
 
 def test_keyboard(opened: Any) -> None:
