@@ -354,7 +354,7 @@ def _single(
     one, kind = name.removeprefix("_foreach_"), func.__name__.split(".")[1]
     base = one.removesuffix("_")
     overload = {"add": "Tensor", "sub": "Tensor", "mul": "Tensor", "div": "Tensor"}.get(base, "default")
-    if base not in ("add", "sub", "mul", "div", "neg", "zero", "copy", "addcmul"):
+    if base not in ("add", "sub", "mul", "div", "neg", "zero", "copy", "addcmul", "clamp_min", "clamp_max"):
         raise Unproven("not known to be a sum of products")
     if base == "addcmul":
         if kind != "Scalar":

@@ -71,6 +71,8 @@ def one_by_one(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Execute a _foreach operation as one operation on each tensor."""
     call = getattr(torch.ops.aten, "linalg_vector_norm" if name == "norm" else name)
     count = len(args[0])
+    if name.removesuffix("_") in ("addcmul", "addcdiv") and len(args) > 3:  # single ones take it by name alone
+        args, kwargs = args[:3], {**kwargs, "value": args[3]}
 
     def item(value: Any, i: int) -> Any:
         return value[i] if isinstance(value, (list, tuple)) and len(value) == count else value

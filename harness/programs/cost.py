@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from harness.specs.program import Attention, Conv, Embedding, Linear, Model, Norm, Program, Step, Twice
+from harness.specs.program import Attention, Checkpointed, Conv, Embedding, Linear, Model, Norm, Program, Step, Twice
 from harness.specs.shapes import Named, walk
 
 
@@ -39,10 +39,10 @@ def cost(program: Program) -> Cost:
     calls = elements = products = 0
     for step in program.steps:
         rows, drawn = _rows(step)
-        forwards = len(step.rows) + step.evaluate
+        forwards = len(step.rows) + step.evaluate + step.averaged + bool(step.abandoned)
         # After each micro-batch, whole gradients are kept. After each step and each reload, parameters and two states
         # of the optimizer are kept.
-        kept = layers.parameters * (len(step.rows) + 3 * (1 + step.reload))
+        kept = layers.parameters * (len(step.rows) + 3 * (1 + step.reload) + 2 * step.averaged)
         calls += forwards * layers.calls
         elements += rows * layers.computed + drawn * (layers.inputs + layers.outputs) + kept
         products += 3 * rows * layers.products + kept
@@ -55,7 +55,7 @@ def _rows(step: Step) -> tuple[int, int]:
     Each slice of a joint batch makes all of its rows.
     """
     rows = sum(step.rows)
-    evaluated = step.rows[0] if step.evaluate else 0
+    evaluated = step.rows[0] * (step.evaluate + step.averaged + bool(step.abandoned))
     return rows + evaluated, (rows * len(step.rows) if step.joint else rows) + evaluated
 
 
@@ -66,7 +66,7 @@ def _layers(model: Model) -> _Layers:
     for n in walk(model):
         above = n.name.rpartition(".")[0]
         outer = times.get(above, 1)
-        times[n.name] = 2 * outer if isinstance(n.layer, Twice) else outer
+        times[n.name] = 2 * outer if isinstance(n.layer, (Twice, Checkpointed)) else outer
         own, made, multiplied = _of(n, model)
         parameters += own
         calls += outer

@@ -5,6 +5,7 @@ A reproducer contains the definitions of this file that it uses, so nothing here
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import zlib
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from harness.stacks.seen import Kind, Pass, Seen
 from harness.stacks.training import Party, finish, gradients, launched, optimizer_state, plain, reload, set_sync, since
@@ -83,6 +85,14 @@ class Hooked(nn.Sequential):
         if self.inward and torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # so that there is a gradient for the hook to double
         return through(self, x)
+
+
+class Checkpointed(nn.Sequential):
+    """Layers whose forward is repeated in the backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = checkpoint(through, self, x, use_reentrant=False)
+        return result
 
 
 class Cast(nn.Module):
@@ -211,6 +221,15 @@ def toggle(model: nn.Module, name: str) -> None:
         parameter.requires_grad_(not parameter.requires_grad)
 
 
+class Interrupted(Exception):
+    """What a layer raises in an abandoned forward."""
+
+
+def interrupt(layer: nn.Module, inputs: Any) -> None:
+    """Raise :class:`Interrupted`: a forward pre-hook."""
+    raise Interrupted
+
+
 # one party
 
 
@@ -224,6 +243,8 @@ class Run:
         self.seen: dict[Seen, torch.Tensor] = {}
         """Everything that is compared, in order."""
         self.turn = 0
+        self.averages: list[torch.Tensor] = []
+        """The moving average of each parameter, as the party has the parameter."""
 
     def count(self, phase: Literal["forward", "synced", "unsynced"], before: dict[tuple[int, ...], int]) -> None:
         """Record this micro-batch's collectives by group since ``before``, and its calls of communication hooks."""
@@ -291,10 +312,60 @@ class Run:
         self.note(Seen("evaluation", micro_batch=self.turn), output)
         model.train()
 
-    def step(self, number: int, model: Any, optimizer: torch.optim.Optimizer, *, clip: float = 0.0) -> None:
+    def abandon(self, model: Any, rows: int, *, synced: bool, breaks: bool = False) -> None:
+        """Run a forward that no backward follows. ``breaks``: the last layer raises an exception, which is caught.
+
+        ``synced``: whether a backward would average gradients, as that of the next micro-batch does.
+        """
+        set_sync(self.party, synced)
+        hook = None
+        if breaks:
+            last = [module for module in self.party.root(model).modules() if not list(module.children())][-1]
+            hook = last.register_forward_pre_hook(interrupt)
+        with contextlib.suppress(Interrupted):
+            output = model(self.part(self.batch(rows, ("abandoned", self.turn))), self.turn)
+            bool(output.isnan().any())  # waits for the output, as the condition for giving up a batch does
+        if hook is not None:
+            hook.remove()
+
+    def average(self, number: int, model: Any, rows: int) -> None:
+        """Move the averages half of the way to the parameters, and run a forward in evaluation mode with the averages.
+
+        The parameters are as before afterwards.
+        """
+        parameters = list(self.party.root(model).parameters())
+        with torch.no_grad():
+            if not self.averages:
+                self.averages = [parameter.detach().clone() for parameter in parameters]
+            for average, parameter in zip(self.averages, parameters, strict=True):
+                average.mul_(0.5).add_(parameter, alpha=0.5)
+            kept = [parameter.detach().clone() for parameter in parameters]
+            for average, parameter in zip(self.averages, parameters, strict=True):
+                parameter.copy_(average)
+            model.eval()
+            output = model(self.part(self.batch(rows, ("averaged", self.turn))), self.turn)
+            model.train()
+            self.note(Seen("averaged", step=number), output)
+            self.party.handle.forget(self.party.root(model))
+            for before, parameter in zip(kept, parameters, strict=True):
+                parameter.copy_(before)
+
+    def step(
+        self,
+        number: int,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip: float = 0.0,
+        clip_values: float = 0.0,
+    ) -> None:
         """Clip gradients, step the optimizer, and record everything."""
         if clip:
             self.note(Seen("norm", step=number), self.party.clip(model, clip))
+        if clip_values:
+            clipped = [parameter for parameter in self.party.root(model).parameters() if parameter.grad is not None]
+            if clipped:  # it fails for none, which a rank may have under FSDP1
+                nn.utils.clip_grad_value_(clipped, clip_values)
         optimizer.step()
         self.look(number, model, optimizer)
 

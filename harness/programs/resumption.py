@@ -41,6 +41,13 @@ def begin(rank: Rank, program: Program, steps: int) -> State:
             if not self.over:
                 super().evaluate(model, rows)
 
+        def abandon(self, model: Any, rows: int, **how: Any) -> None:
+            if not self.over:
+                super().abandon(model, rows, **how)
+
+        def average(self, number: int, model: Any, rows: int) -> None:
+            pass
+
         def step(self, number: int, model: Any, optimizer: torch.optim.Optimizer, **how: Any) -> None:
             if not self.over:
                 super().step(number, model, optimizer, **how)
@@ -72,6 +79,13 @@ def finish(rank: Rank, program: Program, steps: int, state: State) -> Tensors:
         def evaluate(self, model: Any, rows: int) -> None:
             if self.begun:
                 super().evaluate(model, rows)
+
+        def abandon(self, model: Any, rows: int, **how: Any) -> None:
+            if self.begun:
+                super().abandon(model, rows, **how)
+
+        def average(self, number: int, model: Any, rows: int) -> None:
+            pass
 
         def step(self, number: int, model: Any, optimizer: torch.optim.Optimizer, **how: Any) -> None:
             if self.begun:

@@ -16,6 +16,7 @@ from harness.specs.program import (
     Activation,
     Attention,
     Branch,
+    Checkpointed,
     Container,
     Conv,
     Embedding,
@@ -116,6 +117,8 @@ def _expression(name: str, layer: Layer, model: Model, by_name: dict[str, Named]
             return call("Twice", _expression(f"{name}.0", body, model, by_name))
         case Hooked(body=body, kind=kind):
             return call("Hooked", _expression(f"{name}.0", body, model, by_name), kind)
+        case Checkpointed(body=body):
+            return call("Checkpointed", _expression(f"{name}.0", body, model, by_name))
         case Branch(body=body):
             return call("nn.Sequential", _expression(f"{name}.0", body, model, by_name))
     raise TypeError(f"no layer: {layer!r}")
@@ -184,10 +187,13 @@ def _train(program: Program) -> list[str]:
     figures = {"seed": p.seed, "span": p.span, "denominator": p.denominator}
     run = call("Run", Code("party"), **figures, inputs=p.model.inputs, tokens=p.model.tokens)
     lines = ["def train(party, model):", f"    run = {run}", f"    {_optimizer(p)}"]
+    if p.optimizer.decay:
+        scheduler = call("torch.optim.lr_scheduler.ExponentialLR", Code("optimizer"), p.optimizer.decay)
+        lines.append(f"    scheduler = {scheduler}")
     if stack_of(p.layout).handle.optimizer is not Handle.optimizer:
         lines.append(f"    optimizer = {call('with_optimizer', Code('party'), *_TRAINED)}")
     for number, step in enumerate(p.steps):
-        lines += [f"    {line}" for line in _step(number, step)]
+        lines += [f"    {line}" for line in _step(number, step, scheduled=bool(p.optimizer.decay))]
     return [*lines, "    return run.seen"]
 
 
@@ -201,20 +207,27 @@ def _optimizer(program: Program) -> str:
     if o.kind == "adamw":
         words["eps"] = _EPS
     kind = "torch.optim.SGD" if o.kind == "sgd" else "torch.optim.AdamW"
-    return f"optimizer = {call(kind, Code('model.parameters()'), **words, foreach=False)}"
+    return f"optimizer = {call(kind, Code('model.parameters()'), **words, foreach=o.foreach)}"
 
 
-def _step(number: int, step: Step) -> list[Code]:
+def _step(number: int, step: Step, *, scheduled: bool) -> list[Code]:
     lines = []
     if step.toggle:
         lines.append(call("toggle", _MODEL[1], step.toggle))
     if step.evaluate:
         lines.append(call("run.evaluate", _MODEL[1], step.rows[0]))
+    if step.abandoned:
+        breaks = {"breaks": True} if step.abandoned == "layer" else {}
+        lines.append(call("run.abandon", _MODEL[1], step.rows[0], synced=step.averages[0], **breaks))
     for i, (rows, synced) in enumerate(zip(step.rows, step.averages, strict=True)):
         joint = {"of": (number, sum(step.rows[:i]), sum(step.rows))} if step.joint else {}
         lines.append(call("run.backward", _MODEL[1], rows, synced=synced, **joint))
-    clip = {"clip": step.clip} if step.clip else {}
+    clip = {name: most for name in ("clip", "clip_values") if (most := getattr(step, name))}
     lines.append(call("run.step", number, *_TRAINED, **clip))
+    if scheduled:
+        lines.append(call("scheduler.step"))
+    if step.averaged:
+        lines.append(call("run.average", number, _MODEL[1], step.rows[0]))
     if step.reload:
         lines.append(call("run.reload", number, *_TRAINED))
     if step.zero != "keep":

@@ -27,6 +27,7 @@ from harness.specs.program import (
     Activation,
     Attention,
     Branch,
+    Checkpointed,
     Compile,
     Container,
     Conv,
@@ -211,6 +212,7 @@ def _untied(rules: _Rules, dtype: str, shape: Shape) -> list[SearchStrategy[Any]
         st.builds(Twice, _square(rules, shape)),
         _containers(rules, dtype, shape),
         st.builds(Branch, _square(rules, shape), among(("even", "odd", "never"))),
+        st.builds(Checkpointed, _square(rules, shape)),
         st.builds(Hooked, _square(rules, shape), among(_hooks(rules, dtype))),
     ]
     if len(shape) in (2, 3) and min(shape):
@@ -318,6 +320,9 @@ def _steps(draw: DrawFn, rules: _Rules, least: int, most: int, thawing: Sequence
         synced=tuple(draw(EITHER) for _ in rows[:-1]),
         zero=draw(among(("none", "zero", "keep"))),
         clip=draw(among((0.0, 1.0, 1000.0))) if rules.smooth and not calm else 0.0,
+        clip_values=draw(among((0.0, 0.0, 0.25 if rules.smooth else 1.0))) if not calm else 0.0,
+        abandoned=draw(among(("", "", "", "loss", "layer"))),
+        averaged=draw(among((False, False, False, False, True))),
         evaluate=draw(EITHER),
         toggle=draw(among(("", "", *thawing))),
         reload=not calm and draw(EITHER),
@@ -340,14 +345,24 @@ def _thawing(named: Sequence[Named]) -> tuple[str, ...]:
 
 @functools.cache
 def _optimizers(rules: _Rules, calm: bool) -> SearchStrategy[Optimizer]:
+    decay = among((0.0, 0.0, 0.0, 0.5))
     sgd = st.builds(
         Optimizer,
         kind=st.just("sgd"),
         rate=among((0.0625, 0.25)),
         momentum=among((0.0, 0.5)),
         weight_decay=among((0.0, 0.0, 0.5)),
+        decay=decay,
+        foreach=EITHER,
     )
-    adamw = st.builds(Optimizer, kind=st.just("adamw"), rate=st.just(0.01), weight_decay=among((0.0, 0.1)))
+    adamw = st.builds(
+        Optimizer,
+        kind=st.just("adamw"),
+        rate=st.just(0.01),
+        weight_decay=among((0.0, 0.1)),
+        decay=decay,
+        foreach=EITHER,
+    )
     return st.one_of(sgd, adamw) if rules.smooth else sgd
 
 

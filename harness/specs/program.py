@@ -149,6 +149,15 @@ class Hooked(Data, frozen=True, tag=True):
     kind: Annotated[str, one_of("forward", "before", "backward")] = "forward"
 
 
+class Checkpointed(Data, frozen=True, tag=True):
+    """A layer whose forward the backward repeats, instead of keeping what it computed; the body keeps the shape.
+
+    It is ``torch.utils.checkpoint.checkpoint`` without reentrance.
+    """
+
+    body: Layer
+
+
 class Container(Data, frozen=True, tag=True):
     """Layers in an ``nn.Sequential`` (``sequential``), ``nn.ModuleList`` (``list``) or ``nn.ModuleDict`` (``dict``)."""
 
@@ -170,6 +179,7 @@ Layer: TypeAlias = (
     | Twice
     | Branch
     | Hooked
+    | Checkpointed
     | Container
 )
 
@@ -192,7 +202,7 @@ def children(layer: Layer) -> tuple[Layer, ...]:
     """Return the layers directly inside a layer."""
     if isinstance(layer, (Residual, Container)):
         return layer.body
-    return (layer.body,) if isinstance(layer, (Twice, Branch, Hooked)) else ()
+    return (layer.body,) if isinstance(layer, (Twice, Branch, Hooked, Checkpointed)) else ()
 
 
 def every(layers: Iterable[Layer]) -> Iterator[Layer]:
@@ -219,6 +229,10 @@ class Optimizer(Data, frozen=True):
     rate: Figure = 0.0625
     momentum: Figure = 0.0
     weight_decay: Figure = 0.0
+    decay: Figure = 0.0
+    """The factor by which a scheduler multiplies the rate after each step; 0 for no scheduler."""
+    foreach: bool = False
+    """Whether it updates all parameters with operations on lists of them."""
 
 
 class Step(Data, frozen=True):
@@ -240,6 +254,15 @@ class Step(Data, frozen=True):
     """A layer whose parameters switch between frozen and trainable before the step."""
     reload: bool = False
     """Whether, after the step, model and optimizer save their state dicts, are disturbed, and load them again."""
+    clip_values: Figure = 0.0
+    """The largest magnitude of a gradient's elements; 0 for no clipping.  Clipping by norm comes before."""
+    abandoned: Annotated[str, one_of("", "loss", "layer")] = ""
+    """A forward that comes before the first micro-batch, and that no backward follows: ``loss``, because its loss is
+    not used; ``layer``, because the last layer raises an exception that the training loop catches; "" for none.  It has
+    the gradient synchronization of the first micro-batch."""
+    averaged: bool = False
+    """Whether, after the step, an exponential moving average of all parameters is updated, and evaluated in their
+    place."""
 
     @property
     def averages(self) -> tuple[bool, ...]:

@@ -14,6 +14,7 @@ import msgspec
 from harness.specs.program import (
     Attention,
     Branch,
+    Checkpointed,
     Container,
     Conv,
     Embedding,
@@ -109,7 +110,7 @@ def trainable(n: Named) -> bool:
 
 def has_parameters(n: Named) -> bool:
     """Return whether a layer, or a layer directly inside it, has parameters."""
-    if isinstance(n.layer, (Residual, Container, Twice, Branch, Hooked)):
+    if isinstance(n.layer, (Residual, Container, Twice, Branch, Hooked, Checkpointed)):
         return any(isinstance(inner, (Linear, Conv, Attention, Norm)) for inner in children(n.layer))
     return isinstance(n.layer, (Linear, Conv, Attention, Norm, Embedding))
 

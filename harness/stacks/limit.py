@@ -64,7 +64,7 @@ class Case:
 
     @property
     def clips(self) -> bool:
-        """Whether gradients are clipped."""
+        """Whether gradients are clipped together, by their norm."""
         return any(step.clip for step in self.steps)
 
     @property

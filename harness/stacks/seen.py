@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["output", "losses", "evaluation", "gradient", "norm", "calls", "scales", "parameter", "buffer", "state"]
-OF_PART = frozenset(["output", "losses", "evaluation", "scales"])
+Kind = Literal[
+    "output", "losses", "evaluation", "gradient", "norm", "calls", "scales", "parameter", "buffer", "state", "averaged"
+]
+OF_PART = frozenset(["output", "losses", "evaluation", "scales", "averaged"])
 """Kinds of which a rank has its own rows, and the single device has all rows."""
 
 
@@ -19,7 +21,7 @@ class Seen(NamedTuple):
     """The kind of a tensor. Of a micro-batch: ``output``; ``losses``, one for each row; ``evaluation``, the output in
     evaluation mode before it; ``gradient`` of a parameter after its backward. Of a step: ``norm`` of all gradients
     before they are clipped; and, after it, ``calls`` of a module's hooks, ``scales`` of the parts, ``parameter``,
-    ``buffer``, and ``state`` of the optimizer."""
+    ``buffer``, ``state`` of the optimizer, and ``averaged``, the output with averaged parameters."""
     name: str = ""
     """The name of the parameter, buffer or module in the plain model."""
     micro_batch: int | None = None
@@ -45,6 +47,7 @@ class Seen(NamedTuple):
             "gradient": f"gradient of {self.name}",
             "norm": "norm of gradients",
             "calls": f"number of hook calls in {self.name}",
+            "averaged": "output with averaged parameters",
             "scales": f"scale of each part in {self.name}",
             "state": f"{self.state} of {self.name}",
         }

@@ -44,6 +44,13 @@ class Handle:
             if hasattr(module, "set_requires_gradient_sync"):
                 module.set_requires_gradient_sync(synced)
 
+    def forget(self, model: nn.Module) -> None:
+        """Free whole parameters that the last forward kept, so that the next one makes them of the model's own."""
+        modules: Iterable[Any] = model.modules()
+        for module in modules:
+            if hasattr(module, "reshard"):
+                module.reshard()
+
     def close(self, model: nn.Module) -> None:
         """Release what the stack keeps outside of the model, after the last step."""
 

@@ -11,6 +11,7 @@ from harness.specs.program import (
     Activation,
     Attention,
     Branch,
+    Checkpointed,
     Compile,
     Container,
     Conv,
@@ -55,20 +56,21 @@ _LAYERS: tuple[Layer, ...] = (
     Twice(Linear(4)),
     Branch(Linear(4), "odd"),
     Hooked(Linear(4), "before"),
+    Checkpointed(Linear(4)),
     Scale("rebound"),
     Mask(),
     Attention(2),
     Conv(4, 2),
     Tied("linear1", alias=True),
 )
-_MODEL = Model((4,), _LAYERS[:10], tokens=5)
+_MODEL = Model((4,), _LAYERS[:11], tokens=5)
 _OWN_DTYPE = Model((4, 4), (Linear(4, dtype="float64"), Norm("rms", dtype="float64"), Conv(4, 2), Linear(4)))
 _TIED = Model((4,), (Linear(4), Tied("linear0", alias=True), Linear(4, frozen=True)))
 _STEPS = (
     Step((4, 6), True, (True,), "zero", 1.0, True, "linear0", True),
-    Step((2,), zero="keep"),
+    Step((2,), zero="keep", clip_values=0.25, abandoned="layer", averaged=True),
 )
-_ADAMW = Optimizer("adamw", 0.01, 0.5, 0.1)
+_ADAMW = Optimizer("adamw", 0.01, 0.5, 0.1, decay=0.5, foreach=True)
 
 PROGRAMS: dict[str, Program] = {
     "replicate": Program(

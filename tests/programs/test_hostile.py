@@ -350,7 +350,11 @@ _LEAVES: st.SearchStrategy[Any] = st.none() | st.booleans() | _NUMBERS | _WORDS 
 def _grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     keys = st.sampled_from(["type", "body", "kind", "out", "of", "of", "when", "model", "options", *PAYLOADS[:2]])
     layer = st.fixed_dictionaries(
-        {"type": st.sampled_from(["Twice", "Residual", "Container", "Branch", "Hooked", "Tied", "Linear", "Conv"])},
+        {
+            "type": st.sampled_from(
+                ["Twice", "Residual", "Container", "Branch", "Hooked", "Checkpointed", "Tied", "Linear"]
+            )
+        },
         optional={"body": inner, "kind": _WORDS, "out": _NUMBERS, "of": _WORDS},
     )
     return st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4) | layer
@@ -418,8 +422,8 @@ _CALLED = {
     "Run",
     *(f"on_{s}" for s in own_names()),
 }
-_CALLED |= {"Function", "Cast", "Scale", "Mask", "Attention", "Residual", "Twice", "Hooked"}
-_MODULES = {"nn", "torch", "self", "model", "run", "optimizer", "party", "x", "layer", "turn"}
+_CALLED |= {"Function", "Cast", "Scale", "Mask", "Attention", "Residual", "Twice", "Hooked", "Checkpointed"}
+_MODULES = {"nn", "torch", "self", "model", "run", "optimizer", "scheduler", "party", "x", "layer", "turn"}
 
 
 def _check(text: str | bytes) -> bool:

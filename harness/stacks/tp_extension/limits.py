@@ -48,6 +48,10 @@ def _divided(n: Named, style: str) -> int:
     return n.layer.out if style == "columns" else n.before[-1]
 
 
+def _abandons(case: Case, how: str = "") -> bool:
+    return any(step.abandoned if not how else step.abandoned == how for step in case.steps)
+
+
 def _reloads(case: Case) -> bool:
     return any(step.reload for step in case.steps)
 
@@ -136,6 +140,10 @@ SUPPORTED: tuple[Limit, ...] = (
     Limit(
         "What is flattened together requires gradients alike, unless original parameters are used.",
         lambda case: case.freezes and not original(case),
+    ),
+    Limit(
+        "An exception leaves behind the collective of a tensor-parallel layer whose result nothing has used.",
+        lambda case: bool(case.layout.plan) and _abandons(case, "layer"),
     ),
     Limit("torch.compile takes original parameters alone.", lambda case: case.compiled and not original(case)),
     Limit(
@@ -243,6 +251,16 @@ DEFECTS: tuple[Limit, ...] = (
         lambda case: original(case) and bool(case.layout.plan) and not sharded(case),
     ),
     defect(
+        "tp_abandoned_forward",
+        "With mixed precision, gradients are not reduced after a forward that no backward followed.",
+        lambda case: bool(case.options.get("param_dtype")) and _abandons(case),
+    ),
+    defect(
+        "tp_interrupted_forward",
+        "Without shards, original parameters are no parameters any more after an exception in a forward.",
+        lambda case: original(case) and not sharded(case) and _abandons(case, "layer"),
+    ),
+    defect(
         "tp_one_shard",
         "Replicas of a single shard are never averaged.",
         lambda case: hybrid(case) and case.data == case.options.get("replicas", 0) != 1,
@@ -250,7 +268,7 @@ DEFECTS: tuple[Limit, ...] = (
     defect(
         "compiled_gradients",
         "FSDP1 can't be compiled again while there are gradients.",
-        lambda case: case.compiled and not _made_anew(case.steps),
+        lambda case: case.compiled and (not _made_anew(case.steps) or any(step.averaged for step in case.steps)),
     ),
 )
 """Limits that are due to defects of PyTorch."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy, StateDictType
+from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
@@ -42,6 +43,12 @@ class Fsdp1(Handle):
 
     def states(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensors]:
         return {}  # states are those of flat parameters
+
+    def forget(self, model: nn.Module) -> None:
+        modules: Iterable[Any] = model.modules()
+        for module in modules:
+            if getattr(module, "_handle", None) is not None and module._handle.uses_sharded_strategy:
+                _reshard(module, module._handle, free_unsharded_flat_param=True)
 
     def close(self, model: nn.Module) -> None:
         """Break the reference cycles of flat parameters, which the garbage collector does not see.
