@@ -239,3 +239,51 @@ def test_ways_to_name_a_group(world: World, given: str) -> None:
         assert total.item() == sum(10**i for i in ranks)
 
     world.run(body)
+
+
+@requirement(
+    "COLL-FUNC-18",
+    "A functional gather or scatter counts a negative dimension from the last.",
+    source="torch.distributed._functional_collectives: all_gather_tensor, reduce_scatter_tensor",
+)
+@pytest.mark.needs(collective="all_gather_into_tensor")
+@pytest.mark.needs(collective="reduce_scatter_tensor")
+@pytest.mark.parametrize("dim", [-1, -2, -3])
+@pytest.mark.world(2, 3)
+def test_negative_dimension(world: World, dim: int) -> None:
+    """Gather blocks of three dimensions, and scatter the sum of what every rank has gathered."""
+
+    def body(rank: Rank) -> None:
+        blocks = [torch.arange(8.0, device=rank.device).view(2, 2, 2) + 10 * i for i in range(rank.size)]
+        group = dist.group.WORLD
+        whole = functional.wait_tensor(functional.all_gather_tensor(blocks[rank.index], dim, group))
+        assert_same(torch.cat(blocks, dim=3 + dim), whole, "gathered")
+        part = functional.wait_tensor(functional.reduce_scatter_tensor(whole, "sum", dim, group))
+        assert_same(rank.size * blocks[rank.index], part, "scattered")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-FUNC-19",
+    "A list of ranks means the group that has exactly these ranks, whatever groups share some of them.",
+    source="torch.distributed._functional_collectives: all_reduce: group; "
+    "torch.distributed.distributed_c10d: _find_pg_by_ranks_and_tag",
+)
+@pytest.mark.needs(collective="all_reduce")
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.world(3)
+def test_ranks_among_overlapping_groups(world: World, first: int) -> None:
+    """There are three groups of two ranks, made in each order; the digits of a sum show which ranks took part."""
+
+    def body(rank: Rank) -> None:
+        pairs = [sorted(((first + i) % 3, (first + i + 1) % 3)) for i in range(3)]
+        for pair in pairs:
+            dist.new_group(pair)
+        for pair in pairs:
+            if rank.index in pair:
+                mine = torch.tensor([10**rank.index], device=rank.device)
+                total = functional.wait_tensor(functional.all_reduce(mine, "sum", pair))
+                assert total.item() == sum(10**i for i in pair)
+
+    world.run(body)

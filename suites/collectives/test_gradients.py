@@ -322,3 +322,26 @@ def test_rows_received(world: World, width: int) -> None:
         assert_same(right, functional.wait_tensor(result), "received")
 
     world.run(body)
+
+
+@requirement(
+    "COLL-GRAD-07",
+    "The gradient of a functional reduce-scatter with avg is that of an average, or is refused.",
+    source="torch.distributed._functional_collectives: reduce_scatter_tensor",
+)
+@pytest.mark.needs(collective="reduce_scatter_tensor")
+@pytest.mark.world(2, 4)
+def test_gradient_of_average(world: World) -> None:
+    """Each rank weighs its part by its number; gradients are the weights, divided by the number of ranks."""
+
+    def body(rank: Rank) -> list[float] | str:
+        x = torch.ones(rank.size, device=rank.device, requires_grad=True)
+        try:
+            part = functional.wait_tensor(functional.reduce_scatter_tensor(x, "avg", 0, dist.group.WORLD))
+            (part * (rank.index + 1)).sum().backward()
+        except (NotImplementedError, RuntimeError, ValueError):
+            return "refused"
+        return "no gradient" if x.grad is None else x.grad.tolist()
+
+    found = world.run(body)
+    assert found in (["refused"] * world.size, [[(i + 1) / world.size for i in range(world.size)]] * world.size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 
-from harness import Rank, World, assert_same, requirement, spmd
+from harness import Rank, World, assert_on_ranks, assert_same, requirement, spmd
 from harness.oracles.collectives import Case
 from harness.stacks.collectives import assert_right, claimed, claimed_cases, flattened, functional
 from suites.collectives.cases import DTYPES, every_collective, groups_of
@@ -279,3 +280,47 @@ def drawn_cases(draw: st.DrawFn, size: int) -> list[Case]:
 def test_any_sequence(world: World, data: st.DataObject) -> None:
     """Draw collectives, dtypes, shapes, groups, roots, forms and repeats."""
     assert_right(world, data.draw(drawn_cases(world.size)))
+
+
+@requirement(
+    "COLL-GROUP-16",
+    "The list of a group's ranks is the caller's own, so that changes of it change no later list.",
+    source="torch.distributed.get_process_group_ranks",
+)
+@spmd(2, 3)
+def test_own_list_of_ranks(rank: Rank) -> None:
+    """Change the lists of the default group and of a group without rank 0."""
+    everyone = list(range(rank.size))
+    group = dist.new_group(everyone[1:])
+    for of, ranks in ((dist.group.WORLD, everyone), (group, everyone[1:])):
+        if rank.index not in ranks:
+            continue
+        assert of is not None
+        listed = dist.get_process_group_ranks(of)
+        listed.reverse()
+        listed.append(-1)
+        assert dist.get_process_group_ranks(of) == ranks
+        assert dist.get_world_size(of) == len(ranks)
+
+
+@requirement(
+    "COLL-GROUP-17",
+    "A new_group that raises on one rank changes nothing, so that all ranks can make the next group.",
+    source="torch.distributed.new_group",
+)
+@pytest.mark.needs(collective="all_reduce")
+@pytest.mark.parametrize("wrong", [[0, 99], [0, 0]], ids=["no-such-rank", "twice"])
+@pytest.mark.world(2, 3)
+def test_after_a_refused_group(world: World, wrong: list[int]) -> None:
+    """Rank 0 asks for a group that there can't be, and then every rank makes one."""
+
+    def body(rank: Rank) -> int:
+        if rank.index == 0:
+            with pytest.raises((ValueError, RuntimeError)):
+                dist.new_group(wrong)
+        group = dist.new_group(timeout=timedelta(seconds=10))
+        total = torch.tensor([10**rank.index], device=rank.device)
+        dist.all_reduce(total, group=group)
+        return int(total)
+
+    assert_on_ranks([sum(10**i for i in range(world.size))] * world.size, world.run(body))

@@ -134,3 +134,26 @@ def test_indivisible_on_one_side(rank: Rank) -> None:
     for received, sent in ((3, 4), (4, 3)):
         with pytest.raises((ValueError, RuntimeError)):
             dist.all_to_all_single(torch.ones(received, device=rank.device), torch.ones(sent, device=rank.device))
+
+
+@requirement(
+    "COLL-MISUSE-04",
+    "Tensors of two dtypes in one collective are refused, also if their elements have the same size.",
+    source="torch.distributed: all_gather, all_to_all_single, all_gather_into_tensor",
+)
+@pytest.mark.parametrize("other", [torch.int32, torch.int64, torch.float16], ids=lambda dtype: str(dtype)[6:])
+@spmd(2)
+def test_two_dtypes(rank: Rank, other: torch.dtype) -> None:
+    """Give inputs of float32 and outputs of another dtype; then a valid collective."""
+    given = torch.ones(2, device=rank.device)
+    wrong = [
+        lambda: dist.all_gather([given.to(other) for _ in range(2)], given),
+        lambda: dist.all_to_all_single(given.to(other), given),
+        lambda: dist.all_gather_into_tensor(torch.ones(4, dtype=other, device=rank.device), given),
+        lambda: dist.reduce_scatter(given.to(other), [given, given]),
+    ]
+    for misuse in wrong:
+        with pytest.raises((TypeError, ValueError, RuntimeError)):
+            misuse()
+    dist.all_reduce(given)
+    assert given.tolist() == [2, 2]

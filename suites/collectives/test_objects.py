@@ -318,3 +318,36 @@ def test_weights_only_refuses_code(world: World, collective: str) -> None:
         return list(Witness.seen)
 
     assert_on_ranks([[], []], world.run(body))
+
+
+@requirement(
+    "COLL-OBJECT-14",
+    "An object is sent as it is at the time of each call.",
+    source="torch.distributed.all_gather_object and the other collectives of objects",
+)
+@pytest.mark.parametrize("kind", [list, dict, bytearray])
+@pytest.mark.parametrize("collective", ["all_gather_object", "broadcast_object_list"])
+@pytest.mark.world(2)
+def test_changed_objects(world: World, collective: str, kind: Any) -> None:
+    """Send one container three times, and change it in between."""
+
+    def body(rank: Rank) -> list[Any]:
+        mine: Any = kind()
+        received = []
+        for number in range(3):
+            if isinstance(mine, dict):
+                mine[number] = rank.index
+            else:
+                mine.append(number)
+            if collective == "all_gather_object":
+                gathered: list[Any] = [None] * rank.size
+                dist.all_gather_object(gathered, mine)
+                received.append(gathered[1])
+            else:
+                objects = [mine if rank.index == 1 else None]
+                dist.broadcast_object_list(objects, src=1)
+                received.append(kind(objects[0]))
+        return received
+
+    wanted = [kind(dict.fromkeys(range(n), 1) if kind is dict else range(n)) for n in (1, 2, 3)]
+    assert_on_ranks([wanted] * 2, world.run(body))

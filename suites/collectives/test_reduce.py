@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from harness import World, requirement
+from harness import Rank, World, requirement
 from harness.oracles.collectives import Case
 from harness.stacks.collectives import assert_right
 from suites.collectives.cases import OPS, dtypes_of, for_every_root, repeated, shaped, swept
@@ -42,3 +44,31 @@ def test_every_destination(world: World) -> None:
 def test_shapes_and_sizes(world: World, thorough: bool) -> None:
     """Test shapes from none to three dimensions; large tensors, repeated."""
     assert_right(world, [*shaped(Case("reduce", root=1)), *repeated(Case("reduce", root=1), thorough)])
+
+
+class Labelled(torch.Tensor):
+    """A tensor with another class, which goes through ``__torch_function__``."""
+
+
+@requirement(
+    "COLL-SUBCLASS-01",
+    "Reductions of a tensor of a subclass have the operation that they are given.",
+    source="torch.distributed: all_reduce, reduce; torch.overrides",
+)
+@pytest.mark.parametrize("name", ["all_reduce", "reduce"])
+@pytest.mark.parametrize("op", ["SUM", "MAX", "MIN"])
+@pytest.mark.world(2, 3)
+def test_subclass(world: World, op: str, name: str) -> None:
+    """Rank 0 reads the result."""
+
+    def body(rank: Rank) -> float:
+        tensor = torch.full((2,), 1.0 + rank.index, device=rank.device).as_subclass(Labelled)
+        reduction = getattr(dist.ReduceOp, op)
+        if name == "reduce":
+            dist.reduce(tensor, dst=0, op=reduction)
+        else:
+            dist.all_reduce(tensor, op=reduction)
+        return float(tensor.as_subclass(torch.Tensor)[0])
+
+    ranks = range(1, world.size + 1)
+    assert world.run(body)[0] == {"SUM": sum(ranks), "MAX": max(ranks), "MIN": min(ranks)}[op]

@@ -1,0 +1,338 @@
+"""Compiled distributed code in the forms, sizes and options that differ from the plain ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import local_map
+
+from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional, reduction
+
+
+@requirement(
+    "DYN-FORM-01",
+    "A compiled reduction has the operation that it is given, or is refused.",
+    source="torch/distributed/_functional_collectives.py: REDUCE_OP_TO_STR",
+)
+@pytest.mark.needs(collective="all_reduce")
+@pytest.mark.parametrize("op", ["AVG", "PRODUCT", "MAX"])
+@pytest.mark.world(2, 3)
+def test_operation(world: World, op: str) -> None:
+    """Reduce numbers whose sum, mean, product and maximum differ; what the backend refuses, compiled code refuses."""
+
+    def body(rank: Rank) -> list[float] | str:
+        given = torch.full((2,), 2.0 * (rank.index + 1), device=rank.device)
+        function, _ = dynamo.compiled(lambda x: dist.all_reduce(x, op=reduction(op)), fullgraph=False)
+        try:
+            function(given)
+        except (RuntimeError, ValueError):
+            return "refused"
+        return given.tolist()
+
+    def eager(rank: Rank) -> list[float] | str:
+        given = torch.full((2,), 2.0 * (rank.index + 1), device=rank.device)
+        try:
+            dist.all_reduce(given, op=reduction(op))
+        except (RuntimeError, ValueError):
+            return "refused"
+        return given.tolist()
+
+    assert world.run(body) == world.run(eager)
+
+
+@requirement(
+    "DYN-FORM-02",
+    "A compiled all_reduce with an operation that has no functional form does not sum.",
+    source="torch/_dynamo/variables/functions.py: CollectiveFunctionRewriteVariable",
+)
+@pytest.mark.needs(collective="all_reduce")
+@pytest.mark.world(2)
+def test_unknown_operation(world: World) -> None:
+    """Scale before the sum; the result is right, or every rank raises."""
+
+    def body(rank: Rank) -> list[float] | str:
+        given = torch.full((2,), 1.0 + rank.index, device=rank.device)
+        scaled = dist._make_nccl_premul_sum(0.5)  # type: ignore[attr-defined]
+        function, _ = dynamo.compiled(lambda x: dist.all_reduce(x, op=scaled), fullgraph=False)
+        try:
+            function(given)
+        except Exception:
+            return "refused"
+        return given.tolist()
+
+    assert world.run(body) in (["refused"] * 2, [[1.5, 1.5]] * 2)
+
+
+@requirement(
+    "DYN-FORM-03",
+    "A compiled exchange of other lengths has the length that is received.",
+    source="torch/distributed/_functional_collectives.py: all_to_all_single",
+)
+@pytest.mark.needs(collective="all_to_all_single")
+@pytest.mark.world(2, 3)
+def test_received_length(world: World) -> None:
+    """Rank i sends j + 1 numbers to rank j, and uses the length of what it receives."""
+
+    def body(rank: Rank) -> tuple[int, list[float]]:
+        sent, received = [j + 1 for j in range(rank.size)], [rank.index + 1] * rank.size
+
+        def exchange(x: torch.Tensor) -> tuple[int, torch.Tensor]:
+            y = functional.all_to_all_single(x, received, sent, dist.group.WORLD)
+            return y.shape[0], y + torch.ones(y.shape, device=x.device)
+
+        function, _ = dynamo.compiled(exchange)
+        length, result = function(torch.full((sum(sent),), 1.0 + rank.index, device=rank.device))
+        return length, result.tolist()
+
+    expected = [
+        (world.size * (r + 1), [2.0 + i for i in range(world.size) for _ in range(r + 1)]) for r in range(world.size)
+    ]
+    assert_on_ranks(expected, world.run(body))
+
+
+@requirement(
+    "DYN-FORM-04",
+    "A compiled gather of a list gives each tensor its own shape and dtype.",
+    source="torch/distributed/_functional_collectives.py: all_gather_into_tensor_coalesced",
+)
+@pytest.mark.needs(collective="all_gather_into_tensor")
+@pytest.mark.world(2)
+def test_gathered_list(world: World) -> None:
+    """Gather tensors of two shapes and two dtypes, and use their shapes."""
+
+    def body(rank: Rank) -> list[Any]:
+        def gather(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+            both = functional.all_gather_into_tensor_coalesced([x, y], dist.group.WORLD)
+            return [each + torch.ones(each.shape, dtype=each.dtype, device=each.device) for each in both]
+
+        function, _ = dynamo.compiled(gather)
+        x = torch.full((2, 3), float(rank.index), device=rank.device)
+        y = torch.full((1,), rank.index, dtype=torch.int64, device=rank.device)
+        return [(str(each.dtype), each.flatten().tolist()) for each in function(x, y)]
+
+    expected = [("torch.float32", [1.0] * 6 + [2.0] * 6), ("torch.int64", [1, 2])]
+    assert_on_ranks([expected] * 2, world.run(body))
+
+
+@requirement(
+    "DYN-FORM-05",
+    "Compiled code asks the group that it is given by keyword for the rank and the size.",
+    source="torch/_dynamo/variables/torch.py; torch.distributed: get_rank, get_world_size",
+)
+@pytest.mark.world(3)
+def test_group_by_keyword(world: World) -> None:
+    """Ask the default group, and one without rank 0, by position and by keyword."""
+
+    def body(rank: Rank) -> list[float]:
+        group = dist.new_group([1, 2])
+        if rank.index == 0:
+            return []
+
+        def ask(x: torch.Tensor) -> torch.Tensor:
+            numbers = [dist.get_rank(group=group), dist.get_world_size(group=group)]
+            return x + torch.tensor([*numbers, dist.get_rank(group), dist.get_rank(), dist.get_world_size()])
+
+        function, _ = dynamo.compiled(ask, fullgraph=False)
+        result: list[float] = function(torch.zeros(5)).tolist()
+        return result
+
+    assert_on_ranks([[], [0, 2, 0, 1, 3], [1, 2, 1, 2, 3]], world.run(body))
+
+
+@requirement(
+    "DYN-FORM-06",
+    "Compiled code asks each mesh that it is given, also if another of the same shape came before.",
+    source="torch.distributed.device_mesh: DeviceMesh; torch.compile: guards",
+)
+@pytest.mark.world(4)
+def test_another_mesh(world: World) -> None:
+    """The same four ranks are by rows in one mesh, and by columns in the other."""
+
+    def body(rank: Rank) -> list[float]:
+        meshes = [
+            DeviceMesh(rank.device.type, torch.tensor(order), mesh_dim_names=("a", "b"))
+            for order in ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
+        ]
+        function, _ = dynamo.compiled(lambda x, mesh: x + mesh.get_local_rank("a"), fullgraph=False)
+        return [float(function(torch.zeros(()), mesh)) for mesh in (*meshes, meshes[0])]
+
+    assert_on_ranks([[0, 0, 0], [0, 1, 0], [1, 0, 1], [1, 1, 1]], world.run(body))
+
+
+@requirement(
+    "DYN-FORM-07",
+    "Compiled code reduces a partial DTensor by its own operation, also if another came before.",
+    source="torch/_dynamo/guards.py: check_dtensor_spec; torch.distributed.tensor: Partial",
+)
+@pytest.mark.world(2)
+def test_another_partial(world: World) -> None:
+    """Make DTensors whole that are partial sums, maxima and sums again."""
+
+    def body(rank: Rank) -> list[float]:
+        mesh = rank.mesh(2)
+        function, _ = dynamo.compiled(lambda d: d.redistribute(placements=[Replicate()]).to_local() + 0)
+        local = torch.full((2,), 1.0 + rank.index, device=rank.device)
+        return [
+            float(function(DTensor.from_local(local, mesh, [Partial(op)], run_check=False))[0])
+            for op in ("sum", "max", "sum")
+        ]
+
+    assert_on_ranks([[3, 2, 3]] * 2, world.run(body))
+
+
+@requirement(
+    "DYN-FORM-08",
+    "A compiled function gives a DTensor the global shape of each call, with dynamic sizes, too.",
+    source="torch.distributed.tensor: DTensor; torch.compile: dynamic",
+)
+@pytest.mark.world(2)
+def test_dynamic_shape(world: World) -> None:
+    """Return DTensors of three lengths from one function."""
+
+    def body(rank: Rank) -> list[list[int]]:
+        mesh = rank.mesh(2)
+        function, _ = dynamo.compiled(lambda d: d * 2, dynamic=True)
+        shapes = []
+        for rows in (4, 6, 10):
+            given = DTensor.from_local(torch.ones(rows, 3, device=rank.device), mesh, [Shard(0)], run_check=False)
+            shapes.append([*function(given).shape])
+        return shapes
+
+    assert_on_ranks([[[8, 3], [12, 3], [20, 3]]] * 2, world.run(body))
+
+
+@requirement(
+    "DYN-FORM-09",
+    "Compiled from_local takes the global shape that it is given.",
+    source="torch.distributed.tensor.DTensor: from_local",
+)
+@pytest.mark.world(2)
+def test_given_shape(world: World) -> None:
+    """Shards are of three rows and of two."""
+
+    def body(rank: Rank) -> list[int]:
+        mesh = rank.mesh(2)
+
+        def make(x: torch.Tensor) -> Any:
+            return DTensor.from_local(x, mesh, [Shard(0)], run_check=False, shape=torch.Size([5, 2]), stride=(2, 1)) * 2
+
+        function, _ = dynamo.compiled(make)
+        return [*function(torch.ones(3 - rank.index, 2, device=rank.device)).shape]
+
+    assert_on_ranks([[5, 2]] * 2, world.run(body))
+
+
+@requirement(
+    "DYN-FORM-10",
+    "A gradient of other placements than a compiled function's DTensor output is redistributed.",
+    source="torch.distributed.tensor.DTensor: __coerce_same_metadata_as_tangent__",
+)
+@pytest.mark.world(2)
+def test_gradient_of_other_placements(world: World) -> None:
+    """The output is sharded, and its gradient is replicated; each column has a weight of its own."""
+
+    def body(rank: Rank) -> list[float]:
+        mesh = rank.mesh(2)
+        local = torch.ones(2, device=rank.device, requires_grad=True)
+        function, _ = dynamo.compiled(lambda d: d * 3)
+        output = function(DTensor.from_local(local, mesh, [Shard(0)], run_check=False))
+        weights = torch.tensor([1.0, 2.0, 3.0, 4.0], device=rank.device)
+        output.backward(DTensor.from_local(weights, mesh, [Replicate()], run_check=False))
+        assert local.grad is not None
+        return local.grad.tolist()
+
+    assert_on_ranks([[3, 6], [9, 12]], world.run(body))
+
+
+@requirement(
+    "DYN-FORM-11",
+    "A compiled local_map gives gradients the placements that it is told.",
+    source="torch.distributed.tensor.experimental.local_map: in_grad_placements",
+)
+@pytest.mark.world(2)
+def test_local_map_gradients(world: World) -> None:
+    """Each rank multiplies a replicated tensor by a number of its own, so its gradient is a partial sum."""
+
+    def body(rank: Rank) -> list[float]:
+        mesh = rank.mesh(2)
+        factor = 1.0 + rank.index
+        mapped = local_map(
+            lambda x: x * factor,
+            out_placements=[Shard(0)],
+            in_placements=([Replicate()],),
+            in_grad_placements=([Partial()],),
+            device_mesh=mesh,
+        )
+        function, _ = dynamo.compiled(lambda d: mapped(d), fullgraph=False)
+        given = DTensor.from_local(torch.ones(2, device=rank.device), mesh, [Replicate()], run_check=False)
+        given.requires_grad_()
+        function(given).to_local().sum().backward()
+        assert isinstance(given.grad, DTensor)
+        return given.grad.full_tensor().tolist()
+
+    assert_on_ranks([[3, 3]] * 2, world.run(body))
+
+
+@requirement(
+    "DYN-FORM-12",
+    "A compiled reduce-scatter of what the group cannot divide is refused.",
+    source="torch/distributed/_functional_collectives.py: reduce_scatter_tensor",
+)
+@pytest.mark.needs(collective="reduce_scatter_tensor")
+@pytest.mark.world(2)
+def test_remainder(world: World) -> None:
+    """Scatter three rows among two ranks."""
+
+    def body(rank: Rank) -> str:
+        def scatter(x: torch.Tensor) -> torch.Tensor:
+            return functional.reduce_scatter_tensor(x, "sum", 0, dist.group.WORLD) + 0
+
+        function, _ = dynamo.compiled(scatter, fullgraph=False)
+        try:
+            return f"{[*function(torch.ones(3, 2, device=rank.device)).shape]}"
+        except Exception:
+            return "refused"
+
+    assert_on_ranks(["refused"] * 2, world.run(body))
+
+
+@requirement(
+    "DYN-FORM-13",
+    "Compiled messages are matched by their tags, and are sent whether or not anything waits for them.",
+    source="torch/distributed/_functional_collectives.py: isend_inplace, irecv_inplace",
+)
+@pytest.mark.needs(torch=dynamo.COMPILES_MESSAGES)
+@pytest.mark.parametrize("waits", [True, False], ids=["waited", "not-waited"])
+@pytest.mark.world(2, timeout=15)
+def test_tags(world: World, waits: bool) -> None:
+    """Rank 0 sends two messages in a compiled function; rank 1 receives the second one first."""
+
+    def body(rank: Rank) -> list[float]:
+        if rank.index == 1:
+            first, second = torch.zeros(2, device=rank.device), torch.zeros(2, device=rank.device)
+            dist.recv(second, 0, tag=8)
+            dist.recv(first, 0, tag=7)
+            return [float(first[0]), float(second[0])]
+
+        def send(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            works = [dist.isend(x, 1, tag=7), dist.isend(y, 1, tag=8)]
+            if waits:
+                for work in works:
+                    work.wait()  # type: ignore[union-attr]
+            return x + y
+
+        with dynamo.compiled_messages():
+            torch.compiler.reset()
+            function = torch.compile(send, backend="aot_eager", fullgraph=True)
+            x = torch.full((2,), 1.0, device=rank.device)
+            result = float(function(x, x + 1)[0])
+        return [result]
+
+    assert_on_ranks([[3.0], [1.0, 2.0]], world.run(body))
