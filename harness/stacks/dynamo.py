@@ -44,6 +44,7 @@ __all__ = [
     "on_one_rank",
     "parameters",
     "parts",
+    "python_reducer",
 ]
 
 Compiled = Callable[..., Any]
@@ -111,6 +112,12 @@ def cached_as(tag: str) -> AbstractContextManager[Any]:
 def compiled_messages() -> AbstractContextManager[Any]:
     """Return a context in which isend and irecv become part of graphs."""
     context: AbstractContextManager[Any] = torch._dynamo.config.patch(enable_p2p_compilation=True)
+    return context
+
+
+def python_reducer() -> AbstractContextManager[Any]:
+    """Return a context in which DDP is made with the reducer in Python, which can be compiled."""
+    context: AbstractContextManager[Any] = torch._dynamo.config.patch(optimize_ddp="python_reducer")
     return context
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import local_map
+from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.layers import layer
 from harness import Rank, World, assert_on_ranks, requirement
-from harness.stacks import dynamo
+from harness.stacks import dynamo, replicate, replicate_fsdp, tp_extension
 from harness.stacks.collectives import functional, reduction
 
 
@@ -336,3 +341,94 @@ def test_tags(world: World, waits: bool) -> None:
         return [result]
 
     assert_on_ranks([[3.0], [1.0, 2.0]], world.run(body))
+
+
+@requirement(
+    "DYN-FORM-14",
+    "The backward of a compiled function waits for a gradient that is the pending result of a collective.",
+    source="torch/distributed/_functional_collectives.py: AsyncCollectiveTensor",
+)
+@pytest.mark.needs(collective="all_reduce")
+@pytest.mark.world(2)
+def test_pending_gradient(world: World) -> None:
+    """Rank 1 takes part in the sum half a second late."""
+
+    def body(rank: Rank) -> list[float]:
+        function, _ = dynamo.compiled(lambda x: x * 2)
+        x = torch.ones(3, device=rank.device, requires_grad=True)
+        output = function(x)
+        if rank.index == 1:
+            time.sleep(0.5)
+        given = torch.full((3,), 1.0 + rank.index, device=rank.device)
+        output.backward(functional.all_reduce(given, "sum", dist.group.WORLD))
+        assert x.grad is not None
+        return x.grad.tolist()
+
+    assert_on_ranks([[6, 6, 6]] * 2, world.run(body))
+
+
+class Scaled(nn.Module):
+    """A layer whose output is multiplied by an attribute that is a plain number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.factor = layer(), 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map float[rows, 2] to float[rows, 2]."""
+        result: torch.Tensor = self.layer(x) * self.factor
+        return result
+
+
+@requirement(
+    "DYN-FORM-15",
+    "A compiled module that is on ranks uses the value that an attribute has at each call.",
+    source="torch/_dynamo/guards.py; torch.distributed.fsdp.fully_shard; torch.distributed._composable.replicate",
+)
+@pytest.mark.parametrize("stack", ["replicate", "replicate_fsdp", "fully_shard", "FSDP"])
+@pytest.mark.world(2)
+def test_changed_attribute(world: World, stack: str) -> None:
+    """Change a factor between two calls."""
+
+    def body(rank: Rank) -> list[float]:
+        model = Scaled()
+        if stack == "replicate":
+            replicate.apply(model, rank)
+        elif stack == "replicate_fsdp":
+            replicate_fsdp.apply(model, rank, groups=False)
+        elif stack == "fully_shard":
+            fully_shard(model.to(rank.device), mesh=rank.mesh())
+        placed: Any = tp_extension.apply(model, rank, plan={}) if stack == "FSDP" else model
+        function, _ = dynamo.compiled(placed, fullgraph=False)
+        results = []
+        for factor in (1.0, 3.0):
+            model.factor = factor
+            results.append(float(function(torch.ones(1, 2, device=rank.device)).sum()))
+        return results
+
+    assert_on_ranks([[4, 12]] * 2, world.run(body))
+
+
+@requirement(
+    "DYN-FORM-16",
+    "DDP's reducer in Python averages gradients over its own group.",
+    source="torch/nn/parallel/distributed.py: _register_accum_grad_hook; torch._dynamo.config.optimize_ddp",
+)
+@pytest.mark.world(3)
+def test_python_reducer(world: World) -> None:
+    """Train a layer on two of three ranks."""
+
+    def body(rank: Rank) -> list[float]:
+        group = dist.new_group([1, 2])
+        if rank.index == 0:
+            return []
+        with dynamo.python_reducer():
+            ddp = DistributedDataParallel(layer(rank.device), process_group=group)
+            function, _ = dynamo.compiled(ddp, fullgraph=False)
+            with dynamo.compiled_backward("aot_eager"):
+                function(torch.full((1, 2), float(rank.index), device=rank.device)).sum().backward()
+        gradient = ddp.module.weight.grad
+        assert gradient is not None
+        return gradient.flatten().tolist()
+
+    assert_on_ranks([[], [1.5] * 4, [1.5] * 4], world.run(body))

@@ -172,3 +172,27 @@ def test_random_state(world: World) -> None:
     for rank, numbers in enumerate(world.run(body)):
         torch.manual_seed(rank)
         assert numbers == torch.rand(3).tolist()
+
+
+@requirement(
+    "REPL-INIT-07",
+    "A replicated model has rank 0's parameters with all of their bits, also if its first call is an evaluation.",
+    source="torch/distributed/_composable/replicate.py; torch.distributed.utils: _sync_module_states",
+)
+@pytest.mark.parametrize("first", ["training", "evaluation"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.world(2, 3)
+def test_every_bit_of_rank_0(world: World, dtype: torch.dtype, first: str) -> None:
+    """Parameters are thirds, whose binary digits never end, and differ between ranks."""
+
+    def body(rank: Rank) -> list[float]:
+        model = layer().to(dtype)
+        with torch.no_grad():
+            model.weight.fill_((rank.index + 1) / 3)
+        replicate.apply(model, rank)
+        with torch.set_grad_enabled(first == "training"):
+            model(torch.ones(1, 2, dtype=dtype, device=rank.device))
+        return model.weight.flatten().tolist()
+
+    third = float(torch.tensor(1 / 3, dtype=dtype))
+    assert_on_ranks([[third] * 4] * world.size, world.run(body))

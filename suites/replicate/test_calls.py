@@ -382,3 +382,33 @@ def test_autograd_grad(world: World, of: str, same: bool) -> None:
         return gradients
 
     assert_on_ranks([[2.0 * (1 + r) ** (1 if of == "inputs" else 2), 1.5] * 2 for r in range(2)], world.run(body))
+
+
+@requirement(
+    "REPL-CALL-05",
+    "With find_unused_parameters, outputs require gradients as the module makes them, and can be changed in place.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("unused", [False, True], ids=["plain", "find-unused"])
+@pytest.mark.world(2)
+def test_outputs_as_they_are(world: World, unused: bool) -> None:
+    """One output is detached, and the other is doubled in place before the backward."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer()
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y: torch.Tensor = self.layer(x)
+            return y, y.detach() + 1
+
+    def body(rank: Rank) -> tuple[bool, bool, list[float]]:
+        model = replicate.apply(Both(), rank, find_unused_parameters=unused)
+        output, detached = model(torch.full((1, 2), 1.0 + rank.index, device=rank.device))
+        output.mul_(2)
+        output.sum().backward()
+        gradient = replicate.gradients(model)["layer.weight"]
+        return output.requires_grad, detached.requires_grad, gradient.flatten().tolist()
+
+    assert_on_ranks([(True, False, [3.0] * 4)] * 2, world.run(body))

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from fixtures.layers import alone, layers, row, train
 from harness import Rank, World, assert_on_ranks, requirement, unsupported
 from harness.results import TorchLacks
-from harness.stacks.replicate_fsdp import MESH, replicate
+from harness.stacks.replicate_fsdp import MESH, ReplicateModule, replicate
 from harness.stacks.training import clear_shardings
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
@@ -309,3 +309,30 @@ def test_default_mesh(world: World) -> None:
         return [weight.device_mesh.mesh_dim_names, weight.device_mesh.mesh.tolist(), weight.placements]
 
     assert_on_ranks([[("replicate",), list(range(world.size)), (Replicate(),)]] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-APPLY-11",
+    "Modules of one class can be replicated and fully sharded in one process, each with its own methods.",
+    source="torch.distributed.fsdp.fully_shard; torch/distributed/_composable/replicate_with_fsdp.py: replicate",
+)
+@pytest.mark.parametrize("first", ["sharded", "replicated"])
+@pytest.mark.world(2)
+def test_one_class_both_ways(world: World, first: str) -> None:
+    """Apply both to layers of a class of this test, in either order."""
+
+    class Own(nn.Linear):
+        pass
+
+    def body(rank: Rank) -> dict[str, bool]:
+        found = {}
+        for how in sorted(("sharded", "replicated"), key=lambda each: each != first):
+            module = Own(2, 2).to(rank.device)
+            if how == "sharded":
+                fully_shard(module, mesh=rank.mesh())
+            else:
+                replicate(module, **{MESH: rank.mesh()})
+            found[how] = isinstance(module, ReplicateModule)
+        return found
+
+    assert_on_ranks([{"sharded": False, "replicated": True}] * 2, world.run(body))

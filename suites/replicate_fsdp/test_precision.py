@@ -154,3 +154,29 @@ def test_checkpointed(world: World, reentrant: bool) -> None:
         return gradients
 
     assert_on_ranks([[[1.5, 1.5]] * 2] * 2, world.run(body))
+
+
+@requirement(
+    "RFSDP-MIX-05",
+    "output_dtype casts the outputs of the module that has the policy, whether or not it is the root.",
+    source=SOURCE + ": output_dtype",
+)
+@pytest.mark.parametrize("where", ["inner", "root"])
+@pytest.mark.world(2)
+def test_whose_output(world: World, where: str) -> None:
+    """Two layers, of which one or the whole model casts its output to float64."""
+
+    def body(rank: Rank) -> list[str]:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Identity()).to(rank.device)
+        seen: list[str] = []
+        model[1].register_forward_pre_hook(lambda module, inputs: seen.append(str(inputs[0].dtype)[6:]))
+        policies = {name: MixedPrecisionPolicy(output_dtype=torch.float64) for name in (where,)}
+        plain = MixedPrecisionPolicy()
+        options = {replicate_fsdp.MESH: rank.mesh()}
+        replicate_fsdp.replicate(model[0], mp_policy=policies.get("inner", plain), **options)
+        replicate_fsdp.replicate(model, mp_policy=policies.get("root", plain), **options)
+        output = model(torch.ones(1, 2, device=rank.device))
+        return [*seen, str(output.dtype)[6:]]
+
+    expected = ["float64", "float64"] if where == "inner" else ["float32", "float64"]
+    assert_on_ranks([expected] * 2, world.run(body))
