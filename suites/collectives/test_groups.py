@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from harness import Rank, World, assert_on_ranks, assert_same, requirement, spmd
 from harness.oracles.collectives import Case
 from harness.stacks.collectives import assert_right, claimed, claimed_cases, flattened, functional
-from suites.collectives.cases import DTYPES, every_collective, groups_of
+from suites.collectives.cases import DTYPES, OPS, dtypes_of, every_collective, groups_of
 
 
 @requirement(
@@ -324,3 +324,16 @@ def test_after_a_refused_group(world: World, wrong: list[int]) -> None:
         return int(total)
 
     assert_on_ranks([sum(10**i for i in range(world.size))] * world.size, world.run(body))
+
+
+@requirement(
+    "COLL-GROUP-18",
+    "A reduction in a subgroup is over the members of the subgroup, whatever the operation.",
+    source="torch.distributed.new_group; torch.distributed.ReduceOp",
+)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.world(3, 4)
+def test_operations_in_subgroups(world: World, op: str) -> None:
+    """An average over two of the ranks is divided by two."""
+    dtype = dtypes_of(op)[0]
+    assert_right(world, [Case("all_reduce", op, dtype, group=group, repeats=2) for group in groups_of(world.size)])

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from harness import Rank, World, assert_same_all, dyadic, requirement
+from harness import Rank, World, assert_on_ranks, assert_same_all, dyadic, requirement
 from harness.stacks import tp_extension
 
 SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
@@ -214,3 +214,26 @@ def test_another_mesh(world: World, tmp_path: Path, offload: bool) -> None:
             assert_same_all(expected, tp_extension.parameters(model), "parameter")
 
     world.run(body)
+
+
+@requirement(
+    "TP-MESH-01",
+    "FSDP averages over the dimension of the mesh that it is given, whichever place it has in the whole mesh.",
+    source="torch/distributed/fsdp/_init_utils.py: _init_process_group_state",
+)
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.world(4)
+def test_place_of_the_dimension(world: World, place: str) -> None:
+    """The other dimension is of ranks that have the same data."""
+
+    def body(rank: Rank) -> list[float]:
+        names = ("dp", "other") if place == "first" else ("other", "dp")
+        mesh = rank.mesh(2, 2, names=names)["dp"]
+        layer = nn.Linear(2, 1, bias=False).to(rank.device)
+        model = FullyShardedDataParallel(layer, device_mesh=mesh, device_id=rank.device, use_orig_params=True)
+        part = mesh.get_local_rank()
+        model(torch.full((1, 2), 1.0 + part * part, device=rank.device)).sum().backward()
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
+            return [float(x) for p in model.parameters() if p.grad is not None for x in p.grad.flatten()]
+
+    assert_on_ranks([[1.5, 1.5]] * 4, world.run(body))

@@ -275,3 +275,69 @@ def test_three_dimensions(world: World, shape: tuple[int, int, int]) -> None:
         assert_same_all(expected, saved, "saved")
 
     world.run(body)
+
+
+@requirement(
+    "TP-STATE-18",
+    "A full state dict keeps its values, whatever the model does afterwards.",
+    source=SOURCE,
+)
+@pytest.mark.world(4)
+def test_full_state_stays(world: World) -> None:
+    """Train after taking it, and read it then."""
+
+    def body(rank: Rank) -> None:
+        model = sharded(rank)
+        with state_type(model, "full"):
+            state = model.state_dict()
+        train(model, torch.optim.SGD(model.parameters(), lr=0.5), rank)
+        for name, parameter in Layers().named_parameters():
+            assert_same(parameter.detach(), kept(state)[name].cpu(), name)
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-19",
+    "A sharded state dict of a hybrid strategy is sharded over the shards, and replicated over the replicas.",
+    source=SOURCE,
+)
+@pytest.mark.world(4)
+def test_hybrid_placements(world: World) -> None:
+    """The mesh has two replicas of two shards."""
+
+    def body(rank: Rank) -> list[str]:
+        model = FullyShardedDataParallel(
+            nn.Linear(4, 4, bias=False).to(rank.device),
+            device_mesh=rank.mesh(2, 2, names=("replicas", "shards")),
+            device_id=rank.device,
+            sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        )
+        with state_type(model, "sharded"):
+            weight = model.state_dict()["weight"]
+        assert isinstance(weight, DTensor)
+        return [str(placement) for placement in weight.placements]
+
+    assert_on_ranks([["R", "S(0)"]] * 4, world.run(body))
+
+
+@requirement(
+    "TP-STATE-20",
+    "A tensor-parallel FSDP module changes nothing about other FSDP modules in the process.",
+    source="torch/distributed/fsdp/_init_utils.py: _init_extension",
+)
+@pytest.mark.world(4)
+def test_plain_module_beside(world: World) -> None:
+    """Make a plain module after a tensor-parallel one, with a mesh, and read its sharded state dict."""
+
+    def body(rank: Rank) -> list[str]:
+        tensor_parallel = sharded(rank)
+        plain = FullyShardedDataParallel(
+            nn.Linear(4, 4, bias=False).to(rank.device), device_mesh=rank.mesh(4), device_id=rank.device
+        )
+        with state_type(plain, "sharded"):
+            weight = plain.state_dict()["weight"]
+        assert any("first" in name for name, _ in tensor_parallel.named_modules())
+        return [type(weight).__name__, *(str(placement) for placement in weight.placements)]
+
+    assert_on_ranks([["DTensor", "S(0)"]] * 4, world.run(body))
