@@ -13,6 +13,7 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed import _make_nccl_premul_sum as premul_sum  # type: ignore[attr-defined]  # not in __all__
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _coalescing_manager as coalescing_manager
+from torch.distributed.distributed_c10d import _get_default_store as default_store
 from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout
 
 from harness import executed
@@ -42,6 +43,7 @@ __all__ = [
     "claimed",
     "claimed_cases",
     "coalescing_manager",
+    "default_store",
     "flattened",
     "functional",
     "issue",

@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from harness import Rank, World, requirement
+from harness.stacks.collectives import default_store
 
 
 @requirement(
@@ -23,7 +24,7 @@ def test_compare_set(world: World, tmp_path: Path, kind: str) -> None:
     file = str(tmp_path / "store")
 
     def body(rank: Rank) -> tuple[list[str], str]:
-        store: dist.Store = dist.distributed_c10d._get_default_store()
+        store: dist.Store = default_store()
         if kind == "file":
             store = dist.FileStore(file, rank.size)
         store.set_timeout(timedelta(seconds=20))
