@@ -309,15 +309,14 @@ def test_own_list_of_ranks(rank: Rank) -> None:
     source="torch.distributed.new_group",
 )
 @pytest.mark.needs(collective="all_reduce")
-@pytest.mark.parametrize("wrong", [[0, 99], [0, 0]], ids=["no-such-rank", "twice"])
 @pytest.mark.world(2, 3)
-def test_after_a_refused_group(world: World, wrong: list[int]) -> None:
-    """Rank 0 asks for a group that there can't be, and then every rank makes one."""
+def test_after_a_refused_group(world: World) -> None:
+    """Rank 0 asks for a group with a rank that there is not, and then every rank makes one."""
 
     def body(rank: Rank) -> int:
         if rank.index == 0:
             with pytest.raises((ValueError, RuntimeError)):
-                dist.new_group(wrong)
+                dist.new_group([0, 99])
         group = dist.new_group(timeout=timedelta(seconds=10))
         total = torch.tensor([10**rank.index], device=rank.device)
         dist.all_reduce(total, group=group)
