@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -126,13 +127,24 @@ def requirements_in(file: str) -> dict[str, set[str]]:
     return {name: requirements_of(value) for name, value in vars(module).items() if callable(value)}
 
 
+def noticed() -> set[str]:
+    """Identifiers of the requirements whose tests notice faults of the blind trial, as the saved audit says."""
+    saved = json.loads((ROOT / "fixtures" / "faults" / "noticed.json").read_text())["results"]
+    found: set[str] = set()
+    for result in saved:
+        place, _, test = result["test"].partition("::")
+        if result["defect"]["name"].startswith("blind-") and place.startswith("suites/collectives/"):
+            found |= requirements_in(Path(place).stem)[test.partition("[")[0]]
+    return found
+
+
 def test_every_requirement_is_damaged() -> None:
     """For each requirement of the suite there is a damage that a test of it finds, or the reason why there is none."""
     every: set[str] = set()
     for file in SUITE.glob("test_*.py"):
         every |= set().union(*requirements_in(file.stem).values())
     damaged = set().union(*(requirements_of(finding.test) for finding in FOUND))
-    missing = sorted(every - damaged - set(UNDAMAGED))
+    missing = sorted(every - damaged - noticed() - set(UNDAMAGED))
     assert not missing, f"requirements without a damage: {', '.join(missing)}"
     assert set(UNDAMAGED) <= every - damaged
 

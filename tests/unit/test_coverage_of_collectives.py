@@ -19,7 +19,7 @@ NO_COLLECTIVE = {
     "a type, a constant or options": (
         "AllToAllOptions AllreduceCoalescedOptions AllreduceOptions BackendConfig BarrierOptions"
         " BroadcastOptions DebugLevel GatherOptions GroupMember GroupName PrefixStore ProcessGroup ProcessGroupGloo"
-        " ReduceOp ReduceOptions ReduceScatterOptions ScatterOptions Store default_pg_timeout group reduce_op"
+        " ReduceOp ReduceOptions ReduceScatterOptions ScatterOptions default_pg_timeout group reduce_op"
         " ProcessGroupMPI ProcessGroupNCCL ProcessGroupUCC ProcessGroupXCCL"
     ),
     "says what there is, and sends nothing": (
