@@ -21,7 +21,9 @@ from reports.text import duration, moment, plural, shortened, visible
 LONGEST = 20_000
 """The number of characters of one rank's output, or of one stack, on the page."""
 _SHORTER = 500
-"""The same if there is too much evidence for a page, and for a test that is waived for a known defect."""
+"""The same if there is too much evidence for a page."""
+_SHORTEST = 200
+"""The same for a test that is waived for a known defect."""
 _LONGEST_REPRODUCER = 100_000
 MOST = 32 << 20
 """The largest number of characters of a page.  For two runs of all 2,341 tests, all passed, it has 0.8 million."""
@@ -134,7 +136,7 @@ def environment(longest: int) -> jinja2.Environment:
     environment.filters.update(
         moment=moment,
         duration=duration,
-        cut=lambda text, known=False: shortened(text, min(longest, _SHORTER) if known else longest),
+        cut=lambda text, known=False: shortened(text, _SHORTEST if known else longest),
         cut_file=lambda text: shortened(text, _LONGEST_REPRODUCER),
         by_function=by_function,
         first_rank=_first_rank,
