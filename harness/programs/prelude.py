@@ -304,13 +304,20 @@ class Run:
                 self.note(Seen("gradient", name, micro_batch=self.turn), gradient)
         self.turn += 1
 
-    def evaluate(self, model: Any, rows: int) -> None:
-        """Run a forward in evaluation mode."""
+    def forward(self, model: Any, rows: int, what: str) -> Any:
+        """Run a forward on this party's part of a batch of its own, and return the output."""
+        return model(self.part(self.batch(rows, (what, self.turn))), self.turn)
+
+    def look_at_output(self, seen: Seen, model: Any, rows: int) -> None:
+        """Run a forward in evaluation mode without gradients, and record the output."""
         model.eval()
         with torch.no_grad():
-            output = model(self.part(self.batch(rows, ("evaluation", self.turn))), self.turn)
-        self.note(Seen("evaluation", micro_batch=self.turn), output)
+            self.note(seen, self.forward(model, rows, seen.kind))
         model.train()
+
+    def evaluate(self, model: Any, rows: int) -> None:
+        """Run a forward in evaluation mode."""
+        self.look_at_output(Seen("evaluation", micro_batch=self.turn), model, rows)
 
     def abandon(self, model: Any, rows: int, *, synced: bool, breaks: bool = False) -> None:
         """Run a forward that no backward follows. ``breaks``: the last layer raises an exception, which is caught.
@@ -323,8 +330,9 @@ class Run:
             last = [module for module in self.party.root(model).modules() if not list(module.children())][-1]
             hook = last.register_forward_pre_hook(interrupt)
         with contextlib.suppress(Interrupted):
-            output = model(self.part(self.batch(rows, ("abandoned", self.turn))), self.turn)
-            bool(output.isnan().any())  # waits for the output, as the condition for giving up a batch does
+            bool(
+                self.forward(model, rows, "abandoned").isnan().any()
+            )  # waits for the output, as the condition for giving up a batch does
         if hook is not None:
             hook.remove()
 
@@ -342,10 +350,7 @@ class Run:
             kept = [parameter.detach().clone() for parameter in parameters]
             for average, parameter in zip(self.averages, parameters, strict=True):
                 parameter.copy_(average)
-            model.eval()
-            output = model(self.part(self.batch(rows, ("averaged", self.turn))), self.turn)
-            model.train()
-            self.note(Seen("averaged", step=number), output)
+            self.look_at_output(Seen("averaged", step=number), model, rows)
             self.party.handle.forget(self.party.root(model))
             for before, parameter in zip(kept, parameters, strict=True):
                 parameter.copy_(before)

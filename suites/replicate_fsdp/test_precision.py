@@ -170,7 +170,7 @@ def test_whose_output(world: World, where: str) -> None:
         model = nn.Sequential(nn.Linear(2, 2), nn.Identity()).to(rank.device)
         seen: list[str] = []
         model[1].register_forward_pre_hook(lambda module, inputs: seen.append(str(inputs[0].dtype)[6:]))
-        policies = {name: MixedPrecisionPolicy(output_dtype=torch.float64) for name in (where,)}
+        policies = {where: MixedPrecisionPolicy(output_dtype=torch.float64)}
         plain = MixedPrecisionPolicy()
         options = {replicate_fsdp.MESH: rank.mesh()}
         replicate_fsdp.replicate(model[0], mp_policy=policies.get("inner", plain), **options)

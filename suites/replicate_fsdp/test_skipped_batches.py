@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from fixtures.skipped import WAYS, Fragile, skip, train
+from fixtures.skipped import WAYS, Fragile, average_gradients, gradients_of_steps
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 
@@ -28,14 +28,6 @@ def test_skipped(world: World, way: str, groups: bool, cast: bool) -> None:
     def body(rank: Rank) -> list[dict[str, list[float]]]:
         options: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)} if cast else {}
         model = replicate_fsdp.apply(Fragile(), rank, groups=groups, **options)
-        seen = []
-        for _ in range(2):
-            skip(model, rank.device, way)
-            train(model, rank.device, 1.0 + rank.index)
-            seen.append({name: each.flatten().tolist() for name, each in replicate_fsdp.gradients(model).items()})
-            model.zero_grad()
-        return seen
+        return gradients_of_steps(model, rank, way, replicate_fsdp.gradients)
 
-    average = (world.size + 1) / 2
-    right = {"first.weight": [2 * average] * 4, "second.weight": [2 * average] * 4}
-    assert_on_ranks([[right] * 2] * world.size, world.run(body))
+    assert_on_ranks([average_gradients(world.size)] * world.size, world.run(body))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from fixtures.faults.collectives.catalog import CATALOG, NONE
 from harness import RanksFailed, World
+from harness.audit.records import load
 from tests.collectives import found, found_relatives
 from tests.collectives.finding import ASSERTION, ERROR, HANG, SILENCE, WRONG, Finding
 from tests.collectives.repairs import REPAIRS
@@ -129,11 +129,10 @@ def requirements_in(file: str) -> dict[str, set[str]]:
 
 def noticed() -> set[str]:
     """Identifiers of the requirements whose tests notice faults of the blind trial, as the saved audit says."""
-    saved = json.loads((ROOT / "fixtures" / "faults" / "noticed.json").read_text())["results"]
     found: set[str] = set()
-    for result in saved:
-        place, _, test = result["test"].partition("::")
-        if result["defect"]["name"].startswith("blind-") and place.startswith("suites/collectives/"):
+    for result in load(ROOT / "fixtures" / "faults" / "noticed.json").results:
+        place, _, test = result.test.partition("::")
+        if result.defect.name.startswith("blind-") and place.startswith("suites/collectives/"):
             found |= requirements_in(Path(place).stem)[test.partition("[")[0]]
     return found
 

@@ -49,7 +49,7 @@ def _divided(n: Named, style: str) -> int:
 
 
 def _abandons(case: Case, how: str = "") -> bool:
-    return any(step.abandoned if not how else step.abandoned == how for step in case.steps)
+    return any(step.abandoned and how in ("", step.abandoned) for step in case.steps)
 
 
 def _reloads(case: Case) -> bool:
