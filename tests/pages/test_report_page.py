@@ -507,6 +507,7 @@ def hostile(text: str) -> Callable[[list[Any]], None]:
     def apply(made: list[Any]) -> None:
         header, collected = made[0], made[1]
         hit: list[int] = []
+        verdicts = itertools.cycle([("waived", "failed"), ("failed", "")])
         header.arguments, header.profile, header.environment = [text], text, {text: text, "cpu": text}
         header.seed, header.subject, header.concord = text, text, text
         for record in made:
@@ -520,7 +521,8 @@ def hostile(text: str) -> Callable[[list[Any]], None]:
                 before = record.nodeid
                 record.nodeid = f"{before}[{text}]"
                 collected.tests = [record.nodeid if name == before else name for name in collected.tests]
-                record.verdict, record.bare, record.waiver = "waived", "failed", text
+                record.verdict, record.bare = next(verdicts)
+                record.waiver = text if record.verdict == "waived" else ""
                 record.reason = record.headline = record.text = record.dtype = text
                 record.world = GivenWorld(2, text, text)
                 ranks = evidence(text)
@@ -553,10 +555,12 @@ def test_hostile_text(opened: Any, page: Any) -> None:
     assert page.evaluate("document.querySelectorAll('img, svg, iframe, object').length") == 0
     assert page.evaluate("document.scripts.length") == 2  # and the cases, which are data
     assert page.evaluate("[...document.links].filter((a) => a.protocol === 'javascript:').length") == 0
-    output = page.query_selector(".rank pre:last-of-type").inner_text()
+    outputs = [element.inner_text() for element in page.query_selector_all(".rank pre:last-of-type")]
+    whole = [output for output in outputs if "characters before this" not in output]
+    assert 0 < len(whole) < len(outputs)  # tests that failed are shown whole, waived ones from their last 200 characters
     for line in HOSTILE[:-1]:
-        assert line in output
-    assert "\\x00\\x1b[31m\\x07\\u202egnp.exe\\u2066\\u200b\\ufeff" in output
+        assert all(line in output for output in whole)
+    assert all("\\x00\\x1b[31m\\x07\\u202egnp.exe\\u2066\\u200b\\ufeff" in output for output in outputs)
     assert page.evaluate("document.body.innerText.includes('\\u202e')") is False
     page.fill("#q", "<script>")
     assert page.inner_text("#found") == "4 tests of 2 requirements"
