@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import importlib
+from collections.abc import Collection, Mapping
+from typing import Any
 
 PRELOAD = (
     "torch",
@@ -23,8 +26,44 @@ PRELOAD = (
     "torch._inductor.compile_fx",
     "functorch.compile",
     "torch.fx.experimental.symbolic_shapes",
+    "torch.fx.experimental.validator",
     "torch.profiler._cupti_monitor",
     "sympy",
+    "sympy.combinatorics",
+    "sympy.tensor.tensor",
+    # what compiling imports at its first use: 70 to 100 ms in every rank
+    "torch._dynamo.backends.cudagraphs",
+    "torch._dynamo.backends.distributed",
+    "torch._dynamo.backends.inductor",
+    "torch._dynamo.backends.onnxrt",
+    "torch._dynamo.backends.tensorrt",
+    "torch._dynamo.backends.torchxla",
+    "torch._dynamo.backends.tvm",
+    "torch._dynamo.repro.after_dynamo",
+    "torch._dynamo.dce_extra_outputs",
+    "torch._export.db.logging",
+    "torch._export.passes._node_metadata_hook",
+    "torch._functorch._activation_checkpointing.remat_using_tags_for_fwd_loss_bwd_graph_pass",
+    "torch._functorch._aot_autograd.subclass_codegen",
+    "torch._higher_order_ops.passes.inline_invoke_subgraph",
+    "torch._inductor.compiler_bisector",
+    "torch._subclasses.schema_check_mode",
+    "torch.distributed.algorithms.ddp_comm_hooks",
+    "torch.distributed.tensor.experimental",
+    "torch.distributed.tensor.parallel.ddp",
+    "torch.distributed.tensor.debug",
+    "torch.export._trace",
+    "torch.export._unlift",
+    # what suites use on ranks
+    "pytest",
+    "harness.oracles.tracing",
+    "harness.programs.laws",
+    "harness.stacks.collectives",
+    "harness.stacks.dynamo",
+    "harness.stacks.replicate",
+    "harness.stacks.replicate_fsdp",
+    "harness.stacks.tp_extension",
+    "harness.stacks.tracing",
 )
 """Modules that the server imports once, so that no rank has to; modules that a PyTorch does not have are skipped."""
 
@@ -46,3 +85,18 @@ def preload_of(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the modules that the server imports: those that ``CONCORD_PRELOAD`` names, or :data:`PRELOAD`."""
     names = tuple(name.strip() for name in environment.get(PRELOAD_VARIABLE, "").split(",") if name.strip())
     return (names or PRELOAD) + _OF_RANKS
+
+
+def fill_tables(imported: Collection[str]) -> None:
+    """Have torch make the tables of functions and lines that compiling makes at its first use, for 30 ms in every rank.
+
+    They depend on nothing that a rank does.  Without them, or without Dynamo among what was imported, ranks make them.
+    """
+    if "torch._dynamo" not in imported:
+        return
+    with contextlib.suppress(Exception):
+        torch: Any = importlib.import_module("torch")
+        torch.overrides.get_overridable_functions()
+        torch.overrides.get_testing_overrides()
+        names: Any = importlib.import_module("torch._dynamo.funcname_cache")
+        names.get_funcname(torch.distributed._functional_collectives.__file__, 1)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from harness.worlds import answers, evidence, issued, monitor, residue, unpickling, wire
 from harness.worlds.blackbox import BlackBox
 from harness.worlds.debugging import Debugging
+from harness.worlds.frames import roomy
 from harness.worlds.launch import AUTOLOAD
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ class _RankProcess:
         self.known: tuple[bytes, Any] = (b"", None)
         self.debugging = Debugging(self, setup.index, setup.debug_rank)
 
+    @roomy
     def live(self, watch: socket.socket, listener: int | None) -> None:
         self.adopt_environment()
         atexit._clear()  # exit handlers of the server's imports are not ours to run, and take longer than all the rest

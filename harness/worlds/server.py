@@ -35,8 +35,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from harness.profiles.vocabulary import SPAWN
-from harness.worlds import network, runtimes, segments
+from harness.worlds import network, pages, runtimes, segments
 from harness.worlds.network import Refusal
+from harness.worlds.preloading import fill_tables
 from harness.worlds.processes import (
     ORPHANED,
     adopt_orphans,
@@ -53,6 +54,7 @@ RANK_FDS = ("control", "monitor", "output", "box", "crash")
 _MOST_PACKET = 65536
 _MOST_LEFT = 20  # left-over processes that are named
 _ENDING = 2.0  # seconds for the processes below the server to end before it does
+_MANY = 40  # forks after which the server's memory is put into huge pages, for as long as these then save
 
 
 _RANK = (
@@ -79,6 +81,7 @@ def _preload(modules: list[str]) -> list[str]:
                 missing.append(f"{name}: {e}")
         if "torch" in modules:
             _find_backend()
+        fill_tables(modules)
     return missing
 
 
@@ -111,6 +114,7 @@ class _Server:
         self.pid = os.getpid()
         self.parent = parent
         self.pids: dict[int, int] = {}  # pid -> token
+        self.forked = 0
         self.mapped: dict[int, set[segments.Segment]] = {}  # by pid of a killed rank
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -162,6 +166,9 @@ class _Server:
             self.tell({"listening": listener.getsockname()[1]}, [listener.fileno()])
 
     def spawn(self, token: int, fds: list[int]) -> None:
+        self.forked += 1
+        if self.forked == _MANY and self.start != SPAWN:
+            pages.collapse()
         pid = os.fork()
         if pid == 0:
             try:

@@ -21,6 +21,7 @@ BELOW = {
     "segments": "shared memory of processes on this host",
     "monitor": "runs on the rank",
     "network": "gives the server a network of its own",
+    "pages": "runs in the server, on the ranks' host",
     "processes": "processes as this kernel shows and ends them",
     "rank": "runs on the rank",
     "residue": "runs on the rank",

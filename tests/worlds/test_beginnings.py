@@ -19,7 +19,7 @@ from harness.profiles.vocabulary import FORK, SPAWN, STARTS
 from harness.worlds import runtimes
 from harness.worlds.launch import AUTOLOAD, LaunchError
 from harness.worlds.local import LocalLauncher
-from harness.worlds.preloading import PRELOAD
+from harness.worlds.preloading import PRELOAD, fill_tables
 from tests.worlds.conftest import add_up
 
 PACKAGE = "no_such_accelerator"
@@ -238,14 +238,16 @@ def test_device_is_bound(pool: Pool, device: str, bind: bool, expected: str | No
 
 @pytest.mark.parametrize("start", STARTS)
 def test_both_ways(pool: Pool, start: str) -> None:
-    """Ranks work the same; only forked ones find torch's lazy parts imported."""
+    """Ranks work the same; only forked ones find torch's lazy parts imported, and its tables made."""
     world = pool.acquire(WorldSpec(2, "gloo", start=start))
     assert world.run(add_up) == [3.0, 3.0]
 
-    def preloaded(rank: Rank) -> tuple[bool, int]:
-        return "torch._inductor.compile_fx" in sys.modules, dist.get_world_size()
+    def preloaded(rank: Rank) -> tuple[bool, bool, int]:
+        names = sys.modules.get("torch._dynamo.funcname_cache")
+        made = names is not None and any("functional_collectives" in file for file in names.cache)
+        return "torch._inductor.compile_fx" in sys.modules, made, dist.get_world_size()
 
-    assert world.run(preloaded) == [(start == FORK, 2)] * 2
+    assert world.run(preloaded) == [(start == FORK, start == FORK, 2)] * 2
     pool.release(world)
 
 
@@ -259,6 +261,22 @@ def test_spawned_rank_reads_its_environment_first(pool: Pool) -> None:
 def test_bad_start() -> None:
     with pytest.raises(ValueError, match="start of ranks: fork or spawn, not 'thread'"):
         WorldSpec(1, "gloo", start="thread")
+
+
+def test_no_tables_without_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was asked for torch alone does not import Dynamo for its tables."""
+    monkeypatch.setattr("harness.worlds.preloading.importlib.import_module", lambda name: pytest.fail(name))
+    fill_tables(["torch", "torch.distributed"])
+
+
+def test_tables_that_torch_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another PyTorch may not have them: then ranks only start slower."""
+
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr("harness.worlds.preloading.importlib.import_module", missing)
+    fill_tables(["torch", "torch._dynamo"])
 
 
 def test_preload_names_torch_first() -> None:

@@ -1,0 +1,151 @@
+"""What makes ranks cheap, each beside the same without it: huge pages, room for frames, and what the server imports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+from harness import Pool, Rank, WorldSpec
+from harness.worlds.frames import roomy
+from harness.worlds.local import LocalLauncher
+from harness.worlds.preloading import PRELOAD
+from tests.bench.worlds import seconds_of
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.slow
+
+
+class Forking:
+    """A process that has imported all that ranks need, and forks."""
+
+    def __init__(self, *options: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "forked.py"), ",".join(PRELOAD), *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=HERE.parents[1],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
+        )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+
+    def seconds(self) -> float:
+        """Return the seconds in the kernel for a fork and its end."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def forking(asked_for: None) -> Iterator[tuple[Forking, Forking]]:
+    """One with huge pages, and one without."""
+    both = Forking("huge"), Forking()
+    yield both
+    for process in both:
+        process.close()
+
+
+def test_fork(compare: Callable[..., Any], forking: tuple[Forking, Forking]) -> None:
+    """Processor time in the kernel for a fork of what ranks are forked from, and for its end."""
+    with_huge, without = forking
+    figures: list[float] = []
+    compare(
+        "a fork and its end, with huge pages",
+        lambda: figures.append(with_huge.seconds()),
+        without.seconds,
+        against="without them",
+        wanted="0.5 at most",
+        rounds=20,
+        ours=lambda: median(figures),
+    )
+
+
+def leaf() -> None:
+    """Returns at once."""
+
+
+def below(depth: int) -> None:
+    """Call again and again, ``depth`` calls further down."""
+    if depth:
+        below(depth - 1)
+        return
+    for _ in range(1000):
+        leaf()
+
+
+def at_every_depth() -> None:
+    for depth in range(300):
+        below(depth)
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_calls_at_every_depth(compare: Callable[..., Any]) -> None:
+    """Calls at 300 depths in a row, a few of which are at the end of a chunk of frames."""
+    compare(
+        "calls at 300 depths with room for frames",
+        roomy(at_every_depth),
+        lambda: seconds_of(at_every_depth),
+        against="without it",
+        wanted="0.5 at most",
+        rounds=20,
+    )
+
+
+def compiled(rank: Rank) -> float:
+    """Compile a collective."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        torch.distributed.all_reduce(x)
+        return x + 1
+
+    return float(torch.compile(program, backend="aot_eager", fullgraph=True)(torch.ones(3)).sum())
+
+
+@pytest.fixture
+def pools(asked_for: None) -> Iterator[tuple[Pool, Pool]]:
+    """One whose server imports what compiling needs, and one whose server imports Dynamo alone."""
+    both = (
+        Pool(),
+        Pool(launcher=lambda **how: LocalLauncher(["torch", "torch._dynamo", "torch._inductor.compile_fx"], **how)),
+    )
+    yield both
+    for pool in both:
+        pool.close()
+
+
+def test_first_compilation(compare: Callable[..., Any], pools: tuple[Pool, Pool]) -> None:
+    """Compile a collective in two fresh ranks."""
+
+    def fresh(pool: Pool) -> float:
+        world = pool.acquire(WorldSpec(2))
+        seconds = seconds_of(lambda: world.run(compiled))
+        pool.release(world)
+        return seconds
+
+    for pool in pools:
+        fresh(pool)
+    figures: list[float] = []
+    compare(
+        "first compilation of a collective in two fresh ranks",
+        lambda: figures.append(fresh(pools[0])),
+        lambda: fresh(pools[1]),
+        against="one whose server imported Dynamo alone",
+        wanted="0.7 at most",
+        rounds=30,
+        ours=lambda: median(figures),
+    )
