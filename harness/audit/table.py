@@ -141,7 +141,10 @@ def _row(cells: Sequence[str]) -> str:
 
 
 class Shown(Progress):
-    """Progress as text: a bar with an estimate in a terminal, and a line for each defect."""
+    """Progress as text: a bar with an estimate in a terminal, and a line for each defect.
+
+    Without a terminal, a phase that prints no results says ten times how far it is.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -156,6 +159,8 @@ class Shown(Progress):
             transient=True,
         )
         self._task = self._bar.add_task("collecting", total=None)
+        self._name = ""
+        self._done = self._of = 0
 
     def __enter__(self) -> Shown:
         self._bar.start()
@@ -166,7 +171,7 @@ class Shown(Progress):
 
     def phase(self, name: str, done: int, of: int) -> None:
         """Start a bar for a phase."""
-        self._name = name
+        self._name, self._done, self._of = name, done, of
         self._bar.remove_task(self._task)
         self._task = self._bar.add_task(name, total=of, completed=done)
         if not self._console.is_terminal:
@@ -175,6 +180,10 @@ class Shown(Progress):
     def step(self, line: str) -> None:
         """Advance the bar, and print the line if it is the result of a defect."""
         self._bar.advance(self._task)
+        self._done += 1
         if not line.startswith("passed") and self._name == "defects":
             state = next((s for s in _STYLES if line.startswith(s)), "")
             self._console.print(Text(line, style=_STYLES.get(state, "")), soft_wrap=True)
+        another_tenth = self._done * 10 // self._of > (self._done - 1) * 10 // self._of
+        if another_tenth and self._name != "defects" and not self._console.is_terminal:
+            self._console.print(Text(f"{self._name}: {self._done} of {self._of}"))
