@@ -1,13 +1,16 @@
 """The floor: ranks by a bare fork of a process that has torch imported, and a bare pipe to each.
 
 Run as a program; reads a command a line, answers with seconds: ``start N`` forks N ranks, lets them join a gloo group,
-and says how long it took until all had; ``live N`` keeps N ranks; ``round`` has the kept ranks do one all_reduce each.
+and says how long it took until all had; ``live N`` keeps N ranks; ``round`` has the kept ranks do one all_reduce each;
+``fork N`` forks N processes that end at once, one after another, and says how long the kernel took for each.  With the
+argument ``huge``, its memory is in huge pages.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import resource
 import socket
 import sys
 import time
@@ -15,6 +18,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+from harness.worlds import pages
 
 
 def join(rank: int, size: int, port: int, listener: int) -> None:
@@ -50,6 +55,21 @@ def fork_ranks(size: int) -> tuple[list[int], list[int], list[int]]:
     return pids, to, back
 
 
+def in_kernel() -> float:
+    return sum(resource.getrusage(who).ru_stime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def fork(times: int) -> float:
+    """Return the seconds in the kernel for a fork and its end."""
+    before = in_kernel()
+    for _ in range(times):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    return (in_kernel() - before) / times
+
+
 def main() -> None:
     for module in sys.argv[1].split(","):
         try:
@@ -58,11 +78,16 @@ def main() -> None:
             pass
     gc.collect()
     gc.freeze()
+    if "huge" in sys.argv:
+        pages.collapse()
     to: list[int] = []
     back: list[int] = []
     print("ready", flush=True)
     for line in sys.stdin:
         command, *rest = line.split()
+        if command == "fork":
+            print(fork(int(rest[0])), flush=True)
+            continue
         began = time.perf_counter()
         if command == "round":
             for fd in to:

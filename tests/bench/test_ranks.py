@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,58 +12,28 @@ import torch
 from harness import Pool, Rank, WorldSpec
 from harness.worlds.frames import roomy
 from harness.worlds.local import LocalLauncher
-from harness.worlds.preloading import PRELOAD
-from tests.bench.worlds import seconds_of
+from tests.bench.worlds import Bare, seconds_of
 
-HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow
 
 
-class Forking:
-    """A process that has imported all that ranks need, and forks."""
-
-    def __init__(self, *options: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "forked.py"), ",".join(PRELOAD), *options],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=HERE.parents[1],
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
-        )
-        assert self._process.stdout is not None
-        self._process.stdout.readline()
-
-    def seconds(self) -> float:
-        """Return the seconds in the kernel for a fork and its end."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
 @pytest.fixture
-def forking(asked_for: None) -> Iterator[tuple[Forking, Forking]]:
+def forking(asked_for: None) -> Iterator[tuple[Bare, Bare]]:
     """One with huge pages, and one without."""
-    both = Forking("huge"), Forking()
+    both = Bare("huge"), Bare()
     yield both
     for process in both:
         process.close()
 
 
-def test_fork(compare: Callable[..., Any], forking: tuple[Forking, Forking]) -> None:
+def test_fork(compare: Callable[..., Any], forking: tuple[Bare, Bare]) -> None:
     """Processor time in the kernel for a fork of what ranks are forked from, and for its end."""
     with_huge, without = forking
     figures: list[float] = []
     compare(
         "a fork and its end, with huge pages",
-        lambda: figures.append(with_huge.seconds()),
-        without.seconds,
+        lambda: figures.append(with_huge("fork 20")),
+        lambda: without("fork 20"),
         against="without them",
         wanted="0.5 at most",
         rounds=20,

@@ -6,7 +6,6 @@ Run with ``pytest tests/bench --benchmark-enable``; nothing here fails for being
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,40 +18,11 @@ from typing import Any
 import pytest
 
 from harness import Pool, WorldSpec
-from harness.worlds.local import RANK_ENVIRONMENT, LocalLauncher
-from harness.worlds.preloading import PRELOAD
-from tests.bench.worlds import Fresh, all_reduce
+from harness.worlds.local import LocalLauncher
+from tests.bench.worlds import Bare, Fresh, all_reduce
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow
-
-
-class Bare:
-    """The program that shows the floor."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "bare.py"), ",".join(PRELOAD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            cwd=HERE.parents[1],
-            env={**RANK_ENVIRONMENT, **os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
-        )
-        assert self._process.stdout is not None
-        self._process.stdout.readline()
-
-    def __call__(self, command: str) -> float:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
-
-    def close(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
 
 
 @pytest.fixture

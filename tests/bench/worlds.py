@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from harness import Pool, Rank, World, WorldSpec
+from harness.worlds.local import RANK_ENVIRONMENT
+from harness.worlds.preloading import PRELOAD
+
+HERE = Path(__file__).parent
+
+
+class Bare:
+    """The program that shows the floor."""
+
+    def __init__(self, *options: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "bare.py"), ",".join(PRELOAD), *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            cwd=HERE.parents[1],
+            env={**RANK_ENVIRONMENT, **os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
+        )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+
+    def __call__(self, command: str) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
 
 
 class Fresh:
