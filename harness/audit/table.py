@@ -159,8 +159,6 @@ class Shown(Progress):
             transient=True,
         )
         self._task = self._bar.add_task("collecting", total=None)
-        self._name = ""
-        self._done = self._of = 0
 
     def __enter__(self) -> Shown:
         self._bar.start()
@@ -171,7 +169,7 @@ class Shown(Progress):
 
     def phase(self, name: str, done: int, of: int) -> None:
         """Start a bar for a phase."""
-        self._name, self._done, self._of = name, done, of
+        self._name = name
         self._bar.remove_task(self._task)
         self._task = self._bar.add_task(name, total=of, completed=done)
         if not self._console.is_terminal:
@@ -180,10 +178,15 @@ class Shown(Progress):
     def step(self, line: str) -> None:
         """Advance the bar, and print the line if it is the result of a defect."""
         self._bar.advance(self._task)
-        self._done += 1
-        if not line.startswith("passed") and self._name == "defects":
+        if self._name != "defects":
+            self._tell_tenth()
+        elif not line.startswith("passed"):
             state = next((s for s in _STYLES if line.startswith(s)), "")
             self._console.print(Text(line, style=_STYLES.get(state, "")), soft_wrap=True)
-        another_tenth = self._done * 10 // self._of > (self._done - 1) * 10 // self._of
-        if another_tenth and self._name != "defects" and not self._console.is_terminal:
-            self._console.print(Text(f"{self._name}: {self._done} of {self._of}"))
+
+    def _tell_tenth(self) -> None:
+        """Without a terminal, print how far the phase is if another tenth of it is done."""
+        (task,) = self._bar.tasks
+        done, of = int(task.completed), int(task.total or 1)
+        if not self._console.is_terminal and done * 10 // of > (done - 1) * 10 // of:
+            self._console.print(Text(f"{self._name}: {done} of {of}"))

@@ -330,9 +330,8 @@ class Run:
             last = [module for module in self.party.root(model).modules() if not list(module.children())][-1]
             hook = last.register_forward_pre_hook(interrupt)
         with contextlib.suppress(Interrupted):
-            bool(
-                self.forward(model, rows, "abandoned").isnan().any()
-            )  # waits for the output, as the condition for giving up a batch does
+            output = self.forward(model, rows, "abandoned")
+            bool(output.isnan().any())  # waits for the output, as the condition for giving up a batch does
         if hook is not None:
             hook.remove()
 

@@ -31,7 +31,7 @@ PRELOAD = (
     "sympy",
     "sympy.combinatorics",
     "sympy.tensor.tensor",
-    # what compiling imports at its first use: 70 to 100 ms in every rank
+    # what compiling imports at its first use
     "torch._dynamo.backends.cudagraphs",
     "torch._dynamo.backends.distributed",
     "torch._dynamo.backends.inductor",
@@ -88,7 +88,7 @@ def preload_of(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def fill_tables(imported: Collection[str]) -> None:
-    """Have torch make the tables of functions and lines that compiling makes at its first use, for 30 ms in every rank.
+    """Have torch make the tables of functions and lines that compiling makes at its first use in a process.
 
     They depend on nothing that a rank does.  Without them, or without Dynamo among what was imported, ranks make them.
     """

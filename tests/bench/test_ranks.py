@@ -13,6 +13,7 @@ from harness import Pool, Rank, WorldSpec
 from harness.worlds.frames import roomy
 from harness.worlds.local import LocalLauncher
 from tests.bench.worlds import Bare, seconds_of
+from tests.unit.test_frames import call_at_every_depth
 
 pytestmark = pytest.mark.slow
 
@@ -41,31 +42,13 @@ def test_fork(compare: Callable[..., Any], forking: tuple[Bare, Bare]) -> None:
     )
 
 
-def leaf() -> None:
-    """Returns at once."""
-
-
-def below(depth: int) -> None:
-    """Call again and again, ``depth`` calls further down."""
-    if depth:
-        below(depth - 1)
-        return
-    for _ in range(1000):
-        leaf()
-
-
-def at_every_depth() -> None:
-    for depth in range(300):
-        below(depth)
-
-
 @pytest.mark.usefixtures("asked_for")
 def test_calls_at_every_depth(compare: Callable[..., Any]) -> None:
     """Calls at 300 depths in a row, a few of which are at the end of a chunk of frames."""
     compare(
         "calls at 300 depths with room for frames",
-        roomy(at_every_depth),
-        lambda: seconds_of(at_every_depth),
+        roomy(call_at_every_depth),
+        lambda: seconds_of(call_at_every_depth),
         against="without it",
         wanted="0.5 at most",
         rounds=20,

@@ -557,9 +557,8 @@ def test_hostile_text(opened: Any, page: Any) -> None:
     assert page.evaluate("[...document.links].filter((a) => a.protocol === 'javascript:').length") == 0
     outputs = [element.inner_text() for element in page.query_selector_all(".rank pre:last-of-type")]
     whole = [output for output in outputs if "characters before this" not in output]
-    assert (
-        0 < len(whole) < len(outputs)
-    )  # tests that failed are shown whole, waived ones from their last 200 characters
+    # Tests that failed are shown whole, waived ones from their last 200 characters.
+    assert 0 < len(whole) < len(outputs)
     for line in HOSTILE[:-1]:
         assert all(line in output for output in whole)
     assert all("\\x00\\x1b[31m\\x07\\u202egnp.exe\\u2066\\u200b\\ufeff" in output for output in outputs)
