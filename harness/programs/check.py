@@ -21,6 +21,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from harness.oracles.exact import Difference, compare, identical
@@ -62,7 +63,9 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
     # Ranks multiply the loss by the number of parts, or halve it (the option ``divide``), and divide gradients by the
     # same factor.
     proof = Exactness(narrowest, factor=max(2, program.parts), stop=bound)
-    train = execute.alone(program)
+    # The oracles know the operations of the plain form. Those of the others compute the same, and round no more often.
+    plain = msgspec.structs.replace(program, optimizer=msgspec.structs.replace(program.optimizer, form="each"))
+    train = execute.alone(plain)
     tensors: Tensors = {}
     with contextlib.suppress(NotExact), proof:
         tensors = train()
@@ -71,7 +74,7 @@ def truth_of(program: Program, *, bound: bool = True) -> Truth:
         unproven.append("an average over a number of ranks that is no power of two is averaged again")
     if not unproven or not bound:
         return Truth(tensors, tuple(unproven), None)
-    bounded = Bounded(execute.alone(program), narrowest, world=program.layout.world)
+    bounded = Bounded(execute.alone(plain), narrowest, world=program.layout.world)
     allowed = in_force().factor(dtypes_of(program))  # above 1 if the profile says that its backend rounds more
     bounded.tolerance = {seen: allowed * tolerance for seen, tolerance in bounded.tolerance.items()}
     _allow_all_after_wild_clipping(program, bounded)

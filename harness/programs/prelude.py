@@ -61,12 +61,12 @@ class Hooked(nn.Sequential):
     def __init__(self, layer: nn.Module, kind: str) -> None:
         super().__init__(layer)
         self.calls = 0
-        self.inward = kind == "backward"
+        self.kind = kind
         if kind == "forward":
             layer.register_forward_hook(self.doubled)
         elif kind == "before":
             layer.register_forward_pre_hook(self.negated)
-        else:
+        elif kind == "backward":
             layer.register_full_backward_hook(self.doubled_gradients)
 
     def doubled(self, layer: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
@@ -81,10 +81,26 @@ class Hooked(nn.Sequential):
         self.calls += 1
         return tuple(2 * gradient for gradient in inputs)
 
+    def doubled_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return 2 * gradient
+
+    def doubled_of_node(self, gradients: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        self.calls += 1
+        return (2 * gradients[0],)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.inward and torch.is_grad_enabled() and not x.requires_grad:
+        if self.kind == "backward" and torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # so that there is a gradient for the hook to double
-        return through(self, x)
+        if self.kind == "saved":
+            with torch.autograd.graph.saved_tensors_hooks(torch.neg, torch.neg):
+                return through(self, x)
+        x = through(self, x)
+        if self.kind == "tensor" and x.requires_grad:
+            x.register_hook(self.doubled_gradient)
+        elif self.kind == "node" and x.grad_fn is not None:
+            x.grad_fn.register_prehook(self.doubled_of_node)
+        return x
 
 
 class Checkpointed(nn.Sequential):

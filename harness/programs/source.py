@@ -206,8 +206,9 @@ def _optimizer(program: Program) -> str:
         words["weight_decay"] = o.weight_decay
     if o.kind == "adamw":
         words["eps"] = _EPS
+    form = {"fused": True} if o.form == "fused" else {"foreach": o.form == "foreach"}
     kind = "torch.optim.SGD" if o.kind == "sgd" else "torch.optim.AdamW"
-    return f"optimizer = {call(kind, Code('model.parameters()'), **words, foreach=o.foreach)}"
+    return f"optimizer = {call(kind, Code('model.parameters()'), **words, **form)}"
 
 
 def _step(number: int, step: Step, *, scheduled: bool) -> list[Code]:

@@ -23,6 +23,7 @@ from harness.programs.options import casts_of
 from harness.specs.program import (
     DTYPES,
     EXACT_ACTIVATIONS,
+    HOOKS,
     SMOOTH_ACTIVATIONS,
     Activation,
     Attention,
@@ -130,7 +131,7 @@ def programs(
     calmer = tuple(msgspec.structs.replace(s, rows=s.rows[:1], synced=(), zero="none") for s in steps)
     if _violated_by(steps, rules, dtype) - _violated_by(calmer, rules, dtype):
         steps = calmer
-    optimizer = draw(_optimizers(rules, calm))
+    optimizer = draw(_optimizers(rules, dtype, calm))
     drawing = Drawing(
         replace(case, steps=steps, optimizer=optimizer),
         limits,
@@ -222,8 +223,7 @@ def _untied(rules: _Rules, dtype: str, shape: Shape) -> list[SearchStrategy[Any]
 
 
 def _hooks(rules: _Rules, dtype: str) -> list[str]:
-    kinds = ("forward", "before", "backward")
-    return [kind for kind in kinds if rules.take(Hooked(Linear(1), kind), dtype)]
+    return [kind for kind in HOOKS if rules.take(Hooked(Linear(1), kind), dtype)]
 
 
 @functools.cache
@@ -344,7 +344,7 @@ def _thawing(named: Sequence[Named]) -> tuple[str, ...]:
 
 
 @functools.cache
-def _optimizers(rules: _Rules, calm: bool) -> SearchStrategy[Optimizer]:
+def _optimizers(rules: _Rules, dtype: str, calm: bool) -> SearchStrategy[Optimizer]:
     decay = among((0.0, 0.0, 0.0, 0.5))
     sgd = st.builds(
         Optimizer,
@@ -353,7 +353,7 @@ def _optimizers(rules: _Rules, calm: bool) -> SearchStrategy[Optimizer]:
         momentum=among((0.0, 0.5)),
         weight_decay=among((0.0, 0.0, 0.5)),
         decay=decay,
-        foreach=EITHER,
+        form=_forms(rules, dtype, "sgd", calm),
     )
     adamw = st.builds(
         Optimizer,
@@ -361,9 +361,19 @@ def _optimizers(rules: _Rules, calm: bool) -> SearchStrategy[Optimizer]:
         rate=st.just(0.01),
         weight_decay=among((0.0, 0.1)),
         decay=decay,
-        foreach=EITHER,
+        form=_forms(rules, dtype, "adamw", calm),
     )
     return st.one_of(sgd, adamw) if rules.smooth else sgd
+
+
+def _forms(rules: _Rules, dtype: str, kind: str, calm: bool) -> SearchStrategy[str]:
+    forms = ["each", "foreach"]
+    optimizer = Optimizer(kind, form="fused")
+    case = Case(rules.layout, optimizer=optimizer, dtype=dtype, compiled=rules.compiled)
+    # With a plan, parameters are DTensors, which fused SGD does not take.
+    if not (calm and kind == "sgd") and not violated(rules.limits, case):
+        forms.append("fused")
+    return among(forms)
 
 
 @functools.cache

@@ -22,6 +22,7 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 BACKENDS = ("aot_eager", "eager", "inductor")
 """Backends of ``torch.compile``.  It looks up other names in installed packages, which a program must not choose from.
 """
+HOOKS = ("forward", "before", "backward", "tensor", "node", "saved")
 EXACT_ACTIVATIONS = ("relu", "abs")
 SMOOTH_ACTIVATIONS = ("tanh", "silu", "gelu", "softplus")
 
@@ -139,14 +140,16 @@ class Branch(Data, frozen=True, tag=True):
 
 
 class Hooked(Data, frozen=True, tag=True):
-    """A layer with a module hook of torch.nn that changes tensors; the body keeps the shape.
+    """A layer with a hook that changes tensors; the body keeps the shape.
 
-    ``kind``: ``forward`` doubles the output, ``before`` negates the input, ``backward`` doubles the gradient of the
-    input.  The calls of the hook are counted and compared.
+    ``kind``: of torch.nn's hooks, ``forward`` doubles the output, ``before`` negates the input, ``backward`` doubles
+    the gradient of the input.  Of autograd's, ``tensor`` and ``node`` double the gradient of the output, and ``saved``
+    keeps what the forward saves for the backward negated.  The calls of the hook are counted and compared, except for
+    ``saved``: what a layer saves depends on the stack.
     """
 
     body: Layer
-    kind: Annotated[str, one_of("forward", "before", "backward")] = "forward"
+    kind: Annotated[str, one_of(*HOOKS)] = "forward"
 
 
 class Checkpointed(Data, frozen=True, tag=True):
@@ -231,8 +234,8 @@ class Optimizer(Data, frozen=True):
     weight_decay: Figure = 0.0
     decay: Figure = 0.0
     """The factor by which a scheduler multiplies the rate after each step; 0 for no scheduler."""
-    foreach: bool = False
-    """Whether it updates all parameters with operations on lists of them."""
+    form: Annotated[str, one_of("each", "foreach", "fused")] = "each"
+    """It updates each parameter by itself, all with operations on lists of them, or all with one operation."""
 
 
 class Step(Data, frozen=True):

@@ -19,7 +19,7 @@ from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
 from harness.specs.program import Compile, Hooked
 from harness.stacks import replicate
 from harness.stacks.drawing import Drawing
-from harness.stacks.limit import Limit, defect
+from harness.stacks.limit import Case, Limit, defect
 from harness.stacks.stack import Stack
 from harness.stacks.training import Party
 from harness.worlds.rank import Rank
@@ -189,13 +189,20 @@ def on_dynamo(party: Party, model: nn.Module, wrapped: Sequence[str]) -> nn.Modu
     raise NotImplementedError
 
 
+def _hooked(case: Case, *kinds: str) -> bool:
+    """Return whether a layer has a hook of one of some kinds."""
+    return any(isinstance(n.layer, Hooked) and n.layer.kind in kinds for n in case.named)
+
+
+def _in_one_graph(case: Case) -> bool:
+    return case.layout.compiled is not None and case.layout.compiled.fullgraph
+
+
 LIMITS: tuple[Limit, ...] = (
     defect(
         "compiled_backward_hooks",
         "Nothing is compiled of a model of which one module has a backward hook.",
-        lambda case: (
-            case.compiled and any(isinstance(n.layer, Hooked) and n.layer.kind == "backward" for n in case.named)
-        ),
+        lambda case: case.compiled and _hooked(case, "backward"),
     ),
     defect(
         "compiled_dynamic",
@@ -204,7 +211,16 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "Hooks of layers that are wrapped on their own break the graph.",
-        lambda case: bool(case.layout.wrapped) and case.layout.compiled is not None and case.layout.compiled.fullgraph,
+        lambda case: bool(case.layout.wrapped) and _in_one_graph(case),
+    ),
+    Limit("Hooks of saved tensors break the graph.", lambda case: _in_one_graph(case) and _hooked(case, "saved")),
+    Limit(
+        "Dynamo takes no hook of autograd that counts its calls.",
+        lambda case: case.compiled and _hooked(case, "tensor", "node"),
+    ),
+    Limit(
+        "An exception that leaves a whole graph becomes another one.",
+        lambda case: _in_one_graph(case) and any(step.abandoned == "layer" for step in case.steps),
     ),
 )
 

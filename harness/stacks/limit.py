@@ -137,6 +137,17 @@ def layer_alone(layer: Layer, layout: Layout, *, dtype: str, compiled: bool) -> 
     return Case(layout, (Named("layer0", layer, (1,), (1,)),), dtype=dtype, compiled=compiled)
 
 
+def fused_sgd(case: Case) -> bool:
+    """Return whether the optimizer is SGD with one operation for all parameters."""
+    return case.optimizer.form == "fused" and case.optimizer.kind == "sgd"
+
+
+FUSED_SGD = defect(
+    "fused_sgd",
+    "On a CPU, fused SGD leaves most parameters of 16 bits as they are.",
+    lambda case: fused_sgd(case) and case.dtype in ("bfloat16", "float16"),
+    torch=">=2.11,<2.14",
+)
 STAYS_FROZEN = Limit(
     "Parameters require gradients, or do not, before the model is put on ranks, and stay so.", lambda case: case.toggles
 )

@@ -29,7 +29,7 @@ from harness.stacks.drawing import (
     within,
     wrappable,
 )
-from harness.stacks.limit import STAYS_FROZEN, Case, Limit, defect
+from harness.stacks.limit import FUSED_SGD, STAYS_FROZEN, Case, Limit, defect
 from harness.stacks.stack import NONE, Layers, Mesh, Options, Promises, Stack, require_ranks
 from harness.stacks.training import Party, counted, line_mesh
 from harness.worlds.rank import Rank
@@ -163,6 +163,7 @@ def _per_rank(case: Case) -> bool:
 
 LIMITS: tuple[Limit, ...] = (
     STAYS_FROZEN,
+    FUSED_SGD,
     Limit(
         "A static graph is the same in every micro-batch.",
         lambda case: bool(case.options.get("static_graph")) and not _branches(case) <= {"never"},

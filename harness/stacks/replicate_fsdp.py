@@ -39,7 +39,7 @@ from harness.stacks.drawing import (
     within,
     wrappable,
 )
-from harness.stacks.limit import Case, Limit, defect, runs_with
+from harness.stacks.limit import Case, Limit, defect, fused_sgd, runs_with
 from harness.stacks.stack import (
     NONE,
     Dtype,
@@ -206,6 +206,7 @@ def _twice_in_one_module(case: Case) -> bool:
 
 
 LIMITS: tuple[Limit, ...] = (
+    Limit("Fused SGD takes no DTensors.", fused_sgd),
     Limit(
         "Only parameters of one dtype are cast.",
         lambda case: bool(_casts(case.options)) and (case.own_dtypes or case.dtype not in ("float64", "float32")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -174,3 +176,55 @@ def test_post_accumulate_hooks(world: World) -> None:
         return len(calls), gradients
 
     assert_on_ranks([(2, [[1.5, 1.5]] * 2)] * 2, world.run(body))
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": functools.partial(torch.optim.SGD, lr=0.5, momentum=0.5, weight_decay=0.5),
+    "adagrad": functools.partial(torch.optim.Adagrad, lr=0.5, eps=0.0625),
+    "adam": functools.partial(torch.optim.Adam, lr=0.5, eps=0.0625),
+    "adamw": functools.partial(torch.optim.AdamW, lr=0.5, eps=0.0625, amsgrad=True),
+}
+
+
+@requirement(
+    "REPL-OPT-01",
+    "An optimizer updates replicated parameters alike on all ranks, in whichever form it does so, up to rounding.",
+    source="torch/optim/optimizer.py: foreach, fused",
+)
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, "sgd-of-16-bits"])
+@pytest.mark.world(2)
+def test_optimizers(world: World, kind: str) -> None:
+    """Make two steps with each form in each dtype, on parameters of sizes below and above a vector of the processor."""
+    made = OPTIMIZERS[kind.partition("-")[0]]
+    narrow = {torch.bfloat16, torch.float16}
+    dtypes = narrow if "-" in kind else {torch.float32, torch.float64} | (narrow if kind != "sgd" else set())
+
+    def trained(rank: Rank, dtype: torch.dtype, form: str) -> list[torch.Tensor]:
+        model = Products({str(size): torch.ones(size, dtype=dtype) for size in (1, 15, 16, 70)}).to(rank.device)
+        replicate.apply(model, rank)
+        optimizer = made(model.parameters(), foreach=form == "foreach", fused=form == "fused")
+        for step in range(2):
+            optimizer.zero_grad()
+            model(rank.index, step).backward()
+            optimizer.step()
+        return [p.detach().cpu() for p in replicate.parameters(model).values()]
+
+    def body(rank: Rank) -> tuple[list[str], list[torch.Tensor]]:
+        wrong, everything = [], []
+        for dtype in sorted(dtypes, key=str):
+            for form in ("foreach", "fused"):
+                plain, found = (trained(rank, dtype, each) for each in ("each", form))
+                near = 8 * torch.finfo(dtype).eps
+                wrong += [
+                    f"{form} {dtype} of {len(one)}"
+                    for one, other in zip(plain, found, strict=True)
+                    if not torch.allclose(one.double(), other.double(), rtol=near, atol=near)
+                ]
+                everything += found
+        return wrong, everything
+
+    ends = world.run(body)
+    assert_on_ranks([[]] * world.size, [wrong for wrong, _ in ends])
+    for (_, one), (_, other) in itertools.pairwise(ends):
+        for here, there in zip(one, other, strict=True):
+            assert_same(here, there, "an updated parameter")

@@ -55,7 +55,7 @@ _LAYERS: tuple[Layer, ...] = (
     Container("dict", (Linear(4), Norm("layer"))),
     Twice(Linear(4)),
     Branch(Linear(4), "odd"),
-    Hooked(Linear(4), "before"),
+    Hooked(Linear(4), "saved"),
     Checkpointed(Linear(4)),
     Scale("rebound"),
     Mask(),
@@ -70,7 +70,7 @@ _STEPS = (
     Step((4, 6), True, (True,), "zero", 1.0, True, "linear0", True),
     Step((2,), zero="keep", clip_values=0.25, abandoned="layer", averaged=True),
 )
-_ADAMW = Optimizer("adamw", 0.01, 0.5, 0.1, decay=0.5, foreach=True)
+_ADAMW = Optimizer("adamw", 0.01, 0.5, 0.1, decay=0.5, form="fused")
 
 PROGRAMS: dict[str, Program] = {
     "replicate": Program(

@@ -67,6 +67,21 @@ def called_twice(rank: Rank) -> None:
         execute.prelude.Hooked.doubled = doubled  # type: ignore[method-assign]
 
 
+def deaf(rank: Rank) -> None:
+    """Tensors do not call their hooks."""
+    torch.Tensor.register_hook = lambda tensor, hook: None  # type: ignore[assignment,method-assign]
+
+
+def never_unpacked(rank: Rank) -> None:
+    """What a hook of saved tensors has packed is used as it is."""
+    made = torch.autograd.graph.saved_tensors_hooks.__init__
+
+    def packs(self: Any, pack: Any, unpack: Any) -> None:
+        made(self, pack, lambda saved: saved)
+
+    torch.autograd.graph.saved_tensors_hooks.__init__ = packs  # type: ignore[method-assign]
+
+
 def other_losses(rank: Rank) -> None:
     """Rank 1 weights its outputs otherwise, by a factor that its gradients are divided by."""
     part = execute.prelude.Run.part
@@ -95,6 +110,12 @@ CASES: dict[str, tuple[Program, Damage, Wrong]] = {
     "thawed": (replicated(steps=THAWED), never_toggled, ("unexpected", "gradient")),
     "scale of parts": (replicated(Linear(3), Scale("per_rank"), Linear(2)), other_scale, ("values", "output")),
     "hooks": (replicated(Hooked(Linear(3)), Linear(2)), called_twice, ("values", "calls")),
+    "hooks of tensors": (replicated(Hooked(Linear(3), "tensor"), Linear(2)), deaf, ("values", "gradient")),
+    "hooks of saved tensors": (
+        replicated(Hooked(Linear(3), "saved"), Linear(2)),
+        never_unpacked,
+        ("values", "gradient"),
+    ),
     "losses": (replicated(), other_losses, ("values", "losses")),
 }
 RAISED: dict[str, tuple[Program, Damage, str]] = {"re-cast": (replicated(recast=True), stays_wide, "same dtype")}
@@ -136,6 +157,7 @@ def test_raised(case: str, sound: Damaged, tmp_path: Any, monkeypatch: Any) -> N
         replicated(reduce_dtype="float16", sums=True),
         replicated(Linear(3, frozen=True), Linear(2), ignored=("linear0",)),
         replicated(Hooked(Linear(3), "before"), Hooked(Linear(3), "backward"), Linear(2)),
+        replicated(Hooked(Linear(3), "tensor"), Hooked(Linear(3), "node"), Hooked(Linear(3), "saved"), Linear(2)),
         Program(Model((3,), (Linear(0), Linear(2))), Layout("replicate"), dtype="float32"),
         Program(Model((3,), (Linear(2),)), Layout("replicate", options=(("hook", "fp16_compress_hook"),))),
         Program(Model((3,), (Linear(2),)), Layout("replicate", options=(("static_graph", True),)), (Step(), Step())),

@@ -60,7 +60,8 @@ LATER = {"parameter", "output", "losses", "gradient"}
         (NORMED, steps(NORMED, abandoned="loss"), {"buffer"}),
         (NORMED, steps(NORMED, abandoned="layer"), {"buffer"}),
         (PLAIN, _with(PLAIN, optimizer=Optimizer(decay=0.5)), {"parameter"}),  # of the second step
-        (PLAIN, _with(PLAIN, optimizer=Optimizer(foreach=True)), set()),
+        (PLAIN, _with(PLAIN, optimizer=Optimizer(form="foreach")), set()),
+        (PLAIN, _with(PLAIN, optimizer=Optimizer(form="fused")), set()),
     ],
     ids=[
         "clipped by value",
@@ -72,6 +73,7 @@ LATER = {"parameter", "output", "losses", "gradient"}
         "statistics before the interruption",
         "slower rate",
         "lists",
+        "one operation",
     ],
 )
 def test_what_changes(one: Program, other: Program, kinds: set[str]) -> None:
@@ -113,7 +115,7 @@ def test_exact() -> None:
     """All of it together is still proven exact where numbers are small, so that bits are compared."""
     program = _with(
         PLAIN,
-        optimizer=Optimizer(decay=0.5, foreach=True),
+        optimizer=Optimizer(decay=0.5, form="foreach"),
         steps=(Step(rows=(2, 2), clip_values=0.5, abandoned="layer", averaged=True), Step(rows=(2,))),
         span=1,
         denominator=1,
@@ -123,7 +125,7 @@ def test_exact() -> None:
 
 def test_rounded_lists() -> None:
     """Tolerances are known for an optimizer that updates lists of parameters."""
-    program = _with(PLAIN, optimizer=Optimizer("adamw", 0.01, foreach=True), dtype="float32", span=0, denominator=1)
+    program = _with(PLAIN, optimizer=Optimizer("adamw", 0.01, form="foreach"), dtype="float32", span=0, denominator=1)
     bounded = truth_of(program).bounded
     assert bounded is not None
     assert all(bool(tolerance.isfinite().all()) for tolerance in bounded.tolerance.values())

@@ -8,7 +8,7 @@ import torch
 
 from harness.specs.program import Branch, Conv, Embedding, Hooked, Linear, Norm, Scale, Step, Tied, children
 from harness.specs.shapes import Named
-from harness.stacks.limit import STAYS_FROZEN, Case, Limit, defect
+from harness.stacks.limit import FUSED_SGD, STAYS_FROZEN, Case, Limit, defect, fused_sgd
 
 HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 """Strategies that shard among some ranks and replicate among others."""
@@ -145,6 +145,7 @@ SUPPORTED: tuple[Limit, ...] = (
         "An exception leaves behind the collective of a tensor-parallel layer whose result nothing has used.",
         lambda case: bool(case.layout.plan) and _abandons(case, "layer"),
     ),
+    Limit("Fused SGD takes no DTensors.", lambda case: bool(case.layout.plan) and fused_sgd(case)),
     Limit("torch.compile takes original parameters alone.", lambda case: case.compiled and not original(case)),
     Limit(
         "What nothing has used has a gradient of zeros in a flat parameter, on which a stateful optimizer acts.",
@@ -176,6 +177,7 @@ def _reduces(case: Case) -> bool:
 
 
 DEFECTS: tuple[Limit, ...] = (
+    FUSED_SGD,
     defect(
         "fsdp_no_elements",
         "The backward of a parameter without elements fails.",
