@@ -139,6 +139,28 @@ class TestShipped:
         others = {name: ["pytorch"] for name in ("cuda-nccl", "npu-hccl", "rocm-nccl", "xpu-xccl")}
         assert owners == {"cpu-gloo": gloo, "cuda-gloo": gloo, **others}
 
+    def test_what_is_seen(self) -> None:
+        """A defect names the texts by which its failures are known; only gloo on the host is run often enough."""
+        silent = {
+            defect.waiver.defect
+            for path in SHIPPED
+            for defect in parse_defects(path.read_text(), path.name).defects
+            if not defect.waiver.shows and defect.concerns("gloo", "cpu")
+        }
+        assert silent == set()
+
+    @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+    def test_seen_in_failures_alone(self, path: Path) -> None:
+        """No text is in the source of a test, which the report of any failure quotes."""
+        quoted = [
+            (defect.waiver.defect, text)
+            for defect in parse_defects(path.read_text(), path.name).defects
+            for file in {test.partition("::")[0] for test in defect.waiver.tests}
+            for text in defect.waiver.shows
+            if text in (ROOT / file).read_text()
+        ]
+        assert quoted == []
+
 
 class TestCounting:
     def test_without_a_word(self) -> None:
