@@ -139,13 +139,14 @@ class TestShipped:
         others = {name: ["pytorch"] for name in ("cuda-nccl", "npu-hccl", "rocm-nccl", "xpu-xccl")}
         assert owners == {"cpu-gloo": gloo, "cuda-gloo": gloo, **others}
 
-    def test_what_is_seen(self) -> None:
-        """A defect names the texts by which its failures are known; only gloo on the host is run often enough."""
+    @pytest.mark.parametrize(("backend", "device"), [("gloo", "cpu"), ("simccl", "sim")])
+    def test_what_is_seen(self, backend: str, device: str) -> None:
+        """A defect that shows without special hardware names the texts by which its failures are known."""
         silent = {
             defect.waiver.defect
             for path in SHIPPED
             for defect in parse_defects(path.read_text(), path.name).defects
-            if not defect.waiver.shows and defect.concerns("gloo", "cpu")
+            if not defect.waiver.shows and defect.concerns(backend, device)
         }
         assert silent == set()
 
