@@ -157,7 +157,7 @@ def test_timeouts(world: World) -> None:
 )
 @requirement(
     "COLL-GROUP-23",
-    "new_subgroups refuses a size that does not divide the group, and new_subgroups_by_enumeration a rank in two parts.",
+    "new_subgroups refuses a size that does not divide the group, and new_subgroups_by_enumeration overlapping parts.",
     source="torch.distributed.new_subgroups, new_subgroups_by_enumeration",
 )
 @pytest.mark.world(3)
