@@ -52,6 +52,7 @@ __all__ = [
     "reduction",
     "refusals",
     "run_cases",
+    "sequence_number",
     "set_timeout",
     "summed_later",
     "unwaited",
@@ -75,6 +76,11 @@ def summed_later(tensors: list[torch.Tensor], group: Any) -> list[torch.Tensor]:
 def unwaited() -> int:
     """Return the number of functional collectives that nothing has waited for."""
     return int(torch._C._distributed_c10d._get_work_registry_size())
+
+
+def sequence_number(group: Any) -> int:
+    """Return how many collectives were issued on a group. Errors: RuntimeError if its backend does not count them."""
+    return int(group._get_sequence_number_for_group())
 
 
 def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
