@@ -43,6 +43,7 @@ __all__ = [
     "claimed",
     "claimed_cases",
     "coalescing_manager",
+    "concatenated",
     "default_store",
     "flattened",
     "functional",
@@ -55,6 +56,7 @@ __all__ = [
     "sequence_number",
     "set_timeout",
     "summed_later",
+    "unflattened",
     "unwaited",
 ]
 
@@ -87,6 +89,18 @@ def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
     """Flatten a mesh into one dimension of that name."""
     flat: DeviceMesh = mesh._flatten(name)
     return flat
+
+
+def unflattened(mesh: DeviceMesh, dim: int | str, sizes: Sequence[int], names: Sequence[str]) -> DeviceMesh:
+    """Divide a dimension of a mesh into several, of these sizes and names."""
+    divided: DeviceMesh = mesh._unflatten(dim, tuple(sizes), tuple(names))
+    return divided
+
+
+def concatenated(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
+    """Return the mesh that has the dimensions of all of these slices of one mesh."""
+    whole: DeviceMesh = DeviceMesh._concatenate(list(meshes))
+    return whole
 
 
 def reduction(op: str) -> Any:
