@@ -91,7 +91,7 @@ def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
     return flat
 
 
-def unflattened(mesh: DeviceMesh, dim: int | str, sizes: Sequence[int], names: Sequence[str]) -> DeviceMesh:
+def unflattened(mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Sequence[str]) -> DeviceMesh:
     """Divide a dimension of a mesh into several, of these sizes and names."""
     divided: DeviceMesh = mesh._unflatten(dim, tuple(sizes), tuple(names))
     return divided

@@ -398,20 +398,20 @@ def test_backend_of_a_dimension(rank: Rank) -> None:
 )
 @spmd(4)
 def test_divided_and_joined(rank: Rank) -> None:
-    """Divide a line, and both dimensions of a square, by number and by name; join slices in both orders."""
+    """Divide a line, and both dimensions of a square, and use them; join slices in both orders."""
     line = init_device_mesh(rank.device.type, (4,), mesh_dim_names=("w",))
-    for dim, sizes in ((0, (2, 2)), ("w", (4, 1)), (0, (2, 1, 2))):
-        divided = unflattened(line, dim, sizes, NAMES[: len(sizes)])
+    for sizes in ((2, 2), (4, 1), (1, 4), (2, 1, 2)):
+        divided = unflattened(line, 0, sizes, NAMES[: len(sizes)])
         check(rank, divided, torch.arange(4).view(sizes), NAMES[: len(sizes)], f"a line divided into {sizes}")
     for wrong in ((3, 1), (2, 3), (4,)):
         with pytest.raises((ValueError, RuntimeError)):
             unflattened(line, 0, wrong, ("x", "y"))
     with pytest.raises((ValueError, RuntimeError)):
-        unflattened(line, "v", (2, 2), ("x", "y"))
+        unflattened(line, 1, (2, 2), ("x", "y"))
     square = init_device_mesh(rank.device.type, (2, 2), mesh_dim_names=("a", "b"))
-    for dim, sizes, names in (("b", (2, 1), ("a", "x", "y")), (0, (1, 2), ("x", "y", "b"))):
+    for dim, sizes, names in ((1, (2, 1), ("a", "x", "y")), (0, (1, 2), ("x", "y", "b"))):
         divided = unflattened(square, dim, sizes, ("x", "y"))
-        shape = (2, *sizes) if dim == "b" else (*sizes, 2)
+        shape = (2, *sizes) if dim == 1 else (*sizes, 2)
         check(rank, divided, torch.arange(4).view(shape), names, f"{dim} divided into {sizes}")
     count = dist.get_pg_count()
     joined = concatenated([square["a"], square["b"]])
