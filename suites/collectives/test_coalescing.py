@@ -80,12 +80,13 @@ def test_after_blocks(world: World, ranks: tuple[int, ...], waits: bool) -> None
 @pytest.mark.parametrize("waits", [True, False], ids=["async", "sync"])
 @pytest.mark.world(2, 3)
 def test_operations_in_blocks(world: World, waits: bool) -> None:
-    """Every operation, of whole numbers and of floating-point numbers; one block after the other."""
+    """Every operation, of whole, floating-point and complex numbers; one block after the other."""
 
     def body(rank: Rank) -> None:
         for name in COALESCED:
             for op in OPS if "gather" not in name else OPS[:1]:
-                for dtype in (torch.float32, torch.int64, torch.bfloat16):
+                complex_too = [torch.complex64] if op == "SUM" else []
+                for dtype in (torch.float32, torch.int64, torch.bfloat16, *complex_too):
                     with coalescing_manager(async_ops=waits) as manager:
                         issued = calls(name, op, dtype, None, rank.index, rank.size, rank)
                     if waits:

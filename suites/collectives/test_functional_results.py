@@ -211,3 +211,28 @@ def test_refused_calls(rank: Rank) -> None:
         assert unwaited() == 0, name
     total = functional.wait_tensor(functional.all_reduce(tensor, "sum", (mesh, 1)))
     assert_same(torch.full((3, 3), 2.0), total, "sum")
+
+
+@requirement(
+    "COLL-FUNC-25",
+    "A functional reduction accepts its operation by name, in small or capital letters.",
+    source="torch.distributed._functional_collectives: all_reduce, reduce_scatter_tensor: reduceOp",
+)
+@spmd(2)
+def test_names_of_operations(rank: Rank) -> None:
+    """Reduce whole numbers and an average, one by one, scattered and in lists."""
+    group: Any = dist.group.WORLD
+    values = {"sum": 9, "product": 18, "min": 3, "max": 6, "band": 2, "bor": 7, "bxor": 5, "avg": 4.5}
+    for name, value in values.items():
+        dtype = torch.float32 if name == "avg" else torch.int64
+        for op in (name, name.upper(), name.capitalize()):
+            given = torch.full((2,), 3 + 3 * rank.index, dtype=dtype, device=rank.device)
+            results = [
+                functional.all_reduce(given, op, group),
+                functional.reduce_scatter_tensor(given.repeat(2), op, 0, group),
+                *functional.all_reduce_coalesced([given, given], op, group),
+                *functional.reduce_scatter_tensor_coalesced([given.repeat(2)], op, [0], group),
+            ]
+            for number, result in enumerate(results):
+                right = torch.full((2,), value, dtype=dtype)
+                assert_same(right, functional.wait_tensor(result), f"{op}, result {number}")

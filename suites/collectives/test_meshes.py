@@ -52,7 +52,7 @@ def check(rank: Rank, mesh: DeviceMesh, table: torch.Tensor, names: tuple[str, .
         own = torch.tensor([10**rank.index], device=rank.device)
         wanted = sum(10**i for i in line)
         assert total(rank, groups[dim]) == wanted, f"{what}, dimension {dim}"
-        ways: list[Any] = [(mesh, dim), groups[dim], *([mesh] if table.ndim == 1 else [])]
+        ways: list[Any] = [(mesh, dim), groups[dim], groups[dim].group_name, *([mesh] if table.ndim == 1 else [])]
         for group in ways:
             summed = functional.wait_tensor(functional.all_reduce(own, "sum", group))
             assert summed.item() == wanted, f"{what}, functional over dimension {dim}"

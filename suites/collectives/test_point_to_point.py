@@ -400,3 +400,29 @@ def test_operations_of_batches(rank: Rank) -> None:
         with pytest.raises((ValueError, TypeError)):
             dist.batch_isend_irecv(batch)  # type: ignore[arg-type]
     dist.barrier()
+
+
+@requirement(
+    "COLL-P2P-19",
+    "In a batch, the order of sends relative to receives does not matter, nor in which order the works are waited for.",
+    source="torch.distributed.batch_isend_irecv: '[recv_from_1, send_to_1] is equivalent to [send_to_1, recv_from_1]'",
+)
+@spmd(2)
+def test_order_in_batches(rank: Rank) -> None:
+    """Exchange two messages each way in every order of sends and receives, the same on both ranks or not."""
+    orders = sorted(set(itertools.permutations("ssrr")))
+    other = 1 - rank.index
+    for number, order in enumerate(orders):
+        mine = order if rank.index == 0 else orders[-1 - number // 2]
+        sent = iter([outgoing(rank, count, call) for call, count in enumerate((7, 300))])
+        received = [incoming(rank, count) for count in (7, 300)]
+        into = iter(received)
+        ops = [
+            dist.P2POp(dist.isend, next(sent), other) if kind == "s" else dist.P2POp(dist.irecv, next(into), other)
+            for kind in mine
+        ]
+        works = dist.batch_isend_irecv(ops)
+        for work in works if number % 2 else reversed(works):
+            work.wait()
+        for call, tensor in enumerate(received):
+            assert_same(message(other, count=(7, 300)[call], call=call), tensor, f"message {call}, order {mine}")

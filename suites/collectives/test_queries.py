@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -181,5 +182,54 @@ def test_refused_beginnings(world: World) -> None:
         dist.init_process_group(rank.backend, store=store, timeout=timedelta(seconds=20), **place)
         assert total(rank, None) == 11
         assert dist.get_process_group_ranks(dist.new_group([1, 0])) == [0, 1]
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-LIFE-13",
+    "With env://, rank and world size come from the environment unless they are given.",
+    source="torch.distributed.init_process_group: init_method; torch.distributed.rendezvous",
+)
+@requirement(
+    "COLL-LIFE-14",
+    "With tcp://, rank and world size may be part of the address.",
+    source="torch.distributed.init_process_group: init_method; torch.distributed.rendezvous",
+)
+@pytest.mark.world(2)
+def test_places_of_the_rank(world: World) -> None:
+    """Take both from the environment, or swap the ranks by an argument or in the address."""
+
+    def body(rank: Rank) -> None:
+        dist.barrier()
+        dist.destroy_process_group()
+        swapped = 1 - rank.index
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+            for name, value in (("RANK", rank.index), ("WORLD_SIZE", 2), ("MASTER_ADDR", "127.0.0.1")):
+                patch.setenv(name, str(value))
+            ways: list[tuple[str, dict[str, Any], int]] = [
+                ("env://", {}, rank.index),
+                ("env://", {"rank": swapped}, swapped),
+                ("", {"rank": swapped, "world_size": 2}, swapped),
+                (f"tcp://127.0.0.1:{{port}}?rank={swapped}&world_size=2", {}, swapped),
+            ]
+            for number, (method, place, expected) in enumerate(ways):
+                if expected == 0:
+                    with socket.create_server(("127.0.0.1", 0)) as listener:
+                        port = str(listener.getsockname()[1])
+                    rank.store.set(f"port {number}", port)
+                port = rank.store.get(f"port {number}").decode()
+                patch.setenv("MASTER_PORT", port)
+                options = {"init_method": method.format(port=port)} if method else {}
+                dist.init_process_group(rank.backend, timeout=timedelta(seconds=20), **options, **place)
+                assert (dist.get_rank(), dist.get_world_size()) == (expected, 2), f"{method}, {place}"
+                own = torch.tensor([float(expected)], device=rank.device)
+                dist.broadcast(own, 1)
+                assert own.item() == 1, f"{method}, {place}"
+                dist.barrier()
+                dist.destroy_process_group()
+        store = dist.PrefixStore("back", rank.store)
+        dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=2)
 
     world.run(body)

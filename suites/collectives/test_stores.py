@@ -357,3 +357,36 @@ def test_queues(world: World) -> None:
             assert store.queue_len("one") == 0, kind
 
     world.run(body)
+
+
+@requirement(
+    "COLL-STORE-15",
+    "A TCPStore waits for as many workers as it is told, and has the port and timeout that it is made with.",
+    source="torch.distributed.TCPStore: world_size, wait_for_workers, timeout, port",
+)
+@pytest.mark.world(2)
+def test_network_stores(world: World) -> None:
+    """Rank 0 serves on a free port, with and without waiting for rank 1; then nobody serves there."""
+
+    def body(rank: Rank) -> None:
+        host = "127.0.0.1"
+        for number, waits in enumerate((True, False)):
+            options: dict[str, Any] = {"world_size": 2, "wait_for_workers": waits, "timeout": LONG}
+            if rank.index == 0:
+                store = dist.TCPStore(host, 0, is_master=True, **{**options, "wait_for_workers": False})
+                rank.store.set(f"port {number}", str(store.port))
+            else:
+                port = int(rank.store.get(f"port {number}"))
+                store = dist.TCPStore(host, port, is_master=False, **options)
+                assert store.port == port
+            assert (store.host, store.timeout) == (host, LONG)
+            store.set(f"of {rank.index}", f"{number}")
+            assert store.get(f"of {1 - rank.index}") == f"{number}".encode()
+            dist.barrier()
+        if rank.index == 0:
+            began = time.monotonic()
+            with pytest.raises(dist.DistError):
+                dist.TCPStore(host, 0, 2, True, timeout=timedelta(seconds=SECONDS), wait_for_workers=True)
+            assert 0.9 * SECONDS <= time.monotonic() - began < SECONDS + 5
+
+    world.run(body)
