@@ -43,7 +43,7 @@ def prepared(rank: Rank, collective: str) -> tuple[tuple[Any, ...], list[tuple[t
 )
 @requirement(
     "COLL-CALL-01",
-    "gather, scatter, reduce and broadcast have rank 0 as their root if it is given, and gather and scatter if not.",
+    "The root of a collective is the rank that is named, or rank 0 of gather or scatter if none is.",
     source="torch.distributed.gather: dst: 'Default is 0', scatter: src",
 )
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -117,7 +117,7 @@ def test_refused_roots(rank: Rank) -> None:
 
 @requirement(
     "COLL-CALL-03",
-    "gather and scatter refuse a list of tensors on a rank that is not the root, and a list that is missing on it.",
+    "gather and scatter refuse a list of tensors on a rank that is not the root, or no list on the root.",
     source="torch.distributed.gather: 'must be specified on the destination rank', scatter",
 )
 @pytest.mark.needs(collective="gather")

@@ -60,7 +60,7 @@ def _numbers(text: str) -> list[list[float]]:
 
 @requirement(
     "COLL-FUNC-20",
-    "However the result of a functional collective is read, the collective is waited for first.",
+    "A functional collective is waited for before its result is read, in any way of reading it.",
     source="torch.distributed._functional_collectives: AsyncCollectiveTensor: 'trigger a call to wait prior to first "
     "use of the underlying tensor'",
 )

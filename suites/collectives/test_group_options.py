@@ -156,6 +156,28 @@ def test_timeouts(world: World) -> None:
     "new_group refuses ranks that are there twice or do not exist, and a timeout that is none, without making a group.",
     source="torch.distributed.new_group: ranks, timeout",
 )
+@pytest.mark.needs(torch="torch.distributed.barrier(timeout)")  # which came together with these refusals
+@pytest.mark.world(3)
+def test_refused_ranks(world: World) -> None:
+    """Every rank gives a rank twice or a negative one, and then makes a group."""
+
+    def body(rank: Rank) -> None:
+        before = dist.get_pg_count()
+        for ranks in ([0, 1, 1], [2, 2], [0, 0, 1, 1], [-1, 0], [-1]):
+            with pytest.raises((ValueError, RuntimeError)):
+                dist.new_group(ranks)
+            assert dist.get_pg_count() == before, f"{ranks}: a group is left"
+        group = dist.new_group([1, 2])
+        assert rank.index == 0 or total(rank, group) == 110
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GROUP-22",
+    "new_group refuses ranks that are there twice or do not exist, and a timeout that is none, without making a group.",
+    source="torch.distributed.new_group: ranks, timeout",
+)
 @requirement(
     "COLL-GROUP-23",
     "new_subgroups refuses a size that does not divide the group, and new_subgroups_by_enumeration overlapping parts.",
@@ -167,7 +189,6 @@ def test_refused_groups(world: World) -> None:
 
     def body(rank: Rank) -> None:
         refused: dict[str, Callable[[], Any]] = {
-            "twice": lambda: dist.new_group([0, 1, 1]),
             "above": lambda: dist.new_group([0, 3]),
             "too many": lambda: dist.new_group([0, 1, 2, 3]),
             "seconds": lambda: dist.new_group([0, 1], timeout=10),  # type: ignore[arg-type]

@@ -18,7 +18,6 @@ from harness.stacks.collectives import concatenated, flattened, functional, unfl
 from suites.collectives.test_naming import total
 
 NAMES = ("a", "b", "c")
-MESH = "torch.distributed.device_mesh.DeviceMesh"
 
 
 def members(table: torch.Tensor, rank: int, dims: Sequence[int]) -> torch.Tensor:
@@ -63,7 +62,7 @@ def check(rank: Rank, mesh: DeviceMesh, table: torch.Tensor, names: tuple[str, .
 @requirement(
     "COLL-MESH-06",
     "A mesh is the current mesh within its with statement, and the one around it is again after that.",
-    source=f"{MESH}: 'can also be used as a context manager'; torch.distributed.tensor.distribute_tensor: device_mesh",
+    source="torch.distributed.device_mesh.DeviceMesh: 'can also be used as a context manager'",
 )
 @spmd(2)
 def test_contexts(rank: Rank) -> None:
@@ -105,8 +104,8 @@ def test_contexts(rank: Rank) -> None:
 
 @requirement(
     "COLL-MESH-07",
-    "A slice of a mesh has the ranks, names and groups of its dimensions, and makes no group.",
-    source=f"{MESH}: __getitem__, get_group, get_all_groups",
+    "A slice of a mesh has the ranks, names, groups of its dimensions, without making a group.",
+    source="torch.distributed.device_mesh.DeviceMesh: __getitem__, get_group, get_all_groups",
 )
 @pytest.mark.parametrize("shape", [(2, 2), (2, 1, 2), (1, 2, 2), (2, 2, 1)], ids=str)
 @pytest.mark.world(4)
@@ -149,7 +148,7 @@ def test_slices(world: World, shape: tuple[int, ...]) -> None:
 @requirement(
     "COLL-MESH-08",
     "A flattened mesh has one dimension with all ranks of the mesh, and flattening again gives the same one.",
-    source=f"{MESH}._flatten; pytorch/pytorch#133838",
+    source="torch.distributed.device_mesh.DeviceMesh._flatten; pytorch/pytorch#133838",
 )
 @pytest.mark.parametrize("shape", [(2, 2), (2, 1, 2), (1, 2, 2), (2, 2, 1)], ids=str)
 @pytest.mark.world(4)
@@ -194,7 +193,8 @@ def test_flattening(world: World, shape: tuple[int, ...]) -> None:
 @requirement(
     "COLL-MESH-09",
     "A mesh from groups has each group at the dimension of its place in the list, and makes no group.",
-    source=f"{MESH}.from_group: 'the first process group will be the 0th dimension of the DeviceMesh'",
+    source="torch.distributed.device_mesh.DeviceMesh.from_group: 'the first process group will be the 0th "
+    "dimension of the DeviceMesh'",
 )
 @pytest.mark.parametrize("shape", [(2, 2), (2, 1, 2), (1, 4), (4,)], ids=str)
 @pytest.mark.world(4)
@@ -244,13 +244,13 @@ def test_from_groups(world: World, shape: tuple[int, ...]) -> None:
 
 @requirement(
     "COLL-MESH-10",
-    "Meshes are equal if they have the same ranks, names and type of device, and equal meshes have the same hash.",
-    source=f"{MESH}: __eq__, __hash__",
+    "Meshes are equal exactly if they have the same ranks, names, type of device, which makes their hashes equal.",
+    source="torch.distributed.device_mesh.DeviceMesh: __eq__, __hash__",
 )
 @requirement(
     "COLL-MESH-11",
     "A pickled mesh that is loaded on the same rank is equal to it and has its groups.",
-    source=f"{MESH}: __getstate__, __setstate__",
+    source="torch.distributed.device_mesh.DeviceMesh: __getstate__, __setstate__",
 )
 @spmd(4)
 def test_comparison(rank: Rank) -> None:
@@ -282,12 +282,13 @@ def test_comparison(rank: Rank) -> None:
 @requirement(
     "COLL-MESH-12",
     "A mesh has the ranks that it is given, in any order and as any kind of table, at its time of creation.",
-    source=f"{MESH}: mesh: 'ndarray'",
+    source="torch.distributed.device_mesh.DeviceMesh: mesh: 'ndarray'",
 )
 @requirement(
     "COLL-MESH-13",
     "On a rank outside of a mesh, the coordinate is None.",
-    source=f"{MESH}.get_coordinate: 'If this rank is not part of the mesh, return None'",
+    source="torch.distributed.device_mesh.DeviceMesh.get_coordinate: 'If this rank is not part of the mesh, "
+    "return None'",
 )
 @spmd(4)
 def test_tables(rank: Rank) -> None:
@@ -334,7 +335,7 @@ def test_tables(rank: Rank) -> None:
 @requirement(
     "COLL-MESH-15",
     "A dimension must be named where a mesh has several, and must exist.",
-    source=f"{MESH}.get_group, get_local_rank",
+    source="torch.distributed.device_mesh.DeviceMesh.get_group, get_local_rank",
 )
 @spmd(4)
 def test_refused_meshes(rank: Rank) -> None:
@@ -389,12 +390,12 @@ def test_backend_of_a_dimension(rank: Rank) -> None:
 @requirement(
     "COLL-MESH-17",
     "A dimension of a mesh can be divided into several, whose ranks are those of the dimension in their order.",
-    source=f"{MESH}._unflatten",
+    source="torch.distributed.device_mesh.DeviceMesh._unflatten",
 )
 @requirement(
     "COLL-MESH-18",
     "Slices of a mesh can be joined to a mesh that has their dimensions, names and groups.",
-    source=f"{MESH}._concatenate",
+    source="torch.distributed.device_mesh.DeviceMesh._concatenate",
 )
 @spmd(4)
 def test_divided_and_joined(rank: Rank) -> None:

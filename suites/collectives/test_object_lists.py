@@ -41,12 +41,12 @@ def test_entries_of_scatter(world: World, length: int) -> None:
 
 @requirement(
     "COLL-OBJECT-16",
-    "all_gather_object and gather_object fill the given list from its first entry, and leave further entries.",
+    "all_gather_object and gather_object fill the given list from its first entry, leaving further entries.",
     source="torch.distributed.all_gather_object, gather_object",
 )
 @requirement(
     "COLL-OBJECT-17",
-    "What a rank receives of its own object is a copy, and so is what others receive.",
+    "Objects that a collective of objects gives to a rank are copies, also of the rank's own object.",
     source="torch.distributed.all_gather_object, gather_object, scatter_object_list",
 )
 @pytest.mark.parametrize("more", [0, 2])
@@ -82,7 +82,7 @@ def test_entries_of_gather(world: World, more: int) -> None:
 
 @requirement(
     "COLL-OBJECT-18",
-    "broadcast_object_list and send_object_list leave the list and the objects of the source as they are.",
+    "broadcast_object_list and send_object_list leave the source's list of objects as it is.",
     source="torch.distributed.broadcast_object_list: 'Only objects on the src rank will be broadcast'",
 )
 @requirement(

@@ -343,7 +343,7 @@ def test_tags_in_batches(world: World, how: str) -> None:
 
 @requirement(
     "COLL-P2P-16",
-    "send and recv match by tag as isend and irecv do, with or without a source.",
+    "Blocking messages match by their tags as messages in flight do, with or without a source.",
     source="torch.distributed.send, recv: tag",
 )
 @spmd(2)

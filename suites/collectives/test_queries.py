@@ -20,7 +20,7 @@ from suites.collectives.test_naming import total
 
 @requirement(
     "COLL-GROUP-24",
-    "On a rank outside of a group, its rank and size are -1, and its backend is refused.",
+    "A rank outside of a group gets -1 for its rank or the group's size, while the group's backend is refused.",
     source="torch.distributed.get_rank, get_world_size: '-1, if not part of the group', get_backend",
 )
 @requirement(

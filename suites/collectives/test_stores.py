@@ -361,7 +361,7 @@ def test_queues(world: World) -> None:
 
 @requirement(
     "COLL-STORE-15",
-    "A TCPStore waits for as many workers as it is told, and has the port and timeout that it is made with.",
+    "A TCPStore waits for as many workers as it is told, with the port or timeout that it is made with.",
     source="torch.distributed.TCPStore: world_size, wait_for_workers, timeout, port",
 )
 @pytest.mark.world(2)
