@@ -43,6 +43,7 @@ __all__ = [
     "claimed",
     "claimed_cases",
     "coalescing_manager",
+    "concatenated",
     "default_store",
     "flattened",
     "functional",
@@ -52,8 +53,10 @@ __all__ = [
     "reduction",
     "refusals",
     "run_cases",
+    "sequence_number",
     "set_timeout",
     "summed_later",
+    "unflattened",
     "unwaited",
 ]
 
@@ -77,10 +80,27 @@ def unwaited() -> int:
     return int(torch._C._distributed_c10d._get_work_registry_size())
 
 
+def sequence_number(group: Any) -> int:
+    """Return how many collectives were issued on a group. Errors: RuntimeError if its backend does not count them."""
+    return int(group._get_sequence_number_for_group())
+
+
 def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
     """Flatten a mesh into one dimension of that name."""
     flat: DeviceMesh = mesh._flatten(name)
     return flat
+
+
+def unflattened(mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Sequence[str]) -> DeviceMesh:
+    """Divide a dimension of a mesh into several, of these sizes and names."""
+    divided: DeviceMesh = mesh._unflatten(dim, tuple(sizes), tuple(names))
+    return divided
+
+
+def concatenated(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
+    """Return the mesh that has the dimensions of all of these slices of one mesh."""
+    whole: DeviceMesh = DeviceMesh._concatenate(list(meshes))
+    return whole
 
 
 def reduction(op: str) -> Any:

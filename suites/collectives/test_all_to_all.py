@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from harness import World, requirement
+from harness import Rank, World, assert_same, requirement
 from harness.oracles.collectives import Case
 from harness.stacks.collectives import assert_right
 from suites.collectives.cases import DTYPES, repeated, shaped, swept
@@ -67,3 +68,47 @@ def test_uneven_complex(world: World) -> None:
 def test_large_and_repeated(world: World, thorough: bool) -> None:
     """Sizes exceed protocol switches, and every call has different data."""
     assert_right(world, [*repeated(Case("all_to_all"), thorough), *repeated(Case("all_to_all_single"), thorough)])
+
+
+@requirement(
+    "COLL-ALLTOALL-06",
+    "all_to_all_single divides the side equally for which no split sizes are given.",
+    source="torch.distributed.all_to_all_single: output_split_sizes: 'If None or empty', input_split_sizes",
+)
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
+@pytest.mark.parametrize("given", ["outputs", "inputs", "both", "neither"])
+@pytest.mark.world(3)
+def test_splits_of_one_side(world: World, given: str, ranks: tuple[int, ...]) -> None:
+    """Senders, receivers, both or neither have parts of their own size; none, an empty list or a tuple; or a wait."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return
+        me, size = ranks.index(rank.index), len(ranks)
+
+        def rows(sender: int, receiver: int) -> int:
+            return {"outputs": sender + 1, "inputs": receiver + 1, "both": sender + 2 * receiver, "neither": 2}[given]
+
+        def part(sender: int, receiver: int) -> torch.Tensor:
+            count = rows(sender, receiver)
+            numbers = torch.arange(3.0 * count).reshape(count, 3)
+            return numbers + 100 * sender + 1000 * receiver
+
+        mine = torch.cat([part(me, receiver) for receiver in range(size)]).to(rank.device)
+        right = torch.cat([part(sender, me) for sender in range(size)])
+        received = [rows(sender, me) for sender in range(size)] if given in ("outputs", "both") else None
+        sent = [rows(me, receiver) for receiver in range(size)] if given in ("inputs", "both") else None
+        for nothing in (None, []):
+            for waits in (False, True):
+                out = torch.full_like(right, -1, device=rank.device)
+                splits = [nothing if sizes is None else list(sizes) for sizes in (received, sent)]
+                kept = mine.clone()
+                work = dist.all_to_all_single(out, mine, *splits, group=group, async_op=waits)
+                if waits:
+                    work.wait()
+                assert_same(right, out, f"splits {splits}, async: {waits}")
+                assert_same(kept, mine, "input")
+                assert splits == [nothing if sizes is None else sizes for sizes in (received, sent)]
+
+    world.run(body)

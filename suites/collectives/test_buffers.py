@@ -13,7 +13,7 @@ import torch.distributed as dist
 from fixtures.tensors import moved
 from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
-from harness.stacks.collectives import functional, issue
+from harness.stacks.collectives import coalescing_manager, functional, issue
 
 
 @requirement(
@@ -167,6 +167,85 @@ def test_functional_results_are_freed(rank: Rank, waited: bool) -> None:
         return [weakref.ref(tensor) for tensor in (given, *results, *used)]
 
     assert_freed([call(torch.full((5,), float(number), device=rank.device)) for number in range(12)])
+
+
+@requirement(
+    "COLL-FREE-03",
+    "Once a message has arrived and its Work is released, nothing keeps its tensor alive for long.",
+    source="torch.distributed.send, recv, isend, irecv, batch_isend_irecv, P2POp",
+)
+@pytest.mark.needs(features=["messages"])
+@pytest.mark.parametrize("how", ["blocking", "async", "batch", "any-source"])
+@spmd(2)
+def test_messages_are_freed(rank: Rank, how: str) -> None:
+    """Rank 0 sends a dozen messages to rank 1, and every rank keeps none."""
+
+    def call(tensor: torch.Tensor) -> list[Any]:
+        sends, other = rank.index == 0, 1 - rank.index
+        if how == "async":
+            (dist.isend if sends else dist.irecv)(tensor, other).wait()  # type: ignore[union-attr]
+        elif how == "batch":
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend if sends else dist.irecv, tensor, other)]):
+                work.wait()
+        elif sends:
+            dist.send(tensor, other)
+        else:
+            dist.recv(tensor, other if how == "blocking" else None)
+        return [weakref.ref(tensor)]
+
+    assert_freed([call(torch.full((5,), float(number), device=rank.device)) for number in range(12)])
+
+
+@requirement(
+    "COLL-FREE-04",
+    "Once coalesced collectives are done and their manager is released, nothing keeps their tensors alive for long.",
+    source="torch.distributed: _coalescing_manager; torch.distributed.all_reduce_coalesced",
+)
+@pytest.mark.needs(features=["coalescing"])
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "list"])
+@spmd(2)
+def test_coalesced_tensors_are_freed(rank: Rank, collective: str) -> None:
+    """Of a dozen blocks of two calls, half are waited for by the block itself."""
+
+    def call(number: int) -> list[Any]:
+        small = [torch.full((2,), float(number), device=rank.device) for _ in range(2)]
+        large = [torch.full((4,), float(number), device=rank.device) for _ in range(2)]
+        if collective == "list":
+            dist.all_reduce_coalesced(small)
+            return [weakref.ref(tensor) for tensor in small]
+        pairs = zip(large, small, strict=True) if "gather" in collective else zip(small, large, strict=True)
+        with coalescing_manager(async_ops=bool(number % 2)) as manager:
+            for out, given in pairs:
+                getattr(dist, collective)(*((out,) if collective == "all_reduce" else (out, given)))
+        manager.wait()
+        return [weakref.ref(tensor) for tensor in (*small, *large)]
+
+    assert_freed([call(number) for number in range(12)])
+
+
+@requirement(
+    "COLL-FREE-05",
+    "Once a collective of objects has returned, nothing keeps the objects alive that were given to it.",
+    source="torch.distributed.all_gather_object, broadcast_object_list, gather_object, scatter_object_list",
+)
+@pytest.mark.needs(features=["objects"])
+@spmd(2)
+def test_objects_are_freed(rank: Rank) -> None:
+    """Give objects a dozen times to each, and release the lists."""
+
+    def call(number: int) -> list[Any]:
+        given = [torch.full((2,), float(number)) for _ in range(2)]
+        gathered: list[Any] = [None, None]
+        mine: list[Any] = [None]
+        dist.all_gather_object(gathered, given[0])
+        references = [weakref.ref(tensor) for tensor in (*given, *gathered)]
+        dist.gather_object(given[0], gathered if rank.index == 0 else None)
+        dist.scatter_object_list(mine, list(given) if rank.index == 0 else None)
+        references += [weakref.ref(tensor) for tensor in (*gathered, *mine)]
+        dist.broadcast_object_list(given)
+        return references + [weakref.ref(tensor) for tensor in given]
+
+    assert_freed([call(number) for number in range(12)])
 
 
 def assert_freed(calls: list[list[Any]]) -> None:

@@ -296,3 +296,133 @@ def test_every_size(rank: Rank) -> None:
                 dist.recv(received, 0)
                 dist.isend(outgoing(rank, count), 0).wait()
             assert_same(message(1 - rank.index, count=count), received, f"{count} elements")
+
+
+@requirement(
+    "COLL-P2P-14",
+    "In a batch, too, a message is received under the tag it was sent with.",
+    source="torch.distributed.P2POp: tag",
+)
+@requirement(
+    "COLL-P2P-15",
+    "Tags keep messages of a subgroup apart, whether peers are given by global rank or by group rank.",
+    source="torch.distributed.P2POp, isend, irecv: tag, group_dst, group_src",
+)
+@pytest.mark.parametrize("how", ["batches", "batch-sent", "batch-received", "alone"])
+@pytest.mark.world(3)
+def test_tags_in_batches(world: World, how: str) -> None:
+    """Messages of one pair are received by their tags in reverse; in the world, and among its last two ranks."""
+
+    def body(rank: Rank) -> None:
+        last = dist.new_group([1, 2])
+        for group, members in ((None, [0, 1, 2]), (last, [1, 2])):
+            for named in ("peer", "group_peer"):
+                if rank.index not in (members[0], members[-1]):
+                    continue
+                sends = rank.index == members[-1]
+                other = members[0] if sends else members[-1]
+                place = {named: other if named == "peer" else members.index(other)}
+                batch = how == "batches" or how == ("batch-sent" if sends else "batch-received")
+                order = range(4) if sends else reversed(range(4))
+                tensors = {tag: outgoing(rank, call=tag) if sends else incoming(rank) for tag in order}
+                function = dist.isend if sends else dist.irecv
+                if batch:
+                    ops = [dist.P2POp(function, t, group=group, tag=tag, **place) for tag, t in tensors.items()]
+                    works = dist.batch_isend_irecv(ops)
+                else:
+                    role = "dst" if sends else "src"
+                    names = {role if named == "peer" else f"group_{role}": place[named]}
+                    works = [function(t, group=group, tag=tag, **names) for tag, t in tensors.items()]
+                for work in works:
+                    work.wait()
+                for tag, tensor in () if sends else tensors.items():
+                    assert_same(message(other, call=tag), tensor, f"tag {tag} in {members}, by {named}")
+
+    world.run(body, timeout=20)
+
+
+@requirement(
+    "COLL-P2P-16",
+    "Blocking messages match by their tags as messages in flight do, with or without a source.",
+    source="torch.distributed.send, recv: tag",
+)
+@spmd(2)
+def test_tags_of_blocking_messages(rank: Rank) -> None:
+    """Rank 0 sends three messages that wait, and rank 1 receives them in another order, half of them from any rank."""
+    for source in (0, None):
+        if rank.index == 0:
+            works = [dist.isend(outgoing(rank, call=tag), 1, tag=tag) for tag in (1, 2)]
+            dist.send(outgoing(rank, call=3), 1, tag=3)
+            for work in works:
+                work.wait()
+            continue
+        for tag in (2, 3, 1):
+            received = incoming(rank)
+            assert dist.recv(received, source, tag=tag) == 0
+            assert_same(message(0, call=tag), received, f"tag {tag} from {source}")
+
+
+@requirement(
+    "COLL-P2P-17",
+    "A P2POp has the operation, tensor, peer and tag that it is made with, in the default group unless one is given.",
+    source="torch.distributed.P2POp",
+)
+@requirement(
+    "COLL-P2P-18",
+    "A batch that is no list of P2POps, or has them of several groups, is refused before anything is sent.",
+    source="torch.distributed.batch_isend_irecv",
+)
+@spmd(3)
+def test_operations_of_batches(rank: Rank) -> None:
+    """Look at operations of the default group and of a subgroup, then give a batch what it does not take."""
+    tensor = torch.ones(2, device=rank.device)
+    group, other = dist.new_group([1, 2]), dist.new_group([1, 2])
+    op = dist.P2POp(dist.isend, tensor, (rank.index + 1) % 3, tag=5)
+    assert (op.op, op.tensor is tensor, op.tag) == (dist.isend, True, 5)
+    assert op.peer == op.group_peer == (rank.index + 1) % 3
+    assert op.group is dist.group.WORLD
+    if rank.index > 0:
+        peer = 3 - rank.index
+        for names in ({"peer": peer}, {"group_peer": peer - 1}):
+            op = dist.P2POp(dist.irecv, tensor, group=group, **names)
+            assert (op.op, op.peer, op.group_peer, op.tag) == (dist.irecv, peer, peer - 1, 0)
+            assert op.group is group
+        ops = [dist.P2POp(dist.isend, tensor, peer, of) for of in (group, other)]
+        with pytest.raises(ValueError, match=r"(?i)group"):
+            dist.batch_isend_irecv(ops)
+    for wrong in (dist.send, dist.all_reduce, None, "isend"):
+        with pytest.raises((RuntimeError, ValueError)):
+            dist.P2POp(wrong, tensor, 0)  # type: ignore[arg-type]
+    for names in ({}, {"peer": 0, "group_peer": 0}):
+        with pytest.raises(ValueError):  # noqa: PT011 - the words differ
+            dist.P2POp(dist.isend, tensor, **names)
+    for batch in (op, [op, None], [dist.isend]):
+        with pytest.raises((ValueError, TypeError)):
+            dist.batch_isend_irecv(batch)  # type: ignore[arg-type]
+    dist.barrier()
+
+
+@requirement(
+    "COLL-P2P-19",
+    "In a batch, the order of sends relative to receives does not matter, nor in which order the works are waited for.",
+    source="torch.distributed.batch_isend_irecv: '[recv_from_1, send_to_1] is equivalent to [send_to_1, recv_from_1]'",
+)
+@spmd(2)
+def test_order_in_batches(rank: Rank) -> None:
+    """Exchange two messages each way in every order of sends and receives, the same on both ranks or not."""
+    orders = sorted(set(itertools.permutations("ssrr")))
+    other = 1 - rank.index
+    for number, order in enumerate(orders):
+        mine = order if rank.index == 0 else orders[-1 - number // 2]
+        sent = iter([outgoing(rank, count, call) for call, count in enumerate((7, 300))])
+        received = [incoming(rank, count) for count in (7, 300)]
+        into = iter(received)
+        ops = [
+            dist.P2POp(dist.isend, next(sent), other) if kind == "s" else dist.P2POp(dist.irecv, next(into), other)
+            for kind in mine
+        ]
+        works = dist.batch_isend_irecv(ops)
+        for work in works if number % 2 else reversed(works):
+            work.wait()
+        for call, tensor in enumerate(received):
+            assert_same(message(other, count=(7, 300)[call], call=call), tensor, f"message {call}, order {mine}")

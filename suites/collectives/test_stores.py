@@ -1,15 +1,35 @@
-"""Stores, over which ranks meet before they have collectives."""
+"""Stores, over which ranks meet before they have collectives: of the default group, of a file, with prefixes."""
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from harness import Rank, World, requirement
 from harness.stacks.collectives import default_store
+
+SECONDS = 0.2
+LONG = timedelta(seconds=20)
+
+
+def stores(rank: Rank, folder: Path | None = None) -> dict[str, dist.Store]:
+    """Return stores that the ranks share: two over the network and, with a folder, two in a file of it."""
+    default: dist.Store = default_store().clone()  # which has a timeout of its own
+    made: dict[str, dist.Store] = {
+        "default": dist.PrefixStore("kinds", default),
+        "prefixes": dist.PrefixStore("outer", dist.PrefixStore("inner", rank.store.clone())),
+    }
+    if folder is not None:
+        file = dist.FileStore(str(folder / "store"), rank.size)
+        made |= {"file": file, "prefixed-file": dist.PrefixStore("prefix", file)}
+    for store in made.values():
+        store.set_timeout(LONG)
+    return made
 
 
 @requirement(
@@ -37,3 +57,336 @@ def test_compare_set(world: World, tmp_path: Path, kind: str) -> None:
     found = world.run(body)
     assert len({tuple(told) for told, _ in found}) == 1
     assert [late for _, late in found] == [found[0][0][0]] * world.size
+
+
+@requirement(
+    "COLL-STORE-02",
+    "multi_get returns the value of each key in the order of the keys it is given.",
+    source="torch.distributed.Store: multi_get",
+)
+@requirement(
+    "COLL-STORE-03",
+    "multi_set stores each value under the key at the same place of its list.",
+    source="torch.distributed.Store: multi_set",
+)
+@pytest.mark.world(2)
+def test_several_keys(world: World, tmp_path: Path) -> None:
+    """One rank stores, the other reads: keys in rising, falling and no order, one key, a key twice, none."""
+    keys = ["m", "a", "z", "k", "B", "10", "9"]
+    orders = [keys, keys[::-1], sorted(keys), ["z"], ["k", "a", "k", "z", "a"], []]
+
+    def body(rank: Rank) -> None:
+        for kind, store in stores(rank, tmp_path).items():
+            if rank.index == 0:
+                store.multi_set([f"set {key}" for key in keys], [f"of {key}" for key in keys])
+                for key in keys:
+                    store.set(key, f"value of {key}")
+                store.multi_set(["twice", "once"], ["first", "only"])
+                store.multi_set(["done", "twice"], ["yes", "second"])
+            store.wait(["done"])
+            for order in orders:
+                wanted = [f"value of {key}".encode() for key in order]
+                assert store.multi_get(order) == wanted, f"{kind}, multi_get({order})"
+            assert [store.get(f"set {key}") for key in keys] == [f"of {key}".encode() for key in keys], kind
+            assert store.multi_get(["once", "twice"]) == [b"only", b"second"], kind
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STORE-04",
+    "A store returns the bytes that were stored, whatever they are.",
+    source="torch.distributed.Store: set, get",
+)
+@requirement(
+    "COLL-STORE-05",
+    "A key may be any text.",
+    source="torch.distributed.Store: set, get",
+)
+@pytest.mark.world(2)
+def test_any_bytes(world: World, tmp_path: Path) -> None:
+    """Values are empty, text, zeros, not UTF-8, or long; one rank stores and each reads; a value is replaced."""
+    values: list[Any] = [
+        b"",
+        "",
+        b"text",
+        "text",
+        b"\0",
+        b"a\0b",
+        b"\xff\xfe\0",
+        "öß",
+        b" \n",
+        bytes(range(256)) * 1000,
+    ]
+    keys = ["key", "with space", "a/b", "a//b", "ö", "x" * 300, "key/", "0"]
+
+    def body(rank: Rank) -> None:
+        for kind, store in stores(rank, tmp_path).items():
+            for number, value in enumerate(values):
+                if rank.index == 0:
+                    store.set(f"{number}", value)
+                found = store.get(f"{number}")
+                wanted = value.encode() if isinstance(value, str) else value
+                assert isinstance(found, bytes)
+                assert found == wanted, f"{kind}: {wanted[:20]!r} became {found[:20]!r}"
+            if rank.index == 1:
+                for key in keys:
+                    store.set(f"{key}", f"first of {key}")
+                    store.set(f"{key}", f"last of {key}")
+                store.set("stored", "")
+            store.wait(["stored"])
+            for key in keys:
+                assert store.get(key) == f"last of {key}".encode(), f"{kind}: {key!r}"
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STORE-06",
+    "add returns the sum of everything that was added to a key, including what it adds.",
+    source="torch.distributed.Store: add",
+)
+@requirement(
+    "COLL-STORE-07",
+    "append puts its value after what the key holds.",
+    source="torch.distributed.Store: append",
+)
+@pytest.mark.world(2, 3)
+def test_counting(world: World, tmp_path: Path) -> None:
+    """Ranks add to one counter at the same time, also negative numbers and zero, and append to one text."""
+
+    def body(rank: Rank) -> dict[str, list[int]]:
+        found = {}
+        for kind, store in stores(rank, tmp_path).items():
+            found[kind] = [store.add("count", 1) for _ in range(10)]
+            own = f"own {rank.index}"
+            assert [store.add(own, n) for n in (0, 5, -7, 0, 2**40)] == [0, 5, -2, -2, 2**40 - 2], kind
+            assert store.get(own) == str(2**40 - 2).encode(), kind
+            store.set(own, "40")
+            assert store.add(own, 2) == 42, kind
+            for part in ("a", b"\0", "", "b"):
+                store.append(f"text {rank.index}", part)
+            assert store.get(f"text {rank.index}") == b"a\0b", kind
+            if "file" in kind:  # not at the same time: it reads the value and then sets it
+                continue
+            for _ in range(3):
+                store.append("all", f"<{rank.index}>")
+            store.add("done", 1)
+            while store.add("done", 0) < rank.size:
+                time.sleep(0.001)
+            text = store.get("all").decode()
+            assert sorted(text) == sorted("".join(f"<{i}>" * 3 for i in range(rank.size))), f"{kind}: {text}"
+            assert text.count("><") == 3 * rank.size - 1, f"{kind}: {text}"
+        return found
+
+    ranks = world.run(body)
+    for kind in ranks[0]:
+        assert sorted(n for found in ranks for n in found[kind]) == list(range(1, 10 * world.size + 1)), kind
+
+
+@requirement(
+    "COLL-STORE-08",
+    "check says at once whether a store has all of the keys.",
+    source="torch.distributed.Store: check",
+)
+@requirement(
+    "COLL-STORE-09",
+    "delete_key removes the key and tells whether there was one.",
+    source="torch.distributed.Store: delete_key",
+)
+@requirement(
+    "COLL-STORE-10",
+    "compare_set changes a key only if it holds the expected value, and returns what it holds then.",
+    source="torch.distributed.Store: compare_set: 'only be set if expected_value for the key already exists'",
+)
+@pytest.mark.world(1)
+def test_presence(world: World, tmp_path: Path) -> None:
+    """Ask before and after keys are set, replaced, deleted and set again."""
+
+    def body(rank: Rank) -> None:
+        for kind, store in {**stores(rank, tmp_path), "hash": dist.HashStore()}.items():
+            assert not store.check(["a"]), kind
+            store.set("a", "1")
+            store.set("b", "")
+            checks = [["a"], ["b"], ["a", "b"], ["a", "c"], ["c", "a"], ["c"], []]
+            assert [store.check(keys) for keys in checks] == [True, True, True, False, False, False, True], kind
+            before = store.num_keys()
+            store.set("a", "2")
+            assert store.num_keys() == before, kind
+            store.set("c", "3")
+            assert store.num_keys() == before + 1, kind
+            assert store.delete_key("c"), kind
+            assert not store.delete_key("never") or "file" in kind, kind  # a file does not tell
+            assert [store.check([key]) for key in "abc"] == [True, True, False], kind
+            store.set("c", "4")
+            assert (store.check(["c"]), store.get("c"), store.get("a")) == (True, b"4", b"2"), kind
+            # one that holds something else, one that holds it, one that is not there
+            assert store.compare_set("c", "3", "5") == store.get("c") == b"4", kind
+            assert store.compare_set("c", "4", "5") == store.get("c") == b"5", kind
+            assert store.compare_set("c", "", "6") == store.get("c") == b"5", kind
+            store.compare_set("none", "expected", "new")
+            assert not store.check(["none"]), kind
+            assert store.compare_set("none", "", "new") == store.get("none") == b"new", kind
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STORE-11",
+    "wait and get block until another rank has set the keys.",
+    source="torch.distributed.Store: wait, get",
+)
+@requirement(
+    "COLL-STORE-12",
+    "wait raises an error after its own timeout, and get after that of the store.",
+    source="torch.distributed.Store: wait, get, set_timeout",
+)
+@pytest.mark.world(2)
+def test_waiting(world: World) -> None:
+    """Rank 1 sets keys only after rank 0 has begun to wait, and one key never; each limit is tried."""
+    short, errors = timedelta(seconds=SECONDS), (RuntimeError, dist.DistError)
+
+    def expires(what: str, call: Any) -> None:
+        began = time.monotonic()
+        with pytest.raises(errors):
+            call()
+        assert 0.9 * SECONDS <= time.monotonic() - began < SECONDS + 5, what
+
+    def body(rank: Rank) -> None:
+        for kind, store in stores(rank).items():  # a file takes a second to notice anything
+            if rank.index == 1:
+                store.wait(["ready"])
+                time.sleep(0.03)  # enough to see a rank that does not wait
+                for number in range(4):
+                    store.set(f"{number}", f"value {number}")
+                store.wait(["end"])
+                continue
+            store.set("ready", "")
+            assert store.get("0") == b"value 0", kind
+            store.wait(["2", "1"], LONG)
+            store.wait(["3"])
+            assert store.check(["1", "2", "3"]), kind
+            expires(f"{kind}, wait(timeout)", lambda store=store: store.wait(["0", "never"], short))
+            assert store.timeout == LONG, f"{kind}: the timeout of one wait stays"
+            store.set_timeout(short)
+            assert store.timeout == short, kind
+            expires(f"{kind}, get", lambda store=store: store.get("never"))
+            store.set("never", "now")
+            assert store.get("never") == b"now", kind
+            store.set_timeout(LONG)
+            store.set("end", "")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STORE-13",
+    "Stores with different prefixes have keys of their own, and those with the same prefixes share them.",
+    source="torch.distributed.PrefixStore",
+)
+@pytest.mark.world(2)
+def test_prefixes(world: World, tmp_path: Path) -> None:
+    """The same key is in stores with one prefix or two, in both orders; clones and stores of both ranks share it."""
+
+    def body(rank: Rank) -> None:
+        file = dist.FileStore(str(tmp_path / "store"), rank.size)
+        for kind, store in {"default": default_store(), "file": file}.items():
+            chains = [("a",), ("b",), ("a", "b"), ("b", "a"), ("a", "a"), ("",), ("ab",)]
+
+            def under(chain: tuple[str, ...], store: dist.Store = store) -> dist.Store:
+                for prefix in chain:
+                    store = dist.PrefixStore(prefix, store)
+                return store
+
+            if rank.index == 0:
+                for chain in chains:
+                    under(chain).set("key", "/".join(chain))
+                    under(chain).add("number", len(chain))
+                store.set("prefixes", "")
+            store.wait(["prefixes"])
+            for chain in chains:
+                assert under(chain).get("key").decode() == "/".join(chain), f"{kind}: {chain}"
+                assert under(chain).clone().multi_get(["key"]) == ["/".join(chain).encode()], f"{kind}: {chain}"
+                assert under(chain).check(["number"]), f"{kind}: {chain}"
+                assert under(chain).add("number", 0) == len(chain), f"{kind}: {chain}"
+            assert not under(("c",)).check(["key"]), kind
+            assert not store.check(["key"]), kind
+            inner = dist.PrefixStore("a", store)
+            outer = dist.PrefixStore("b", inner)
+            assert outer.underlying_store.get("key") == inner.get("key"), kind
+            dist.barrier()
+            if rank.index == 1:
+                assert under(("a",)).delete_key("key"), kind
+            dist.barrier()
+            assert [under(chain).check(["key"]) for chain in chains] == [chain != ("a",) for chain in chains], kind
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STORE-14",
+    "A queue of a store gives its values to any rank, once each, in the order in which they came.",
+    source="torch.distributed.Store: queue_push, queue_pop, queue_len",
+)
+@pytest.mark.world(2)
+def test_queues(world: World) -> None:
+    """Rank 0 pushes to two queues, and rank 1 takes from them, before and after there is something."""
+
+    def body(rank: Rank) -> None:
+        for kind, store in stores(rank).items():
+            if rank.index == 0:
+                for number in range(4):
+                    store.queue_push("one", f"{number}")
+                store.queue_push("other", b"\0x")
+                store.set("pushed", "")
+                store.wait(["taking"])
+                time.sleep(0.03)  # enough to see a rank that does not wait
+                store.queue_push("one", "late")
+                continue
+            store.wait(["pushed"])
+            assert (store.queue_len("one"), store.queue_len("other"), store.queue_len("none")) == (4, 1, 0), kind
+            assert [store.queue_pop("one") for _ in range(3)] == [b"0", b"1", b"2"], kind
+            assert store.queue_len("one") == 1, kind
+            assert store.queue_pop("other", False) == b"\0x", kind
+            assert store.queue_pop("one", block=False) == b"3", kind
+            for queue in ("one", "other", "none"):
+                with pytest.raises(dist.QueueEmptyError):
+                    store.queue_pop(queue, block=False)
+            store.set("taking", "")
+            assert store.queue_pop("one") == b"late", kind
+            assert store.queue_len("one") == 0, kind
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STORE-15",
+    "A TCPStore waits for as many workers as it is told, with the port or timeout that it is made with.",
+    source="torch.distributed.TCPStore: world_size, wait_for_workers, timeout, port",
+)
+@pytest.mark.world(2)
+def test_network_stores(world: World) -> None:
+    """Rank 0 serves on a free port, with and without waiting for rank 1; then nobody serves there."""
+
+    def body(rank: Rank) -> None:
+        host = "127.0.0.1"
+        for number, waits in enumerate((True, False)):
+            options: dict[str, Any] = {"world_size": 2, "wait_for_workers": waits, "timeout": LONG}
+            if rank.index == 0:
+                store = dist.TCPStore(host, 0, is_master=True, **{**options, "wait_for_workers": False})
+                rank.store.set(f"port {number}", str(store.port))
+            else:
+                port = int(rank.store.get(f"port {number}"))
+                store = dist.TCPStore(host, port, is_master=False, **options)
+                assert store.port == port
+            assert (store.host, store.timeout) == (host, LONG)
+            store.set(f"of {rank.index}", f"{number}")
+            assert store.get(f"of {1 - rank.index}") == f"{number}".encode()
+            dist.barrier()
+        if rank.index == 0:
+            began = time.monotonic()
+            with pytest.raises(dist.DistError):
+                dist.TCPStore(host, 0, 2, True, timeout=timedelta(seconds=SECONDS), wait_for_workers=True)
+            assert 0.9 * SECONDS <= time.monotonic() - began < SECONDS + 5
+
+    world.run(body)

@@ -18,14 +18,14 @@ SUITE = Path(__file__).parents[2] / "suites" / "collectives"
 NO_COLLECTIVE = {
     "a type, a constant or options": (
         "AllToAllOptions AllreduceCoalescedOptions AllreduceOptions BackendConfig BarrierOptions"
-        " BroadcastOptions DebugLevel GatherOptions GroupMember GroupName PrefixStore ProcessGroup ProcessGroupGloo"
-        " ReduceOp ReduceOptions ReduceScatterOptions ScatterOptions default_pg_timeout group reduce_op"
+        " BroadcastOptions DebugLevel GatherOptions GroupMember GroupName ProcessGroupGloo"
+        " ReduceOptions ReduceScatterOptions ScatterOptions default_pg_timeout group reduce_op"
         " ProcessGroupMPI ProcessGroupNCCL ProcessGroupUCC ProcessGroupXCCL"
     ),
     "says what there is, and sends nothing": (
-        "get_backend get_backend_config get_debug_level get_node_local_rank"
+        " get_backend_config get_debug_level"
         " get_pg_count is_backend_available is_gloo_available is_initialized is_mpi_available is_nccl_available"
-        " is_torchelastic_launched is_ucc_available is_xccl_available supports_complex"
+        " is_torchelastic_launched is_ucc_available is_xccl_available"
     ),
     "names collectives for a profiler": "record_comm",
 }

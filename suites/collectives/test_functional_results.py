@@ -1,0 +1,238 @@
+"""Results of functional collectives: however they are read, whatever their shape, and apart from their inputs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, assert_same, requirement, spmd
+from harness.stacks.collectives import functional, unwaited
+
+READ: dict[str, Callable[[torch.Tensor], Any]] = {
+    "numpy": lambda t: t.numpy().tolist(),
+    "tolist": lambda t: t.tolist(),
+    "item": lambda t: [[t[0, 0].item(), t[0, 1].item()], [t[1, 0].item(), t[1, 1].item()]],
+    "iteration": lambda t: [[float(x) for x in row] for row in t],
+    "wait": lambda t: t.wait().tolist(),  # type: ignore[attr-defined]
+    "wait_tensor": lambda t: functional.wait_tensor(t).tolist(),  # type: ignore[no-untyped-call]
+    "arithmetic": lambda t: (t * 1).tolist(),
+    "in place": lambda t: t.add_(0).tolist(),
+    "second operand": lambda t: (torch.zeros(2, 2, device=t.device) + t).tolist(),
+    "list": lambda t: torch.stack([t])[0].tolist(),
+    "copy_": lambda t: torch.zeros(2, 2, device=t.device).copy_(t).tolist(),
+    "out": lambda t: torch.add(t, 0, out=torch.zeros(2, 2, device=t.device)).tolist(),
+    "clone": lambda t: t.clone().tolist(),
+    "host": lambda t: t.cpu().tolist(),
+    "dtype": lambda t: t.double().tolist(),
+    "view": lambda t: (t.view(4) + 0).view(2, 2).tolist(),
+    "two views": lambda t: (t.view(4).view(2, 2) + 0).tolist(),
+    "reshape": lambda t: (t.reshape(1, 4) + 0).reshape(2, 2).tolist(),
+    "transpose": lambda t: (t.t() + 0).t().tolist(),
+    "slices": lambda t: [(t[0] + 0).tolist(), (t[1:] + 0)[0].tolist()],
+    "chunks": lambda t: [(part + 0)[0].tolist() for part in t.chunk(2)],
+    "unbind": lambda t: [(part + 0).tolist() for part in t.unbind()],
+    "view of tolist": lambda t: t.view(4).view(2, 2).tolist(),
+    "view of numpy": lambda t: t.view(2, 2).numpy().tolist(),
+    "detach": lambda t: (t.detach() + 0).tolist(),
+    "comparison": lambda t: torch.where(t == t.clone(), t, torch.zeros_like(t)).tolist(),
+    "collective": lambda t: _broadcast(t),
+    "repr": lambda t: _numbers(repr(t)),
+    "str": lambda t: _numbers(str(t)),
+    "format": lambda t: _numbers(f"{t}"),
+}
+"""Ways to read all numbers of a result of two rows and two columns."""
+
+
+def _broadcast(t: torch.Tensor) -> Any:
+    return functional.wait_tensor(functional.broadcast(t, 0, dist.group.WORLD)).tolist()  # type: ignore[no-untyped-call]
+
+
+def _numbers(text: str) -> list[list[float]]:
+    numbers = [float(x) for x in text[text.index("[[") : text.index("]]")].replace("[", "").replace("]", "").split(",")]
+    return [numbers[:2], numbers[2:]]
+
+
+@requirement(
+    "COLL-FUNC-20",
+    "A functional collective is waited for before its result is read, in any way of reading it.",
+    source="torch.distributed._functional_collectives: AsyncCollectiveTensor: 'trigger a call to wait prior to first "
+    "use of the underlying tensor'",
+)
+@pytest.mark.needs(collective="all_reduce")
+@spmd(2)
+def test_waits_however_it_is_read(rank: Rank) -> None:
+    """Rank 1 comes late each time; the result is read on a rank that has waited for nothing else."""
+    group: Any = dist.group.WORLD
+    ways = {name: read for name, read in READ.items() if rank.device.type == "cpu" or "numpy" not in name}
+    for number, (name, read) in enumerate(ways.items()):
+        given = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=rank.device) * (1 + rank.index * 10)
+        if rank.index == 1:
+            rank.store.wait([f"read {number}"])
+            time.sleep(0.01)  # enough to see a rank that does not wait
+        total = functional.all_reduce(given, "sum", group)
+        if rank.index == 0:
+            rank.store.set(f"read {number}", "")
+        assert read(total) == [[12.0, 24.0], [36.0, 48.0]], name
+        assert unwaited() == 0, f"{name}: nothing has waited for the collective"
+
+
+@requirement(
+    "COLL-FUNC-21",
+    "Shape, dtype and device of a functional collective's result are known before the collective is done.",
+    source="torch.distributed._functional_collectives: AsyncCollectiveTensor",
+)
+@pytest.mark.needs(collective="all_gather_into_tensor")
+@spmd(2)
+def test_known_before(rank: Rank) -> None:
+    """Rank 1 joins only after rank 0 has asked; metadata and views do not block."""
+    group: Any = dist.group.WORLD
+    for number, dtype in enumerate((torch.float32, torch.bfloat16, torch.int64)):
+        given = torch.ones(3, 2, dtype=dtype, device=rank.device)
+        if rank.index == 1:
+            rank.store.wait([f"asked {number}"])
+        results = [functional.all_reduce(given, "sum", group), functional.all_gather_tensor(given, 0, group)]
+        for result, rows in zip(results, (3, 6), strict=True):
+            assert (result.shape, result.dtype, result.device) == ((rows, 2), dtype, rank.device)
+            assert (result.stride(), result.storage_offset(), result.requires_grad) == ((2, 1), 0, False)
+            assert (result.view(-1).shape, result[1:].shape) == ((2 * rows,), (rows - 1, 2))
+        if rank.index == 0:
+            rank.store.set(f"asked {number}", "")
+        assert_same(torch.full((3, 2), 2, dtype=dtype), functional.wait_tensor(results[0]), f"sum of {dtype}")
+        assert_same(torch.full((6, 2), 1, dtype=dtype), functional.wait_tensor(results[1]), f"gathered {dtype}")
+
+
+@requirement(
+    "COLL-FUNC-22",
+    "A functional gather or scatter is correct along any dimension of any shape, also where dimensions have size 1.",
+    source="torch.distributed._functional_collectives: all_gather_tensor, reduce_scatter_tensor",
+)
+@pytest.mark.needs(collective="all_gather_into_tensor")
+@pytest.mark.needs(collective="reduce_scatter_tensor")
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2), (2,)], ids=str)
+@pytest.mark.world(3)
+def test_any_dimension(world: World, ranks: tuple[int, ...]) -> None:
+    """Gather blocks of one to four dimensions of size 0 to 3, and scatter the sum of what was gathered."""
+    shapes = [shape for n in (1, 2, 3) for shape in itertools.product((1, 2, 3), repeat=n)]
+    shapes += [(1, 1, 2, 2), (1, 2, 1, 2), (2, 1, 1, 2), (1, 1, 1, 1), (2, 1, 2, 1), (0, 2), (2, 0), (1, 0, 2)]
+
+    def body(rank: Rank) -> None:
+        group: Any = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return
+        me, size = ranks.index(rank.index), len(ranks)
+        for shape in shapes:
+            count = torch.Size(shape).numel()
+            blocks = [torch.arange(float(count)).view(shape) + 100 * i for i in range(size)]
+            for dim in range(len(shape)):
+                given = blocks[me].to(rank.device)
+                whole = functional.all_gather_tensor(given, dim, group)
+                right = torch.cat(blocks, dim)
+                assert whole.shape == right.shape, f"{shape} along {dim}"
+                assert_same(right, functional.wait_tensor(whole), f"{shape} gathered along {dim}")
+                assert_same(blocks[me], given, "input")
+                part = functional.reduce_scatter_tensor(whole, "sum", dim, group)
+                assert part.shape == shape, f"{shape} along {dim}"
+                assert_same(size * blocks[me], functional.wait_tensor(part), f"{shape} scattered along {dim}")
+                assert_same(right, functional.wait_tensor(whole), "input of the scatter")
+        assert unwaited() == 0
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-FUNC-23",
+    "The result of a functional collective has memory of its own, also in a group of one rank.",
+    source="torch.distributed._functional_collectives: 'The input tensor is left unmodified'",
+)
+@pytest.mark.parametrize("alone", [False, True], ids=["together", "alone"])
+@pytest.mark.world(2)
+def test_own_memory(world: World, alone: bool) -> None:
+    """Change the input after the collective, and the result after that."""
+
+    def body(rank: Rank) -> None:
+        ranks = [rank.index] if alone else [0, 1]
+        groups = [dist.new_group([i]) for i in range(2)]
+        group: Any = groups[rank.index] if alone else dist.group.WORLD
+        size = len(ranks)
+        calls: dict[str, Callable[[torch.Tensor], Any]] = {
+            "all_reduce": lambda t: functional.all_reduce(t, "sum", group),
+            "broadcast": lambda t: functional.broadcast(t, 0, group),
+            "all_gather": lambda t: functional.all_gather_tensor(t, 0, group),
+            "all_gather along 1": lambda t: functional.all_gather_tensor(t, 1, group),
+            "reduce_scatter": lambda t: functional.reduce_scatter_tensor(t, "sum", 0, group),
+            "reduce_scatter along 1": lambda t: functional.reduce_scatter_tensor(t, "sum", 1, group),
+            "all_to_all_single": lambda t: functional.all_to_all_single(t, None, None, group),
+            "permute": lambda t: functional.permute_tensor(t.view(4), list(range(size)), group),  # of a vector only
+            "all_reduce_coalesced": lambda t: functional.all_reduce_coalesced([t], "sum", group)[0],
+        }
+        for name, call in calls.items():
+            given = torch.ones(2, 2, device=rank.device)
+            result = functional.wait_tensor(call(given))
+            before = result.clone()
+            given.fill_(7)
+            assert_same(before.cpu(), result, f"{name}: result after the input has changed")
+            result.fill_(9)
+            assert_same(torch.full((2, 2), 7.0), given, f"{name}: input after the result has changed")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-FUNC-24",
+    "A functional collective refuses a shape that it cannot divide, an unknown operation and a group that is none.",
+    source="torch.distributed._functional_collectives: reduce_scatter_tensor, all_reduce: group",
+)
+@spmd(2)
+def test_refused_calls(rank: Rank) -> None:
+    """Every rank is refused; afterwards each collective works, and none is left to be waited for."""
+    group: Any = dist.group.WORLD
+    mesh = rank.mesh(1, 2)
+    tensor = torch.ones(3, 3, device=rank.device)
+    wrong: dict[str, Callable[[], Any]] = {
+        "rows": lambda: functional.reduce_scatter_tensor(tensor, "sum", 0, group),
+        "columns": lambda: functional.reduce_scatter_tensor(tensor, "sum", 1, group),
+        "operation": lambda: functional.all_reduce(tensor, "no operation", group),
+        "number": lambda: functional.all_reduce(tensor, "sum", 3),  # type: ignore[arg-type]
+        "none": lambda: functional.all_reduce(tensor, "sum", None),  # type: ignore[arg-type]
+        "mesh of two dimensions": lambda: functional.all_reduce(tensor, "sum", mesh),
+        "dimension of a mesh": lambda: functional.all_reduce(tensor, "sum", (mesh, 2)),
+        "pair": lambda: functional.all_reduce(tensor, "sum", (group, 0)),  # type: ignore[arg-type]
+        "uneven lists": lambda: functional.reduce_scatter_tensor_coalesced([tensor], "sum", [0], group),
+    }
+    for name, call in wrong.items():
+        with pytest.raises((ValueError, TypeError, AssertionError, RuntimeError, IndexError, KeyError)):
+            call()
+        assert unwaited() == 0, name
+    total = functional.wait_tensor(functional.all_reduce(tensor, "sum", (mesh, 1)))
+    assert_same(torch.full((3, 3), 2.0), total, "sum")
+
+
+@requirement(
+    "COLL-FUNC-25",
+    "A functional reduction accepts its operation by name, in small or capital letters.",
+    source="torch.distributed._functional_collectives: all_reduce, reduce_scatter_tensor: reduceOp",
+)
+@spmd(2)
+def test_names_of_operations(rank: Rank) -> None:
+    """Reduce whole numbers and an average, one by one, scattered and in lists."""
+    group: Any = dist.group.WORLD
+    values = {"sum": 9, "product": 18, "min": 3, "max": 6, "band": 2, "bor": 7, "bxor": 5, "avg": 4.5}
+    for name, value in values.items():
+        dtype = torch.float32 if name == "avg" else torch.int64
+        for op in (name, name.upper(), name.capitalize()):
+            given = torch.full((2,), 3 + 3 * rank.index, dtype=dtype, device=rank.device)
+            results = [
+                functional.all_reduce(given, op, group),
+                functional.reduce_scatter_tensor(given.repeat(2), op, 0, group),
+                *functional.all_reduce_coalesced([given, given], op, group),
+                *functional.reduce_scatter_tensor_coalesced([given.repeat(2)], op, [0], group),
+            ]
+            for number, result in enumerate(results):
+                right = torch.full((2,), value, dtype=dtype)
+                assert_same(right, functional.wait_tensor(result), f"{op}, result {number}")

@@ -1,0 +1,283 @@
+"""What a group is made with: order of its ranks, timeout, backend, description; and what cannot be made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement
+from suites.collectives.test_naming import total
+
+SECONDS = 0.5
+SHORT = timedelta(seconds=SECONDS)
+TIMEOUT = pytest.mark.needs(torch="torch.distributed.barrier(timeout)")
+
+
+@requirement(
+    "COLL-GROUP-19",
+    "With sort_ranks=False, a group has its ranks in the order in which they are given.",
+    source="torch.distributed.new_group: sort_ranks",
+)
+@pytest.mark.needs(torch="torch.distributed.new_group(sort_ranks)")
+@pytest.mark.world(3)
+def test_given_order(world: World) -> None:
+    """Ask for ranks both ways, and use them by position: gather, objects, roots and messages."""
+    orders = [[2, 1, 0], [1, 2, 0], [0, 2, 1], [2, 0], [0, 1], [1], [0, 1, 2]]
+
+    def body(rank: Rank) -> None:
+        for order in orders:
+            group = dist.new_group(order, sort_ranks=False)
+            ordered = dist.new_group(order, sort_ranks=True)
+            if rank.index not in order:
+                assert group is ordered is dist.GroupMember.NON_GROUP_MEMBER
+                continue
+            assert dist.get_process_group_ranks(ordered) == sorted(order)
+            assert dist.get_process_group_ranks(group) == order
+            place = order.index(rank.index)
+            assert (dist.get_rank(group), dist.get_world_size(group)) == (place, len(order)), order
+            assert [dist.get_group_rank(group, member) for member in order] == list(range(len(order)))
+            assert [dist.get_global_rank(group, i) for i in range(len(order))] == order
+            own = torch.tensor([float(rank.index)], device=rank.device)
+            gathered = [torch.zeros_like(own) for _ in order]
+            dist.all_gather(gathered, own, group=group)
+            assert [tensor.item() for tensor in gathered] == order
+            objects: list[Any] = [None] * len(order)
+            dist.all_gather_object(objects, rank.index, group=group)
+            assert objects == order
+            for number, member in enumerate(order):
+                for named in ({"src": member}, {"group_src": number}):
+                    sent = own.clone()
+                    dist.broadcast(sent, group=group, **named)
+                    assert sent.item() == member, f"{order}, {named}"
+            if len(order) > 1 and place == 0:
+                dist.send(own, group_dst=len(order) - 1, group=group)
+            elif place == len(order) - 1 > 0:
+                assert dist.recv(own, group_src=0, group=group) == order[0]
+                assert own.item() == order[0]
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GROUP-20",
+    "A group has the backend and the description that it is made with.",
+    source="torch.distributed.new_group: backend, group_desc; new_subgroups, new_subgroups_by_enumeration",
+)
+@requirement(
+    "COLL-GROUP-21",
+    "A group has a name of its own, which is the same on all members.",
+    source="torch.distributed.new_group: ProcessGroup.group_name",
+)
+@pytest.mark.world(2)
+def test_descriptions(world: World) -> None:
+    """Make groups in every way, with and without a description and a backend."""
+
+    def body(rank: Rank) -> None:
+        made: list[tuple[Any, str | None]] = []
+        for options in ({}, {"backend": dist.get_backend()}, {"group_desc": "mine"}, {"group_desc": "other"}):
+            desc = options.get("group_desc")
+            made.append((dist.new_group(**options), desc))
+            made.append((dist.new_group([0, 1], **options), desc))
+            made.append((dist.new_group([0, 1], use_local_synchronization=True, **options), desc))
+            made.append((dist.new_subgroups(2, **options)[0], desc))
+            made.append((dist.new_subgroups_by_enumeration([[1, 0]], **options)[0], desc))
+        for group, desc in made:
+            assert dist.get_backend(group) == dist.get_backend()
+            assert dist.get_process_group_ranks(group) == [0, 1]
+            if desc is not None:
+                assert group.group_desc == desc
+            assert total(rank, group) == 11
+        names = [group.group_name for group, _ in made]
+        assert len({*names, rank.group.group_name}) == len(names) + 1
+        gathered: list[Any] = [None, None]
+        dist.all_gather_object(gathered, names)
+        assert gathered[0] == gathered[1]
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-TIMEOUT-04",
+    "A group has the timeout that it is made with, whichever function makes it.",
+    source="torch.distributed.new_group, new_subgroups, new_subgroups_by_enumeration: timeout",
+)
+@pytest.mark.needs(features=["subgroups"])
+@pytest.mark.world(2)
+def test_timeouts(world: World) -> None:
+    """Rank 1 joins no collective until rank 0 has seen an error of each group; other groups wait on."""
+
+    def body(rank: Rank) -> None:
+        ways: dict[str, Callable[..., Any]] = {
+            "everyone": lambda **options: dist.new_group(**options),
+            "ranks": lambda **options: dist.new_group([0, 1], **options),
+            "backend": lambda **options: dist.new_group(backend=dist.get_backend(), **options),
+            "local": lambda **options: dist.new_group([0, 1], use_local_synchronization=True, **options),
+            "subgroups": lambda **options: dist.new_subgroups(2, **options)[0],
+            "enumerated": lambda **options: dist.new_subgroups_by_enumeration([[0, 1]], **options)[0],
+        }
+        short = {name: make(timeout=SHORT) for name, make in ways.items()}
+        others = {name: make() for name, make in ways.items()}
+        ones = torch.ones(2, device=rank.device)
+        for group in (*short.values(), *others.values()):
+            dist.all_reduce(ones.clone(), group=group)
+        if rank.index == 1:
+            rank.store.wait(["seen"])
+        else:
+            began = time.monotonic()
+            works = {name: dist.all_reduce(ones.clone(), group=group, async_op=True) for name, group in short.items()}
+            waiting = {
+                name: dist.all_reduce(ones.clone(), group=group, async_op=True) for name, group in others.items()
+            }
+            try:
+                for name, work in works.items():
+                    with pytest.raises(RuntimeError, match=r"(?i)timed out"):
+                        work.wait()
+                    assert 0.9 * SECONDS <= time.monotonic() - began < SECONDS + 5, name
+                assert [name for name, work in waiting.items() if work.is_completed()] == []
+            finally:
+                rank.store.set("seen", "")
+            for work in waiting.values():
+                work.wait()
+            return
+        for group in others.values():
+            dist.all_reduce(ones.clone(), group=group)
+
+    world.run(body, watch=False, timeout=20)
+
+
+@requirement(
+    "COLL-GROUP-22",
+    "new_group refuses ranks that are there twice or do not exist, and a timeout that is none, without making a group.",
+    source="torch.distributed.new_group: ranks, timeout",
+)
+@pytest.mark.needs(torch="torch.distributed.barrier(timeout)")  # which came together with these refusals
+@pytest.mark.world(3)
+def test_refused_ranks(world: World) -> None:
+    """Every rank gives a rank twice or a negative one, and then makes a group."""
+
+    def body(rank: Rank) -> None:
+        before = dist.get_pg_count()
+        for ranks in ([0, 1, 1], [2, 2], [0, 0, 1, 1], [-1, 0], [-1]):
+            with pytest.raises((ValueError, RuntimeError)):
+                dist.new_group(ranks)
+            assert dist.get_pg_count() == before, f"{ranks}: a group is left"
+        group = dist.new_group([1, 2])
+        assert rank.index == 0 or total(rank, group) == 110
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GROUP-22",
+    "new_group refuses ranks that are there twice or do not exist, and a timeout that is none, without making a group.",
+    source="torch.distributed.new_group: ranks, timeout",
+)
+@requirement(
+    "COLL-GROUP-23",
+    "new_subgroups refuses a size that does not divide the group, and new_subgroups_by_enumeration overlapping parts.",
+    source="torch.distributed.new_subgroups, new_subgroups_by_enumeration",
+)
+@pytest.mark.world(3)
+def test_refused_groups(world: World) -> None:
+    """Every rank is refused, and then makes groups whose names agree."""
+
+    def body(rank: Rank) -> None:
+        refused: dict[str, Callable[[], Any]] = {
+            "above": lambda: dist.new_group([0, 3]),
+            "too many": lambda: dist.new_group([0, 1, 2, 3]),
+            "seconds": lambda: dist.new_group([0, 1], timeout=10),  # type: ignore[arg-type]
+            "no divisor": lambda: dist.new_subgroups(2),
+            "zero": lambda: dist.new_subgroups(0),
+            "negative": lambda: dist.new_subgroups(-1),
+            "too large": lambda: dist.new_subgroups(6),
+            "nothing": lambda: dist.new_subgroups_by_enumeration([]),
+        }
+        before = dist.get_pg_count()
+        for name, call in refused.items():
+            with pytest.raises((ValueError, TypeError, RuntimeError)):
+                call()
+            assert dist.get_pg_count() == before, f"{name}: a group is left"
+        with pytest.raises((ValueError, RuntimeError)):
+            dist.new_subgroups_by_enumeration([[0, 1], [1, 2]])
+        mine, groups = dist.new_subgroups_by_enumeration([[0, 2]])
+        assert len(groups) == 1
+        assert mine is (None if rank.index == 1 else groups[0])
+        group = dist.new_group([1, 2])
+        if rank.index > 0:
+            assert total(rank, group) == 110
+        assert total(rank, None) == 111
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-BARRIER-07",
+    "A barrier of a subgroup waits for its members only, whatever its options.",
+    source="torch.distributed.barrier: timeout, async_op; torch.distributed.monitored_barrier: timeout, wait_all_ranks",
+)
+@pytest.mark.needs(features=["subgroups"])
+@pytest.mark.parametrize("timeout", [False, pytest.param(True, marks=TIMEOUT)], ids=["plain", "timeout"])
+@pytest.mark.world(3)
+def test_barriers_with_options(world: World, timeout: bool) -> None:
+    """Rank 0 stays away until the others have passed each barrier; then all three pass it."""
+
+    def body(rank: Rank) -> None:
+        seconds = timedelta(seconds=10)
+        options: dict[str, Any] = {"timeout": seconds} if timeout else {}
+        group = dist.new_group([1, 2])
+        kinds: list[Callable[[Any], Any]] = [
+            lambda of: dist.barrier(of, **options),
+            lambda of: dist.barrier(group=of, async_op=True, **options).wait(),
+            lambda of: dist.barrier(of, async_op=True, **options).wait(seconds),
+            lambda of: dist.barrier(of, async_op=False, **options),
+        ]
+        for number, barrier in enumerate(kinds):
+            if rank.index > 0:
+                barrier(group)
+                rank.store.set(f"passed {number} {rank.index}", "")
+            rank.store.wait([f"passed {number} {i}" for i in (1, 2)])
+            assert barrier(None) in (None, True)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-BARRIER-08",
+    "A barrier with a timeout fails after that timeout if a rank is missing, and does not change the group's.",
+    source="torch.distributed.barrier: timeout",
+)
+@TIMEOUT
+@pytest.mark.needs(features=["subgroups", "timeouts"])
+@pytest.mark.world(2)
+def test_timeout_of_a_barrier(world: World) -> None:
+    """Rank 1 comes too late for one barrier, and late, but not too late, for a collective and another barrier."""
+
+    def body(rank: Rank) -> None:
+        patient, hasty, broken = dist.new_group(), dist.new_group(timeout=SHORT), dist.new_group()
+        ones = torch.ones(1, device=rank.device)
+        for group in (patient, hasty, broken):
+            dist.barrier(group, timeout=SHORT if group is patient else None)
+        dist.barrier()
+        if rank.index == 1:
+            time.sleep(SECONDS + 0.2)
+            dist.barrier(hasty, timeout=timedelta(seconds=20))
+            dist.all_reduce(ones, group=patient)
+            rank.store.wait(["seen"])
+            return
+        dist.barrier(hasty, timeout=timedelta(seconds=20))
+        dist.all_reduce(ones, group=patient)
+        began = time.monotonic()
+        try:
+            with pytest.raises(RuntimeError):
+                dist.barrier(broken, timeout=SHORT)
+            assert 0.9 * SECONDS <= time.monotonic() - began < SECONDS + 5
+        finally:
+            rank.store.set("seen", "")
+
+    world.run(body, watch=False, timeout=20)

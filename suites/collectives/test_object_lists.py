@@ -1,0 +1,198 @@
+"""Lists of collectives of objects: which entries change, whose they are, and how many messages they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement, spmd
+from harness.stacks.collectives import sequence_number
+
+
+@requirement(
+    "COLL-OBJECT-15",
+    "scatter_object_list changes the first entry of its output list, and nothing else of its lists.",
+    source="torch.distributed.scatter_object_list: 'whose first element will store the object scattered to this rank'",
+)
+@pytest.mark.needs(collective="scatter")
+@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.world(1, 2)
+def test_entries_of_scatter(world: World, length: int) -> None:
+    """Each rank in turn is the source, and passes a list that has other entries already."""
+
+    def body(rank: Rank) -> None:
+        for root in range(rank.size):
+            given = [[f"from {root} for {i}"] for i in range(rank.size)]
+            kept = list(given)
+            entries: list[Any] = [[f"entry {i}"] for i in range(length)]
+            rest = entries[1:]
+            dist.scatter_object_list(entries, given if rank.index == root else None, src=root)
+            assert entries[0] == kept[rank.index]
+            assert len(entries) == length
+            assert all(entry is same for entry, same in zip(entries[1:], rest, strict=True))
+            assert len(given) == len(kept)
+            assert all(entry is same for entry, same in zip(given, kept, strict=True))
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-OBJECT-16",
+    "all_gather_object and gather_object fill the given list from its first entry, leaving further entries.",
+    source="torch.distributed.all_gather_object, gather_object",
+)
+@requirement(
+    "COLL-OBJECT-17",
+    "Objects that a collective of objects gives to a rank are copies, also of the rank's own object.",
+    source="torch.distributed.all_gather_object, gather_object, scatter_object_list",
+)
+@pytest.mark.parametrize("more", [0, 2])
+@pytest.mark.world(1, 2, 3)
+def test_entries_of_gather(world: World, more: int) -> None:
+    """Gather lists, change what was gathered, and look at what was given; with entries to spare and without."""
+
+    def body(rank: Rank) -> None:
+        for name in ("all_gather_object", "gather_object"):
+            given = [rank.index, [f"of {rank.index}"]]
+            entries: list[Any] = [None] * rank.size + [["more"]] * more
+            last = entries[rank.size :]
+            if name == "all_gather_object":
+                dist.all_gather_object(entries, given)
+            else:
+                dist.gather_object(given, entries if rank.index == 0 else None, dst=0)
+            filled = name == "all_gather_object" or rank.index == 0
+            wanted = [[i, [f"of {i}"]] for i in range(rank.size)] if filled else [None] * rank.size
+            assert entries[: rank.size] == wanted
+            assert len(entries) == rank.size + more
+            assert all(entry is same for entry, same in zip(entries[rank.size :], last, strict=True))
+            for entry in entries[: rank.size] if filled else ():
+                entry[1].append("changed")
+            assert given == [rank.index, [f"of {rank.index}"]]
+        received: list[Any] = [None]
+        mine = [[i] for i in range(rank.size)]
+        dist.scatter_object_list(received, mine if rank.index == 0 else None, src=0)
+        received[0].append("changed")
+        assert mine == [[i] for i in range(rank.size)]
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-OBJECT-18",
+    "broadcast_object_list and send_object_list leave the source's list of objects as it is.",
+    source="torch.distributed.broadcast_object_list: 'Only objects on the src rank will be broadcast'",
+)
+@requirement(
+    "COLL-OBJECT-19",
+    "broadcast_object_list, send_object_list and recv_object_list accept the device that the objects travel over.",
+    source="torch.distributed.broadcast_object_list: device; send_object_list: device, use_batch",
+)
+@spmd(2)
+def test_lists_of_the_source(rank: Rank) -> None:
+    """Give the device or leave it out, and send one by one or in a batch; rank 1 receives in place."""
+    for device in (None, rank.device, torch.device("cpu") if rank.device.type == "cpu" else rank.device):
+        for count in (1, 3):
+            things = [[f"{i}"] for i in range(count)]
+            entries: list[Any] = list(things) if rank.index == 0 else [["old"]] * count
+            dist.broadcast_object_list(entries, src=0, device=device)
+            assert entries == things
+            if rank.index == 0:
+                assert all(entry is thing for entry, thing in zip(entries, things, strict=True))
+            for batch in (False, True):
+                if rank.index == 0:
+                    dist.send_object_list(entries, 1, device=device, use_batch=batch)
+                    assert all(entry is thing for entry, thing in zip(entries, things, strict=True))
+                else:
+                    received: list[Any] = [None] * count
+                    assert dist.recv_object_list(received, 0, device=device, use_batch=batch) == 0
+                    assert received == things
+
+
+@requirement(
+    "COLL-OBJECT-20",
+    "A collective of objects issues as many collectives for many objects as for one.",
+    source="torch.distributed.broadcast_object_list: objects are concatenated",
+)
+@spmd(2)
+def test_number_of_collectives(rank: Rank) -> None:
+    """Compare sequence numbers of the group around calls with one object and with nine."""
+
+    def issued(count: int, kind: str) -> int:
+        group: Any = dist.group.WORLD
+        before = sequence_number(group)
+        if kind == "broadcast":
+            entries: list[Any] = list(range(count)) if rank.index == 0 else [None] * count
+            dist.broadcast_object_list(entries, src=0)
+            assert entries == list(range(count))
+        else:
+            gathered: list[Any] = [None, None]
+            dist.all_gather_object(gathered, list(range(count)))
+            assert gathered == [list(range(count))] * 2
+        return sequence_number(group) - before
+
+    for kind in ("broadcast", "all_gather"):
+        assert issued(9, kind) == issued(1, kind) == issued(2, kind), kind
+
+
+@requirement(
+    "COLL-OBJECT-21",
+    "A rank outside of the group returns from a collective of objects with its lists unchanged.",
+    source="torch.distributed.all_gather_object: 'If the calling rank is not part of the group, the passed in "
+    "object_list will be unmodified'",
+)
+@pytest.mark.needs(features=["subgroups"])
+@spmd(3)
+def test_outside_of_the_group(rank: Rank) -> None:
+    """Rank 0 calls with what new_group has given it."""
+    group = dist.new_group([1, 2])
+    entries: list[Any] = [rank.index, rank.index]
+    dist.all_gather_object(entries, rank.index, group=group)
+    assert entries == ([0, 0] if rank.index == 0 else [1, 2])
+    objects = [f"of {rank.index}"]
+    dist.broadcast_object_list(objects, group=group, group_src=0)
+    assert objects == ["of 0" if rank.index == 0 else "of 1"]
+    mine: list[Any] = ["old"]
+    given = ["x", "y"] if rank.index < 2 else None
+    dist.scatter_object_list(mine, given, group=group, group_src=0)
+    assert mine == [["old", "x", "y"][rank.index]]
+
+
+@requirement(
+    "COLL-OBJECT-22",
+    "Collectives of objects refuse a missing list on the root, an empty output list, and a root that is named twice.",
+    source="torch.distributed.scatter_object_list, gather_object, broadcast_object_list: src, group_src",
+)
+@pytest.mark.world(1)
+def test_refused_lists(world: World) -> None:
+    """A rank alone is the root of every collective; afterwards each works."""
+
+    def body(rank: Rank) -> None:
+        errors = (ValueError, TypeError, AssertionError, RuntimeError)
+        for wrong in (
+            lambda: dist.scatter_object_list([], ["x"]),
+            lambda: dist.scatter_object_list((None,), ["x"]),  # type: ignore[arg-type]
+            lambda: dist.scatter_object_list([None], None),
+            lambda: dist.scatter_object_list([None], ["x"], src=0, group_src=0),
+            lambda: dist.broadcast_object_list(["x"], src=0, group_src=0),
+            lambda: dist.gather_object("x", [None], dst=0, group_dst=0),
+            lambda: dist.broadcast_object_list(["x"], src=1),
+            lambda: dist.send_object_list(["x"], dst=0),
+            lambda: dist.recv_object_list(["x"], src=0),
+            lambda: dist.gather_object("x", None, dst=0),
+        ):
+            with pytest.raises(errors):
+                wrong()
+        mine: list[Any] = [None]
+        for call in (
+            lambda: dist.scatter_object_list(mine, ["x"]),
+            lambda: dist.broadcast_object_list(mine),
+            lambda: dist.gather_object("x", mine),
+            lambda: dist.all_gather_object(mine, "x"),
+        ):
+            call()
+            assert mine == ["x"]
+
+    world.run(body)

@@ -1,0 +1,235 @@
+"""What torch.distributed says of itself: of groups, of ranks that are none, of backends, before and after changes."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement, spmd
+from harness.stacks.collectives import functional
+from suites.collectives.test_naming import total
+
+
+@requirement(
+    "COLL-GROUP-24",
+    "A rank outside of a group gets -1 for its rank or the group's size, while the group's backend is refused.",
+    source="torch.distributed.get_rank, get_world_size: '-1, if not part of the group', get_backend",
+)
+@requirement(
+    "COLL-GROUP-25",
+    "A rank that is not in a group is not translated.",
+    source="torch.distributed.get_group_rank, get_global_rank: 'must be part of group otherwise this raises'",
+)
+@requirement(
+    "COLL-GROUP-26",
+    "Without a group, or with group.WORLD, queries are about the default group.",
+    source="torch.distributed.get_rank, get_world_size, get_backend, get_process_group_ranks: group",
+)
+@spmd(3)
+def test_queries(rank: Rank) -> None:
+    """Ask about the world, a group of two ranks, and what new_group gives to others."""
+    world: Any = dist.group.WORLD
+    assert dist.is_initialized()
+    for of in ((), (None,), (world,)):
+        assert (dist.get_rank(*of), dist.get_world_size(*of)) == (rank.index, 3)
+        assert dist.get_backend(*of) == dist.get_backend()
+        assert dist.get_backend_config(*of) == dist.get_backend_config(world)
+    assert dist.get_process_group_ranks(None) == dist.get_process_group_ranks(world) == [0, 1, 2]
+    assert (world.rank(), world.size()) == (rank.index, 3)
+    count = dist.get_pg_count()
+    group: Any = dist.new_group([2, 0])
+    assert dist.get_pg_count() == count + 1
+    if rank.index == 1:
+        assert (dist.get_rank(group), dist.get_world_size(group)) == (-1, -1)
+        for query in (dist.get_backend, dist.get_backend_config):
+            with pytest.raises(ValueError, match=r"(?i)group"):
+                query(group)
+        dist.destroy_process_group(group)  # which does nothing
+    else:
+        assert (dist.get_rank(group), dist.get_world_size(group)) == (rank.index // 2, 2)
+        assert (group.rank(), group.size()) == (rank.index // 2, 2)
+        assert dist.get_backend(group) == dist.get_backend()
+        for query, wrong in ((dist.get_group_rank, 1), (dist.get_group_rank, 3), (dist.get_global_rank, 2)):
+            for number in (wrong, -1):
+                with pytest.raises((ValueError, RuntimeError)):
+                    query(group, number)
+    assert total(rank, None) == 111
+
+
+@requirement(
+    "COLL-CALL-05",
+    "get_node_local_rank is the number in LOCAL_RANK, or else the fallback, or else an error.",
+    source="torch.distributed.get_node_local_rank",
+)
+@requirement(
+    "COLL-CALL-06",
+    "get_default_backend_for_device accepts a device by name or as an object, with or without an index.",
+    source="torch.distributed.get_default_backend_for_device",
+)
+@pytest.mark.world(1)
+def test_of_this_process(world: World) -> None:
+    """Set, replace and unset the variable; ask for the rank's device in every way, and for one without a backend."""
+
+    def body(rank: Rank) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LOCAL_RANK", "3")
+            assert dist.get_node_local_rank() == dist.get_node_local_rank(5) == 3
+            patch.setenv("LOCAL_RANK", "0")
+            assert dist.get_node_local_rank(5) == dist.get_node_local_rank(fallback_rank=5) == 0
+            patch.delenv("LOCAL_RANK")
+            assert (dist.get_node_local_rank(5), dist.get_node_local_rank(fallback_rank=0)) == (5, 0)
+            with pytest.raises(RuntimeError, match="LOCAL_RANK"):
+                dist.get_node_local_rank()
+        kind = rank.device.type
+        names = {dist.get_default_backend_for_device(of) for of in (kind, torch.device(kind), f"{kind}:0")}
+        assert names == {dist.Backend.default_device_backend_map[kind]}
+        with pytest.raises(ValueError, match="meta"):
+            dist.get_default_backend_for_device("meta")
+        assert dist.is_backend_available(dist.get_backend())
+        assert not dist.is_backend_available("no such backend")
+        assert dist.Backend(dist.get_backend().upper()) == dist.get_backend()
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-LIFE-10",
+    "A destroyed group is known to no query and is not alive, while other groups of its ranks stay.",
+    source="torch.distributed.destroy_process_group",
+)
+@requirement(
+    "COLL-LIFE-11",
+    "Functional collectives of a list of ranks use a group that is alive.",
+    source="torch.distributed._functional_collectives: all_reduce: group; torch.distributed.destroy_process_group",
+)
+@spmd(3)
+def test_destroyed_groups(rank: Rank) -> None:
+    """Destroy the first, the last and the middle one of three groups of the same ranks, in turn."""
+    for turn in range(3):
+        groups: list[Any] = [dist.new_group([1, 2]) for _ in range(3)]
+        if rank.index == 0:
+            continue
+        order = [turn, *(i for i in range(3) if i != turn)]
+        for number, i in enumerate(order):
+            group, groups[i] = groups[i], None
+            reference, name = weakref.ref(group), group.group_name
+            assert total(rank, group) == 110
+            dist.destroy_process_group(group)
+            queries: list[Callable[[], Any]] = [
+                lambda group=group: dist.get_backend(group),
+                lambda group=group: dist.get_group_rank(group, 1),
+                lambda group=group: dist.get_global_rank(group, 0),
+                lambda group=group: dist.destroy_process_group(group),
+                lambda name=name: functional.all_reduce(torch.ones(1, device=rank.device), "sum", name),
+            ]
+            for query in queries:
+                with pytest.raises((ValueError, RuntimeError, KeyError)):
+                    query()
+            queries.clear()
+            del group, query
+            gc.collect()
+            assert reference() is None, "something keeps the group"
+            for other in order[number + 1 :]:
+                assert dist.get_process_group_ranks(groups[other]) == [1, 2]
+                assert total(rank, groups[other]) == 110
+            own = torch.tensor([10**rank.index], device=rank.device)
+            if number < 2:
+                assert functional.wait_tensor(functional.all_reduce(own, "sum", [1, 2])).item() == 110
+            else:
+                with pytest.raises((ValueError, RuntimeError)):
+                    functional.all_reduce(own, "sum", [1, 2])
+
+
+@requirement(
+    "COLL-LIFE-12",
+    "init_process_group refuses arguments that contradict each other or are missing, and leaves no group.",
+    source="torch.distributed.init_process_group: backend, init_method, timeout, world_size, rank, store",
+)
+@pytest.mark.world(2)
+def test_refused_beginnings(world: World) -> None:
+    """Both ranks are refused in every way, and then begin again."""
+
+    def body(rank: Rank) -> None:
+        dist.barrier()
+        dist.destroy_process_group()
+        store = dist.PrefixStore("refused", rank.store)
+        place: dict[str, Any] = {"rank": rank.index, "world_size": 2}
+        wrong: dict[str, dict[str, Any]] = {
+            "store and method": {"store": store, "init_method": "env://", **place},
+            "no rank": {"store": store, "world_size": 2},
+            "no size": {"store": store, "rank": rank.index},
+            "negative rank": {"store": store, "rank": -1, "world_size": 2},
+            "no size but 0": {"store": store, "rank": 0, "world_size": 0},
+            "unknown method": {"init_method": "nowhere://", **place},
+            "seconds": {"store": store, "timeout": 10, **place},
+            "no backend": {"backend": "no such backend", "store": store, **place},
+        }
+        for name, arguments in wrong.items():
+            with pytest.raises((ValueError, TypeError, RuntimeError, AssertionError, AttributeError)):
+                dist.init_process_group(**{"backend": rank.backend, **arguments})
+            assert not dist.is_initialized(), name
+            assert dist.group.WORLD is None, name
+        with pytest.raises((ValueError, RuntimeError)):
+            dist.barrier()
+        dist.init_process_group(rank.backend, store=store, timeout=timedelta(seconds=20), **place)
+        assert total(rank, None) == 11
+        assert dist.get_process_group_ranks(dist.new_group([1, 0])) == [0, 1]
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-LIFE-13",
+    "With env://, rank and world size come from the environment unless they are given.",
+    source="torch.distributed.init_process_group: init_method; torch.distributed.rendezvous",
+)
+@requirement(
+    "COLL-LIFE-14",
+    "With tcp://, rank and world size may be part of the address.",
+    source="torch.distributed.init_process_group: init_method; torch.distributed.rendezvous",
+)
+@pytest.mark.world(2)
+def test_places_of_the_rank(world: World) -> None:
+    """Take both from the environment, or swap the ranks by an argument or in the address."""
+
+    def body(rank: Rank) -> None:
+        dist.barrier()
+        dist.destroy_process_group()
+        swapped = 1 - rank.index
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+            for name, value in (("RANK", rank.index), ("WORLD_SIZE", 2), ("MASTER_ADDR", "127.0.0.1")):
+                patch.setenv(name, str(value))
+            ways: list[tuple[str, dict[str, Any], int]] = [
+                ("env://", {}, rank.index),
+                ("env://", {"rank": swapped}, swapped),
+                ("", {"rank": swapped, "world_size": 2}, swapped),
+                (f"tcp://127.0.0.1:{{port}}?rank={swapped}&world_size=2", {}, swapped),
+            ]
+            for number, (method, place, expected) in enumerate(ways):
+                if expected == 0:
+                    with socket.create_server(("127.0.0.1", 0)) as listener:
+                        port = str(listener.getsockname()[1])
+                    rank.store.set(f"port {number}", port)
+                port = rank.store.get(f"port {number}").decode()
+                patch.setenv("MASTER_PORT", port)
+                options = {"init_method": method.format(port=port)} if method else {}
+                dist.init_process_group(rank.backend, timeout=timedelta(seconds=20), **options, **place)
+                assert (dist.get_rank(), dist.get_world_size()) == (expected, 2), f"{method}, {place}"
+                own = torch.tensor([float(expected)], device=rank.device)
+                dist.broadcast(own, 1)
+                assert own.item() == 1, f"{method}, {place}"
+                dist.barrier()
+                dist.destroy_process_group()
+        store = dist.PrefixStore("back", rank.store)
+        dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=2)
+
+    world.run(body)
