@@ -132,7 +132,7 @@ def itself(d: Any) -> Any:
 @pytest.mark.parametrize("function", [whole, scattered, itself], ids=lambda f: f.__name__)
 @pytest.mark.world(2, timeout=180)
 def test_after_reset(world: World, function: Callable[[Any], Any]) -> None:
-    """Reset the compiler before each of the calls, which all have local tensors of one shape; begin with empty caches."""
+    """Reset the compiler before each of the calls, whose local tensors have one shape; begin with empty caches."""
     tag = uuid.uuid4().hex
 
     def body(rank: Rank) -> None:
@@ -166,7 +166,7 @@ GRADIENTS: list[tuple[Placement, Placement]] = [
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.world(2)
 def test_placements_of_gradients(world: World, backend: str) -> None:
-    """Compare the gradient of a local tensor with that of uncompiled code, for each pair and without grad_placements."""
+    """Compare the gradient of a local tensor with uncompiled code, for each pair and without grad_placements."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(2)

@@ -83,7 +83,7 @@ def all_calls(layouts: Iterable[str]) -> list[tuple[str, Call, str]]:
 )
 @requirement(
     "DYN-RESULT-02",
-    "A functional collective that compiled code calls leaves its input unchanged, and its result has memory of its own.",
+    "A functional collective in compiled code leaves its input unchanged, and its result has memory of its own.",
     source="torch/distributed/_functional_collectives.py; torch._inductor: lowerings of collectives",
 )
 @requirement(
@@ -101,7 +101,7 @@ def all_calls(layouts: Iterable[str]) -> list[tuple[str, Call, str]]:
 )
 @pytest.mark.world(2, timeout=180)
 def test_functional(world: World, dtype: torch.dtype, backend: str, layouts: tuple[str, ...]) -> None:
-    """One function calls each collective with each layout of its input; what it sees is compared with uncompiled code."""
+    """One function calls each collective with each layout of its input; it sees what uncompiled code sees."""
 
     def body(rank: Rank) -> None:
         group, calls = dist.group.WORLD, all_calls(layouts)
