@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 
@@ -147,6 +149,38 @@ def test_after_reset(world: World, function: Callable[[Any], Any]) -> None:
                     assert result.shape == right.shape
                     right, result = right.to_local(), result.to_local()
                 assert_same(right + 0, result + 0, f"call {number}, {placement}")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-DT-09",
+    "Each rank computes its own part of a DTensor with compiled code, also if another rank put its code into the "
+    "caches before.",
+    source="AOTAutogradCache; torch._inductor.config: fx_graph_cache",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.world(2, timeout=180)
+def test_shared_caches(world: World, first: int) -> None:
+    """One rank cuts its part out of a whole tensor by rows and by columns, and the other one afterwards."""
+    tag = uuid.uuid4().hex
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2)
+        for placement in (ROWS, COLUMNS):
+
+            def cut(d: Any, placement: Placement = placement) -> Any:
+                return d.redistribute(placements=[placement])
+
+            given = DTensor.from_local(numbers(2, 2).to(rank.device), mesh, [WHOLE], run_check=False)
+            with dynamo.cached_as(f"{tag} {placement}"):
+                if rank.index != first:
+                    dist.barrier()
+                result = dynamo.compiled(cut, backend="inductor")[0](given).to_local() + 0
+                if rank.index == first:
+                    dist.barrier()
+            assert_same(cut(given).to_local(), result, f"{placement}")
 
     world.run(body)
 
