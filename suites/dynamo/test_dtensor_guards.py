@@ -153,6 +153,11 @@ def test_after_reset(world: World, function: Callable[[Any], Any]) -> None:
     world.run(body)
 
 
+def cut(d: Any) -> Any:
+    """Cut each rank's part out of a whole tensor."""
+    return d.redistribute(placements=[ROWS])
+
+
 @requirement(
     "DYN-DT-09",
     "Each rank computes its own part of a DTensor with compiled code, also if another rank put its code into the "
@@ -160,27 +165,24 @@ def test_after_reset(world: World, function: Callable[[Any], Any]) -> None:
     source="AOTAutogradCache; torch._inductor.config: fx_graph_cache",
 )
 @pytest.mark.needs(features=["inductor"])
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("function", [itself, cut], ids=lambda f: f.__name__)
 @pytest.mark.world(2, timeout=180)
-def test_shared_caches(world: World, first: int) -> None:
-    """One rank cuts its part out of a whole tensor by rows and by columns, and the other one afterwards."""
+def test_shared_caches(world: World, function: Callable[[Any], Any]) -> None:
+    """One rank compiles code that depends on the rank or that does not, and the other one compiles it afterwards."""
     tag = uuid.uuid4().hex
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(2)
-        for placement in (ROWS, COLUMNS):
-
-            def cut(d: Any, placement: Placement = placement) -> Any:
-                return d.redistribute(placements=[placement])
-
-            given = DTensor.from_local(numbers(2, 2).to(rank.device), mesh, [WHOLE], run_check=False)
-            with dynamo.cached_as(f"{tag} {placement}"):
+        for first in range(2):
+            local = numbers(2, 2).to(rank.device) + (10 * rank.index if function is itself else 0)
+            given = DTensor.from_local(local, mesh, [ROWS if function is itself else WHOLE], run_check=False)
+            with dynamo.cached_as(f"{tag} {first}"):
                 if rank.index != first:
                     dist.barrier()
-                result = dynamo.compiled(cut, backend="inductor")[0](given).to_local() + 0
+                result = dynamo.compiled(function, backend="inductor")[0](given).to_local() + 0
                 if rank.index == first:
                     dist.barrier()
-            assert_same(cut(given).to_local(), result, f"{placement}")
+            assert_same(function(given).to_local(), result, f"rank {first} was first")
 
     world.run(body)
 
