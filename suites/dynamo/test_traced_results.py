@@ -138,3 +138,51 @@ def test_functional(world: World, dtype: torch.dtype, backend: str, layouts: tup
         assert counter.graphs == 1
 
     world.run(body)
+
+
+def in_place(x: torch.Tensor, y: torch.Tensor, group: Any) -> tuple[list[torch.Tensor], list[Any]]:
+    """Call collectives that write into intermediate tensors and into parts of ``y``; return all tensors and returns."""
+    doubled = x * 2
+    kept = doubled + 1
+    gathered, scattered, exchanged = x.new_zeros(8, 4), x.new_zeros(2, 4), x.new_zeros(4, 4)
+    listed = [x.new_zeros(4, 4), y[4:]]
+    splits = [1, 3] if dist.get_rank() else [3, 1]
+    returned = [
+        dist.all_reduce(doubled, op=dist.ReduceOp.MAX, group=group),
+        dist.all_gather_into_tensor(gathered, kept, group=group),
+        dist.reduce_scatter_tensor(scattered, kept, group=group),
+        dist.all_to_all_single(exchanged, kept, splits, splits, group=group),
+        dist.all_gather(listed, kept, group=group),
+        dist.all_reduce(y[1:3], group=group),
+        dist.all_reduce(tensor=y[0, 1:3], op=dist.ReduceOp.MIN, group=group, async_op=False),
+    ]
+    return [doubled, kept, gathered, scattered, exchanged, *listed, y * 3], returned
+
+
+@requirement(
+    "DYN-RESULT-04",
+    "Compiled collectives that write into intermediate tensors or parts of an input change nothing else.",
+    source="torch/distributed/_functional_collectives.py: traceable_collective_remaps; torch._inductor: reinplacing",
+)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
+@pytest.mark.world(2, timeout=180)
+def test_in_place(world: World, backend: str) -> None:
+    """Compare all tensors of a function of seven collectives with uncompiled code, in two calls."""
+
+    def body(rank: Rank) -> None:
+        group = dist.group.WORLD
+        compiled, counter = dynamo.compiled(in_place, backend=backend)
+        for call in range(2):
+            found = []
+            for function in (in_place, compiled):
+                x = dyadic(4, 4, key=(rank.index, call), dtype=torch.float32).to(rank.device)
+                y = dyadic(8, 4, key=("y", rank.index, call), dtype=torch.float32).to(rank.device)
+                results, returned = function(x, y, group)
+                assert returned == [None] * len(returned)
+                found.append([x, y, *results])
+            for number, (right, result) in enumerate(zip(*found, strict=True)):
+                assert_same(right, result, f"tensor {number} of call {call}")
+        assert unwaited() == 0
+        assert counter.graphs == 1
+
+    world.run(body)
