@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import _functorch as functorch
 from torch import nn
 from torch._dynamo import compiled_autograd
@@ -39,8 +40,10 @@ __all__ = [
     "compiled_backward",
     "compiled_messages",
     "compiler_collectives",
+    "ddp_mode",
     "gradients",
     "graph_break",
+    "inflight_inputs",
     "on_one_rank",
     "parameters",
     "parts",
@@ -115,10 +118,20 @@ def compiled_messages() -> AbstractContextManager[Any]:
     return context
 
 
+def ddp_mode(mode: bool | str) -> AbstractContextManager[Any]:
+    """Return a context in which ``torch._dynamo.config.optimize_ddp`` has a value."""
+    context: AbstractContextManager[Any] = torch._dynamo.config.patch(optimize_ddp=mode)
+    return context
+
+
 def python_reducer() -> AbstractContextManager[Any]:
     """Return a context in which DDP is made with the reducer in Python, which can be compiled."""
-    context: AbstractContextManager[Any] = torch._dynamo.config.patch(optimize_ddp="python_reducer")
-    return context
+    return ddp_mode("python_reducer")
+
+
+def inflight_inputs(*value: bool) -> AbstractContextManager[Any]:
+    """Return a context in which compiled code can wait for an asynchronous collective launched before it."""
+    return functional.allow_inflight_collective_as_graph_input_ctx(*value)
 
 
 def compiled_backward(backend: Any) -> AbstractContextManager[Any]:

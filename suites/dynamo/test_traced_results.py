@@ -1,0 +1,191 @@
+"""What compiled code sees of a collective's result, and what else it may not touch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, assert_same, dyadic, requirement
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional, unwaited
+from harness.stacks.limit import runs_with
+from suites.dynamo.backends import INDUCTOR
+
+SOURCE = "torch/distributed/_functional_collectives.py: the functions registered for Meta"
+
+Call = Callable[[torch.Tensor, Any], Any]
+
+OF_ANY_LAYOUT: dict[str, Call] = {
+    "all_reduce": lambda x, g: functional.all_reduce(x, "sum", g),
+    "all_gather_tensor of rows": lambda x, g: functional.all_gather_tensor(x, 0, g),
+    "all_gather_tensor of columns": lambda x, g: functional.all_gather_tensor(x, 1, g),
+    "reduce_scatter_tensor of rows": lambda x, g: functional.reduce_scatter_tensor(x, "sum", 0, g),
+    "reduce_scatter_tensor of columns": lambda x, g: functional.reduce_scatter_tensor(x, "max", 1, g),
+    "all_to_all_single": lambda x, g: functional.all_to_all_single(x, None, None, g),
+    "all_gather_into_tensor_coalesced": lambda x, g: functional.all_gather_into_tensor_coalesced([x, x[:2]], g),
+    "reduce_scatter_tensor_coalesced": lambda x, g: functional.reduce_scatter_tensor_coalesced(
+        [x, x[:2]], "sum", [0, 1], g
+    ),
+    "all_gather_tensor_autograd": lambda x, g: functional.all_gather_tensor_autograd(x, 0, g),
+    "reduce_scatter_tensor_autograd": lambda x, g: functional.reduce_scatter_tensor_autograd(x, "sum", 0, g),
+    "all_to_all_single_autograd": lambda x, g: functional.all_to_all_single_autograd(x, None, None, g),
+}
+"""Functional collectives of a tensor of four rows and at least two columns, and a group of two ranks."""
+
+OF_ROWS: dict[str, Call] = {
+    # Healthy PyTorch gives these two the strides of their input while it traces them, and contiguous results.
+    "broadcast": lambda x, g: functional.broadcast(x, 1, g),
+    "all_reduce_coalesced": lambda x, g: functional.all_reduce_coalesced([x, x[:2]], "max", g),
+    "permute_tensor": lambda x, g: functional.permute_tensor(x.view(-1), [1, 0], g),
+    "all_reduce of a scalar": lambda x, g: functional.all_reduce(x[0, 0], "sum", g),
+    "all_gather_tensor of one element": lambda x, g: functional.all_gather_tensor(x[0, :1], 0, g),
+    "broadcast of a scalar": lambda x, g: functional.broadcast(x[0, 0], 0, g),
+    "all_reduce of nothing": lambda x, g: functional.all_reduce(x[:0], "sum", g),
+    "all_gather_tensor of nothing": lambda x, g: functional.all_gather_tensor(x[:0], 0, g),
+}
+"""Those of a contiguous tensor."""
+
+Layout = Callable[[torch.Tensor], torch.Tensor]
+
+LAYOUTS: dict[str, Layout] = {
+    "contiguous": lambda x: x.view(4, 24),
+    "transposed": lambda x: x.view(24, 4).t(),
+    "every second column": lambda x: x.view(4, 24)[:, ::2],
+    "last rows": lambda x: x.view(8, 12)[4:],
+    "channels last": lambda x: x.view(4, 2, 4, 3).to(memory_format=torch.channels_last),
+}
+"""Tensors of 96 elements or a part of them."""
+
+
+def seen(result: Any) -> list[tuple[Any, ...]]:
+    """Return what code can ask a result, or each of several."""
+    return [
+        (tuple(y.shape), y.stride(), y.dtype, str(y.device), y.is_contiguous(), y.requires_grad, y.dim(), y.numel())
+        for y in (result if isinstance(result, list) else [result])
+    ]
+
+
+def all_calls(layouts: Iterable[str]) -> list[tuple[str, Call, str]]:
+    """Return each collective with the name of a layout."""
+    return [
+        *((name, call, layout) for name, call in OF_ANY_LAYOUT.items() for layout in layouts),
+        *((name, call, "contiguous") for name, call in OF_ROWS.items()),
+    ]
+
+
+@requirement(
+    "DYN-RESULT-01",
+    "Compiled code sees the shape, strides, dtype, device and requires_grad that a functional collective's result has.",
+    source=SOURCE,
+)
+@requirement(
+    "DYN-RESULT-02",
+    "A functional collective in compiled code leaves its input unchanged, and its result has memory of its own.",
+    source="torch/distributed/_functional_collectives.py; torch._inductor: lowerings of collectives",
+)
+@requirement(
+    "DYN-RESULT-03",
+    "Compiled code waits for each functional collective that it calls, even if nothing else uses the result.",
+    source="torch/distributed/_functional_collectives.py: wait_tensor",
+)
+@pytest.mark.parametrize(
+    ("dtype", "backend", "layouts"),
+    [
+        pytest.param(torch.float32, "eager", tuple(LAYOUTS), id="eager"),
+        pytest.param(torch.int64, "aot_eager", tuple(LAYOUTS), id="aot_eager"),
+        pytest.param(torch.float32, "inductor", ("contiguous",), id="inductor", marks=INDUCTOR.marks),
+    ],
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, not all of these collectives can be traced")
+@pytest.mark.world(2, timeout=180)
+def test_functional(world: World, dtype: torch.dtype, backend: str, layouts: tuple[str, ...]) -> None:
+    """One function calls each collective with each layout of its input; it sees what uncompiled code sees."""
+
+    def body(rank: Rank) -> None:
+        group, calls = dist.group.WORLD, all_calls(layouts)
+
+        def everything(given: dict[str, torch.Tensor]) -> list[tuple[Any, list[tuple[Any, ...]]]]:
+            results = []
+            for _, call, layout in calls:
+                result = call(given[layout], group)
+                results.append((result, seen(result)))
+            return results
+
+        compiled, counter = dynamo.compiled(everything, backend=backend)
+        for number in range(2):
+            data = dyadic(96, key=(rank.index, number), dtype=torch.float32).to(rank.device).to(dtype)
+            given = {name: layout(data.clone()) for name, layout in LAYOUTS.items()}
+            before = {name: x.clone() for name, x in given.items()}
+            uncompiled = everything(given)
+            for right, _ in uncompiled:
+                for each in right if isinstance(right, list) else [right]:
+                    functional.wait_tensor(each)
+            assert unwaited() == 0
+            results = compiled(given)
+            assert unwaited() == 0, "compiled code has not waited for a collective"
+            for name, x in given.items():
+                assert_same(before[name], x, f"what was given, {name}, call {number}")
+            memory = {x.untyped_storage().data_ptr() for x in given.values()}
+            for (name, _, layout), (right, facts), (result, traced) in zip(calls, uncompiled, results, strict=True):
+                what = f"{name} of a tensor that is {layout}, call {number}"
+                assert traced == facts, what
+                assert seen(result) == facts, what
+                for one, other in zip(*(r if isinstance(r, list) else [r] for r in (right, result)), strict=True):
+                    assert_same(one + 0, other, what)
+                    assert other.numel() == 0 or other.untyped_storage().data_ptr() not in memory, what
+        assert counter.graphs == 1
+
+    world.run(body)
+
+
+def in_place(x: torch.Tensor, y: torch.Tensor, group: Any) -> tuple[list[torch.Tensor], list[Any]]:
+    """Call collectives that write into intermediate tensors and into parts of ``y``; return all tensors and returns."""
+    doubled = x * 2
+    kept = doubled + 1
+    gathered, scattered, exchanged = x.new_zeros(8, 4), x.new_zeros(2, 4), x.new_zeros(4, 4)
+    listed = [x.new_zeros(4, 4), y[4:]]
+    splits = [1, 3] if dist.get_rank() else [3, 1]
+    returned = [
+        dist.all_reduce(doubled, op=dist.ReduceOp.MAX, group=group),
+        dist.all_gather_into_tensor(gathered, kept, group=group),
+        dist.reduce_scatter_tensor(scattered, kept, group=group),
+        dist.all_to_all_single(exchanged, kept, splits, splits, group=group),
+        dist.all_gather(listed, kept, group=group),
+        dist.all_reduce(y[1:3], group=group),
+        dist.all_reduce(tensor=y[0, 1:3], op=dist.ReduceOp.MIN, group=group, async_op=False),
+    ]
+    return [doubled, kept, gathered, scattered, exchanged, *listed, y * 3], returned
+
+
+@requirement(
+    "DYN-RESULT-04",
+    "Compiled collectives that write into intermediate tensors or parts of an input change nothing else.",
+    source="torch/distributed/_functional_collectives.py: traceable_collective_remaps; torch._inductor: reinplacing",
+)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, compiled collectives return tensors")
+@pytest.mark.world(2, timeout=180)
+def test_in_place(world: World, backend: str) -> None:
+    """Compare all tensors of a function of seven collectives with uncompiled code, in two calls."""
+
+    def body(rank: Rank) -> None:
+        group = dist.group.WORLD
+        compiled, counter = dynamo.compiled(in_place, backend=backend)
+        for call in range(2):
+            found = []
+            for function in (in_place, compiled):
+                x = dyadic(4, 4, key=(rank.index, call), dtype=torch.float32).to(rank.device)
+                y = dyadic(8, 4, key=("y", rank.index, call), dtype=torch.float32).to(rank.device)
+                results, returned = function(x, y, group)
+                assert returned == [None] * len(returned)
+                found.append([x, y, *results])
+            for number, (right, result) in enumerate(zip(*found, strict=True)):
+                assert_same(right, result, f"tensor {number} of call {call}")
+        assert unwaited() == 0
+        assert counter.graphs == 1
+
+    world.run(body)
