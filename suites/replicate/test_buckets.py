@@ -80,9 +80,7 @@ SAYS: dict[str, Says] = {
         later=[1, 1, 1, 1],
         maps=(1, 1),
     ),
-    "find-none": Says(
-        options={"find_unused_parameters": True}, made=ALL, first=[3], later=[3], maps=(1, 1)
-    ),
+    "find-none": Says(options={"find_unused_parameters": True}, made=ALL, first=[3], later=[3], maps=(1, 1)),
     "skip-unused": Says(
         options={"find_unused_parameters": True, "skip_all_reduce_unused_params": True, "bucket_cap_mb": TINY},
         unused=True,
@@ -107,9 +105,7 @@ SAYS: dict[str, Says] = {
     "no-buffers-sent": Says(
         options={"broadcast_buffers": False}, made=WITHOUT_BUFFERS, sent=False, first=[3], later=[3]
     ),
-    "views": Says(
-        options={"gradient_as_bucket_view": True, "bucket_cap_mb": SMALL}, made=ALL, first=[3], later=[2, 1]
-    ),
+    "views": Says(options={"gradient_as_bucket_view": True, "bucket_cap_mb": SMALL}, made=ALL, first=[3], later=[2, 1]),
     "views-static": Says(
         options={"gradient_as_bucket_view": True, "static_graph": True, "bucket_cap_mb": TINY},
         made=ALL,
@@ -127,12 +123,8 @@ SAYS: dict[str, Says] = {
     ),
 }
 NEWER: dict[str, Says] = {
-    "forward_sync_buffers": Says(
-        options={"forward_sync_buffers": False}, made=ALL, sent=False, first=[3], later=[3]
-    ),
-    "bucket_cap_mb_list": Says(
-        options={"bucket_cap_mb_list": [TINY, SMALL]}, made=ALL, first=[2, 1], later=[1, 2]
-    ),
+    "forward_sync_buffers": Says(options={"forward_sync_buffers": False}, made=ALL, sent=False, first=[3], later=[3]),
+    "bucket_cap_mb_list": Says(options={"bucket_cap_mb_list": [TINY, SMALL]}, made=ALL, first=[2, 1], later=[1, 2]),
     "batched_grad_copy": Says(
         options={"batched_grad_copy": True, "bucket_cap_mb": SMALL}, made=ALL, first=[3], later=[2, 1]
     ),
@@ -174,7 +166,7 @@ def recorded(rank: Rank) -> bool:
 )
 @requirement(
     "DDP-SENT-02",
-    "Ranks exchange which parameters they use only with find_unused_parameters, or in the first step of a static graph.",
+    "Ranks exchange which parameters they use with find_unused_parameters, or in the first step of a static graph.",
     source=f"{SOURCE}: find_unused_parameters, static_graph",
 )
 @requirement(
@@ -285,7 +277,7 @@ def test_memory_of_gradients(world: World, how: str) -> None:
 @pytest.mark.parametrize("how", ["DDP", "replicate"])
 @pytest.mark.world(1, 2)
 def test_outputs(world: World, how: str) -> None:
-    """Compare the output with what the module kept, in three steps, a step without synchronization and an evaluation."""
+    """Compare the output with what the module kept, in four steps, the last one unsynchronized, and an evaluation."""
     every: list[dict[str, Any]] = [
         {},
         {"static_graph": True},
