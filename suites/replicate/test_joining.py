@@ -97,7 +97,9 @@ def test_uneven(world: World, last: int, where: str) -> None:
                     optimizer.zero_grad()
                     x = torch.tensor(given(rank.index, number), device=rank.device)
                     model(x, options.get("find_unused_parameters") is None or number == 0).sum().backward()
-                    gradients.append([p.grad.tolist() if p.grad is not None else [0.0] * 3 for p in module.parameters()])
+                    gradients.append(
+                        [p.grad.tolist() if p.grad is not None else [0.0] * 3 for p in module.parameters()]
+                    )
                     optimizer.step()
             sums = [0.0, 0.0, 0.0]
             for number in range(max(counts)):
