@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import Join
@@ -111,8 +110,6 @@ def test_uneven(world: World, last: int, where: str) -> None:
             assert [p.tolist() for p in module.parameters()] == [[-total] * 3 for total in sums], name
             own = batches[rank.index] if name == "no buffers" else max(counts)
             assert module.count.tolist() == [own] * 2, name
-        if group is not None:
-            dist.destroy_process_group(group)
 
     world.run(body)
 
@@ -151,6 +148,13 @@ def test_micro_batches(world: World, hook: bool) -> None:
     world.run(body)
 
 
+def train_until_thrown(model: Any, rank: Rank, done: list[int], options: dict[str, bool]) -> None:
+    with model.join(throw_on_early_termination=True, **options):
+        for number in range(1 + 2 * rank.index):
+            model(torch.tensor(given(rank.index, number), device=rank.device)).sum().backward()
+            done.append(number)
+
+
 @requirement(
     "DDP-JOIN-06",
     "With throw_on_early_termination, every rank raises an error as soon as one has no more batches.",
@@ -181,12 +185,10 @@ def test_errors(world: World) -> None:
 
         for options in ({}, {"divide_by_initial_world_size": False}):
             model: Any = DistributedDataParallel(Model().to(rank.device))
-            done = []
+            done: list[int] = []
             words = "exhausted all inputs" if rank.index == 0 else "exhausted inputs"
-            with pytest.raises(RuntimeError, match=words), model.join(throw_on_early_termination=True, **options):
-                for number in range(1 + 2 * rank.index):
-                    model(torch.tensor(given(rank.index, number), device=rank.device)).sum().backward()
-                    done.append(number)
+            with pytest.raises(RuntimeError, match=words):
+                train_until_thrown(model, rank, done, options)
             assert done == [0]
         model = DistributedDataParallel(Model().to(rank.device))
         with model.join(enable=False):

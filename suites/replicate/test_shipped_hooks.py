@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms import ddp_comm_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import (
@@ -25,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
 
+# Groups are not destroyed here: a thread of gloo that still holds one, in a hook's callback, aborts if it ends it.
 FOLDER = "torch/distributed/algorithms/ddp_comm_hooks"
 FACTORS = [5, 2, 1]
 """The factor of each rank's gradients, which are three times a value."""
@@ -154,8 +154,6 @@ def test_groups(world: World, where: str) -> None:
                     assert p.grad.dtype == torch.float32, (name, number)
                     assert torch.equal(p.grad.cpu(), times * right), (name, number, p.grad, times * right)
                 model.zero_grad()
-        if group is not None:
-            dist.destroy_process_group(group)
 
     world.run(body)
 
@@ -168,10 +166,10 @@ def test_groups(world: World, where: str) -> None:
 @pytest.mark.parametrize(("name", "size"), [("pertensor", 100), ("perchannel", 512), ("perchannel", 1030)])
 @pytest.mark.world(2)
 def test_quantization(world: World, name: str, size: int) -> None:
-    """The second 512 of the values have another scale. Gloo's futures of all_gather are not what the hooks expect."""
+    """Values from 512 on have another scale. Before PyTorch 2.15, gloo's futures are not what the hooks expect."""
 
     def body(rank: Rank) -> str:
-        model: Any = DistributedDataParallel(Two(bytes_like(size)[:size]).to(rank.device), bucket_cap_mb=1e-6)
+        model: Any = DistributedDataParallel(Matrices([bytes_like(size)]).to(rank.device))
         model.register_comm_hook(None, getattr(quantization_hooks, f"quantization_{name}_hook"))
         for _ in range(STEPS):
             output = model(torch.tensor(2.0 + 4 * rank.index, device=rank.device))
@@ -181,8 +179,7 @@ def test_quantization(world: World, name: str, size: int) -> None:
             except RuntimeError:
                 return "an error"
             assert {m.dtype for m in messages.since(before)} <= {"Float", "Byte"}
-            for p, times in ((model.module.first, 4), (model.module.second, 8)):
-                assert torch.equal(p.grad.cpu(), times * bytes_like(size))
+            assert torch.equal(model.module.weights[0].grad.cpu(), 4 * bytes_like(size))
             model.zero_grad()
         return "averaged"
 
@@ -222,7 +219,6 @@ def test_post_local_sgd(world: World) -> None:
                     mean = sum(FACTORS[r] for r in ranks) / len(ranks)
                     assert torch.equal(model.module.second.grad.cpu(), 12 * mean * exact()), (local, number)
                     model.zero_grad()
-        dist.destroy_process_group(subgroup)
 
     world.run(body)
 
@@ -315,7 +311,6 @@ def test_power_sgd_options(world: World) -> None:
             before_compression = sum(value.numel() for value in values)
             stats = before_compression / size, 3 * before_compression, 3 * size
             assert state.compression_stats() == stats, name
-        # The group stays: a thread of gloo that still holds it, in a callback of the hook, aborts if it ends the group.
 
     world.run(body)
 

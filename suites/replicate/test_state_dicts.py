@@ -331,7 +331,7 @@ def test_optimizers(world: World, how: str) -> None:
         other = model_of(9.0 + rank.index, rank)
         again, fresh = HOW[how](other), make(groups_of(other))
         if options.full_state_dict:
-            # a full state is flattened or not, but loading it with flatten_optimizer_state_dict is a KeyError of torch's
+            # PyTorch raises a KeyError if it is to load a full state with flatten_optimizer_state_dict
             options = dataclasses.replace(options, flatten_optimizer_state_dict=False)
             set_model_state_dict(again, saved, options=options)
             set_optimizer_state_dict(again, fresh, state, options=options)
