@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel: forward"
@@ -85,8 +85,8 @@ HIDDEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "iterator": lambda x, y: iter([x, y]),
 }
 """Objects that it does not search."""
-NOT_FOUND = ["words", "in words", "row", "column", "record", "in record", *HIDDEN]
-"""Containers that pytree does not know: with a static graph, PyTorch silently averages nothing then."""
+NOT_FOUND = ["words", "in words", "row", "column", "record", "in record", *(name for name in HIDDEN if name != "deque")]
+"""Containers that pytree does not know: with a static graph, PyTorch silently averages nothing."""
 
 
 def tensors(of: Any) -> Iterator[torch.Tensor]:
@@ -194,3 +194,30 @@ def test_outputs(world: World, how: str, options: str) -> None:
                 model.zero_grad()
 
     world.run(body)
+
+
+@requirement(
+    "REPL-STATIC-03",
+    "With static_graph=True, gradients are averaged whatever container the outputs are in.",
+    source="torch.nn.parallel.DistributedDataParallel: static_graph",
+)
+@pytest.mark.parametrize("container", NOT_FOUND)
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_static_outputs(world: World, how: str, container: str) -> None:
+    """Run three steps with an output in a dataclass, a class derived from a container, or another object."""
+    make = {**MAKES, **HIDDEN}[container]
+
+    def body(rank: Rank) -> list[list[float]]:
+        module = Gives(False).to(rank.device)
+        model: Any = replicate.replicate(module, static_graph=True) if how == "replicate" else None
+        model = model or DistributedDataParallel(module, static_graph=True)
+        gradients = []
+        for _ in range(3):
+            model.zero_grad()
+            output = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device), make)
+            torch.stack([each.sum() for each in tensors(output)]).sum().backward()
+            gradients.append([float(p.grad) for p in (module.x.weight, module.y.weight) if p.grad is not None])
+        return gradients
+
+    assert_on_ranks([[[1.5, 3.0]] * 3] * 2, world.run(body))
