@@ -86,7 +86,7 @@ def register_buffer_hook(model: DistributedDataParallel, state: Any, hook: Any, 
 
 def leave_alone(module: nn.Module, names: Sequence[str]) -> None:
     """Have a later DistributedDataParallel of the module ignore parameters and buffers."""
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, list(names))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, list(names))  # type: ignore[no-untyped-call]
 
 
 def parts(size: int) -> list[int]:
