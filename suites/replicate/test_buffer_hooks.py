@@ -48,7 +48,7 @@ class Noting(nn.Module):
 )
 @requirement(
     "DDP-BUF-08",
-    "A buffer hook receives its state and the current buffers by name, and nothing else synchronizes them.",
+    "A buffer hook receives its state and the current buffers by name, in the place of the broadcast.",
     source=SOURCE,
 )
 @requirement(
@@ -153,7 +153,7 @@ def test_futures(world: World) -> None:
 
 @requirement(
     "DDP-IGN-01",
-    "Ignored parameters keep the values and gradients of their rank, and ignored buffers their values.",
+    "Ignored parameters and buffers keep the values of their rank, as do gradients of ignored parameters.",
     source="torch.nn.parallel.DistributedDataParallel: _set_params_and_buffers_to_ignore_for_model",
 )
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=str)

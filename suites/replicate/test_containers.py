@@ -148,6 +148,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+IN_STATIC_GRAPHS = requirement(
+    "REPL-STATIC-03",
+    "With static_graph=True, gradients are averaged whatever container the outputs are in.",
+    source="torch.nn.parallel.DistributedDataParallel: static_graph",
+)
+
+
 @requirement(
     "REPL-CALL-06",
     "Under every option, outputs keep the classes, keys and order of their containers.",
@@ -158,6 +165,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Gradients are averaged whatever container the outputs are in.",
     source=SOURCE,
 )
+@IN_STATIC_GRAPHS
 @pytest.mark.parametrize("options", list(OPTIONS))
 @pytest.mark.parametrize("how", ["DDP", "replicate"])
 @pytest.mark.world(2)
@@ -196,11 +204,7 @@ def test_outputs(world: World, how: str, options: str) -> None:
     world.run(body)
 
 
-@requirement(
-    "REPL-STATIC-03",
-    "With static_graph=True, gradients are averaged whatever container the outputs are in.",
-    source="torch.nn.parallel.DistributedDataParallel: static_graph",
-)
+@IN_STATIC_GRAPHS
 @pytest.mark.parametrize("container", ["words", "record", "namespace"])
 @pytest.mark.parametrize("how", ["DDP", "replicate"])
 @pytest.mark.world(2)

@@ -160,7 +160,7 @@ def test_groups(world: World, where: str) -> None:
 
 @requirement(
     "REPL-HOOK-14",
-    "A quantization hook averages values that 8 bits have exactly, and sends bytes; or all ranks raise an error.",
+    "A quantization hook averages values that 8 bits have exactly, or all ranks raise an error.",
     source=f"{FOLDER}/quantization_hooks.py",
 )
 @pytest.mark.parametrize(("name", "size"), [("pertensor", 100), ("perchannel", 512), ("perchannel", 1030)])

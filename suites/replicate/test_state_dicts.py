@@ -94,7 +94,7 @@ def same(first: Any, second: Any) -> bool:
 )
 @requirement(
     "REPL-STATE-04",
-    "With full_state_dict and cpu_offload, only rank 0 gets a state dict; with either, all ranks do.",
+    "Only rank 0 gets a state dict with both full_state_dict and cpu_offload, but all ranks do with one of them.",
     source=f"{SOURCE}: StateDictOptions.cpu_offload, full_state_dict",
 )
 @requirement(
@@ -150,7 +150,7 @@ def test_saved(world: World, how: str) -> None:
 )
 @requirement(
     "REPL-STATE-08",
-    "Loading with strict=False loads what is there and returns the missing and the unexpected names.",
+    "Loading with strict=False loads what is there, and returns missing or unexpected names.",
     source=f"{SOURCE}: StateDictOptions.strict",
 )
 @requirement(
