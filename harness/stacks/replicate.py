@@ -11,6 +11,8 @@ from msgspec import Meta
 from torch import nn
 from torch.distributed._composable.replicate import DDP, replicate
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _BufferCommHookLocation as HookLocation
 from torch.nn.parallel.distributed import _MixedPrecision as MixedPrecision
 
 from harness.oracles.baseline import plain_gradients as gradients
@@ -37,13 +39,16 @@ from harness.worlds.rank import Rank
 __all__ = [
     "DDP",
     "STACK",
+    "HookLocation",
     "MixedPrecision",
     "apply",
     "buckets_of",
     "gradients",
+    "leave_alone",
     "names",
     "parameters",
     "parts",
+    "register_buffer_hook",
     "replicate",
 ]
 
@@ -71,6 +76,17 @@ def buckets_of(parameters: Sequence[torch.Tensor], limit: int) -> list[int]:
     sparse = [False] * len(ready)
     buckets, _ = dist._compute_bucket_assignment_by_size(ready, [first, limit], sparse)  # type: ignore[attr-defined]
     return [sum(ready[i].nbytes for i in bucket) for bucket in buckets]
+
+
+def register_buffer_hook(model: DistributedDataParallel, state: Any, hook: Any, where: HookLocation | None) -> None:
+    """Let a hook synchronize buffers, before or after the forward; None: where PyTorch's default is."""
+    more = () if where is None else (where,)
+    model._register_buffer_comm_hook(state, hook, *more)
+
+
+def leave_alone(module: nn.Module, names: Sequence[str]) -> None:
+    """Have a later DistributedDataParallel of the module ignore parameters and buffers."""
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, list(names))  # type: ignore[no-untyped-call]
 
 
 def parts(size: int) -> list[int]:

@@ -1,0 +1,190 @@
+"""Hooks that synchronize the buffers of DistributedDataParallel, and the parameters and buffers that it ignores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import Rank, World, requirement
+from harness.stacks import messages, replicate
+from harness.stacks.replicate import HookLocation
+
+SOURCE = "torch.nn.parallel.DistributedDataParallel: _register_buffer_comm_hook"
+pytestmark = pytest.mark.usefixtures("with_buckets")
+
+
+class Noting(nn.Module):
+    """A layer and two buffers, which a forward replaces or changes in place; it notes what it does and sees."""
+
+    level: torch.Tensor
+    inner: Any
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.layer.weight)
+        self.register_buffer("level", torch.full((2,), 1.0 + rank))
+        self.inner = nn.Module()
+        self.inner.register_buffer("count", torch.tensor(1 + rank))
+        self.notes: list[Any] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.notes.append(("forward", float(self.level[0]), int(self.inner.count)))
+        self.level = self.level + 1
+        self.inner.count += 1
+        result: torch.Tensor = self.layer(x)
+        return result
+
+
+@requirement(
+    "DDP-BUF-07",
+    "A buffer hook runs before or after each forward, as registered, and after it by default.",
+    source=f"{SOURCE}, comm_hook_location",
+)
+@requirement(
+    "DDP-BUF-08",
+    "A buffer hook receives its state and the current buffers by name, in the place of the broadcast.",
+    source=SOURCE,
+)
+@requirement(
+    "DDP-BUF-09",
+    "A buffer hook is not called where buffers would not be sent.",
+    source=f"{SOURCE}; no_sync, broadcast_buffers",
+)
+@pytest.mark.parametrize("where", [None, "PRE_FORWARD", "POST_FORWARD"])
+@pytest.mark.world(2)
+def test_location(world: World, where: str | None) -> None:
+    """The hook sums buffers over ranks, in training, evaluation and without synchronization."""
+
+    def body(rank: Rank) -> None:
+        state: dict[str, int] = {"calls": 0}
+
+        def hook(given: dict[str, int], buffers: dict[str, torch.Tensor]) -> None:
+            given["calls"] += 1
+            assert list(buffers) == ["level", "inner.count"]
+            assert buffers["level"] is module.level
+            assert buffers["inner.count"] is module.inner.count
+            module.notes.append("hook")
+            assert not torch.is_grad_enabled()
+            for buffer in buffers.values():
+                dist.all_reduce(buffer)
+
+        first = where == "PRE_FORWARD"
+        location = where and HookLocation[where]
+        module = Noting(rank.index).to(rank.device)
+        model: Any = DistributedDataParallel(module, init_sync=False)
+        replicate.register_buffer_hook(model, state, hook, location)
+        x = torch.full((1, 1), 1.0 + rank.index, device=rank.device)
+
+        def call(*, backward: bool = True) -> list[Any]:
+            module.notes.clear()
+            before = messages.mark()
+            output = model(x)
+            sent = [m for m in messages.since(before) if "broadcast" in m.op and m.dtype != "Int"]
+            assert sent == []  # DDP sends the order of gradients, once, as 32-bit integers
+            if backward:
+                output.sum().backward()
+            return module.notes
+
+        # levels are 1 and 2 at first, and their sum is 3
+        if first:
+            assert call() == ["hook", ("forward", 3.0, 3)]
+            assert call() == ["hook", ("forward", 8.0, 8)]
+        else:
+            assert call() == [("forward", 1.0 + rank.index, 1 + rank.index), "hook"]  # 2 + 3
+            assert call() == [("forward", 5.0, 5), "hook"]  # twice 6
+        with torch.no_grad():
+            model.eval()
+            assert [note if note == "hook" else "forward" for note in call(backward=False)] == [
+                *(["hook", "forward"] if first else ["forward", "hook"])
+            ]
+        model.train()
+        with model.no_sync():
+            state["calls"] = 0
+            call(), call()
+        assert state["calls"] <= 1
+        assert float(module.layer.weight.grad[0, 0]) == 3.0 + 2 * (1.0 + rank.index)
+        state["calls"] = 0
+        call(), call()
+        assert state["calls"] in (1, 2)  # the first forward decides for the next
+        for other in ({"broadcast_buffers": False}, {}):
+            plain: Any = DistributedDataParallel(
+                Noting(0).to(rank.device) if other else nn.Linear(1, 1).to(rank.device), **other
+            )
+            replicate.register_buffer_hook(plain, state, lambda *_: 1 / 0, location)
+            plain(x).sum().backward()
+        with pytest.raises(AssertionError):
+            replicate.register_buffer_hook(model, None, "hook", location)
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-BUF-10",
+    "The futures that a buffer hook returns are complete at the end of the backward.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_futures(world: World) -> None:
+    """A hook after the forward begins all-reduces and does not wait for them."""
+
+    def body(rank: Rank) -> None:
+        module = Noting(rank.index).to(rank.device)
+        model: Any = DistributedDataParallel(module, init_sync=False)
+
+        def hook(_: None, buffers: dict[str, torch.Tensor]) -> Any:
+            return [dist.all_reduce(buffer, async_op=True).get_future() for buffer in buffers.values()]
+
+        replicate.register_buffer_hook(model, None, hook, HookLocation.POST_FORWARD)
+        level, count = [1.0, 2.0], [1, 2]
+        for _ in range(3):
+            model(torch.ones(1, 1, device=rank.device)).sum().backward()
+            level, count = [sum(level) + 2] * 2, [sum(count) + 2] * 2
+            assert module.level.tolist() == [level[0]] * 2
+            assert int(module.inner.count) == count[0]
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-IGN-01",
+    "Ignored parameters and buffers keep the values of their rank, as do gradients of ignored parameters.",
+    source="torch.nn.parallel.DistributedDataParallel: _set_params_and_buffers_to_ignore_for_model",
+)
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=str)
+@pytest.mark.world(2)
+def test_ignored(world: World, options: dict[str, bool]) -> None:
+    """A layer and one of two buffers are ignored, in the constructor and for three steps."""
+
+    class Model(nn.Module):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.first, self.second = (nn.Linear(1, 1, bias=False) for _ in range(2))
+            for layer in (self.first, self.second):
+                nn.init.constant_(layer.weight, 1.0 + rank)
+                layer.register_buffer("level", torch.tensor(1.0 + rank))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.first(x) + 2 * self.second(x)
+            return result
+
+    def body(rank: Rank) -> None:
+        module = Model(rank.index).to(rank.device)
+        replicate.leave_alone(module, ["second.weight", "second.level"])
+        model: Any = DistributedDataParallel(module, **options)
+        own = 1.0 + rank.index
+        for _ in range(3):
+            assert [float(t) for t in module.state_dict().values()] == [1.0, 1.0, own, own]
+            before = messages.mark()
+            model(torch.full((1, 1), own, device=rank.device)).sum().backward()
+            sizes = [m.shape for m in messages.since(before) if m.dtype == "Float"]
+            assert not sizes or sizes == [(1,), (1,)]  # a buffer, and a gradient
+            assert [float(p.grad) for p in module.parameters()] == [1.5, 2 * own]
+            model.zero_grad()
+
+    world.run(body)

@@ -1,0 +1,227 @@
+"""Containers in which a replicated module takes its inputs and gives its outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks import replicate
+
+SOURCE = "torch.nn.parallel.DistributedDataParallel: forward"
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Words(dict[str, Any]):
+    """A dict with attributes, as model libraries return them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Row(list[Any]):
+    """A list of a class of its own."""
+
+
+class Column(tuple[Any, ...]):
+    """A tuple of a class of its own."""
+
+    __slots__ = ()
+
+
+@dataclasses.dataclass
+class Record:
+    first: Any
+    second: Any = None
+    name: str = "record"
+
+
+def most(x: torch.Tensor) -> Any:
+    """Return what torch returns as a structure of its own: the largest elements and their indices."""
+    return x.max(dim=0)
+
+
+MAKES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "tensor": lambda x, y: x + y,
+    "tuple": lambda x, y: (x, y),
+    "one": lambda x, y: (x + y,),
+    "list": lambda x, y: [x, y],
+    "dict": lambda x, y: {"y": y, "x": x},
+    "numbered": lambda x, y: {2: y, 1: x},
+    "ordered": lambda x, y: OrderedDict(y=y, x=x),
+    "named": lambda x, y: Pair(x, y),
+    "nested": lambda x, y: {"pair": Pair([x], ({"y": y}, None)), "text": "text", "number": 3, "flag": True},
+    "of torch": lambda x, y: most(torch.stack([x + y, x + y - 1])),
+    "words": lambda x, y: Words(y=y, x=x),
+    "in words": lambda x, y: (Words(x=x), Words(y=y)),
+    "row": lambda x, y: Row([x, y]),
+    "column": lambda x, y: Column((x, y)),
+    "record": lambda x, y: Record(x, y),
+    "in record": lambda x, y: [Record(Pair(x, y))],
+    "twice": lambda x, y: (x, y, x.detach(), None, (), [], {}),
+    "default": lambda x, y: defaultdict(list, {"x": [x], "y": [y]}),
+    "packed": lambda x, y: nn.utils.rnn.pack_sequence([x, y]),
+    "packed in a tuple": lambda x, y: (nn.utils.rnn.pack_sequence([x, y]), 1),
+}
+"""Containers that DistributedDataParallel searches for tensors, made of two."""
+HIDDEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "deque": lambda x, y: deque([x, y], maxlen=3),
+    "namespace": lambda x, y: SimpleNamespace(x=x, y=y),
+    "user's": lambda x, y: UserDict(x=x, y=y),
+    "set": lambda x, y: {x, y},
+    "function": lambda x, y: lambda: [x, y],
+    "iterator": lambda x, y: iter([x, y]),
+}
+"""Objects that it does not search."""
+NOT_FOUND = ["words", "in words", "row", "column", "record", "in record", *(name for name in HIDDEN if name != "deque")]
+"""Containers that pytree does not know: with a static graph, PyTorch silently averages nothing."""
+
+
+def tensors(of: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of any of these containers that require gradients."""
+    if isinstance(of, torch.Tensor):
+        if of.requires_grad:
+            yield of
+        return
+    if isinstance(of, nn.utils.rnn.PackedSequence):
+        of = [of.data]
+    elif isinstance(of, dict | UserDict):
+        of = list(of.values())
+    elif dataclasses.is_dataclass(of) or isinstance(of, SimpleNamespace):
+        of = list(vars(of).values())
+    elif callable(of):
+        of = of()
+    elif isinstance(of, str | int | None):
+        of = ()
+    for each in of:
+        yield from tensors(each)
+
+
+def shape_of(of: Any) -> Any:
+    """Return classes, keys and whatever else is to stay the same, with tensors replaced by their values."""
+    if isinstance(of, torch.Tensor):
+        return type(of), of.dtype, of.requires_grad, of.tolist()
+    if isinstance(of, dict | UserDict):
+        own = [of.default_factory] if isinstance(of, defaultdict) else []
+        return type(of), [(key, shape_of(value)) for key, value in of.items()], own
+    if dataclasses.is_dataclass(of) or isinstance(of, SimpleNamespace):
+        return type(of), [(key, shape_of(value)) for key, value in vars(of).items()]
+    if isinstance(of, list | tuple | deque):
+        own = [of.maxlen] if isinstance(of, deque) else []
+        return type(of), [shape_of(each) for each in of], own
+    return (type(of), of) if isinstance(of, str | int | None) else type(of)
+
+
+class Gives(nn.Module):
+    """A module with two layers and, with ``unused``, another one that no output uses; it makes its output of theirs."""
+
+    def __init__(self, unused: bool) -> None:
+        super().__init__()
+        self.x, self.y = (nn.Linear(1, 1, bias=False) for _ in range(2))
+        for layer in (self.x, self.y):
+            nn.init.ones_(layer.weight)
+        if unused:
+            self.z = nn.Linear(1, 1, bias=False)
+        self.given: Any = None
+
+    def forward(self, x: torch.Tensor, make: Callable[[Any, Any], Any]) -> Any:
+        self.given = make(self.x(x)[0], 2 * self.y(x)[0])
+        return self.given
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "find-unused": {"find_unused_parameters": True},
+    "static": {"static_graph": True},
+}
+
+
+IN_STATIC_GRAPHS = requirement(
+    "REPL-STATIC-03",
+    "With static_graph=True, gradients are averaged whatever container the outputs are in.",
+    source="torch.nn.parallel.DistributedDataParallel: static_graph",
+)
+
+
+@requirement(
+    "REPL-CALL-06",
+    "Under every option, outputs keep the classes, keys and order of their containers.",
+    source=SOURCE,
+)
+@requirement(
+    "REPL-CALL-07",
+    "Gradients are averaged whatever container the outputs are in.",
+    source=SOURCE,
+)
+@IN_STATIC_GRAPHS
+@pytest.mark.parametrize("options", list(OPTIONS))
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_outputs(world: World, how: str, options: str) -> None:
+    """Run two steps for each container, one without synchronization, and an evaluation."""
+    makes = MAKES if options == "find-unused" else {**MAKES, **HIDDEN}
+    if options == "static":
+        makes = {name: make for name, make in makes.items() if name not in NOT_FOUND}
+
+    def body(rank: Rank) -> None:
+        x = torch.full((1, 1), 1.0 + rank.index, device=rank.device)
+        for name, make in makes.items():
+            plain = Gives(False).to(rank.device)
+            module = Gives(options == "find-unused").to(rank.device)
+            model: Any = replicate.replicate(module, **OPTIONS[options]) if how == "replicate" else None
+            model = model or DistributedDataParallel(module, **OPTIONS[options])
+            for number in range(4):
+                if number == 2 and how == "DDP":
+                    model.require_backward_grad_sync = False
+                elif number == 2:
+                    model.set_requires_gradient_sync(False)
+                with torch.set_grad_enabled(number < 3):
+                    right, output = plain(x, make), model(x, make)
+                assert shape_of(output) == shape_of(right), (name, number)
+                if options == "plain" or (options == "static" and number):
+                    assert output is module.given, (name, number)
+                if number == 3:
+                    continue
+                found = list(tensors(output))
+                torch.stack([each.sum() for each in found]).sum().backward()
+                mean = 1.5 if number < 2 else 1.0 + rank.index
+                gradients = [float(p.grad) for p in (module.x.weight, module.y.weight) if p.grad is not None]
+                assert gradients == [mean, 2 * mean], (name, number)
+                model.zero_grad()
+
+    world.run(body)
+
+
+@IN_STATIC_GRAPHS
+@pytest.mark.parametrize("container", ["words", "record", "namespace"])
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_static_outputs(world: World, how: str, container: str) -> None:
+    """Run three steps with an output in a dataclass, a class derived from a container, or another object."""
+    make = {**MAKES, **HIDDEN}[container]
+
+    def body(rank: Rank) -> list[list[float]]:
+        module = Gives(False).to(rank.device)
+        model: Any = replicate.replicate(module, static_graph=True) if how == "replicate" else None
+        model = model or DistributedDataParallel(module, static_graph=True)
+        gradients = []
+        for _ in range(3):
+            model.zero_grad()
+            output = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device), make)
+            torch.stack([each.sum() for each in tensors(output)]).sum().backward()
+            gradients.append([float(p.grad) for p in (module.x.weight, module.y.weight) if p.grad is not None])
+        return gradients
+
+    assert_on_ranks([[[1.5, 3.0]] * 3] * 2, world.run(body))

@@ -1,0 +1,209 @@
+"""Ranks with different numbers of batches: DistributedDataParallel.join."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import Rank, World, requirement
+
+SOURCE = "torch.nn.parallel.DistributedDataParallel.join"
+BATCHES = [1, 2, 4]
+"""The number of batches of each rank. Gradients in units of 12 are divided by 2, 3 and 4 without rounding."""
+pytestmark = pytest.mark.usefixtures("with_buckets")
+
+
+class Model(nn.Module):
+    """Two parameters and a branch with a third; a buffer counts forwards."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.branch = (nn.Parameter(torch.zeros(3)) for _ in range(3))
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor, branch: bool = True) -> torch.Tensor:
+        self.count += 1
+        result: torch.Tensor = (self.first + 2 * self.second) * x
+        return result + 3 * self.branch * x if branch else result
+
+
+def given(rank: int, step: int) -> float:
+    return 12.0 * (rank + 1) * (step + 1)
+
+
+def expected(members: list[int], batches: list[int], step: int, divided: bool) -> float:
+    """Return the gradient of the first parameter in a step. ``divided``: by the number of ranks at the beginning."""
+    active = [rank for rank, number in zip(members, batches, strict=True) if step < number]
+    return sum(given(rank, step) for rank in active) / (len(members) if divided else len(active))
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "default": ({}, {}),
+    "divided": ({}, {"divide_by_initial_world_size": True}),
+    "not divided": ({}, {"divide_by_initial_world_size": False}),
+    "small buckets": ({"bucket_cap_mb": 1e-6}, {"divide_by_initial_world_size": False}),
+    "views": ({"gradient_as_bucket_view": True, "bucket_cap_mb": 1e-6}, {"divide_by_initial_world_size": False}),
+    "find unused": ({"find_unused_parameters": True}, {"divide_by_initial_world_size": False}),
+    "no buffers": ({"broadcast_buffers": False}, {"divide_by_initial_world_size": False}),
+    "early": ({}, {"throw_on_early_termination": False, "enable": True}),
+}
+
+
+@requirement(
+    "DDP-JOIN-01",
+    "With join, gradients are the sum over ranks that have a batch, divided by the initial number of ranks by default.",
+    source=f"{SOURCE}: divide_by_initial_world_size=True",
+)
+@requirement(
+    "DDP-JOIN-02",
+    "With divide_by_initial_world_size=False, gradients are the mean over the ranks that still have a batch.",
+    source=f"{SOURCE}: divide_by_initial_world_size=False",
+)
+@requirement(
+    "DDP-JOIN-03",
+    "After join, all ranks have the parameters and synchronized buffers of the rank that had the most batches.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("where", ["world", "group"])
+@pytest.mark.parametrize("last", [0, 2], ids=["first-rank-last", "last-rank-last"])
+@pytest.mark.world(3)
+def test_uneven(world: World, last: int, where: str) -> None:
+    """Train on one, two and four batches, or with two ranks alone, then evenly for two more steps."""
+    batches = BATCHES if last == 2 else BATCHES[::-1]
+    members = [0, 1, 2] if where == "world" else [last, 1]
+
+    def body(rank: Rank) -> None:
+        group = rank.subgroup(sorted(members)) if where == "group" else None
+        if rank.index not in members:
+            return
+        for name, (options, how) in CASES.items():
+            model: Any = DistributedDataParallel(Model().to(rank.device), process_group=group, **options)
+            module = model.module
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            counts = [batches[member] for member in members]
+            gradients = []
+            divided = how.get("divide_by_initial_world_size", True)
+            with model.join(**how):
+                for number in range(batches[rank.index]):
+                    optimizer.zero_grad()
+                    x = torch.tensor(given(rank.index, number), device=rank.device)
+                    model(x, options.get("find_unused_parameters") is None or number == 0).sum().backward()
+                    gradients.append(
+                        [p.grad.tolist() if p.grad is not None else [0.0] * 3 for p in module.parameters()]
+                    )
+                    optimizer.step()
+            sums = [0.0, 0.0, 0.0]
+            for number in range(max(counts)):
+                value = expected(members, counts, number, divided)
+                right = [value, 2 * value, 0.0 if "find" in name and number > 0 else 3 * value]
+                sums = [total + value for total, value in zip(sums, right, strict=True)]
+                if number < len(gradients):
+                    assert gradients[number] == [[value] * 3 for value in right], (name, number)
+            assert [p.tolist() for p in module.parameters()] == [[-total] * 3 for total in sums], name
+            own = batches[rank.index] if name == "no buffers" else max(counts)
+            assert module.count.tolist() == [own] * 2, name
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-JOIN-04",
+    "With join, micro-batches without synchronization accumulate, and a later one averages.",
+    source=f"{SOURCE}; torch.nn.parallel.DistributedDataParallel.no_sync",
+)
+@requirement(
+    "DDP-JOIN-05",
+    "With join, a communication hook reduces the gradients of the ranks that have a batch, and zeros of the others.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("hook", [False, True], ids=["plain", "hook"])
+@pytest.mark.world(3)
+def test_micro_batches(world: World, hook: bool) -> None:
+    """Every step has two micro-batches, of which the second is synchronized; the hook averages over all ranks."""
+
+    def body(rank: Rank) -> None:
+        model: Any = DistributedDataParallel(Model().to(rank.device))
+        if hook:
+            model.register_comm_hook(None, allreduce_hook)
+        gradients = []
+        with model.join(divide_by_initial_world_size=False):
+            for number in range(BATCHES[rank.index]):
+                x = torch.tensor(given(rank.index, number), device=rank.device)
+                with model.no_sync():
+                    model(x).sum().backward()
+                model(x).sum().backward()
+                gradients.append(model.module.second.grad.tolist())
+                model.zero_grad()
+        right = [expected([0, 1, 2], BATCHES, n, hook) for n in range(BATCHES[rank.index])]
+        assert gradients == [[4 * value] * 3 for value in right]
+
+    world.run(body)
+
+
+def train_until_thrown(model: Any, rank: Rank, done: list[int], options: dict[str, bool]) -> None:
+    with model.join(throw_on_early_termination=True, **options):
+        for number in range(1 + 2 * rank.index):
+            model(torch.tensor(given(rank.index, number), device=rank.device)).sum().backward()
+            done.append(number)
+
+
+@requirement(
+    "DDP-JOIN-06",
+    "With throw_on_early_termination, every rank raises an error as soon as one has no more batches.",
+    source=f"{SOURCE}: throw_on_early_termination",
+)
+@requirement(
+    "DDP-JOIN-07",
+    "With enable=False, join changes nothing for ranks with equal numbers of batches.",
+    source=f"{SOURCE}: enable",
+)
+@requirement(
+    "DDP-JOIN-08",
+    "An error within join reaches the caller, and the join of no or of differing groups is an error.",
+    source="torch.distributed.algorithms.join.Join",
+)
+@pytest.mark.world(2)
+def test_errors(world: World) -> None:
+    """Rank 1 has two batches more; then both have two batches, an error of their own, and wrong arguments."""
+
+    def body(rank: Rank) -> None:
+        def train(model: Any, batches: int) -> list[float]:
+            gradients = []
+            for number in range(batches):
+                model.zero_grad()
+                model(torch.tensor(given(rank.index, number), device=rank.device)).sum().backward()
+                gradients.append(float(model.module.first.grad[0]))
+            return gradients
+
+        for options in ({}, {"divide_by_initial_world_size": False}):
+            model: Any = DistributedDataParallel(Model().to(rank.device))
+            done: list[int] = []
+            words = "exhausted all inputs" if rank.index == 0 else "exhausted inputs"
+            with pytest.raises(RuntimeError, match=words):
+                train_until_thrown(model, rank, done, options)
+            assert done == [0]
+        model = DistributedDataParallel(Model().to(rank.device))
+        with model.join(enable=False):
+            assert train(model, 2) == [18.0, 36.0]
+        model = DistributedDataParallel(Model().to(rank.device))
+        with Join([model], divide_by_initial_world_size=False):
+            assert train(model, 2) == [18.0, 36.0]
+        assert train(model, 2) == [18.0, 36.0]  # joined before
+        with pytest.raises(ZeroDivisionError), model.join():
+            raise ZeroDivisionError
+        with pytest.raises(ValueError, match="at least one joinable"):
+            Join([])
+        group = rank.subgroup([0, 1])
+        other = DistributedDataParallel(Model().to(rank.device), process_group=group)
+        with pytest.raises(ValueError, match="multiple process groups"):
+            Join([model, other])
+
+    world.run(body)
