@@ -114,7 +114,9 @@ def check_gradients(rank: Rank, log: Log, what: str, steps: int) -> None:
         gradient, parameter.grad = parameter.grad, None
         assert isinstance(gradient, DTensor), f"{what}: gradient of {index}"
         assert gradient.placements == (Shard(0),), f"{what}: gradient of {index}"
-        assert gradient.to_local().tolist() == [float(whole / sums[index])] * (index + 1), f"{what}: gradient of {index}"
+        assert gradient.to_local().tolist() == [float(whole / sums[index])] * (index + 1), (
+            f"{what}: gradient of {index}"
+        )
 
 
 FORWARD = "g3 f3 g0 f0 g1 f1 g2 f2"
@@ -422,5 +424,3 @@ def test_forwards_and_backwards(world: World) -> None:
         check_gradients(rank, log, "three backwards", steps=3)
 
     world.run(body)
-
-

@@ -439,7 +439,9 @@ def test_losses(world: World) -> None:
             assert plain.grad is not None
             own = part(logits, rank, Shard(classes)).clone().requires_grad_()
             with loss_parallel():
-                sharded = DTensor.from_local(own, rank.mesh(), [Shard(classes)], shape=logits.shape, stride=logits.stride())
+                sharded = DTensor.from_local(
+                    own, rank.mesh(), [Shard(classes)], shape=logits.shape, stride=logits.stride()
+                )
                 given = distributed(rank, targets, Replicate()) if as_dtensor else targets
                 loss: Any = nn.functional.cross_entropy(sharded, given, weight=weight, **options)
                 loss.sum().backward()
