@@ -46,6 +46,7 @@ __all__ = [
     "default_store",
     "flattened",
     "functional",
+    "group_count",
     "issue",
     "issue_in",
     "premul_sum",
@@ -75,6 +76,11 @@ def summed_later(tensors: list[torch.Tensor], group: Any) -> list[torch.Tensor]:
 def unwaited() -> int:
     """Return the number of functional collectives that nothing has waited for."""
     return int(torch._C._distributed_c10d._get_work_registry_size())
+
+
+def group_count() -> int:
+    """Return the number of groups that this process is a member of, with the default group."""
+    return len(dist.distributed_c10d._world.pg_map)
 
 
 def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:

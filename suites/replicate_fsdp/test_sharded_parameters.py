@@ -141,7 +141,7 @@ def test_memory(world: World) -> None:
 @pytest.mark.parametrize("how", ["to_empty", "assigned", "loaded"])
 @pytest.mark.world(2)
 def test_replaced(world: World, stack: str, how: str) -> None:
-    """Replace them before the first step, after a forward, after unshard() and after a step, and fill them with more."""
+    """Replace them before the first step, and after a forward, an evaluation, unshard(), one step or two."""
 
     def body(rank: Rank) -> None:
         for when in "first", "forward", "evaluation", "unshard", "step", "twice":

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fixtures import states
+from fixtures.clipping import check_clipping
 from harness import Rank, World, requirement
 
 SOURCE = "torch.distributed.checkpoint.state_dict"
@@ -69,3 +70,14 @@ def test_loading(world: World) -> None:
 def test_strictness(world: World) -> None:
     """A key is missing and another unexpected."""
     world.run(lambda rank: states.check_strictness(rank, parallel))
+
+
+@requirement(
+    "TP-CLIP-02",
+    "Gradients that are sharded over two mesh dimensions are clipped as on one device by every kind of norm.",
+    source="torch.nn.utils: clip_grad_norm_, get_total_norm, clip_grads_with_norm_, clip_grad_value_",
+)
+@pytest.mark.world(2, 4)
+def test_clipping(world: World) -> None:
+    """Use two layers, column-wise and row-wise, on two tensor-parallel ranks, with fully_shard over others or none."""
+    world.run(lambda rank: check_clipping(rank, parallel, "first", "second"))

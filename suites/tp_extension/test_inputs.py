@@ -11,14 +11,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     PrepareModuleInput,
     PrepareModuleInputOutput,
     PrepareModuleOutput,
     RowwiseParallel,
-    loss_parallel,
     parallelize_module,
 )
-from torch.distributed.tensor.parallel.input_reshard import input_reshard
 
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_same, requirement
@@ -91,75 +90,77 @@ def test_every_pair(world: World, style: str) -> None:
 
     def body(rank: Rank) -> None:
         for use_local, as_dtensor in itertools.product((True, False), repeat=2):
-            what = f"{use_local=}, {as_dtensor=}"
-            module, again = Told(), Told()
-            given = tuple(layout for layout, _ in PAIRS) + (None, None)
-            desired = tuple(layout for _, layout in PAIRS) + (None, None)
-            words = {f"k{i}": layout for i, (layout, _) in enumerate(PAIRS)} | {"absent": Shard(0)}
-            desired_words = {f"k{i}": layout for i, (_, layout) in enumerate(PAIRS)} | {"absent": Replicate()}
-            inputs: Any = {"input_layouts": given, "desired_input_layouts": desired}
-            inputs |= {"input_kwarg_layouts": words, "desired_input_kwarg_layouts": desired_words}
-            outputs: Any = {"output_layouts": given, "desired_output_layouts": desired}
-            if style == "both":  # what it returns is what it was given: bring it back, where that is possible
-                back = tuple(Replicate() if isinstance(layout, Partial) else layout for layout in given)
-                outputs = {"output_layouts": desired, "desired_output_layouts": back}
-            made = {
-                "input": lambda: PrepareModuleInput(**inputs, use_local_output=use_local),
-                "output": lambda: PrepareModuleOutput(**outputs, use_local_output=use_local),
-                "both": lambda: PrepareModuleInputOutput(
-                    **inputs, **outputs, use_local_input=use_local, use_local_output=use_local
-                ),
-            }[style]()
-            for each in module, again:  # a style may be used for several modules
-                parallelize_module(each, rank.mesh(), made)
-            for each in module, again, module:
-                leaves = [part(whole(i, rank.device), rank, layout).clone() for i, (layout, _) in enumerate(PAIRS)]
-                named = [leaf.clone() for leaf in leaves]
-                for leaf in (*leaves, *named):
-                    leaf.requires_grad_()
-
-                def passed(leaf: torch.Tensor, layout: Placement) -> torch.Tensor:
-                    return DTensor.from_local(leaf, rank.mesh(), [layout]) if as_dtensor else leaf
-
-                other, thing = torch.ones(3, device=rank.device), object()
-                args = [passed(leaf, layout) for leaf, (layout, _) in zip(leaves, PAIRS, strict=True)]
-                kwargs = {f"k{i}": passed(leaf, layout) for i, (leaf, (layout, _)) in enumerate(zip(named, PAIRS))}
-                result = each(*args, other, thing, **kwargs, other=other, thing=thing)
-                assert list(each.kwargs) == [*kwargs, "other", "thing"], what
-                assert each.args[-2] is other and each.args[-1] is thing, what
-                assert each.kwargs["other"] is other and each.kwargs["thing"] is thing, what
-                assert result[-2] is other and result[-1] is thing, what
-                values = result if style == "output" else each.args
-                for i, (layout, wanted) in enumerate(PAIRS):
-                    kind = f"{what}: {layout} to {wanted}"
-                    for value in (values[i], *([each.kwargs[f"k{i}"]] if style != "output" else [])):
-                        assert isinstance(value, DTensor) != use_local, kind
-                        if isinstance(value, DTensor):
-                            assert same_layout(value.placements[0], wanted, 2), kind
-                            assert value.shape == (4, 6), kind
-                        assert_same(part(whole(i, rank.device), rank, wanted), local(value).detach(), kind)
-                    if style == "both":
-                        back = Replicate() if isinstance(layout, Partial) else layout
-                        assert_same(part(whole(i, rank.device), rank, back), local(result[i]).detach(), f"{kind} back")
-                    if style == "output":
-                        assert each.kwargs[f"k{i}"] is kwargs[f"k{i}"], kind
-                losses = []
-                for i, (layout, wanted) in enumerate(PAIRS):
-                    back = Replicate() if isinstance(layout, Partial) else layout
-                    at = back if style == "both" else wanted
-                    losses.append((local(result[i]) * part(gradient(i, rank.device), rank, at)).sum())
-                    if style != "output":
-                        weights = part(gradient(i, rank.device), rank, wanted)
-                        losses.append((local(each.kwargs[f"k{i}"]) * weights).sum())
-                torch.stack(losses).sum().backward()
-                for i, (layout, wanted) in enumerate(PAIRS):
-                    grad = gradient(i, rank.device)
-                    expected = grad if isinstance(layout, Partial) else part(grad, rank, layout)
-                    assert_same(expected, leaves[i].grad, f"{what}: gradient of {layout} to {wanted}")
-                    if style != "output":
-                        assert_same(expected, named[i].grad, f"{what}: gradient of keyword {layout} to {wanted}")
+            modules = Told(), Told()
+            shared = prepared(style, use_local)  # a style may be used for several modules
+            for module in modules:
+                parallelize_module(module, rank.mesh(), shared)
+            for module in (*modules, modules[0]):
+                check_pairs(rank, module, style, use_local, as_dtensor)
 
     world.run(body)
+
+
+def prepared(style: str, use_local: bool) -> ParallelStyle:
+    """Create a style for all pairs of layouts, and for two values without layouts."""
+    given = tuple(layout for layout, _ in PAIRS) + (None, None)
+    desired = tuple(layout for _, layout in PAIRS) + (None, None)
+    words = {f"k{i}": layout for i, (layout, _) in enumerate(PAIRS)} | {"absent": Shard(0)}
+    desired_words = {f"k{i}": layout for i, (_, layout) in enumerate(PAIRS)} | {"absent": Replicate()}
+    inputs: Any = {"input_layouts": given, "desired_input_layouts": desired}
+    inputs |= {"input_kwarg_layouts": words, "desired_input_kwarg_layouts": desired_words}
+    outputs: Any = {"output_layouts": given, "desired_output_layouts": desired}
+    if style == "input":
+        return PrepareModuleInput(**inputs, use_local_output=use_local)
+    if style == "output":
+        return PrepareModuleOutput(**outputs, use_local_output=use_local)
+    outputs = {"output_layouts": desired, "desired_output_layouts": tuple(map(back, given))}
+    return PrepareModuleInputOutput(**inputs, **outputs, use_local_input=use_local, use_local_output=use_local)
+
+
+def back(layout: Any) -> Any:
+    """Return the layout that an input comes back in from a module that returns it."""
+    return Replicate() if isinstance(layout, Partial) else layout
+
+
+def check_pairs(rank: Rank, module: Told, style: str, use_local: bool, as_dtensor: bool) -> None:
+    """Call a module with all pairs of layouts by position and by keyword, and check values and gradients."""
+    what, device = f"{use_local=}, {as_dtensor=}", rank.device
+    leaves = [part(whole(i, device), rank, layout).clone().requires_grad_() for i, (layout, _) in enumerate(PAIRS)]
+    named = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+    args, words = (
+        [DTensor.from_local(leaf, rank.mesh(), [layout]) if as_dtensor else leaf for leaf, (layout, _) in given]
+        for given in (list(zip(leaves, PAIRS, strict=True)), list(zip(named, PAIRS, strict=True)))
+    )
+    kwargs = {f"k{i}": value for i, value in enumerate(words)}
+    other, thing = torch.ones(3, device=device), object()
+    result = module(*args, other, thing, **kwargs, other=other, thing=thing)
+    assert list(module.kwargs) == [*kwargs, "other", "thing"], what
+    for unchanged in (module.args[-2:], result[-2:], (module.kwargs["other"], module.kwargs["thing"])):
+        assert unchanged[0] is other, what
+        assert unchanged[1] is thing, what
+    losses = []
+    for i, (layout, wanted) in enumerate(PAIRS):
+        kind = f"{what}: {layout} to {wanted}"
+        found = [(result[i] if style == "output" else module.args[i], wanted)]
+        if style == "output":
+            assert module.kwargs[f"k{i}"] is kwargs[f"k{i}"], kind
+        else:
+            found.append((module.kwargs[f"k{i}"], wanted))
+        if style == "both":
+            found.append((result[i], back(layout)))
+        for value, at in found:
+            assert isinstance(value, DTensor) != use_local, kind
+            if isinstance(value, DTensor):
+                assert same_layout(value.placements[0], at, 2), kind
+                assert value.shape == (4, 6), kind
+            assert_same(part(whole(i, device), rank, at), local(value).detach(), kind)
+        for value, at in [found[-1], *(found[1:2] if style == "both" else found[:-1])]:
+            losses.append((local(value) * part(gradient(i, device), rank, at)).sum())
+    torch.stack(losses).sum().backward()
+    for i, (layout, wanted) in enumerate(PAIRS):
+        expected = part(gradient(i, device), rank, back(layout))
+        for leaf in (leaves[i], *([] if style == "output" else [named[i]])):
+            assert_same(expected, leaf.grad, f"{what}: gradient of {layout} to {wanted}")
 
 
 @requirement(
@@ -276,178 +277,5 @@ def test_linear_layouts(world: World, style: Any, bias: bool) -> None:
                 assert parameter.grad.placements == parameter.placements, what  # type: ignore[attr-defined]
                 right = plain.get_parameter(name).grad
                 assert_same(right, parameter.grad.full_tensor(), f"{what}: gradient of {name}")
-
-    world.run(body)
-
-
-@requirement(
-    "TP-RESHARD-01",
-    "With input_reshard over any dimension, a module has the output and gradients that it has without.",
-    source=f"{SOURCE}.input_reshard",
-)
-@requirement(
-    "TP-RESHARD-02",
-    "input_reshard shards what its module saves for the backward, and nothing that other modules save.",
-    source=f"{SOURCE}.input_reshard",
-)
-@pytest.mark.world(2, 3)
-def test_input_reshard(world: World) -> None:
-    """Shard each dimension that ranks divide, or none, for the inputs of plain and of tensor-parallel modules."""
-
-    class Product(nn.Module):
-        def __init__(self, *shape: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(numbers(*shape) % 3 + 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * x * self.weight
-
-    def trained(model: nn.Module, x: torch.Tensor) -> tuple[list[torch.Tensor], int]:
-        leaf = x.clone().requires_grad_()
-        output = model(leaf)
-        at = messages.mark()
-        (output * output).sum().backward()
-        gradients = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
-        found = [t for t in (output.detach(), leaf.grad, *gradients) if t is not None]
-        return found, len(messages.since(at))
-
-    def body(rank: Rank) -> None:
-        for shape in (6, 6), (6, 4, 6), (5, 6):
-            x = (numbers(*shape) % 5 + 1).to(rank.device)
-            for dim in (None, *range(len(shape)), -1):
-                plain = nn.Sequential(Product(*shape), Product(*shape), Product(*shape)).to(rank.device)
-                expected, _ = trained(plain, x)
-                for where in (0, 1, 2), (1,), ():
-                    what = f"shape {shape}, dim {dim}, modules {where}"
-                    if dim is not None and shape[dim] % rank.size:
-                        continue  # PyTorch up to 2.15 restores unequal parts to a wrong size
-                    model = nn.Sequential(Product(*shape), Product(*shape), Product(*shape)).to(rank.device)
-                    for i in where:
-                        assert input_reshard(model[i], rank.mesh(), dim) is model[i], what
-                    for _ in range(2):
-                        model.zero_grad()
-                        found, collectives = trained(model, x)
-                        for i, (right, tensor) in enumerate(zip(expected, found, strict=True)):
-                            assert_same(right, tensor, f"{what}: {i}")
-                        if dim is None or not where:
-                            assert collectives == 0, what
-                        else:
-                            assert collectives > 0 and collectives % len(where) == 0, f"{what}: {collectives}"
-        if rank.size == 2:
-            x = (numbers(4, 6) % 5).to(rank.device)
-            for style in ColwiseParallel(output_layouts=Replicate()), RowwiseParallel(input_layouts=Replicate()):
-                results = []
-                for dim in None, 0, 1:
-                    layer = nn.Linear(6, 6, device=rank.device)
-                    with torch.no_grad():
-                        for parameter in layer.parameters():
-                            parameter.copy_(numbers(*parameter.shape) % 5 - 2)
-                    layer = parallelize_module(layer, rank.mesh(), style)
-                    results.append(trained(input_reshard(layer, rank.mesh(), dim), x)[0])
-                for result in results[1:]:
-                    for right, found in zip(results[0], result, strict=True):
-                        assert_same(right, found, "tensor-parallel layer")
-
-    world.run(body)
-
-
-@requirement(
-    "TP-LOSS-01",
-    "After loss_parallel has ended, softmax and losses of DTensors are what they were before it.",
-    source=f"{SOURCE}.loss_parallel",
-)
-@requirement(
-    "TP-LOSS-02",
-    "In loss_parallel, the loss of logits that are sharded over classes never gathers the logits.",
-    source=f"{SOURCE}.loss_parallel",
-)
-@pytest.mark.world(2)
-def test_loss_parallel_ends(world: World) -> None:
-    """Compare log_softmax and cross_entropy before, between and after two uses, on logits in every layout."""
-
-    def body(rank: Rank) -> None:
-        logits = (numbers(4, 6) % 5 / 4).double().to(rank.device)
-        targets = torch.tensor([0, 5, 2, 3], device=rank.device)
-
-        def outcomes() -> list[Any]:
-            found: list[Any] = []
-            for layout in GIVEN[:3]:
-                sharded = DTensor.from_local(part(logits, rank, layout).contiguous(), rank.mesh(), [layout])
-                for function in (
-                    lambda t: nn.functional.log_softmax(t, 1),
-                    lambda t: nn.functional.log_softmax(t, 0),
-                    lambda t: nn.functional.cross_entropy(t, distributed(rank, targets, layout)),
-                ):
-                    at = messages.mark()
-                    try:
-                        result: Any = function(sharded)
-                    except (RuntimeError, ValueError, NotImplementedError) as e:
-                        found.append(type(e).__name__)
-                    else:
-                        whole = result.full_tensor() if isinstance(result, DTensor) else result
-                        found.append((str(getattr(result, "placements", "")), whole.tolist(), len(messages.since(at))))
-            return found
-
-        before = outcomes()
-        assert sum(not isinstance(outcome, str) for outcome in before) >= 6, before
-        for _ in range(2):
-            with loss_parallel():
-                at = messages.mark()
-                sharded = DTensor.from_local(part(logits, rank, Shard(1)).contiguous(), rank.mesh(), [Shard(1)])
-                sharded.requires_grad_()
-                loss: Any = nn.functional.cross_entropy(sharded, targets)
-                loss.backward()
-                assert all(message.bytes <= 4 * 8 for message in messages.since(at)), messages.since(at)
-            assert loss.placements == (Replicate(),)
-            assert sharded.grad.placements == (Shard(1),)  # type: ignore[union-attr]
-            assert outcomes() == before
-
-    world.run(body)
-
-
-def distributed(rank: Rank, targets: torch.Tensor, layout: Placement) -> DTensor:
-    """Return targets in the layout that belongs to logits in a layout."""
-    at = layout if layout == Shard(0) else Replicate()
-    return DTensor.from_local(part(targets, rank, at), rank.mesh(), [at])
-
-
-@requirement(
-    "TP-LOSS-03",
-    "In loss_parallel, class weights, ignored targets and more dimensions give one device's loss and gradient.",
-    source=f"{SOURCE}.loss_parallel",
-)
-@pytest.mark.world(2)
-def test_losses(world: World) -> None:
-    """Combine each reduction with weights or none, an ignore_index or the default, and shapes of logits."""
-
-    def body(rank: Rank) -> None:
-        shapes: dict[tuple[int, ...], tuple[int, ...]] = {(5, 6): (5,), (3, 7): (3,), (2, 6, 4): (2, 4), (6,): ()}
-        for (shape, of), weighted, ignored, reduction, as_dtensor in itertools.product(
-            shapes.items(), (False, True), (-100, 1), ("mean", "sum", "none"), (False, True)
-        ):
-            what = f"{shape}, {weighted=}, {ignored=}, {reduction}, {as_dtensor=}"
-            classes = 0 if len(shape) == 1 else 1
-            logits = ((numbers(*shape) * 7) % 11 * 3).double().to(rank.device) - 9
-            targets = ((numbers(*of) * 5) % shape[classes]).long().to(rank.device)
-            if targets.dim() and not (weighted and ignored < 0):  # of these, PyTorch up to 2.15 has no gradient
-                targets.view(-1)[1] = ignored
-            weight = numbers(shape[classes]).double().to(rank.device) if weighted else None
-            options: Any = {"reduction": reduction, "ignore_index": ignored}
-            plain = logits.clone().requires_grad_()
-            expected = nn.functional.cross_entropy(plain, targets, weight=weight, **options)
-            expected.sum().backward()
-            assert plain.grad is not None
-            own = part(logits, rank, Shard(classes)).clone().requires_grad_()
-            with loss_parallel():
-                sharded = DTensor.from_local(
-                    own, rank.mesh(), [Shard(classes)], shape=logits.shape, stride=logits.stride()
-                )
-                given = distributed(rank, targets, Replicate()) if as_dtensor else targets
-                loss: Any = nn.functional.cross_entropy(sharded, given, weight=weight, **options)
-                loss.sum().backward()
-            assert loss.placements == (Replicate(),), what
-            torch.testing.assert_close(loss.to_local(), expected.detach(), rtol=1e-12, atol=1e-12, msg=what)
-            right = part(plain.grad, rank, Shard(classes))
-            torch.testing.assert_close(own.grad, right, rtol=1e-12, atol=1e-12, msg=f"gradient of {what}")
 
     world.run(body)
