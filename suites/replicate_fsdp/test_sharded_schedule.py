@@ -127,7 +127,7 @@ AGAIN = FORWARD, f"g3 {BACKWARD}"
 
 @requirement(
     "RFSDP-SHARDSCHED-01",
-    "reshard_after_forward decides which layers are gathered again for the backward; None means all but the root.",
+    "reshard_after_forward decides which layers are gathered again for the backward, where None means all but the root.",
     source=f"{SOURCE}: reshard_after_forward",
 )
 @requirement(
@@ -238,7 +238,7 @@ def test_prefetched(world: World) -> None:
 
 @requirement(
     "RFSDP-SHARDSCHED-05",
-    "Without gradient synchronization, nothing is reduced; the next synchronized backward reduces each layer once.",
+    "Without gradient synchronization, nothing is reduced until a synchronized backward, which reduces each layer once.",
     source="torch.distributed.fsdp.FSDPModule.set_requires_gradient_sync",
 )
 @requirement(
@@ -352,7 +352,7 @@ def test_by_hand(world: World) -> None:
 
 @requirement(
     "RFSDP-SHARDSCHED-09",
-    "A forward without gradients gathers each layer once; what reshard_after_forward keeps is not gathered again.",
+    "A forward without gradients gathers each layer that reshard_after_forward does not keep, once.",
     source=f"{SOURCE}: reshard_after_forward",
 )
 @requirement(

@@ -158,7 +158,7 @@ def distributed(rank: Rank, targets: torch.Tensor, layout: Placement) -> DTensor
 
 @requirement(
     "TP-LOSS-03",
-    "In loss_parallel, class weights, ignored targets and more dimensions give one device's loss and gradient.",
+    "In loss_parallel, class weights, ignored targets or more dimensions give one device's loss and gradient.",
     source=f"{SOURCE}.loss_parallel",
 )
 @pytest.mark.world(2)

@@ -231,7 +231,7 @@ LINEAR_OUTPUTS: tuple[Placement | None, ...] = (None, Replicate(), Shard(0), Sha
 
 @requirement(
     "TP-PLAN-17",
-    "A parallel linear layer has one device's output and gradients in every pair of input and output layouts.",
+    "A parallel linear layer has one device's output and gradients for every input layout with every output layout.",
     source=f"{SOURCE}: ColwiseParallel, RowwiseParallel: input_layouts, output_layouts, use_local_output",
 )
 @pytest.mark.parametrize("style", [ColwiseParallel, RowwiseParallel], ids=["columns", "rows"])
