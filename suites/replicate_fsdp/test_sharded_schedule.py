@@ -127,7 +127,7 @@ AGAIN = FORWARD, f"g3 {BACKWARD}"
 
 @requirement(
     "RFSDP-SHARDSCHED-01",
-    "reshard_after_forward decides which layers are gathered again for the backward, where None means all but the root.",
+    "reshard_after_forward decides which layers are gathered again for the backward, None meaning all but the root.",
     source=f"{SOURCE}: reshard_after_forward",
 )
 @requirement(
@@ -238,7 +238,7 @@ def test_prefetched(world: World) -> None:
 
 @requirement(
     "RFSDP-SHARDSCHED-05",
-    "Without gradient synchronization, nothing is reduced until a synchronized backward, which reduces each layer once.",
+    "Without gradient synchronization, nothing is reduced until a synchronized backward reduces each layer once.",
     source="torch.distributed.fsdp.FSDPModule.set_requires_gradient_sync",
 )
 @requirement(
