@@ -47,6 +47,7 @@ __all__ = [
     "default_store",
     "flattened",
     "functional",
+    "group_count",
     "issue",
     "issue_in",
     "premul_sum",
@@ -83,6 +84,11 @@ def unwaited() -> int:
 def sequence_number(group: Any) -> int:
     """Return how many collectives were issued on a group. Errors: RuntimeError if its backend does not count them."""
     return int(group._get_sequence_number_for_group())
+
+
+def group_count() -> int:
+    """Return the number of groups that this process is a member of, with the default group."""
+    return len(dist.distributed_c10d._world.pg_map)
 
 
 def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:

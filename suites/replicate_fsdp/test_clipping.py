@@ -1,0 +1,45 @@
+"""Gradients of fully sharded, hybrid sharded and replicated models, clipped by every kind of norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from fixtures.clipping import check_clipping
+from harness import Rank, World, requirement
+from harness.stacks import replicate_fsdp
+
+
+def sharded(rank: Rank, model: nn.Module) -> tuple[Any, int, int]:
+    """Shard over two ranks, or over two of four with two replicas of each shard."""
+    mesh = rank.mesh() if rank.size == 2 else rank.mesh(2, 2, names=("replicas", "shards"))
+    return fully_shard(model.to(rank.device), mesh=mesh), rank.index % 2, 2
+
+
+def replicated(rank: Rank, model: nn.Module) -> tuple[Any, int, int]:
+    """Replicate over two or four ranks."""
+    return replicate_fsdp.apply(model, rank), rank.index % 2, 2
+
+
+STACKS = {"sharded": sharded, "replicated": replicated}
+
+
+@requirement(
+    "RFSDP-CLIP-01",
+    "Gradients are clipped as on one device by every kind of norm, whether whole, sharded or in empty shards.",
+    source="torch.nn.utils: clip_grad_norm_, get_total_norm, clip_grads_with_norm_, clip_grad_value_",
+)
+@requirement(
+    "RFSDP-CLIP-02",
+    "With error_if_nonfinite=True, a gradient that is not finite on one rank raises an error on every rank.",
+    source="torch.nn.utils.clip_grad_norm_",
+)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.world(2, 4)
+def test_clipping(world: World, stack: str) -> None:
+    """Use norms of finite and infinite order, bounds below and above them, and loops or foreach functions."""
+    distribute = STACKS[stack]
+    world.run(lambda rank: check_clipping(rank, distribute, "first", "second", "third"))

@@ -1,0 +1,198 @@
+"""input_reshard and loss_parallel: one device's numbers, and nothing that stays when they are over."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
+from torch.distributed.tensor.parallel.input_reshard import input_reshard
+
+from fixtures.tensors import chunk, numbers
+from harness import Rank, World, assert_same, requirement
+from harness.stacks import messages
+
+SOURCE = "torch.distributed.tensor.parallel"
+
+
+def part(whole: torch.Tensor, rank: Rank, layout: Placement) -> torch.Tensor:
+    """Return a rank's part of a tensor in a layout."""
+    return chunk(whole, rank.size, rank.index, layout.dim) if isinstance(layout, Shard) else whole
+
+
+@requirement(
+    "TP-RESHARD-01",
+    "With input_reshard over any dimension, a module has the output and gradients that it has without.",
+    source=f"{SOURCE}.input_reshard",
+)
+@requirement(
+    "TP-RESHARD-02",
+    "input_reshard shards what its module saves for the backward, and nothing that other modules save.",
+    source=f"{SOURCE}.input_reshard",
+)
+@pytest.mark.world(2, 3)
+def test_input_reshard(world: World) -> None:
+    """Shard each dimension that ranks divide, or none, for the inputs of plain and of tensor-parallel modules."""
+
+    class Product(nn.Module):
+        def __init__(self, *shape: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(numbers(*shape) % 3 + 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * x * self.weight
+
+    def trained(model: nn.Module, x: torch.Tensor) -> tuple[list[torch.Tensor], int]:
+        leaf = x.clone().requires_grad_()
+        output = model(leaf)
+        at = messages.mark()
+        (output * output).sum().backward()
+        gradients = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
+        found = [t for t in (output.detach(), leaf.grad, *gradients) if t is not None]
+        return found, len(messages.since(at))
+
+    def body(rank: Rank) -> None:
+        for shape in (6, 6), (6, 4, 6), (5, 6):
+            x = (numbers(*shape) % 5 + 1).to(rank.device)
+            for dim in (None, *range(len(shape)), -1):
+                plain = nn.Sequential(Product(*shape), Product(*shape), Product(*shape)).to(rank.device)
+                expected, _ = trained(plain, x)
+                for where in (0, 1, 2), (1,), ():
+                    what = f"shape {shape}, dim {dim}, modules {where}"
+                    if dim is not None and shape[dim] % rank.size:
+                        continue  # PyTorch up to 2.15 restores unequal parts to a wrong size
+                    model = nn.Sequential(Product(*shape), Product(*shape), Product(*shape)).to(rank.device)
+                    for i in where:
+                        assert input_reshard(model[i], rank.mesh(), dim) is model[i], what
+                    for _ in range(2):
+                        model.zero_grad()
+                        found, collectives = trained(model, x)
+                        for i, (right, tensor) in enumerate(zip(expected, found, strict=True)):
+                            assert_same(right, tensor, f"{what}: {i}")
+                        if dim is None or not where:
+                            assert collectives == 0, what
+                        else:
+                            assert collectives, what
+                            assert collectives % len(where) == 0, f"{what}: {collectives}"
+        if rank.size == 2:
+            x = (numbers(4, 6) % 5).to(rank.device)
+            for style in ColwiseParallel(output_layouts=Replicate()), RowwiseParallel(input_layouts=Replicate()):
+                results = []
+                for dim in None, 0, 1:
+                    layer = nn.Linear(6, 6, device=rank.device)
+                    with torch.no_grad():
+                        for parameter in layer.parameters():
+                            parameter.copy_(numbers(*parameter.shape) % 5 - 2)
+                    layer = parallelize_module(layer, rank.mesh(), style)
+                    results.append(trained(input_reshard(layer, rank.mesh(), dim), x)[0])
+                for result in results[1:]:
+                    for right, found in zip(results[0], result, strict=True):
+                        assert_same(right, found, "tensor-parallel layer")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LOSS-01",
+    "After loss_parallel has ended, softmax and losses of DTensors are what they were before it.",
+    source=f"{SOURCE}.loss_parallel",
+)
+@requirement(
+    "TP-LOSS-02",
+    "In loss_parallel, the loss of logits that are sharded over classes never gathers the logits.",
+    source=f"{SOURCE}.loss_parallel",
+)
+@pytest.mark.world(2)
+def test_loss_parallel_ends(world: World) -> None:
+    """Compare log_softmax and cross_entropy before, between and after two uses, on logits in every layout."""
+
+    def body(rank: Rank) -> None:
+        logits = (numbers(4, 6) % 5 / 4).double().to(rank.device)
+        targets = torch.tensor([0, 5, 2, 3], device=rank.device)
+
+        before = outcomes(rank, logits, targets)
+        assert sum(not isinstance(outcome, str) for outcome in before) >= 6, before
+        for _ in range(2):
+            with loss_parallel():
+                at = messages.mark()
+                sharded = DTensor.from_local(part(logits, rank, Shard(1)).contiguous(), rank.mesh(), [Shard(1)])
+                sharded.requires_grad_()
+                loss: Any = nn.functional.cross_entropy(sharded, targets)
+                loss.backward()
+                assert all(message.bytes <= 4 * 8 for message in messages.since(at)), messages.since(at)
+            assert loss.placements == (Replicate(),)
+            assert sharded.grad.placements == (Shard(1),)  # type: ignore[union-attr]
+            assert outcomes(rank, logits, targets) == before
+
+    world.run(body)
+
+
+def outcomes(rank: Rank, logits: torch.Tensor, targets: torch.Tensor) -> list[Any]:
+    """Return the results of functions on logits in every layout, or the names of their errors."""
+    found: list[Any] = []
+    for layout, name in itertools.product((Replicate(), Shard(0), Shard(1)), ("classes", "rows", "loss")):
+        sharded = DTensor.from_local(part(logits, rank, layout).contiguous(), rank.mesh(), [layout])
+        at = messages.mark()
+        try:
+            if name == "loss":
+                result: Any = nn.functional.cross_entropy(sharded, distributed(rank, targets, layout))
+            else:
+                result = nn.functional.log_softmax(sharded, 1 if name == "classes" else 0)
+        except (RuntimeError, ValueError, NotImplementedError) as e:
+            found.append(type(e).__name__)
+        else:
+            whole = result.full_tensor() if isinstance(result, DTensor) else result
+            found.append((str(getattr(result, "placements", "")), whole.tolist(), len(messages.since(at))))
+    return found
+
+
+def distributed(rank: Rank, targets: torch.Tensor, layout: Placement) -> DTensor:
+    """Return targets in the layout that belongs to logits in a layout."""
+    at = layout if layout == Shard(0) else Replicate()
+    return DTensor.from_local(part(targets, rank, at), rank.mesh(), [at])
+
+
+@requirement(
+    "TP-LOSS-03",
+    "In loss_parallel, class weights, ignored targets or more dimensions give one device's loss and gradient.",
+    source=f"{SOURCE}.loss_parallel",
+)
+@pytest.mark.world(2)
+def test_losses(world: World) -> None:
+    """Combine each reduction with weights or none, an ignore_index or the default, and shapes of logits."""
+
+    def body(rank: Rank) -> None:
+        shapes: dict[tuple[int, ...], tuple[int, ...]] = {(5, 6): (5,), (3, 7): (3,), (2, 6, 4): (2, 4), (6,): ()}
+        for (shape, of), weighted, ignored, reduction, as_dtensor in itertools.product(
+            shapes.items(), (False, True), (-100, 1), ("mean", "sum", "none"), (False, True)
+        ):
+            what = f"{shape}, {weighted=}, {ignored=}, {reduction}, {as_dtensor=}"
+            classes = 0 if len(shape) == 1 else 1
+            logits = ((numbers(*shape) * 7) % 11 * 3).double().to(rank.device) - 9
+            targets = ((numbers(*of) * 5) % shape[classes]).long().to(rank.device)
+            if targets.dim() and not (weighted and ignored < 0):  # of these, PyTorch up to 2.15 has no gradient
+                targets.view(-1)[1] = ignored
+            weight = numbers(shape[classes]).double().to(rank.device) if weighted else None
+            options: Any = {"reduction": reduction, "ignore_index": ignored}
+            plain = logits.clone().requires_grad_()
+            expected = nn.functional.cross_entropy(plain, targets, weight=weight, **options)
+            expected.sum().backward()
+            assert plain.grad is not None
+            own = part(logits, rank, Shard(classes)).clone().requires_grad_()
+            with loss_parallel():
+                sharded = DTensor.from_local(
+                    own, rank.mesh(), [Shard(classes)], shape=logits.shape, stride=logits.stride()
+                )
+                given = distributed(rank, targets, Replicate()) if as_dtensor else targets
+                loss: Any = nn.functional.cross_entropy(sharded, given, weight=weight, **options)
+                loss.sum().backward()
+            assert loss.placements == (Replicate(),), what
+            torch.testing.assert_close(loss.to_local(), expected.detach(), rtol=1e-12, atol=1e-12, msg=what)
+            right = part(plain.grad, rank, Shard(classes))
+            torch.testing.assert_close(own.grad, right, rtol=1e-12, atol=1e-12, msg=f"gradient of {what}")
+
+    world.run(body)

@@ -1,0 +1,83 @@
+"""Distributed state dicts of tensor-parallel models, alone and under fully_shard, with every option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from fixtures import states
+from fixtures.clipping import check_clipping
+from harness import Rank, World, requirement
+
+SOURCE = "torch.distributed.checkpoint.state_dict"
+
+
+def parallel(rank: Rank, model: nn.Module) -> tuple[Any, int, int]:
+    """Divide two layers over two ranks; of four ranks, shard the parts over the other dimension of the mesh."""
+    plan: Any = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+    if rank.size == 2:
+        return parallelize_module(model.to(rank.device), rank.mesh(), plan), 0, 1
+    mesh = rank.mesh(2, 2, names=("dp", "tp"))
+    parallelize_module(model.to(rank.device), mesh["tp"], plan)
+    for name in "first", "second", "third":
+        fully_shard(getattr(model, name), mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"]), rank.index // 2, 2
+
+
+@requirement(
+    "TP-DICT-01",
+    "get_model_state_dict of a tensor-parallel model has one device's names and values with every option.",
+    source=f"{SOURCE}: get_model_state_dict, StateDictOptions",
+)
+@pytest.mark.world(2, 4)
+def test_model_states(world: World) -> None:
+    """Combine full_state_dict, cpu_offload and ignore_frozen_params; rank 0 alone has a full state on the host."""
+    world.run(lambda rank: states.check_model_states(rank, parallel))
+
+
+@requirement(
+    "TP-DICT-02",
+    "get_optimizer_state_dict of a tensor-parallel model has one device's values with every option.",
+    source=f"{SOURCE}: get_optimizer_state_dict, StateDictOptions",
+)
+@pytest.mark.world(2, 4)
+def test_optimizer_states(world: World) -> None:
+    """Get it before the first step and after steps; two groups have different learning rates."""
+    world.run(lambda rank: states.check_optimizer_states(rank, parallel))
+
+
+@requirement(
+    "TP-DICT-03",
+    "A tensor-parallel model and an optimizer that a state dict was loaded into train on as the saved ones.",
+    source=f"{SOURCE}: set_state_dict, set_model_state_dict, set_optimizer_state_dict, StateDictOptions",
+)
+@pytest.mark.world(2, 4)
+def test_loading(world: World) -> None:
+    """Load sharded, full and flattened states, and a full one from rank 0, into a new and into a trained model."""
+    world.run(lambda rank: states.check_loading(rank, parallel))
+
+
+@requirement(
+    "TP-DICT-04",
+    "With strict=False, a tensor-parallel model loads the keys that there are, and otherwise the error names one.",
+    source=f"{SOURCE}: set_model_state_dict, StateDictOptions.strict",
+)
+@pytest.mark.world(2, 4)
+def test_strictness(world: World) -> None:
+    """A key is missing and another unexpected."""
+    world.run(lambda rank: states.check_strictness(rank, parallel))
+
+
+@requirement(
+    "TP-CLIP-02",
+    "Gradients that are sharded over two mesh dimensions are clipped as on one device by every kind of norm.",
+    source="torch.nn.utils: clip_grad_norm_, get_total_norm, clip_grads_with_norm_, clip_grad_value_",
+)
+@pytest.mark.world(2, 4)
+def test_clipping(world: World) -> None:
+    """Use two layers, column-wise and row-wise, on two tensor-parallel ranks, with fully_shard over others or none."""
+    world.run(lambda rank: check_clipping(rank, parallel, "first", "second"))
