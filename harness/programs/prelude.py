@@ -97,7 +97,7 @@ class Hooked(nn.Sequential):
                 return through(self, x)
         x = through(self, x)
         if self.kind == "tensor" and x.requires_grad:
-            x.register_hook(self.doubled_gradient)
+            x.register_hook(self.doubled_gradient)  # type: ignore[no-untyped-call]
         elif self.kind == "node" and x.grad_fn is not None:
             x.grad_fn.register_prehook(self.doubled_of_node)
         return x
