@@ -390,12 +390,12 @@ def test_backend_of_a_dimension(rank: Rank) -> None:
 @requirement(
     "COLL-MESH-17",
     "A dimension of a mesh can be divided into several, whose ranks are those of the dimension in their order.",
-    source="torch.distributed.device_mesh.DeviceMesh._unflatten",
+    source="torch/distributed/device_mesh.py: _unflatten",
 )
 @requirement(
     "COLL-MESH-18",
     "Slices of a mesh can be joined to a mesh that has their dimensions, names and groups.",
-    source="torch.distributed.device_mesh.DeviceMesh._concatenate",
+    source="torch/distributed/device_mesh.py: _concatenate",
 )
 @spmd(4)
 def test_divided_and_joined(rank: Rank) -> None:
