@@ -232,8 +232,8 @@ LIMITS: tuple[Limit, ...] = (
         lambda case: case.compiled and _hooked(case, "tensor", "node"),
     ),
     Limit(
-        "An exception that leaves a whole graph becomes another one.",
-        lambda case: _in_one_graph(case) and any(step.abandoned == "layer" for step in case.steps),
+        "An exception becomes another one if it leaves a whole graph, and nothing may be compiled after it.",
+        lambda case: case.compiled and any(step.abandoned == "layer" for step in case.steps),
     ),
 )
 

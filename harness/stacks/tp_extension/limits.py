@@ -6,7 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from harness.specs.program import Branch, Conv, Embedding, Hooked, Linear, Norm, Scale, Step, Tied, children
+from harness.specs.program import (
+    Branch,
+    Checkpointed,
+    Conv,
+    Embedding,
+    Hooked,
+    Linear,
+    Norm,
+    Scale,
+    Step,
+    Tied,
+    children,
+)
 from harness.specs.shapes import Named
 from harness.stacks.limit import FUSED_SGD, STAYS_FROZEN, Case, Limit, defect, fused_sgd
 
@@ -80,6 +92,11 @@ def _inside_backward_hook(case: Case, n: Named, style: str) -> bool:
     return style == "rows" and any(n.name.startswith(f"{outer.name}.") for outer in hooked)
 
 
+def _checkpointed_and_compiled(case: Case, n: Named, style: str) -> bool:
+    outer = (m for m in case.named if isinstance(m.layer, Checkpointed))
+    return case.compiled and any(n.name.startswith(f"{each.name}.") for each in outer)
+
+
 def _made_anew(steps: Sequence[Step]) -> bool:
     """Return whether every backward makes new gradients and never adds to existing ones."""
     return all(len(step.rows) == 1 and step.zero == "none" for step in steps)
@@ -144,6 +161,10 @@ SUPPORTED: tuple[Limit, ...] = (
     Limit(
         "An exception leaves behind the collective of a tensor-parallel layer whose result nothing has used.",
         lambda case: bool(case.layout.plan) and _abandons(case, "layer"),
+    ),
+    Limit(
+        "Nothing waits for the collective that a compiled model's recomputation of a tensor-parallel layer ends with.",
+        _planned(_checkpointed_and_compiled),
     ),
     Limit("Fused SGD takes no DTensors.", lambda case: bool(case.layout.plan) and fused_sgd(case)),
     Limit("torch.compile takes original parameters alone.", lambda case: case.compiled and not original(case)),
