@@ -47,14 +47,12 @@ __all__ = [
     "default_store",
     "flattened",
     "functional",
-    "group_count",
     "issue",
     "issue_in",
     "premul_sum",
     "reduction",
     "refusals",
     "run_cases",
-    "sequence_number",
     "set_timeout",
     "summed_later",
     "unflattened",
@@ -79,16 +77,6 @@ def summed_later(tensors: list[torch.Tensor], group: Any) -> list[torch.Tensor]:
 def unwaited() -> int:
     """Return the number of functional collectives that nothing has waited for."""
     return int(torch._C._distributed_c10d._get_work_registry_size())
-
-
-def sequence_number(group: Any) -> int:
-    """Return how many collectives were issued on a group. Errors: RuntimeError if its backend does not count them."""
-    return int(group._get_sequence_number_for_group())
-
-
-def group_count() -> int:
-    """Return the number of groups that this process is a member of, with the default group."""
-    return len(dist.distributed_c10d._world.pg_map)
 
 
 def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:

@@ -233,7 +233,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "An exception becomes another one if it leaves a whole graph, and nothing may be compiled after it.",
-        lambda case: case.compiled and any(step.abandoned == "layer" for step in case.steps),
+        lambda case: case.compiled and case.abandons("layer"),
     ),
 )
 

@@ -67,6 +67,10 @@ class Case:
         """Whether gradients are clipped together, by their norm."""
         return any(step.clip for step in self.steps)
 
+    def abandons(self, where: str = "") -> bool:
+        """Return whether a batch is given up: at its ``loss``, in a ``layer``, or anywhere."""
+        return any(step.abandoned and where in ("", step.abandoned) for step in self.steps)
+
     @property
     def toggles(self) -> bool:
         """Whether requires_grad of some parameters is toggled."""

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from harness import Rank, World, assert_same, requirement
-from harness.stacks.collectives import functional, sequence_number, unwaited
+from harness.stacks.collectives import functional, unwaited
+from harness.stacks.training import launched, since
 from suites.collectives.test_gradients import (
     FUNCTIONAL,
     IN_PARTS,
@@ -104,7 +105,6 @@ def test_several_backwards(world: World, way: str) -> None:
     """Two forwards with a backward each, and one forward whose graph is used twice."""
 
     def body(name: str, rank: Rank, call: Callable[..., list[torch.Tensor]]) -> None:
-        group: Any = dist.group.WORLD
         x = data(name, rank).requires_grad_()
         before = x.detach().clone()
         right = torch.tensor(expected_gradient(name, rank.index, rank.size), dtype=torch.float32)
@@ -118,9 +118,9 @@ def test_several_backwards(world: World, way: str) -> None:
         kept = loss()
         for times in range(1, 5):
             here = loss() if times < 3 else kept
-            number = sequence_number(group)
+            already = launched()
             here.backward(retain_graph=times == 3)
-            issued.append(sequence_number(group) - number)
+            issued.append(sum(since(already).values()))
             assert x.grad is not None
             assert_same(right * times, x.grad, f"{name}, after {times} backwards")
         assert len(set(issued)) == 1, f"{name}: collectives of backwards {issued}"

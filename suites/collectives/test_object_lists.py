@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from harness import Rank, World, requirement, spmd
-from harness.stacks.collectives import sequence_number
+from harness.stacks.training import launched, since
 
 
 @requirement(
@@ -120,9 +120,8 @@ def test_lists_of_the_source(rank: Rank) -> None:
 def test_number_of_collectives(rank: Rank) -> None:
     """Compare sequence numbers of the group around calls with one object and with nine."""
 
-    def issued(count: int, kind: str) -> int:
-        group: Any = dist.group.WORLD
-        before = sequence_number(group)
+    def issued(count: int, kind: str) -> dict[tuple[int, ...], int]:
+        before = launched()
         if kind == "broadcast":
             entries: list[Any] = list(range(count)) if rank.index == 0 else [None] * count
             dist.broadcast_object_list(entries, src=0)
@@ -131,7 +130,7 @@ def test_number_of_collectives(rank: Rank) -> None:
             gathered: list[Any] = [None, None]
             dist.all_gather_object(gathered, list(range(count)))
             assert gathered == [list(range(count))] * 2
-        return sequence_number(group) - before
+        return since(before)
 
     for kind in ("broadcast", "all_gather"):
         assert issued(9, kind) == issued(1, kind) == issued(2, kind), kind

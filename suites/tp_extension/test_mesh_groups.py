@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from harness import Rank, World, requirement
-from harness.stacks.collectives import flattened, group_count
+from harness.stacks.collectives import flattened
 
 SOURCE = "torch.distributed.device_mesh.DeviceMesh"
 
@@ -49,7 +49,7 @@ def test_from_groups(world: World) -> None:
                 for as_list in False, True:
                     for names in ("first", "second"), ("b", "a"):
                         what = f"{layout.tolist()}, {as_list=}, {names}"
-                        before = group_count()
+                        before = dist.get_pg_count()
                         given: Any = layout.tolist() if as_list else layout
                         mesh = DeviceMesh.from_group(groups, kind, mesh=given, mesh_dim_names=names)
                         assert mesh.mesh.tolist() == layout.tolist(), what
@@ -77,7 +77,7 @@ def test_from_groups(world: World) -> None:
                             sharded: Any = [*placements[:dim], Shard(0), *placements[dim + 1 :]]
                             gathered = DTensor.from_local(local, mesh, sharded, run_check=False).full_tensor()
                             assert gathered.tolist() == [r + 1 for r in members[dim]], what
-                        assert group_count() == before, f"{what}: a group was made"
+                        assert dist.get_pg_count() == before, f"{what}: a group was made"
                 with pytest.raises(ValueError, match="mesh"):
                     DeviceMesh.from_group(groups, kind)
                 with pytest.raises(ValueError, match="dim"):
@@ -128,13 +128,13 @@ def test_flattened_again(world: World) -> None:
                 total = torch.ones(1, device=rank.device)
                 dist.all_reduce(total, group=flat.get_group())
                 assert total.item() == len(lines), dims
-            groups = groups or group_count()
-            assert group_count() == groups, f"{again}: a group was made"
+            groups = groups or dist.get_pg_count()
+            assert dist.get_pg_count() == groups, f"{again}: a group was made"
         with pytest.raises(ValueError, match="name"):
             flattened(mesh["a", "b"], "bc")
         with pytest.raises(ValueError, match="exists"):
             flattened(mesh["a", "b"], "c")
         assert flattened(mesh["a"], "a").get_group() is mesh.get_group("a")
-        assert group_count() == groups
+        assert dist.get_pg_count() == groups
 
     world.run(body)

@@ -12,6 +12,7 @@ from harness.specs.program import (
     Conv,
     Embedding,
     Hooked,
+    Layer,
     Linear,
     Norm,
     Scale,
@@ -60,10 +61,6 @@ def _divided(n: Named, style: str) -> int:
     return n.layer.out if style == "columns" else n.before[-1]
 
 
-def _abandons(case: Case, how: str = "") -> bool:
-    return any(step.abandoned and how in ("", step.abandoned) for step in case.steps)
-
-
 def _reloads(case: Case) -> bool:
     return any(step.reload for step in case.steps)
 
@@ -87,14 +84,17 @@ def _inexact_bias(case: Case, n: Named, style: str) -> bool:
     return style == "rows" and biased and case.layout.tensor & (case.layout.tensor - 1) != 0
 
 
+def _outside(case: Case, n: Named) -> list[Layer]:
+    """Return the layers that have a layer inside."""
+    return [m.layer for m in case.named if n.name.startswith(f"{m.name}.")]
+
+
 def _inside_backward_hook(case: Case, n: Named, style: str) -> bool:
-    hooked = (m for m in case.named if isinstance(m.layer, Hooked) and m.layer.kind == "backward")
-    return style == "rows" and any(n.name.startswith(f"{outer.name}.") for outer in hooked)
+    return style == "rows" and any(isinstance(m, Hooked) and m.kind == "backward" for m in _outside(case, n))
 
 
 def _checkpointed_and_compiled(case: Case, n: Named, style: str) -> bool:
-    outer = (m for m in case.named if isinstance(m.layer, Checkpointed))
-    return case.compiled and any(n.name.startswith(f"{each.name}.") for each in outer)
+    return case.compiled and any(isinstance(m, Checkpointed) for m in _outside(case, n))
 
 
 def _made_anew(steps: Sequence[Step]) -> bool:
@@ -160,7 +160,7 @@ SUPPORTED: tuple[Limit, ...] = (
     ),
     Limit(
         "An exception leaves behind the collective of a tensor-parallel layer whose result nothing has used.",
-        lambda case: bool(case.layout.plan) and _abandons(case, "layer"),
+        lambda case: bool(case.layout.plan) and case.abandons("layer"),
     ),
     Limit(
         "Nothing waits for the collective that a compiled model's recomputation of a tensor-parallel layer ends with.",
@@ -276,12 +276,12 @@ DEFECTS: tuple[Limit, ...] = (
     defect(
         "tp_abandoned_forward",
         "With mixed precision, gradients are not reduced after a forward that no backward followed.",
-        lambda case: bool(case.options.get("param_dtype")) and _abandons(case),
+        lambda case: bool(case.options.get("param_dtype")) and case.abandons(),
     ),
     defect(
         "tp_interrupted_forward",
         "Without shards, original parameters are no parameters any more after an exception in a forward.",
-        lambda case: original(case) and not sharded(case) and _abandons(case, "layer"),
+        lambda case: original(case) and not sharded(case) and case.abandons("layer"),
     ),
     defect(
         "tp_one_shard",
