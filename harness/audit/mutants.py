@@ -95,8 +95,8 @@ def mutants(module: str) -> list[Mutant]:
 
 def prepared(mutant: Mutant) -> str:
     """Return the argument for :func:`put`, which is made once for all ranks."""
-    code = edited(mutant.module, sites_of(mutant.module)[mutant.number])
-    return base64.b85encode(marshal.dumps((mutant.module, code))).decode()
+    site = sites_of(mutant.module)[mutant.number]
+    return base64.b85encode(marshal.dumps((mutant.module, edited(mutant.module, site), site.default))).decode()
 
 
 def put(prepared: str) -> None:
@@ -104,12 +104,24 @@ def put(prepared: str) -> None:
 
     Errors: LookupError if the live function is not found; ValueError if it can't take the code.
     """
-    module, code = marshal.loads(base64.b85decode(prepared))  # noqa: S302  our own, over inherited sockets
+    module, code, default = marshal.loads(base64.b85decode(prepared))  # noqa: S302  our own, over inherited sockets
     functions = live(module, code)
     if not functions:
         raise LookupError(f"{module}: no live function {code.co_qualname} at line {code.co_firstlineno}")
     for function in functions:
         function.__code__ = code
+        if default is not None:
+            _set_default(function, *default)
+
+
+def _set_default(function: types.FunctionType, parameter: str, value: Any) -> None:
+    if parameter in (function.__kwdefaults__ or {}):
+        function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), parameter: value}
+        return
+    code, defaults = function.__code__, list(function.__defaults__ or ())
+    named = code.co_varnames[: code.co_argcount][-len(defaults) :]
+    defaults[named.index(parameter)] = value
+    function.__defaults__ = tuple(defaults)
 
 
 def live(module: str, code: types.CodeType) -> list[types.FunctionType]:

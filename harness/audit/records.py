@@ -25,16 +25,16 @@ KILLED, SURVIVED, TIMED_OUT, NOT_REACHED, FAILED = "killed", "survived", "timed 
 
 
 class Defect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A fault of the catalog, or a mutant."""
+    """A fault of the catalog, a mutant, or a pair of mutants."""
 
     name: str
     sort: str
-    """``fault`` or ``mutant``."""
+    """``fault``, ``mutant`` or ``pair``."""
     component: str
     says: str
     """What is wrong."""
     about: str = ""
-    """For a fault, its class and its issue; for a mutant, file and line."""
+    """For a fault, its class and its issue; for mutants, file and line."""
 
 
 class Healthy(msgspec.Struct, tag="healthy", tag_field="record", kw_only=True, omit_defaults=True):

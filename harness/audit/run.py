@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import sys
 import time
 from collections import Counter
@@ -45,7 +46,9 @@ from harness.subjects import TORCH
 from harness.worlds.rank import NotPrepared
 
 EQUIVALENT = Path("fixtures/faults/equivalent.toml")
-FAULT, MUTANT = "fault", "mutant"
+FAULT, MUTANT, PAIR = "fault", "mutant", "pair"
+_AND = " ++ "
+"""Between the names of a pair; no edit in words has it."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,10 @@ class Plan:
     faults: bool = True
     mutants: str = "source"
     """``source``: mutants of the sources under test; ``all``: also of the modules that they build on; ``none``."""
+    pairs: int = 0
+    """Number of pairs of mutants of each component, always the same ones: two edits at once."""
     sample: int = 0
-    """Number of faults and of mutants of each component, always the same ones; 0: all."""
+    """Number of faults, mutants and pairs of each component, always the same ones; 0: all."""
     names: tuple[str, ...] = ()
     """Only defects whose name contains one of these; empty: all."""
     only: frozenset[str] = frozenset()
@@ -75,14 +80,18 @@ class Target:
     """A defect, and how it is put into a rank."""
 
     defect: Defect
-    first: Callable[[], tuple[str, str]]
-    mutant: mutants.Mutant | None = None
+    first: Callable[[], list[tuple[str, str]]]
+    """Returns what a rank calls first, each a function and its argument."""
+    mutants: tuple[mutants.Mutant, ...] = ()
+    """The mutant, or both of a pair; empty for a fault."""
     about: str = ""
     """For a fault, its name, what is wrong, and what a test needs to see it."""
 
 
 def targets(plan: Plan) -> list[Target]:
     """Return every defect of a plan.  Errors: ValueError if the catalog has two faults with one name."""
+    if plan.pairs and plan.mutants == "none":
+        raise ValueError(f"--pairs {plan.pairs} --mutants none: pairs are of mutants")
     chosen: list[Target] = []
     if plan.faults and plan.subject == TORCH:
         for fault in faults.catalog().values():
@@ -96,8 +105,10 @@ def targets(plan: Plan) -> list[Target]:
     if plan.mutants != "none":
         for component in plan.components:
             sources = mutants.sources(component, plan.subject)
-            for module in sources if plan.mutants == "all" else sources[:1]:
-                chosen += [_mutant(component, mutant) for mutant in mutants.mutants(module)]
+            modules = sources if plan.mutants == "all" else sources[:1]
+            found = [m for module in modules for m in mutants.mutants(module)]
+            chosen += [_edited(component, MUTANT, (mutant,)) for mutant in found]
+            chosen += [_edited(component, PAIR, pair) for pair in _pairs(found, plan.pairs)]
     if plan.only:
         chosen = [t for t in chosen if t.defect.name in plan.only]
     if plan.again:
@@ -116,14 +127,30 @@ def _sample(all_targets: Sequence[Target], count: int) -> list[Target]:
     return [t for t in all_targets if t.defect.name in chosen]
 
 
-def _fault(name: str) -> tuple[str, str]:
-    return "harness.faults:put", name
+def _pairs(found: Sequence[mutants.Mutant], count: int) -> Iterator[tuple[mutants.Mutant, mutants.Mutant]]:
+    """Yield at most ``count`` pairs of mutants of different functions, always the same ones and no mutant twice.
+
+    Edits of one function can't be pairs, since a function gets the code of one edit.
+    """
+    shuffled = sorted(found, key=lambda m: hashlib.sha256(f"pair {m.name}".encode()).digest())
+    pairs = zip(shuffled[::2], shuffled[1::2], strict=False)
+    different = ((a, b) for a, b in pairs if (a.module, a.function) != (b.module, b.function))
+    return itertools.islice(different, count)
 
 
-def _mutant(component: str, mutant: mutants.Mutant) -> Target:
-    about = f"{Path(mutant.file).name}:{mutant.lines[0]}"
-    defect = Defect(name=mutant.name, sort=MUTANT, component=component, says=mutant.edit, about=about)
-    return Target(defect, lambda: ("harness.audit.mutants:put", mutants.prepared(mutant)), mutant)
+def _fault(name: str) -> list[tuple[str, str]]:
+    return [("harness.faults:put", name)]
+
+
+def _edited(component: str, sort: str, chosen: tuple[mutants.Mutant, ...]) -> Target:
+    defect = Defect(
+        name=_AND.join(m.name for m in chosen),
+        sort=sort,
+        component=component,
+        says="; ".join(m.edit for m in chosen),
+        about=", ".join(f"{Path(m.file).name}:{m.lines[0]}" for m in chosen),
+    )
+    return Target(defect, lambda: [("harness.audit.mutants:put", mutants.prepared(m)) for m in chosen], chosen)
 
 
 class Progress:
@@ -190,7 +217,7 @@ class Audit:
             digest=self.digest,
             red=sorted({*red, *(h.test for h in self.healthy.values() if h.verdict in BAD)}),
             healthy={h.test: h.verdict for h in self.healthy.values()},
-            results=[self._with_equivalence(self.results[t.defect.name]) for t in chosen],
+            results=[self.with_equivalence(self.results[t.defect.name]) for t in chosen],
         )
         return msgspec.convert(current().record(msgspec.to_builtins(summary)), Summary)
 
@@ -211,8 +238,10 @@ class Audit:
         suites = [f"suites/{c}" for c in self.plan.components if (self.root / "suites" / c).is_dir()]
         return Workers(self.root, self.digest, suites, self.plan.subject, self.places)
 
-    def _with_equivalence(self, result: Result) -> Result:
-        result.equivalent = self.equivalent.get(result.defect.name, "")
+    def with_equivalence(self, result: Result) -> Result:
+        """Return a result with the reason why its mutant is equivalent; a pair is if both of its mutants are."""
+        reasons = [self.equivalent.get(name, "") for name in result.defect.name.split(_AND)]
+        result.equivalent = "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
         return result
 
     def _look_at_healthy(self, workers: Workers, tests: Sequence[str]) -> None:
@@ -234,7 +263,7 @@ class Audit:
                 if not tests:
                     self._done(Result(defect=target.defect, state=NOT_REACHED, seconds=0))
                     continue
-                job = worker.Job(tests=tests, first=[target.first()], seconds=self.plan.limit)
+                job = worker.Job(tests=tests, first=target.first(), seconds=self.plan.limit)
                 by_job[id(job)] = target
                 yield job
 
@@ -256,12 +285,11 @@ class Audit:
         if self.plan.again:
             return [h.test for h in good if h.test == self.plan.again[target.defect.name]]
         alike: Mapping[str, float] = {}
-        if target.mutant is None:
+        if not target.mutants:
             candidates = [h for h in good if stack_of(h.test) == target.defect.component]
             alike = self._relevance.of(target.about)
         else:
-            file, (first, last) = target.mutant.file, target.mutant.lines
-            candidates = [h for h in good if any(first <= line <= last for _, line in h.steps.get(file, ()))]
+            candidates = [h for h in good if any(_executes(h, m) for m in target.mutants)]
 
         def cost(healthy: Healthy) -> float:
             """Return the seconds of a test, divided by a measure of how likely it is to detect the defect."""
@@ -284,6 +312,11 @@ class Audit:
                 self.progress.step(f"red without a defect: {outcomes[-1].headline if outcomes else 'its process died'}")
             self.progress.step(job.tests[0])
         return red
+
+
+def _executes(test: Healthy, mutant: mutants.Mutant) -> bool:
+    first, last = mutant.lines
+    return any(first <= line <= last for _, line in test.steps.get(mutant.file, ()))
 
 
 def _healthy(job: worker.Job, outcomes: Sequence[worker.Outcome]) -> Healthy:

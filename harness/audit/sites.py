@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness.audit import operators
+
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
@@ -56,6 +58,8 @@ class Site:
     """The way from the tree to the node: names of fields, and indices (-1 if a field is not a list)."""
     make: Any
     """A function that makes the edited node from a copy of the node."""
+    default: tuple[str, Any] | None = None
+    """A parameter and its wrong default, if that is the edit: a default is no part of a function's code."""
 
     @property
     def key(self) -> str:
@@ -112,10 +116,11 @@ def _code_of(module: types.CodeType, site: Site) -> types.CodeType:
 @functools.cache
 def sites_of(module: str) -> tuple[Site, ...]:
     """Return the sites in a module, in source order.  Errors: ModuleNotFoundError if there is no such module."""
-    return tuple(_in_body(_tree(module), (), ()))
+    tree = _tree(module)
+    return tuple(_in_body(tree, (), (), operators.world(tree)))
 
 
-def _in_body(owner: Any, path: tuple[tuple[str, int], ...], names: tuple[str, ...]) -> Iterator[Site]:
+def _in_body(owner: Any, path: tuple[tuple[str, int], ...], names: tuple[str, ...], world: str) -> Iterator[Site]:
     """Yield the sites in the functions of a module or class."""
     for name in ("body", "orelse"):
         for i, node in enumerate(getattr(owner, name, ())):
@@ -123,11 +128,13 @@ def _in_body(owner: Any, path: tuple[tuple[str, int], ...], names: tuple[str, ..
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
                 if not any(ast.unparse(d).endswith("overload") for d in node.decorator_list):
-                    yield from _Function(".".join((*names, node.name)), first).statements(node, here)
+                    function = _Function(".".join((*names, node.name)), first, world)
+                    yield from function.defaults(node, here)
+                    yield from function.statements(node, here)
             elif isinstance(node, ast.ClassDef):
-                yield from _in_body(node, here, (*names, node.name))
+                yield from _in_body(node, here, (*names, node.name), world)
             elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
-                yield from _in_body(node, here, names)
+                yield from _in_body(node, here, names, world)
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,16 @@ class _Function:
 
     name: str
     first: int
+    world: str
+    """How its module can refer to the default group; "" if it can't."""
+
+    def defaults(self, node: Any, path: tuple[tuple[str, int], ...]) -> Iterator[Site]:
+        """Yield the wrong defaults of the function itself, which are reached where its first statement is."""
+        start = next((s for s in node.body if not _is_text(s)), node.body[0])
+        for name, _, right, wrong in operators.of_defaults(node):
+            edit = f"default of {name}: {right} to {wrong}"
+            site = Site(self.name, self.first, _lines(start), edit, path, lambda node: node, (name, wrong))
+            yield site
 
     def site(self, path: tuple[tuple[str, int], ...], edit: str, make: Any) -> Site:
         return Site(self.name, self.first, (0, 0), edit, path, make)
@@ -150,15 +167,16 @@ class _Function:
             yield from self.statements(handler, (*path, ("handlers", i)))
 
     def statement(self, node: Any, path: tuple[tuple[str, int], ...]) -> Iterator[Site]:
-        inner = [n.lineno for field in ("body", "handlers") for n in getattr(node, field, ())]
-        lines = node.lineno, max(node.lineno, min(inner) - 1 if inner else node.end_lineno)
         for site in self.edits(node, path):
-            yield site if site.lines[0] else replace(site, lines=lines)
+            yield site if site.lines[0] else replace(site, lines=_lines(node))
 
     def edits(self, node: Any, path: tuple[tuple[str, int], ...]) -> Iterator[Site]:
         if isinstance(node, ast.Expr) and (_is_text(node) or _only_says(node.value)):
             return
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):  # part of the function around it
+            for name, way, right, wrong in operators.of_defaults(node):
+                edit = f"default of {name} of {node.name}: {right} to {wrong}"
+                yield self.site((*path, *way), edit, functools.partial(_constant, value=wrong))
             yield from self.statements(node, path)
             return
         if isinstance(node, ast.ClassDef | ast.Import | ast.ImportFrom | ast.Pass | ast.Global | ast.Nonlocal):
@@ -183,6 +201,9 @@ class _Function:
             yield self.site(path, "break to continue", lambda node: ast.copy_location(ast.Continue(), node))
         if isinstance(node, ast.Continue):
             yield self.site(path, "continue to break", lambda node: ast.copy_location(ast.Break(), node))
+        for way, edit, make in operators.of_statement(node, self.name.rpartition(".")[2]):
+            site = self.site((*path, *way), edit, make)
+            yield replace(site, lines=_lines(_at(node, way[0]))) if way[0][0] == "handlers" else site
         for field, value in ast.iter_fields(node):
             if field in ("body", "orelse", "finalbody", "handlers", "annotation", "target", "type_comment"):
                 continue
@@ -228,9 +249,17 @@ class _Function:
             for i, test in enumerate(node.ifs):
                 if not isinstance(test, ast.Compare | ast.BoolOp):
                     yield self.site((*path, ("ifs", i)), f"not ({_short(test)})", _negated)
+        for way, edit, make in operators.of_expression(node, self.world, _short):
+            yield self.site((*path, *way), edit, make)
         for field, value in ast.iter_fields(node):
             if field != "ctx":
                 yield from self.field(value, path, field)
+
+
+def _lines(node: Any) -> tuple[int, int]:
+    """Return the first and last line of a statement; of one with a block, of its head."""
+    inner = [n.lineno for field in ("body", "handlers") for n in getattr(node, field, ())]
+    return node.lineno, max(node.lineno, min(inner) - 1 if inner else node.end_lineno)
 
 
 # edits

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.audit.records import FAILED, KILLED, NOT_REACHED, SURVIVED, TIMED_OUT, Result, Summary
-from harness.audit.run import FAULT, MUTANT, Progress
+from harness.audit.run import FAULT, MUTANT, PAIR, Progress
 from harness.requirements import stack_of
 
 COLUMNS = ("component", "defects", "number", "killed", "survived", "unreached", "equivalent", "score")
@@ -50,7 +50,7 @@ def rows(summary: Summary) -> list[list[str]]:
     """Return a row for each component and sort of defect, and one for all components."""
     components = list(dict.fromkeys(r.defect.component for r in summary.results))
     table = []
-    for sort in (FAULT, MUTANT):
+    for sort in (FAULT, MUTANT, PAIR):
         chosen = [r for r in summary.results if r.defect.sort == sort]
         by = {c: [r for r in chosen if r.defect.component == c] for c in components}
         table += [row(c, sort, results) for c, results in by.items() if results]

@@ -60,6 +60,10 @@ def audit(
             help="Which mutants to include. source: of the sources under test; all: also of what they use; none."
         ),
     ] = "source",
+    pairs: Annotated[
+        int,
+        typer.Option(help="How many pairs of mutants (two edits at once) of each component, always the same.", min=0),
+    ] = 0,
     sample: Annotated[
         int, typer.Option(help="How many faults and mutants of each component, always the same ones. 0: all.")
     ] = 0,
@@ -105,6 +109,7 @@ def audit(
             subject=subject,
             faults=with_faults,
             mutants=mutants,
+            pairs=pairs,
             sample=sample,
             names=tuple(name or ()),
             only=frozenset(r.defect.name for r in unnoticed(load(survivors))) if survivors else frozenset(),

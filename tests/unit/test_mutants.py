@@ -8,7 +8,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,6 +69,17 @@ EDITS = [
     ("for i in [1, 2]:\n  break\n return i", "break to continue", (0, 0), 2),
     ("for i in [1, 2]:\n  if i == 1:\n   continue\n  a = i\n return a", "continue to break", (0, 0), 0),
     ("return [i for i in [a, b] if i]", "not (i)", (0, 5), [0]),
+    ("c = [a, b]\n return c[1:]", "[1:] begins one later", (5, 2), []),
+    ("c = [a, b]\n return c[:2]", "[:2] begins one later", (5, 2), [2]),
+    ("c = [a, b]\n return c[:2]", "[:2] ends one earlier", (5, 2), [5]),
+    ("return list(range(a))", "range(a) ends one earlier", (2, 0), [0]),
+    ("return list(range(a, b))", "range(a, b) ends one earlier", (2, 4), [2]),
+    ("return divmod(a, b)", "a and b swapped in divmod(a, b)", (7, 2), (0, 2)),
+    ("c = [a]\n d = c.copy()\n d.append(b)\n return c", "without .copy() of c", (7, 2), [7, 2]),
+    ("c = [a]\n d = list(c)\n d.append(b)\n return c", "no copy: list(c)", (7, 2), [7, 2]),
+    ("b.x = a\n b.x = a + 1\n return b.x", "b.x keeps its first value (2)", (7, SimpleNamespace()), 7),
+    ("try:\n  raise KeyError\n except KeyError:\n  return a\n return b", "swallows KeyError", (7, 2), 2),
+    ("def g(c=3): return c\n return g()", "default of c of g: 3 to 4", (7, 2), 4),
 ]
 
 
@@ -83,6 +94,46 @@ def test_edit(module: Callable[[str], ModuleType], body: str, edit: str, given: 
     put(made, edit)
     assert made.f(*given) == found
     assert before != found
+
+
+@pytest.mark.parametrize(
+    ("head", "edit", "found"),
+    [
+        ("a, b=True", "default of b: True to False", (1, False, ())),
+        ("a, b=True, /, *c", "default of b: True to False", (1, False, ())),
+        ("a, b=None, c=2", "default of c: 2 to 3", (1, None, 3)),
+        ("a, *, b=0.5, c=2", "default of b: 0.5 to 1.5", (1, 1.5, 2)),
+    ],
+)
+def test_default(module: Callable[[str], ModuleType], head: str, edit: str, found: tuple[Any, ...]) -> None:
+    """A default of a live function is edited, whichever kind of parameter it is of; what is given is not."""
+    made = module(f"def f({head}):\n return (a, b, c) if 'c' in locals() else (a, b, ())\n")
+    before = made.f(1)
+    put(made, edit)
+    assert made.f(1) == found != before
+    assert made.f(0)[0] == 0
+
+
+def test_default_group(module: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that a call is given becomes the default group, and the name of a group that one's name."""
+    made = module("import torch\ndef f(take, group, group_name):\n return take(1, group), take(2, pg=group_name)\n")
+    world = SimpleNamespace(group_name="world")
+    monkeypatch.setattr("torch.distributed.group", SimpleNamespace(WORLD=world))
+
+    def called() -> Any:
+        return made.f(lambda number, pg: (number, pg), "mine", "name")
+
+    assert called() == ((1, "mine"), (2, "name"))
+    put(made, "the default group for group in take(1, group)")
+    assert called() == ((1, world), (2, "name"))
+    put(made, "the default group for group_name in take(2, pg=group_name)")
+    assert called() == ((1, "mine"), (2, "world"))
+
+
+def test_no_default_group(module: Callable[[str], ModuleType]) -> None:
+    """A module that does not import torch has no name for the default group, and no such edits."""
+    made = module("def f(take, group):\n return take(1, group)\n")
+    assert not [edit for edit in edits(made) if "default group" in edit]
 
 
 def test_left_alone(module: Callable[[str], ModuleType]) -> None:
