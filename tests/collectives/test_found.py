@@ -42,39 +42,7 @@ NEWER = dict.fromkeys(
     "PyTorch has it since 2.14 or 2.15, and damages are put into the one that is pinned",
 )
 OF_HOSTS = dict.fromkeys((f"COLL-HOST-{n:02}" for n in range(1, 11)), "on several hosts: tests/cluster/test_found.py")
-NEWEST = dict.fromkeys(
-    (
-        "COLL-ASYNC-12",
-        "COLL-ASYNC-13",
-        "COLL-COALESCED-11",
-        "COLL-FUNC-21",
-        "COLL-FUNC-24",
-        "COLL-GRAD-08",
-        "COLL-GRAD-09",
-        "COLL-GRAD-10",
-        "COLL-GRAD-11",
-        "COLL-LIFE-12",
-        "COLL-LIFE-13",
-        "COLL-LIFE-14",
-        "COLL-OBJECT-21",
-        "COLL-OBJECT-22",
-        "COLL-P2P-19",
-        "COLL-STORE-04",
-        "COLL-STORE-05",
-        "COLL-STORE-06",
-        "COLL-STORE-07",
-        "COLL-STORE-08",
-        "COLL-STORE-09",
-        "COLL-STORE-10",
-        "COLL-STORE-11",
-        "COLL-STORE-12",
-        "COLL-STORE-13",
-        "COLL-STORE-14",
-        "COLL-STORE-15",
-    ),
-    "its tests were written by kind, and no damage has been written for it yet",
-)
-UNDAMAGED = {**OF_STREAMS, **NEWER, **OF_HOSTS, **NEWEST}
+UNDAMAGED = {**OF_STREAMS, **NEWER, **OF_HOSTS}
 """Requirements without a damage that a test of theirs finds, and why."""
 
 
