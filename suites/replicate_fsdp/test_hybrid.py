@@ -60,7 +60,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], Callable[[Any], None], str]] = {
         lambda model: model.layers[2].set_modules_to_backward_prefetch([model.layers[1], model.layers[0]]),
         "g2 g1 g0 b2 r2 a2 b1 r1 a1 b0 r0 a0 b3 r3 a3",
     ),
-    "not-the-last": ({}, lambda model: model.set_is_last_backward(False), BACKWARD),
 }
 
 

@@ -34,14 +34,15 @@ class Log:
 
     def note(self, event: str = "") -> None:
         """Enter the collectives since the last call, then an event."""
-        for message in messages.since(self.at):
+        found = messages.since(self.at)
+        for message in found:
             if message.members == self.replicas:
                 self.events.append(f"a{message.shape[0] - 1}")
                 continue
             gathers = "gather" in message.op
             elements = message.shape[0] * (len(message.members) if gathers else 1)
             self.events.append(f"{'g' if gathers else 'r'}{elements // self.ranks - 1}")
-        self.at = messages.mark()
+        self.at = messages.mark() if found else self.at
         self.events += [event] if event else []
 
     def read(self) -> str:
