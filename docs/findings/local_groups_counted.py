@@ -1,6 +1,6 @@
 # after a group that only its members make, the next group of all ranks hangs
 # unreported
-# Seen with torch 2.15.0+cu132, gloo, Python 3.11, Linux x86-64; not there in 2.13.
+# Seen with torch 2.15.0+cu132 and 2.14.1, gloo, Python 3.11, Linux x86-64; not there in 2.13.
 # Run:  torchrun --standalone --nproc-per-node=3 local_groups_counted.py
 # It exits with 1 where the defect is there: members number the next group as the third, and others as the second.
 
