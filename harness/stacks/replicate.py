@@ -11,6 +11,7 @@ from msgspec import Meta
 from torch import nn
 from torch.distributed._composable.replicate import DDP, replicate
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward as optimize_in_backward
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHookLocation as HookLocation
 from torch.nn.parallel.distributed import _MixedPrecision as MixedPrecision
@@ -46,6 +47,7 @@ __all__ = [
     "gradients",
     "leave_alone",
     "names",
+    "optimize_in_backward",
     "parameters",
     "parts",
     "register_buffer_hook",

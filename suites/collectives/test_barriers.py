@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -119,3 +122,40 @@ def test_subgroup(rank: Rank) -> None:
         store.set(f"through-{rank.index}", "")
     else:
         store.wait(["through-1", "through-2"])
+
+
+@requirement(
+    "COLL-BARRIER-09",
+    "The timeout of monitored_barrier is a duration, or a fractional number of seconds, and None means the default.",
+    source="torch.distributed.monitored_barrier: timeout, 'assuming it represents seconds'",
+)
+@pytest.mark.needs(features=["monitored_barrier"])
+@pytest.mark.world(2)
+def test_units_of_a_monitored_timeout(world: World) -> None:
+    """Rank 1 comes a moment late, which only a timeout in another unit would not allow, and then not at all."""
+    enough: list[Any] = [None, 20.0, timedelta(seconds=20)]
+    short: list[Any] = [0.3, timedelta(seconds=0.3)]
+
+    def body(rank: Rank) -> None:
+        warnings.simplefilter("ignore")  # numbers are deprecated
+        for timeout in enough:
+            dist.barrier()
+            if rank.index == 1:
+                time.sleep(0.1)
+            dist.monitored_barrier(timeout=timeout)
+        for number, timeout in enumerate(short):
+            group = dist.new_group()
+            if rank.index == 1:
+                rank.store.wait([f"expired {number}"])
+                continue
+            began = time.monotonic()
+            with pytest.raises(RuntimeError, match="Rank 1 failed"):
+                dist.monitored_barrier(group, timeout=timeout)
+            assert 0.27 <= time.monotonic() - began < 5, timeout
+            rank.store.set(f"expired {number}", "")
+        wrong: Any
+        for wrong in (20, "20"):
+            with pytest.raises(TypeError, match="timedelta"):
+                dist.monitored_barrier(timeout=wrong)
+
+    world.run(body, watch=False, timeout=20)

@@ -78,6 +78,68 @@ def test_of_lists(world: World, name: str, ranks: tuple[int, ...]) -> None:
 
 
 @requirement(
+    "COLL-FUNC-26",
+    "A functional reduce-scatter of a list scatters each tensor along its own dimension, as one alone does.",
+    source="torch.distributed._functional_collectives: reduce_scatter_tensor_coalesced: scatter_dim",
+)
+@GROUPS
+@pytest.mark.world(3)
+def test_dimensions_of_lists(world: World, ranks: tuple[int, ...]) -> None:
+    """Every dimension can be scattered and has another size; gradients are gathered along it."""
+
+    def body(group: Any, member: int, size: int, device: torch.device) -> None:
+        wholes = [torch.arange(size**3 * 6.0).view(size, 2 * size, 3 * size) + 1000 * i for i in range(3)]
+        everyone = sum(range(1, size + 1))
+        for dims in ((0, 0, 0), (0, 1, 2), (2, 1, 0), (1, 0, -1)):
+            given = [(whole * (member + 1)).to(device).requires_grad_() for whole in wholes]
+            results = functional.reduce_scatter_tensor_coalesced(list(given), "sum", list(dims), group)
+            loss: Any = sum((result * (i + 1) * 10**member).sum() for i, result in enumerate(results))
+            loss.backward()
+            for i, (whole, dim) in enumerate(zip(wholes, dims, strict=True)):
+                right = (whole.chunk(size, dim)[member] * everyone).contiguous()
+                assert_same(right, functional.wait_tensor(results[i].detach()), f"{dims}, tensor {i}")
+                one = functional.reduce_scatter_tensor(given[i].detach(), "sum", dim, group)
+                assert_same(right, functional.wait_tensor(one), f"{dims}, tensor {i} alone")
+                parts = [torch.full_like(p, (i + 1) * 10.0**m) for m, p in enumerate(whole.chunk(size, dim))]
+                gradient = given[i].grad
+                assert gradient is not None
+                assert_same(torch.cat(parts, dim), gradient, f"{dims}, gradient {i}")
+
+    among(world, ranks, body)
+
+
+@requirement(
+    "COLL-FUNC-27",
+    "A functional collective of a list leaves the list as it is, so that the same list may be given again.",
+    source="torch.distributed._functional_collectives: 'The input tensors are left unmodified'",
+)
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "reduce_scatter-along-1"])
+@pytest.mark.world(2)
+def test_lists_given_again(world: World, name: str) -> None:
+    """Call twice with one list, whose tensors have four rows and two columns."""
+
+    def body(rank: Rank) -> None:
+        group: Any = dist.group.WORLD
+        calls: dict[str, Callable[[list[torch.Tensor]], list[torch.Tensor]]] = {
+            "all_reduce": lambda given: functional.all_reduce_coalesced(given, "sum", group),
+            "all_gather": lambda given: functional.all_gather_into_tensor_coalesced(given, group),
+            "reduce_scatter": lambda given: functional.reduce_scatter_tensor_coalesced(given, "sum", [0, 0], group),
+            "reduce_scatter-along-1": lambda given: functional.reduce_scatter_tensor_coalesced(
+                given, "sum", [1, 1], group
+            ),
+        }
+        given = [torch.arange(8.0, device=rank.device).view(4, 2) + i for i in range(2)]
+        kept = list(given)
+        first, second = ([functional.wait_tensor(result) for result in calls[name](given)] for _ in range(2))
+        assert [tensor.shape for tensor in given] == [(4, 2)] * 2
+        assert all(tensor is same for tensor, same in zip(given, kept, strict=True))
+        for one, other in zip(first, second, strict=True):
+            assert_same(one.cpu(), other, "result of the second call")
+
+    world.run(body)
+
+
+@requirement(
     "COLL-FUNC-10",
     "Functional collectives give the same results under their shorter names.",
     source="torch.distributed._functional_collectives: all_gather_single, all_gather_single_autograd, "

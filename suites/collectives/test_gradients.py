@@ -32,6 +32,7 @@ FUNCTIONAL = (
 )
 NEW = [name for name in FUNCTIONAL if "_single_" in name]
 """Names that older versions of torch lack."""
+EXCHANGES = ["module", "all_to_all_single", pytest.param("all_to_all_single_autograd", id="functional")]
 EXTREMES = pytest.mark.needs(torch=f"{functional.__name__}.wait_tensors")
 """What came to PyTorch together with gradients of maxima and minima."""
 IN_PARTS = (
@@ -195,31 +196,33 @@ def test_extremes(world: World, name: str, op: str, ranks: tuple[int, ...]) -> N
     "COLL-GRAD-03",
     "The gradient of an all-to-all with chunks of different sizes returns to the rank that each chunk came from.",
     source="torch.distributed.nn.functional.all_to_all_single; torch.distributed._functional_collectives: "
-    "all_to_all_single_autograd",
+    "all_to_all_single, all_to_all_single_autograd",
 )
 @GROUPS
-@pytest.mark.parametrize("through", ["module", "functional"])
+@pytest.mark.parametrize("through", EXCHANGES)
 @pytest.mark.world(3)
 def test_uneven_exchange(world: World, through: str, ranks: tuple[int, ...]) -> None:
-    """Member s sends s + r + 1 rows to member r."""
+    """Member s sends s + r + 1 rows to member r, then 2 s + r, so that it receives another number than it sends."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))
         if rank.index not in ranks:
             return
         me, size = ranks.index(rank.index), len(ranks)
-        parts = [me + other + 1 for other in range(size)]  # a member receives as many rows as it sends
-        x = torch.arange(2.0 * sum(parts), device=rank.device).reshape(-1, 2).requires_grad_()
-        if through == "module":
-            received = differentiable.all_to_all_single(torch.zeros_like(x), x, parts, parts, group=group)
-        else:
-            received = functional.all_to_all_single_autograd(x, parts, parts, group)
-        weights = [
-            torch.cat([_rows(sender, member, member + sender + 1) for sender in range(size)]) for member in range(size)
-        ]
-        (received * weights[me].to(rank.device)).sum().backward()
-        assert x.grad is not None
-        assert_same(torch.cat([_rows(me, member, parts[member]) for member in range(size)]), x.grad, "gradient")
+        for factor, more in ((1, 1), (2, 0)):
+            rows = [[factor * sender + receiver + more for receiver in range(size)] for sender in range(size)]
+            sent, received = rows[me], [rows[sender][me] for sender in range(size)]
+            x = torch.arange(2.0 * sum(sent), device=rank.device).reshape(-1, 2).requires_grad_()
+            if through == "module":
+                into = x.new_zeros(sum(received), 2)
+                output = differentiable.all_to_all_single(into, x, received, sent, group=group)
+            else:
+                output = getattr(functional, through)(x, received, sent, group)
+            weights = torch.cat([_rows(sender, me, received[sender]) for sender in range(size)])
+            (output * weights.to(rank.device)).sum().backward()
+            assert x.grad is not None
+            right = torch.cat([_rows(me, receiver, sent[receiver]) for receiver in range(size)])
+            assert_same(right, x.grad, f"gradient, {factor=}")
 
     world.run(body)
 

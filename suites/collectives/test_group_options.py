@@ -281,3 +281,79 @@ def test_timeout_of_a_barrier(world: World) -> None:
             rank.store.set("seen", "")
 
     world.run(body, watch=False, timeout=20)
+
+
+@requirement(
+    "COLL-GROUP-27",
+    "A group has the listed ranks as its only members, and one of no ranks has none or is refused.",
+    source="torch.distributed.new_group, new_subgroups_by_enumeration: ranks",
+)
+@pytest.mark.world(3)
+def test_members(world: World) -> None:
+    """List one rank, some or all, in several kinds of sequences, which stay as they are; then list no rank."""
+    given: list[Any] = [[1], [2, 0], (2, 1), range(2), [0, 1, 2], None]
+
+    def body(rank: Rank) -> None:
+        def check(group: Any, members: list[int]) -> None:
+            if rank.index in members:
+                assert dist.get_process_group_ranks(group) == members
+                assert total(rank, group) == sum(10**member for member in members)
+            else:
+                assert group is dist.GroupMember.NON_GROUP_MEMBER, members
+                assert (dist.get_rank(group), dist.get_world_size(group)) == (-1, -1), members
+
+        for ranks in given:
+            before = None if ranks is None else list(ranks)
+            group = dist.new_group(ranks)
+            check(group, [0, 1, 2] if ranks is None else sorted(ranks))
+            assert ranks is None or list(ranks) == before
+        parts: list[list[int]] = [[2, 0], [1]]
+        mine, groups = dist.new_subgroups_by_enumeration(parts)
+        assert parts == [[2, 0], [1]]
+        for ranks, group in zip(parts, groups, strict=True):
+            check(group, sorted(ranks))
+            assert (mine is group) == (rank.index in ranks)
+        for none in ([], ()):
+            try:
+                group = dist.new_group(none)  # type: ignore[arg-type]
+            except (TypeError, ValueError, RuntimeError, AssertionError):
+                continue
+            check(group, [])
+        check(dist.new_group(), [0, 1, 2])
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GROUP-28",
+    "Groups that only their members make change nothing for the groups that all ranks make.",
+    source="torch.distributed.new_group: use_local_synchronization",
+)
+@pytest.mark.parametrize("counts", ["equal", "unequal"])
+@pytest.mark.world(3)
+def test_local_groups_between_others(world: World, counts: str) -> None:
+    """Ranks 1 and 2 make groups of their own before each group of all ranks, in equal or in unequal numbers."""
+    local = [[1, 2], [1, 2]] if counts == "equal" else [[1, 2], [0, 1], [0, 1, 2], [1], [1, 2]]
+
+    def body(rank: Rank) -> None:
+        ways: list[Callable[[], Any]] = [
+            lambda: dist.new_group(),
+            lambda: dist.new_group([2, 0, 1]),
+            lambda: dist.new_subgroups(3)[0],
+            lambda: dist.new_subgroups_by_enumeration([[0, 1, 2]])[0],
+            lambda: rank.mesh(3).get_group(),
+        ]
+        for make in ways:
+            groups = []
+            for ranks in local:
+                group: Any = dist.new_group(ranks, use_local_synchronization=True)
+                if rank.index not in ranks:
+                    assert group is None or group is dist.GroupMember.NON_GROUP_MEMBER
+                    continue
+                assert dist.get_process_group_ranks(group) == ranks
+                groups.append((ranks, group))
+            groups.append(([0, 1, 2], make()))
+            for ranks, group in groups:
+                assert total(rank, group) == sum(10**member for member in ranks)
+
+    world.run(body)

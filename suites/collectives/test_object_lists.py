@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness import Rank, World, requirement, spmd
+from harness.stacks import messages
 from harness.stacks.training import launched, since
 
 
@@ -193,5 +195,49 @@ def test_refused_lists(world: World) -> None:
         ):
             call()
             assert mine == ["x"]
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-OBJECT-23",
+    "Collectives of objects move objects with the collective of their name, so that each goes where it belongs.",
+    source="torch.distributed.gather_object, scatter_object_list, broadcast_object_list, all_gather_object",
+)
+@pytest.mark.needs(collective="gather")
+@pytest.mark.needs(collective="scatter")
+@pytest.mark.world(3)
+def test_who_gets_what(world: World) -> None:
+    """Compare the names of the collectives that were recorded with those of collectives of tensors."""
+
+    def body(rank: Rank) -> None:
+        def sent(call: Callable[..., Any], *arguments: Any) -> list[str]:
+            before = messages.mark()
+            call(*arguments)
+            return [message.op for message in messages.since(before)]
+
+        one = torch.zeros(1, dtype=torch.uint8, device=rank.device)
+        every = [torch.zeros_like(one) for _ in range(3)]
+        for root in (0, 2):
+            here = rank.index == root
+            gather = sent(dist.gather, one, every if here else None, root)
+            scatter = sent(dist.scatter, one, every if here else None, root)
+            broadcast, all_gather = sent(dist.broadcast, one, root), sent(dist.all_gather, every, one)
+            if not all_gather:
+                return  # nothing records them
+            large = ["x" * 1000 * (rank.index + 1)] * 3
+            entries: list[Any] = [None] * 3
+            found = {
+                "gather": sent(dist.gather_object, large, entries if here else None, root),
+                "scatter": sent(dist.scatter_object_list, [None], large if here else None, root),
+                "broadcast": sent(dist.broadcast_object_list, list(large), root),
+                "all_gather": sent(dist.all_gather_object, entries, large),
+            }
+            # Sizes come first, and everyone may be told them.
+            assert found["gather"] == [*all_gather, *gather]
+            assert found["scatter"][-1:] == scatter
+            assert set(found["scatter"][:-1]) <= {*scatter, *broadcast}
+            assert found["broadcast"] == broadcast * 2
+            assert found["all_gather"] == all_gather * 2
 
     world.run(body)

@@ -299,6 +299,62 @@ def test_groups(world: World, given: str) -> None:
         assert gradients == {"weight": [1.0 + sum(pair) / 2] * 4}
 
 
+class Heads(nn.Module):
+    """A layer whose output several heads take; the loss need not use all of them."""
+
+    def __init__(self, container: str) -> None:
+        super().__init__()
+        self.trunk, self.heads, self.container = layer(), nn.ModuleList(layer() for _ in range(3)), container
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.trunk(x)
+        outputs = [head(x) for head in self.heads]
+        if self.container == "dict":
+            return {str(i): output for i, output in enumerate(outputs)}
+        return tuple(outputs)
+
+
+@requirement(
+    "REPL-UNUSED-05",
+    "With find_unused_parameters, the loss may leave out outputs, whose parameters have an average over ranks or none.",
+    source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters; pytorch/pytorch#43259",
+)
+@pytest.mark.parametrize("container", ["tuple", "dict"])
+@pytest.mark.parametrize("how", ["replicate", "DDP"])
+@pytest.mark.world(2)
+def test_outputs_left_out(world: World, how: str, container: str) -> None:
+    """The loss has one head, another head on each rank, several or all; options vary buckets and views."""
+    used: list[tuple[set[int], set[int]]] = [({0}, {0}), ({0}, {1}), ({0, 1}, {2}), ({2}, {2}), ({0, 1, 2}, {0})]
+    every: list[dict[str, Any]] = [{}, {"bucket_cap_mb": 1e-5}, {"gradient_as_bucket_view": True}]
+
+    def body(rank: Rank) -> None:
+        for options in every:
+            module = Heads(container).to(rank.device)
+            options = {"find_unused_parameters": True, **options}
+            model: Any = (
+                replicate.apply(module, rank, **options)
+                if how == "replicate"
+                else DistributedDataParallel(module, **options)
+            )
+            for number, heads in enumerate(used + used):
+                outputs: Any = model(torch.full((1, 2), 1.0 + rank.index, device=rank.device))
+                outputs = list(outputs.values() if container == "dict" else outputs)
+                loss: Any = sum(outputs[i].sum() for i in heads[rank.index])
+                loss.backward()
+                uses = [[r + 1.0 for r in range(2) if i in heads[r]] for i in range(3)]
+                for i, head in enumerate(module.heads):
+                    gradient = head.weight.grad
+                    right = 2 * sum(uses[i]) / 2  # the input of a head is twice that of the trunk
+                    assert (gradient is None) == (not uses[i]), f"{options}, step {number}, head {i}"
+                    assert gradient is None or gradient.flatten().tolist() == [right] * 4, f"{options}, {number}, {i}"
+                trunk = module.trunk.weight.grad
+                assert trunk is not None
+                assert trunk.flatten().tolist() == [2 * sum(sum(use) for use in uses) / 2] * 4, f"{options}, {number}"
+                module.zero_grad()
+
+    world.run(body)
+
+
 @requirement(
     "REPL-GROUP-02",
     "Only the ranks of the group decide whether a parameter is used.",

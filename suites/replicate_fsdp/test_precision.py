@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from harness import Rank, World, assert_on_ranks, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import replicate_fsdp
 
 SOURCE = "torch.distributed.fsdp.MixedPrecisionPolicy"
@@ -94,6 +94,80 @@ def test_reduce_dtype(world: World, param: str, reduce: str, right: float) -> No
         return float(gradient)
 
     assert_on_ranks([right] * 2, world.run(body))
+
+
+@requirement(
+    "RFSDP-MIX-06",
+    "Gradients are averaged with all digits of the dtype that they are reduced in, which is their own by default.",
+    source="torch.distributed.fsdp.MixedPrecisionPolicy: reduce_dtype",
+)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.world(2)
+def test_every_digit(world: World, dtype: str) -> None:
+    """The last binary digits of the average count, whether replicated or sharded, and over two micro-batches."""
+    own = getattr(torch, dtype)
+    eps = torch.finfo(own).eps
+    wider = [torch.float64] if own is torch.float32 else [torch.float32] * (own.itemsize == 2)
+
+    def body(rank: Rank) -> None:
+        for reduce in (None, own, *wider):
+            policy = MixedPrecisionPolicy(reduce_dtype=reduce)
+            models: dict[str, Any] = {
+                "replicated": replicate_fsdp.apply(nn.Linear(2, 3, bias=False, dtype=own), rank, mp_policy=policy),
+                "sharded": fully_shard(
+                    nn.Linear(2, 3, bias=False, dtype=own, device=rank.device), mesh=rank.mesh(), mp_policy=policy
+                ),
+            }
+            x = torch.full((1, 2), 1 + (2 + 4 * rank.index) * eps, dtype=own, device=rank.device)
+            for name, model in models.items():
+                for synced in ([True], [False, True]):
+                    for on in synced:
+                        model.set_requires_gradient_sync(on)
+                        model(x).sum().backward()
+                    gradient = replicate_fsdp.gradients(model)["weight"]
+                    right = torch.full((3, 2), (1 + 4 * eps) * len(synced), dtype=own)
+                    assert_same(right, gradient, f"{name}, reduced in {reduce}, {len(synced)} micro-batches")
+                    model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-ZERO-01",
+    "After gradients are cleared, those of the next step are of that step alone, under every policy.",
+    source="torch.nn.Module.zero_grad; torch.distributed.fsdp: replicate, fully_shard",
+)
+@pytest.mark.parametrize("to_none", [True, False], ids=["to-none", "to-zero"])
+@pytest.mark.world(2)
+def test_next_step(world: World, to_none: bool) -> None:
+    """Four steps of one or two micro-batches of different values, with parameters that are kept unsharded or not."""
+    narrow = torch.bfloat16
+    policies = [(None, None), (narrow, None), (narrow, narrow), (narrow, torch.float32), (None, torch.float64)]
+
+    def body(rank: Rank) -> None:
+        for param, reduce in policies:
+            policy = MixedPrecisionPolicy(param, reduce)
+            for kept in (False, True):
+                models: dict[str, Any] = {
+                    "replicated": replicate_fsdp.apply(nn.Linear(2, 2, bias=False), rank, mp_policy=policy),
+                    "sharded": fully_shard(
+                        nn.Linear(2, 2, bias=False, device=rank.device), mesh=rank.mesh(), mp_policy=policy
+                    ),
+                }
+                for name, model in models.items():
+                    model.set_reshard_after_backward(not kept)
+                    for number, synced in enumerate([[True], [True], [False, True], [True]]):
+                        for on in synced:
+                            model.set_requires_gradient_sync(on)
+                            x = torch.full((1, 2), (1.0 + rank.index) * 2**number, device=rank.device)
+                            model(x).sum().backward()
+                        right = torch.full((2, 2), 1.5 * 2**number * len(synced))
+                        model.reshard()
+                        gradient = replicate_fsdp.gradients(model)["weight"]
+                        assert_same(right, gradient, f"{name}, {param}, {reduce}, {kept=}, step {number}")
+                        model.zero_grad(set_to_none=to_none)
+
+    world.run(body)
 
 
 @requirement(

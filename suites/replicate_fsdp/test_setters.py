@@ -74,6 +74,48 @@ def test_factor_set_twice(world: World, between: bool) -> None:
 
 
 @requirement(
+    "RFSDP-DIV-04",
+    "A gradient divide factor is that of its own module, and not of the modules inside it or around it.",
+    source=f"{SOURCE}: set_gradient_divide_factor, set_reduce_scatter_divide_factor",
+)
+@pytest.mark.parametrize("name", ["set_gradient_divide_factor", "set_reduce_scatter_divide_factor"])
+@pytest.mark.world(2)
+def test_factor_of_one_module(world: World, name: str) -> None:
+    """Set it for a model, for its layer, and for both, in models that have run a step or not."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child, self.own = layer(), nn.Parameter(torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.child(x) + self.own * x
+            return result
+
+    everyone = total(2)
+    given: list[tuple[dict[str, float], list[float]]] = [
+        ({"": 4.0}, [2.0, 4.0]),
+        ({"child": 0.5}, [0.5, 2.0]),
+        ({"": 4.0, "child": 0.5}, [0.5, 4.0]),
+        ({"child": 0.5, "": 4.0}, [0.5, 4.0]),
+    ]
+
+    def body(rank: Rank) -> None:
+        for factors, divisors in given:
+            for started in (False, True):
+                model: Any = replicate_fsdp.apply(Model(), rank)
+                if started:
+                    step(rank, model)
+                for where, factor in factors.items():
+                    getattr(model.get_submodule(where), name)(factor)
+                right = {"child.weight": [everyone / divisors[0]] * 4, "own": [everyone / divisors[1]] * 2}
+                for _ in range(2):
+                    assert step(rank, model) == right, f"{factors}, {started=}"
+
+    world.run(body)
+
+
+@requirement(
     "RFSDP-SYNC-03",
     "Of several calls of a switch of synchronization on a module and on its parent, the last one counts.",
     source=f"{SOURCE}: set_requires_gradient_sync, set_requires_all_reduce, recurse",

@@ -187,3 +187,56 @@ def test_replaced(world: World, stack: str, how: str) -> None:
         model.load_state_dict(state, assign=how == "assigned")
 
     world.run(body)
+
+
+KEEPS = "torch.distributed.fsdp.FSDPModule.set_keep_unsharded_storage"
+
+
+@requirement(
+    "RFSDP-KEPT-01",
+    "set_keep_unsharded_storage keeps the memory of its module's gathered parameters, until it is set back.",
+    source=KEEPS,
+)
+@requirement(
+    "RFSDP-KEPT-02",
+    "set_keep_unsharded_storage applies to inner modules if recurse=True, and otherwise to its own module only.",
+    source=f"{KEEPS}: recurse",
+)
+@pytest.mark.needs(torch=KEEPS)
+@pytest.mark.world(2)
+def test_kept_memory(world: World) -> None:
+    """Set each value with and without recursion, and look at the memory and the address of each layer's weight."""
+    settings: list[tuple[int | None, bool, bool, list[bool]]] = [
+        (None, True, False, [False] * 3),  # the root has no parameters
+        (1, True, False, [False, True, False]),
+        (0, True, True, [True, True, False]),
+        (None, False, False, [True, True, False]),
+        (1, False, True, [True, False, False]),
+        (None, True, True, [True] * 3),
+        (None, False, True, [False] * 3),
+    ]
+
+    def body(rank: Rank) -> None:
+        model: Any = nn.Sequential(*(Keeping(4, 4, bias=False, device=rank.device) for _ in range(3)))
+        for layer in model:
+            nn.init.eye_(layer.weight)
+        sharded(rank, model)
+        for where, keep, recurse, kept in settings:
+            what = f"{where}, {keep=}, {recurse=}"
+            (model if where is None else model[where]).set_keep_unsharded_storage(keep, recurse=recurse)
+            addresses: list[list[int]] = []
+            for _ in range(2):
+                loss = model(torch.full((1, 4), 1.0 + rank.index, device=rank.device)).sum()
+                loss.backward()
+                assert [layer.used.untyped_storage().size() > 0 for layer in model] == kept, what
+                assert all(isinstance(layer.weight, DTensor) for layer in model), what
+                addresses.append([layer.used.untyped_storage().data_ptr() for layer in model])
+                gradients = [replicate_fsdp.whole(layer.weight.grad).flatten().tolist() for layer in model]
+                assert gradients == [[1.5] * 16] * 3, what
+                model.zero_grad()
+            first, second = addresses
+            assert [a == b for a, b, keeps in zip(first, second, kept, strict=True) if keeps] == [True] * sum(kept), (
+                what
+            )
+
+    world.run(body)

@@ -20,22 +20,29 @@ LAYERS, ROOT = 3, 3
 
 
 class Log:
-    """What one rank did: ``g1`` all-gathers layer 1, ``f1`` and ``b1`` compute it, ``r1`` reduces its gradient."""
+    """What one rank did: ``g1`` all-gathers layer 1, ``f1`` and ``b1`` compute it, ``r1`` reduces its gradient.
+
+    With ``replicas``, the members of a group that has the same shards, ``a1`` reduces the shard's gradient over them.
+    """
 
     parameters: list[nn.Parameter]
     """The sharded parameters of the layers and of the root."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, replicas: tuple[int, ...] = ()) -> None:
         self.ranks, self.events, self.seen = ranks, list[str](), dict[int, torch.Tensor]()
-        self.at = messages.mark()
+        self.replicas, self.at = replicas, messages.mark()
 
     def note(self, event: str = "") -> None:
         """Enter the collectives since the last call, then an event."""
-        for message in messages.since(self.at):
+        found = messages.since(self.at)
+        for message in found:
+            if message.members == self.replicas:
+                self.events.append(f"a{message.shape[0] - 1}")
+                continue
             gathers = "gather" in message.op
             elements = message.shape[0] * (len(message.members) if gathers else 1)
             self.events.append(f"{'g' if gathers else 'r'}{elements // self.ranks - 1}")
-        self.at = messages.mark()
+        self.at = messages.mark() if found else self.at
         self.events += [event] if event else []
 
     def read(self) -> str:

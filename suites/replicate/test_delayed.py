@@ -1,0 +1,91 @@
+"""Gradients that DistributedDataParallel reduces together, once a chosen parameter has its gradient."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fixtures.layers import layer
+from harness import Rank, World, requirement
+from harness.stacks import messages
+from suites.replicate.test_buckets import of, sent
+
+SOURCE = "torch.nn.parallel.DistributedDataParallel: delay_all_reduce_named_params, param_to_hook_all_reduce"
+pytestmark = pytest.mark.usefixtures("with_buckets")
+
+
+def becomes(gradients: list[torch.Tensor | None], right: list[list[float]]) -> bool:
+    """Return whether gradients get these values: a delayed all-reduce is not waited for."""
+    ends = time.monotonic() + 5
+    while time.monotonic() < ends:
+        if [None if g is None else g.flatten().tolist() for g in gradients] == right:
+            return True
+    return False
+
+
+@requirement(
+    "DDP-DELAY-01",
+    "Delayed parameters are averaged in one all-reduce of their own, and the others as usual.",
+    source=SOURCE,
+)
+@requirement(
+    "DDP-DELAY-02",
+    "Every rank gets the delayed parameters of rank 0.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("delayed", [["2.weight"], ["1.weight", "2.weight"]], ids=["one", "two"])
+@pytest.mark.world(2)
+def test_delayed(world: World, delayed: list[str]) -> None:
+    """Three layers, of which the first is hooked; gradients are cleared to None or to zero, or add up."""
+
+    def body(rank: Rank) -> None:
+        module = nn.Sequential(layer(), layer(), layer()).to(rank.device)
+        for parameter in module.parameters():
+            nn.init.constant_(parameter, 1.0 + rank.index)
+        named = [(name, parameter) for name, parameter in module.named_parameters() if name in delayed]
+        model: Any = DistributedDataParallel(
+            module,
+            device_ids=None if rank.device.type == "cpu" else [rank.device],
+            delay_all_reduce_named_params=named,
+            param_to_hook_all_reduce=module[0].weight,
+        )
+        assert [p.flatten().tolist() for p in module.parameters()] == [[1.0] * 4] * 3
+        added = 0
+        for number in range(4):
+            dist.barrier()
+            before = messages.mark()
+            model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
+            added += 1
+            assert becomes([p.grad for p in module.parameters()], [[6.0 * added] * 4] * 3), f"step {number}"
+            reduced = sorted(of(sent(before), "all_reduce"))
+            assert reduced in ([], [4, 8]), f"step {number}"
+            if number != 1:
+                module.zero_grad(set_to_none=number == 0)
+                added = 0
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-DELAY-03",
+    "Delayed parameters without a hooked one, or a hooked one without them, raise an error.",
+    source=SOURCE,
+)
+@pytest.mark.world(1)
+def test_half_given(world: World) -> None:
+    """Give one of the two arguments."""
+
+    def body(rank: Rank) -> None:
+        module = nn.Sequential(layer(), layer()).to(rank.device)
+        with pytest.raises(ValueError, match="delay_all_reduce_named_params"):
+            DistributedDataParallel(module, delay_all_reduce_named_params=[("1.weight", module[1].weight)])
+        with pytest.raises(ValueError, match="param_to_hook_all_reduce"):
+            DistributedDataParallel(module, param_to_hook_all_reduce=module[0].weight)
+
+    world.run(body)

@@ -1,0 +1,159 @@
+"""Hybrid sharding: which collectives a step needs over shards and over replicas, in which order, and their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from harness import Rank, World, requirement
+from suites.replicate_fsdp.test_sharded_schedule import FORWARD, LAYERS, Log, Model, step
+
+SOURCE = "torch.distributed.fsdp.fully_shard: mesh"
+
+BACKWARD = "g2 g1 b2 r2 a2 g0 b1 r1 a1 b0 r0 a0 b3 r3 a3"
+KEPT = "b2 r2 a2 b1 r1 a1 b0 r0 a0 b3 r3 a3"
+UNREDUCED = "g2 g1 b2 g0 b1 b0 b3"
+SHARDED = "g2 g1 b2 r2 g0 b1 r1 b0 r0 b3 r3"
+
+
+def made(rank: Rank, **options: Any) -> tuple[Any, Log]:
+    """Shard each layer and the root over neighbors, with a replica on the other pair of ranks."""
+    mesh = rank.mesh(2, 2, names=("replicas", "shards"))
+    log = Log(2, (rank.index % 2, rank.index % 2 + 2))
+    model: Any = Model(log).to(rank.device)
+    for part in (*model.layers, model):
+        fully_shard(part, mesh=mesh, **options)
+    log.parameters = [module.weight for module in (*model.layers, model)]
+    return model, log
+
+
+def check_gradients(log: Log, what: str, weight: float) -> None:
+    """Assert that each gradient is that of one device for inputs of this sum, sharded and replicated; clear it."""
+    sums = [2.0 * (i + 1) for i in range(LAYERS + 1)]
+    for index, parameter in enumerate(log.parameters):
+        gradient, parameter.grad = parameter.grad, None
+        assert isinstance(gradient, DTensor), f"{what}: gradient of {index}"
+        assert gradient.placements == (Replicate(), Shard(0)), f"{what}: gradient of {index}"
+        right = float(torch.tensor(sums).prod()) / sums[index] * weight
+        assert gradient.to_local().tolist() == [right] * (index + 1), f"{what}: gradient of {index}"
+
+
+MEAN = 2.5
+"""The mean over four ranks of the input of a step."""
+SETTINGS: dict[str, tuple[dict[str, Any], Callable[[Any], None], str]] = {
+    "plain": ({}, lambda model: None, BACKWARD),
+    "kept": ({"reshard_after_forward": False}, lambda model: None, KEPT),
+    "resharded": ({"reshard_after_forward": True}, lambda model: None, f"g3 {BACKWARD}"),
+    "reduced-wide": (
+        {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float64)},
+        lambda model: None,
+        BACKWARD,
+    ),
+    "sums": ({}, lambda model: [m.set_force_sum_reduction_for_comms(True) for m in (*model.layers, model)], BACKWARD),
+    "prefetched": (
+        {},
+        lambda model: model.layers[2].set_modules_to_backward_prefetch([model.layers[1], model.layers[0]]),
+        "g2 g1 g0 b2 r2 a2 b1 r1 a1 b0 r0 a0 b3 r3 a3",
+    ),
+}
+
+
+@requirement(
+    "RFSDP-HYBRID-01",
+    "With hybrid sharding, parameters are gathered over the shards only.",
+    source=SOURCE,
+)
+@requirement(
+    "RFSDP-HYBRID-02",
+    "With hybrid sharding, each gradient is scattered over the shards once, and its shard reduced over the replicas.",
+    source=SOURCE,
+)
+@pytest.mark.world(4)
+def test_schedule(world: World) -> None:
+    """Run a step with each setting, and two with the first; gradients are those of one device."""
+
+    def body(rank: Rank) -> None:
+        for name, (options, set_it, backward) in SETTINGS.items():
+            model, log = made(rank, **options)
+            set_it(model)
+            for number in range(2 if name == "plain" else 1):
+                assert step(rank, model, log) == (FORWARD, backward), f"{name}, step {number}"
+                check_gradients(log, f"{name}, step {number}", MEAN)
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-HYBRID-03",
+    "Without all-reduce, gradients are summed over micro-batches in shards, and reduced over replicas in the next "
+    "all-reduce.",
+    source="torch.distributed.fsdp.FSDPModule.set_requires_all_reduce",
+)
+@requirement(
+    "RFSDP-HYBRID-04",
+    "With hybrid sharding and without synchronization, a backward reduces nothing, neither over shards nor replicas.",
+    source="torch.distributed.fsdp.FSDPModule.set_requires_gradient_sync",
+)
+@pytest.mark.parametrize("reduced", ["", "float64"], ids=["plain", "reduced-wide"])
+@pytest.mark.world(4)
+def test_accumulation(world: World, reduced: str) -> None:
+    """Run micro-batches with neither, with sharding alone and with both, in several orders, and then a plain step."""
+    policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, reduced)) if reduced else MixedPrecisionPolicy()
+    events = {"nothing": UNREDUCED, "shards": SHARDED, "both": BACKWARD}
+    orders = (["shards", "shards", "both"], ["nothing", "shards", "both"], ["nothing", "both"])
+
+    def body(rank: Rank) -> None:
+        model, log = made(rank, mp_policy=policy)
+        for order in orders:
+            for number, how in enumerate(order):
+                model.set_requires_gradient_sync(how != "nothing")
+                model.set_requires_all_reduce(how == "both")
+                assert step(rank, model, log) == (FORWARD, events[how]), (order, number)
+                if "both" not in order[: number + 1]:
+                    assert [parameter.grad for parameter in log.parameters] == [None] * 4, (order, number)
+            check_gradients(log, f"{order}", MEAN * len(order))
+        model.set_requires_all_reduce(False, recurse=False)
+        assert step(rank, model, log) == (FORWARD, BACKWARD.removesuffix(" a3")), "without the root's"
+        assert [parameter.grad is None for parameter in log.parameters] == [False, False, False, True]
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-HYBRID-05",
+    "With hybrid sharding, an all-reduce hook gets each shard's gradient once its replicas are reduced.",
+    source="torch.distributed.fsdp.FSDPModule.set_all_reduce_hook: 'or the all-reduce output if using native HSDP'",
+)
+@pytest.mark.world(4)
+def test_all_reduce_hook(world: World) -> None:
+    """A hook of one layer doubles what it gets; backwards without all-reduce do not call it; a stream is refused."""
+
+    def body(rank: Rank) -> None:
+        model, log = made(rank)
+        seen: list[list[float]] = []
+        layer = model.layers[1]
+
+        def hook(reduced: torch.Tensor) -> None:
+            seen.append(reduced.tolist())
+            reduced.mul_(2)
+
+        layer.set_all_reduce_hook(hook)
+        whole = 2.0 * 6 * 8 * MEAN  # of the other layers and the root
+        for synced, times in ((True, 1), (False, 1), (True, 2)):
+            model.set_requires_all_reduce(synced)
+            step(rank, model, log)
+            assert seen == ([[whole * times] * 2] if synced else []), f"{synced=}"
+            if synced:
+                assert layer.weight.grad.to_local().tolist() == [2 * whole * times] * 2
+                for parameter in log.parameters:
+                    parameter.grad = None
+            seen.clear()
+        with pytest.raises(ValueError, match="stream"):
+            layer.set_all_reduce_hook(hook, stream=object())
+
+    world.run(body)
