@@ -217,7 +217,9 @@ def test_alone(world: World) -> None:
                 file = io.BytesIO()
                 torch.save(x, file)
                 file.seek(0)
-                copies = [copy.deepcopy(x), torch.load(file, weights_only=False), pickle.loads(pickle.dumps(x))]
+                copies = [torch.load(file, weights_only=False), pickle.loads(pickle.dumps(x))]
+                if layout != Partial():  # PyTorch copies the sum of partial values
+                    copies.append(copy.deepcopy(x))
                 for i, other in enumerate(copies):
                     assert type(other) is type(x), (what, i)
                     assert (other.shape, other.placements, other.device_mesh) == (x.shape, x.placements, mesh), (

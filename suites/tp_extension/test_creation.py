@@ -1,4 +1,4 @@
-"""How DTensors are made: factories, distribute_tensor, distribute_module and from_local with each of their arguments."""
+"""How DTensors are made: factories, distribute_tensor, distribute_module and from_local with all of their arguments."""
 
 from __future__ import annotations
 

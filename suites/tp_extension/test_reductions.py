@@ -232,14 +232,14 @@ def test_two_dimensions(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_communication(world: World) -> None:
-    """Reduce even and uneven shards over their other dimension; then reduce over the sharded one and read the result."""
+    """Reduce even and uneven shards over their other dimension; then over the sharded one, and read the result."""
 
     def body(rank: Rank) -> dict[str, Any]:
         counts: dict[str, Any] = {}
         for shape, sharded in itertools.product(((4, 6), (5, 3)), (0, 1)):
             whole = _whole(*shape).to(rank.device)
             given = _laid_out(whole, rank, rank.mesh(), (Shard(sharded),))
-            for family, (dims, functions) in FAMILIES.items():
+            for dims, functions in FAMILIES.values():
                 for name, function in functions.items():
                     for dim in {1 - sharded, -1 - sharded} & set(dims):
                         at = messages.mark()
