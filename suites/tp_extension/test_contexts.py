@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.distributed.tensor.parallel.input_reshard import input_reshard
 
@@ -194,5 +195,48 @@ def test_losses(world: World) -> None:
             torch.testing.assert_close(loss.to_local(), expected.detach(), rtol=1e-12, atol=1e-12, msg=what)
             right = part(plain.grad, rank, Shard(classes))
             torch.testing.assert_close(own.grad, right, rtol=1e-12, atol=1e-12, msg=f"gradient of {what}")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-MIX-01",
+    "In implicit_replication, a plain tensor with a DTensor counts as replicated, in results and gradients.",
+    source="torch.distributed.tensor.experimental.implicit_replication",
+)
+@requirement(
+    "TP-MIX-02",
+    "Before and after implicit_replication, also after an exception, an operator on a DTensor refuses a plain tensor.",
+    source="torch.distributed.tensor: DTensor requires every Tensor argument of the operator be DTensor",
+)
+@pytest.mark.world(2)
+def test_implicit_replication(world: World) -> None:
+    """Mix them on either side for each layout; use the context twice, and leave it by an exception."""
+
+    def body(rank: Rank) -> None:
+        plain = (numbers(4, 6) % 5).to(rank.device)
+
+        def refused(sharded: DTensor) -> None:
+            for mixed in (lambda: sharded + plain, lambda: plain * sharded, lambda: torch.where(plain > 2, sharded, 1)):
+                with pytest.raises(RuntimeError, match="mixed"):
+                    mixed()
+
+        for layout in Replicate(), Shard(0), Shard(1):
+            own = part(numbers(4, 6).to(rank.device), rank, layout).contiguous().requires_grad_()
+            sharded = DTensor.from_local(own, rank.mesh(), [layout])
+            refused(sharded)
+            for _ in range(2):
+                own.grad = None
+                with implicit_replication():
+                    results: list[Any] = [sharded + plain, plain * sharded, sharded * plain]
+                    (sharded * plain).sum().backward(retain_graph=True)
+                assert_same(part(plain, rank, layout), own.grad, f"gradient of {layout}")  # type: ignore[arg-type]
+                x = numbers(4, 6).to(rank.device)
+                for right, found in zip((x + plain, x * plain, x * plain), results, strict=True):
+                    assert_same(right, found.full_tensor().detach(), f"{layout}")
+                refused(sharded)
+            with pytest.raises(KeyError), implicit_replication():
+                raise KeyError
+            refused(sharded)
 
     world.run(body)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from fixtures.layers import layer
 from harness import Rank, World, assert_on_ranks, requirement
@@ -77,3 +79,39 @@ def test_average(world: World, dtype: str) -> None:
 
     average = float(sum(range(1, world.size + 1)))
     assert_on_ranks([{"0.weight": (f"torch.{dtype}", [average] * 4)}] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-LAYER-03",
+    "A parallel layer keeps neither its input nor its output alive after an iteration.",
+    source="torch.distributed.tensor.parallel: ColwiseParallel, RowwiseParallel, SequenceParallel",
+)
+@pytest.mark.parametrize("mode", ["train", "evaluate"])
+@pytest.mark.world(2)
+def test_freed(world: World, mode: str) -> None:
+    """Drop inputs and outputs, local and DTensors, of linear layers, an embedding and a norm."""
+
+    def body(rank: Rank) -> None:
+        floats, indices = torch.ones(2, 4, device=rank.device), torch.zeros(2, 4, dtype=torch.long, device=rank.device)
+        for style, module, x in (
+            (ColwiseParallel(), nn.Linear(4, 4), floats),
+            (RowwiseParallel(), nn.Linear(8, 4), floats),
+            (ColwiseParallel(), nn.Embedding(4, 4), indices),
+            (RowwiseParallel(input_layouts=Replicate()), nn.Embedding(4, 4), indices),
+            (SequenceParallel(), nn.LayerNorm(4), torch.ones(2, 2, 4, device=rank.device)),
+        ):
+            layer = parallelize_module(module.to(rank.device), rank.mesh(), style)
+            given = x.clone().requires_grad_(mode == "train" and x.is_floating_point())
+            with torch.set_grad_enabled(mode == "train"):
+                output: Any = layer(given)
+            if mode == "train":
+                (output.to_local() if isinstance(output, DTensor) else output).sum().backward()
+            refs = weakref.ref(given), weakref.ref(output)
+            layer.zero_grad()
+            del given, output
+            gc.collect()
+            assert [ref() for ref in refs] == [None, None], style
+            kept = [t for t in gc.get_objects() if type(t) is DTensor and not isinstance(t, nn.Parameter)]
+            assert not kept, style
+
+    world.run(body)

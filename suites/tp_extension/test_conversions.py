@@ -1,0 +1,245 @@
+"""redistribute's collectives and dtypes, local tensors of parameters, and what a rank may do with a DTensor alone."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+from fixtures.tensors import chunk, numbers
+from harness import Rank, World, assert_same, requirement
+from harness.stacks import messages
+from harness.stacks.limit import runs_with
+
+SOURCE = "torch.distributed.tensor.DTensor"
+TARGETS: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1))
+SOURCES: tuple[Placement, ...] = (*TARGETS, Partial())
+
+
+def part(whole: torch.Tensor, rank: Rank, layout: Placement) -> torch.Tensor:
+    """Return a rank's part of a tensor in a layout; a partial tensor's parts are equal."""
+    if isinstance(layout, Shard):
+        return chunk(whole, rank.size, rank.index, layout.dim)
+    return whole / rank.size if isinstance(layout, Partial) else whole
+
+
+def laid_out(whole: torch.Tensor, rank: Rank, layout: Placement) -> DTensor:
+    """Return a DTensor of this rank's part, for which the ranks do not communicate."""
+    local = part(whole, rank, layout).clone()
+    return DTensor.from_local(local, rank.mesh(), [layout], shape=whole.shape, stride=whole.stride())
+
+
+def issued(mode: Any) -> dict[str, int]:
+    """Return how often each functional collective was called, by its name without what it is called on."""
+    counts: dict[str, int] = {}
+    for op, count in mode.get_comm_counts().items():
+        name = next(
+            kind for kind in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "") if kind in str(op)
+        )
+        counts[name or str(op)] = counts.get(name, 0) + count
+    return counts
+
+
+def needed(source: Placement, target: Placement) -> tuple[dict[str, int], ...]:
+    """Return the collectives, one of which brings a tensor from one layout into another."""
+    if source == target or isinstance(source, Replicate):
+        return ({},)
+    if isinstance(source, Partial):
+        return ({"all_reduce" if isinstance(target, Replicate) else "reduce_scatter": 1},)
+    gathered = {"all_gather": 1}  # also instead of an all_to_all that a group does not have
+    return (gathered,) if isinstance(target, Replicate) else ({"all_to_all": 1}, gathered)
+
+
+@requirement(
+    "TP-MOVE-01",
+    "redistribute issues the one collective that its documentation names for two placements, and none to cut replicas.",
+    source=f"{SOURCE}.redistribute: all_gather, all_to_all, all_reduce, reduce_scatter or local chunking",
+)
+@requirement(
+    "TP-MOVE-02",
+    "The backward of redistribute issues the collective of the way back, and none from a replica to partial values.",
+    source=f"{SOURCE}.redistribute",
+)
+@pytest.mark.world(2)
+def test_collectives(world: World) -> None:
+    """Move even and uneven tensors between any two placements, synchronously and asynchronously."""
+
+    def body(rank: Rank) -> None:
+        for shape, source, target, late in itertools.product(((4, 6), (5, 3)), SOURCES, TARGETS, (False, True)):
+            what = f"{shape}, {source} to {target}, {late=}"
+            whole = (numbers(*shape) * 2).to(rank.device)
+            given = laid_out(whole, rank, source).requires_grad_()
+            before = given.to_local().detach().clone()
+            with CommDebugMode() as forward:
+                moved = given.redistribute(placements=[target], async_op=late)
+            assert issued(forward) in needed(source, target), what
+            assert_same(part(whole, rank, target), moved.to_local().detach() + 0, what)
+            assert_same(before, given.to_local().detach(), f"{what}: input")
+            gradient = laid_out(whole, rank, target)
+            with CommDebugMode() as backward:
+                moved.backward(gradient)
+            assert issued(backward) in needed(target, source), what
+            found: Any = given.grad
+            assert found.placements == ((Replicate(),) if source == Partial() else (source,)), what
+            assert_same(whole, found.full_tensor(), f"{what}: gradient")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-MOVE-03",
+    "redistribute with forward_dtype communicates in that dtype and returns it, while the input keeps its own.",
+    source=f"{SOURCE}.redistribute: forward_dtype",
+)
+@requirement(
+    "TP-MOVE-04",
+    "The gradient of redistribute is communicated in backward_dtype, or in the input's dtype if none is given.",
+    source=f"{SOURCE}.redistribute: backward_dtype",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, the gradient is communicated in forward_dtype")
+@pytest.mark.world(2)
+def test_dtypes(world: World) -> None:
+    """Values and gradients need more bits than bfloat16 has; give each dtype, the other, both or none."""
+    low = torch.bfloat16
+
+    def body(rank: Rank) -> None:
+        fine = torch.tensor(1 + 2.0**-12)
+        dtypes = ((None, None), (low, None), (None, low), (low, torch.float32), (torch.float64, low), (low, low))
+        for source, target, (forward, backward) in itertools.product(SOURCES, TARGETS, dtypes):
+            late = backward is low
+            what = f"{source} to {target}, {forward=}, {backward=}, {late=}"
+            whole = (numbers(4, 6) * 2 * fine).to(rank.device)
+            given = laid_out(whole, rank, source).requires_grad_()
+            at = messages.mark()
+            moved = given.redistribute(
+                placements=[target], async_op=late, forward_dtype=forward, backward_dtype=backward
+            )
+            local = moved.to_local().detach() + 0
+            kind = forward or torch.float32
+            assert (moved.dtype, given.dtype) == (kind, torch.float32), what
+            assert_same(part(whole.to(kind), rank, target), local, what)
+            moved.backward(laid_out(whole.to(kind), rank, target))
+            found: Any = given.grad
+            sent = backward or torch.float32
+            there, back = (
+                [NAMES[kind]] * (needed(*way) != ({},))
+                for kind, way in ((kind, (source, target)), (sent, (target, source)))
+            )
+            assert [message.dtype for message in messages.since(at)] == [*there, *back], what
+            assert found.dtype == torch.float32, what
+            assert_same(whole.to(kind).to(sent).float(), found.full_tensor(), f"{what}: gradient")
+
+    world.run(body)
+
+
+NAMES = {torch.float32: "Float", torch.float64: "Double", torch.bfloat16: "BFloat16"}
+"""The Flight Recorder's names of dtypes."""
+
+
+@requirement(
+    "TP-MOVE-05",
+    "to_local() of a parameter is a parameter that shares its memory, with gradients and without, unlike a tensor's.",
+    source=f"{SOURCE}.to_local; pytorch/pytorch#166156",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, the local tensor of a parameter is no parameter")
+@pytest.mark.world(2)
+def test_local_parameters(world: World) -> None:
+    """Use parameters that require a gradient or not, and tensors, in each layout."""
+
+    def body(rank: Rank) -> None:
+        for layout, grad, recording in itertools.product(TARGETS, (True, False), (True, False)):
+            what = f"{layout}, {grad=}, {recording=}"
+            whole = numbers(5, 3).to(rank.device)
+            parameter = nn.Parameter(laid_out(whole, rank, layout), requires_grad=grad)
+            tensor = laid_out(whole, rank, layout).requires_grad_(grad)
+            with torch.set_grad_enabled(recording):
+                local, other = parameter.to_local(), tensor.to_local()  # type: ignore[attr-defined]
+            assert isinstance(local, nn.Parameter), what
+            assert not isinstance(other, nn.Parameter), what
+            assert not isinstance(local, DTensor), what
+            assert isinstance(parameter, nn.Parameter) == isinstance(parameter, DTensor), what
+            assert_same(part(whole, rank, layout), local.detach(), what)
+            if recording:
+                assert (local.requires_grad, other.requires_grad) == (grad, grad), what
+            if grad and recording:
+                (local * 2).sum().backward()
+                gradient: Any = parameter.grad
+                assert gradient.placements == (layout,), what
+                assert (gradient.to_local() == 2).all(), what
+            with torch.no_grad():
+                local.zero_()
+                assert not parameter.to_local().any(), what  # type: ignore[attr-defined]
+
+    world.run(body)
+
+
+@requirement(
+    "TP-MOVE-06",
+    "Printing, inspecting, copying or pickling a DTensor takes this rank alone.",
+    source=f"{SOURCE}; torch.Tensor.__deepcopy__, torch.save",
+)
+@requirement(
+    "TP-MOVE-07",
+    "A copy or an unpickled DTensor has the local tensor, placements and requires_grad of the original in new memory.",
+    source="torch.Tensor.__deepcopy__, torch.save, torch.load",
+)
+@pytest.mark.world(2)
+def test_alone(world: World) -> None:
+    """One rank does everything, for tensors, parameters and modules in each layout; then both use the tensor."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh()
+        for layout, grad, parameter in itertools.product(SOURCES, (False, True), (False, True)):
+            what = f"{layout}, {grad=}, {parameter=}"
+            whole = (numbers(5, 3) * 2).to(rank.device)
+            x: Any = laid_out(whole, rank, layout).requires_grad_(grad)
+            x = nn.Parameter(x, requires_grad=grad) if parameter else x
+            local, at = part(whole, rank, layout), messages.mark()
+            if rank.index == 0:
+                texts = repr(x), str(x), f"{x}", f"{[x]}"
+                assert all("DTensor" in text for text in texts), what
+                assert x.shape == whole.shape == x.size(), what
+                assert (x.dim(), x.numel(), len(x), x.dtype, x.device) == (2, 15, 5, whole.dtype, whole.device), what
+                assert (x.stride(), x.is_contiguous(), x.placements) == ((3, 1), True, (layout,)), what
+                assert hash(x) == hash(x), what
+                assert x in (x,), what
+                assert (x.requires_grad, x.is_leaf, x.grad) == (grad, True, None), what
+                assert x.to_local().shape == local.shape, what
+                assert x.detach().placements == (layout,), what
+                file = io.BytesIO()
+                torch.save(x, file)
+                file.seek(0)
+                copies = [torch.load(file, weights_only=False), pickle.loads(pickle.dumps(x))]
+                if layout != Partial():  # PyTorch copies the sum of partial values
+                    copies.append(copy.deepcopy(x))
+                for i, other in enumerate(copies):
+                    assert type(other) is type(x), (what, i)
+                    assert (other.shape, other.placements, other.device_mesh) == (x.shape, x.placements, mesh), (
+                        what,
+                        i,
+                    )
+                    assert isinstance(other, nn.Parameter) == parameter, (what, i)
+                    assert other.requires_grad == grad, (what, i)
+                    assert_same(local, other.to_local().detach(), f"{what}: copy {i}")
+                    assert other.to_local().data_ptr() != x.to_local().data_ptr(), (what, i)
+            assert not messages.since(at), what
+            assert_same(whole, x.full_tensor().detach(), what)
+        module = nn.Linear(3, 5, device=rank.device)
+        module.weight = nn.Parameter(distribute_tensor(module.weight.detach(), mesh, [Shard(0)]))
+        at = messages.mark()
+        if rank.index == 0:
+            assert "Linear" in repr(module)
+            copied: Any = copy.deepcopy(module)
+            assert copied.weight.placements == (Shard(0),)
+            assert copied.weight.to_local().data_ptr() != module.weight.to_local().data_ptr()  # type: ignore[operator]
+        assert not messages.since(at)
+
+    world.run(body)

@@ -1,0 +1,306 @@
+"""How DTensors are made: factories, distribute_tensor, distribute_module and from_local with all of their arguments."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.tensor as dtensors
+from torch import nn
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
+
+from fixtures.tensors import chunk, numbers
+from harness import Rank, World, assert_same, requirement
+from harness.stacks import messages
+
+SOURCE = "torch.distributed.tensor"
+LAYOUTS: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1))
+
+
+def part(whole: torch.Tensor, rank: Rank, layout: Placement) -> torch.Tensor:
+    """Return a rank's part of a tensor in a layout."""
+    return chunk(whole, rank.size, rank.index, layout.dim) if isinstance(layout, Shard) else whole
+
+
+@requirement(
+    "TP-MAKE-01",
+    "A factory makes a DTensor with the given size, value, dtype, placements and requires_grad, without communication.",
+    source=f"{SOURCE}: zeros, ones, full, empty",
+)
+@pytest.mark.world(2)
+def test_factories(world: World) -> None:
+    """Give sizes as numbers, a list or a tuple, and the mesh as an argument or by its context."""
+
+    def body(rank: Rank) -> None:
+        mesh, at = rank.mesh(), messages.mark()
+        for shape, layout, dtype, grad in itertools.product(
+            ((4, 6), (5, 3), (1, 1)), (None, *LAYOUTS), (None, torch.float64, torch.int32), (False, True)
+        ):
+            if grad and dtype == torch.int32:
+                continue
+            options: Any = {"dtype": dtype, "requires_grad": grad, "placements": layout and [layout]}
+            if not grad:
+                del options["requires_grad"]
+            made: dict[str, tuple[float | None, Any]] = {
+                "zeros": (0, dtensors.zeros(*shape, device_mesh=mesh, **options)),
+                "ones": (1, dtensors.ones(list(shape), device_mesh=mesh, **options)),
+                "full": (7.0, dtensors.full(shape, 7.0, device_mesh=mesh, **options)),
+                "empty": (None, dtensors.empty(shape, device_mesh=mesh, **options)),
+            }
+            with mesh:
+                made["context"] = 1, dtensors.ones(shape, **options)
+            for name, (value, found) in made.items():
+                what = f"{name} of {shape}, {layout}, {dtype}, {grad=}"
+                kind = torch.get_default_dtype() if dtype is None else dtype
+                plain = torch.full(shape, value or 0, dtype=kind, device=rank.device)
+                assert isinstance(found, DTensor), what
+                assert (found.shape, found.stride(), found.dtype) == (plain.shape, plain.stride(), kind), what
+                assert (found.placements, found.device_mesh) == ((layout or Replicate(),), mesh), what
+                assert (found.requires_grad, found.is_leaf) == (grad, True), what
+                local = found.to_local().detach()
+                assert local.shape == part(plain, rank, layout or Replicate()).shape, what
+                if value is not None:
+                    assert_same(part(plain, rank, layout or Replicate()), local, what)
+                if grad:
+                    (found.to_local() * 3).sum().backward()
+                    gradient: Any = found.grad
+                    assert isinstance(gradient, DTensor), what
+                    assert (gradient.to_local() == 3).all(), what
+        assert not messages.since(at)
+        with pytest.raises(AssertionError):
+            dtensors.ones(2, 2, device_mesh=mesh, placements=[Shard(0), Shard(1)])
+        with pytest.raises(AssertionError):
+            dtensors.ones(2, 2, device_mesh=mesh, placements=[Shard(0)], layout=torch.sparse_coo)
+
+    world.run(body)
+
+
+@requirement(
+    "TP-MAKE-02",
+    "distribute_tensor refuses a tensor that is no leaf, and a DTensor in other placements or on another mesh.",
+    source=f"{SOURCE}.distribute_tensor",
+)
+@requirement(
+    "TP-MAKE-03",
+    "distribute_tensor gives a leaf that requires a gradient as its input does, and leaves its input as it was.",
+    source=f"{SOURCE}.distribute_tensor",
+)
+@pytest.mark.world(2)
+def test_distribute_tensor(world: World) -> None:
+    """Give leaves, views, results and DTensors; leave out the mesh and the placements."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh()
+        whole = numbers(5, 3).to(rank.device)
+        for layout, grad, source in itertools.product((*LAYOUTS, Shard(-1), Shard(-2)), (False, True), (0, 1, None)):
+            what = f"{layout}, {grad=}, {source=}"
+            own = whole + 100 * rank.index
+            given = own.clone().requires_grad_(grad)
+            found = distribute_tensor(given, mesh, [layout], src_data_rank=source)
+            positive = Shard(layout.dim % 2) if isinstance(layout, Shard) else layout
+            assert found.placements == (positive,), what
+            assert (found.requires_grad, found.is_leaf) == (grad, True), what
+            right = whole + 100 * (rank.index if source is None else source)
+            assert_same(part(right, rank, positive), found.to_local().detach(), what)
+            if grad:
+                found.to_local().sum().backward()
+                assert isinstance(found.grad, DTensor), what
+            assert (given.grad, given.requires_grad) == (None, grad), what
+            with torch.no_grad():
+                found.to_local().add_(1)
+                assert_same(own, given.detach(), f"{what}: input") if layout != Replicate() else None
+            assert distribute_tensor(found, mesh, [positive]) is found, what
+        with mesh:
+            assert_same(whole, distribute_tensor(whole + rank.index).to_local(), "context")
+        leaf = whole.clone().requires_grad_()
+        for wrong in (leaf * 2, leaf[1:], leaf.t(), leaf.to(torch.float64)):
+            for layout in LAYOUTS:
+                with pytest.raises(RuntimeError, match="leaf"):
+                    distribute_tensor(wrong, mesh, [layout])
+        distribute_tensor((leaf * 2).detach(), mesh, [Shard(0)])
+        with torch.no_grad():
+            distribute_tensor(leaf * 2, mesh, [Shard(0)])
+        sharded = distribute_tensor(whole, mesh, [Shard(0)])
+        for bad in [Replicate()], [Shard(1)]:
+            with pytest.raises(ValueError, match="placements"):
+                distribute_tensor(sharded, mesh, bad)
+        with pytest.raises(ValueError, match="mesh"):
+            distribute_tensor(sharded, rank.mesh(1, 2), [Shard(0), Shard(0)])
+        for bad in [], [Shard(0), Replicate()]:
+            with pytest.raises(ValueError, match="length"):
+                distribute_tensor(whole, mesh, bad)
+
+    world.run(body)
+
+
+class Net(nn.Module):
+    """A module with a child; both have parameters, one of them frozen, and buffers, one of them not persistent."""
+
+    def __init__(self, offset: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(numbers(4, 3) + offset)
+        self.register_parameter("none", None)
+        self.register_buffer("scale", numbers(3) + offset)
+        self.child = nn.Linear(3, 3)
+        with torch.no_grad():
+            for parameter in self.child.parameters():
+                parameter.copy_(numbers(*parameter.shape) + offset)
+        self.child.bias.requires_grad_(False)
+        self.child.register_buffer("count", torch.tensor([3 + int(offset)]), persistent=False)
+
+    def forward(self, x: torch.Tensor, more: Any = None) -> torch.Tensor:
+        """Return a product with all of the parameters in it."""
+        result: torch.Tensor = self.child(x * self.scale) @ self.weight.t()
+        return result
+
+
+@requirement(
+    "TP-MAKE-04",
+    "distribute_module replicates the first rank's parameters and buffers, but for those its function has distributed.",
+    source=f"{SOURCE}.distribute_module",
+)
+@requirement(
+    "TP-MAKE-05",
+    "distribute_module gives its functions each module, or the forward's inputs and outputs, with the mesh.",
+    source=f"{SOURCE}.distribute_module: partition_fn, input_fn, output_fn",
+)
+@pytest.mark.world(2)
+def test_distribute_module(world: World) -> None:
+    """Ranks have different values; distribute no parameter, a parameter or a buffer with a function."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh()
+        right = Net(0).to(rank.device)
+        for chosen in (None, "", "weight", "child.weight", "scale"):
+            calls: list[tuple[str, int]] = []
+
+            def partition(name: str, module: nn.Module, given: Any, chosen: Any = chosen, calls: Any = calls) -> None:
+                assert given is mesh
+                calls.append((name, id(module)))
+                owner, _, leaf = chosen.rpartition(".")
+                if owner != name or not leaf:
+                    return
+                value = getattr(module, leaf)
+                sharded = distribute_tensor(value.detach(), mesh, [Shard(0)])
+                if isinstance(value, nn.Parameter):
+                    module.register_parameter(leaf, nn.Parameter(sharded))
+                else:
+                    module.register_buffer(leaf, sharded)
+
+            module = Net(100.0 * rank.index).to(rank.device)
+            before = {name for name, _ in module.named_buffers()}
+            options: Any = {} if chosen is None else {"partition_fn": partition}
+            if chosen == "weight":
+                with mesh:
+                    assert distribute_module(module, **options) is module
+            else:
+                assert distribute_module(module, mesh, **options) is module
+            assert calls == ([] if chosen is None else [(n, id(m)) for n, m in module.named_modules()]), chosen
+            assert {name for name, _ in module.named_buffers()} == before
+            assert sorted(module.state_dict()) == sorted(right.state_dict())
+            assert (module.none, type(module.child.bias)) == (None, type(module.weight))
+            values: list[Any] = [*module.named_parameters(), *module.named_buffers()]
+            for (name, value), (_, expected) in zip(
+                values, [*right.named_parameters(), *right.named_buffers()], strict=True
+            ):
+                what = f"{name}, {chosen=}"
+                assert isinstance(value, DTensor), what
+                assert value.placements == ((Shard(0),) if name == chosen else (Replicate(),)), what
+                assert value.requires_grad == expected.requires_grad, what
+                layout = value.placements[0]
+                assert_same(part(expected.detach(), rank, layout), value.to_local().detach(), what)
+            with pytest.raises(RuntimeError, match="once"):
+                distribute_module(module, mesh)
+
+        x = numbers(2, 3).to(rank.device)
+        seen: list[Any] = []
+
+        def given(of: Any, inputs: Any, on: Any) -> Any:
+            seen.append((of, len(inputs), on))
+            return (DTensor.from_local(inputs[0], on, [Replicate()]), *inputs[1:])
+
+        def taken(of: Any, outputs: Any, on: Any) -> Any:
+            seen.append((of, type(outputs), on))
+            return outputs.to_local()
+
+        module = distribute_module(Net(0).to(rank.device), mesh, input_fn=given, output_fn=taken)
+        for more in ((), (3,)):
+            assert_same(right(x).detach(), module(x, *more).detach(), "output")
+        assert seen == [(module, 1, mesh), (module, DTensor, mesh), (module, 2, mesh), (module, DTensor, mesh)]
+        for name in "input_fn", "output_fn":
+            for wrong in (lambda a: a), (lambda a, b, c, d: a):
+                with pytest.raises(ValueError, match="argument"):
+                    distribute_module(Net(0).to(rank.device), mesh, **{name: wrong})
+
+    world.run(body)
+
+
+@requirement(
+    "TP-MAKE-06",
+    "from_local with run_check=True gives the replicas on each mesh dimension the data of its first rank.",
+    source=f"{SOURCE}.DTensor.from_local: run_check",
+)
+@requirement(
+    "TP-MAKE-07",
+    "from_local without run_check, or of shards, communicates no data and shares the memory of its input.",
+    source=f"{SOURCE}.DTensor.from_local: run_check",
+)
+@pytest.mark.world(4)
+def test_run_check(world: World) -> None:
+    """Replicate over each dimension of a mesh, over both or over none; each rank has its own data."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, 2, names=("dp", "tp"))
+        at = messages.mark()
+        for layouts in itertools.product((Replicate(), Shard(0), Shard(1), Partial()), repeat=2):
+            own = numbers(2, 2).to(rank.device) + 100 * rank.index
+            found = DTensor.from_local(own, mesh, layouts)
+            assert found.to_local().data_ptr() == own.data_ptr()
+            assert_same(numbers(2, 2).to(rank.device) + 100 * rank.index, found.to_local(), f"{layouts}, unchecked")
+        assert not messages.since(at)
+        for layouts in itertools.product((Replicate(), Shard(0), Partial()), repeat=2):
+            own = numbers(2, 2).to(rank.device) + 100 * rank.index
+            coordinates = [
+                0 if layout == Replicate() else at for layout, at in zip(layouts, divmod(rank.index, 2), strict=True)
+            ]
+            source = 2 * coordinates[0] + coordinates[1]
+            checked = DTensor.from_local(own, mesh, layouts, run_check=True)
+            assert_same(numbers(2, 2).to(rank.device) + 100 * source, checked.to_local(), f"{layouts}, checked")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-MAKE-08",
+    "from_local refuses a DTensor and a shape without a stride, and with run_check parts that differ in size or dtype.",
+    source=f"{SOURCE}.DTensor.from_local",
+)
+@pytest.mark.world(2)
+def test_refused_parts(world: World) -> None:
+    """Ranks have different numbers of rows, or different dtypes."""
+
+    def body(rank: Rank) -> None:
+        mesh, x = rank.mesh(), numbers(2, 3).to(rank.device)
+        with mesh:
+            assert DTensor.from_local(x).placements == (Replicate(),)
+        assert DTensor.from_local(x, mesh, [Shard(-1)]).placements == (Shard(1),)
+        with pytest.raises(RuntimeError, match="DTensor"):
+            DTensor.from_local(DTensor.from_local(x, mesh, [Shard(0)]), mesh, [Shard(0)])
+        for options in {"shape": torch.Size((4, 3))}, {"stride": (3, 1)}:
+            with pytest.raises(RuntimeError, match="shape and stride"):
+                DTensor.from_local(x, mesh, [Shard(0)], **options)  # type: ignore[arg-type]
+        for wrong in (x[rank.index :], x.double() if rank.index else x):
+            with pytest.raises((ValueError, RuntimeError, AssertionError)):
+                DTensor.from_local(wrong, mesh, [Shard(0)], run_check=True)
+
+    world.run(body)

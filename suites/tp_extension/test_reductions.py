@@ -1,0 +1,301 @@
+"""Reductions, scans and sorts of DTensors: every form, over dimensions that are sharded evenly, unevenly or not.
+
+Everything is computed in float64 on integers that differ, so that each extreme has one position.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+from fixtures.tensors import chunk, numbers
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
+from harness.stacks import messages
+
+SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
+
+Reduction = Callable[..., Any]
+Dims = int | tuple[int, ...] | None
+Layout = tuple[Placement, ...]
+
+ONE_DIM: tuple[Dims, ...] = (0, 1, -1, -2)
+ALL: tuple[Dims, ...] = (None, *ONE_DIM)
+SEVERAL: tuple[Dims, ...] = (None, 0, 1, -2, (-1,), (0, 1))
+
+
+def _named(name: str) -> Reduction:
+    """Return the method of a name as a function of a tensor, the dimensions (None for all) and ``keepdim``."""
+
+    def reduce(x: Any, dim: Dims, keepdim: bool, **options: Any) -> Any:
+        method = getattr(x, name)
+        return method(**options) if dim is None else method(dim, keepdim=keepdim, **options)
+
+    return reduce
+
+
+def _norm(order: float) -> Reduction:
+    return lambda x, dim, keepdim: torch.linalg.vector_norm(x, order, dim, keepdim)
+
+
+METHODS = {name: _named(name) for name in ("sum", "mean", "prod", "var", "std", "amax", "amin", "max", "min", "median")}
+FAMILIES: dict[str, tuple[Sequence[Dims], Mapping[str, Reduction]]] = {
+    "sums": (SEVERAL, {name: METHODS[name] for name in ("sum", "mean")}),
+    "products": (ALL, {"prod": METHODS["prod"]}),
+    "spread": (
+        SEVERAL,
+        {
+            "var": METHODS["var"],
+            "std": METHODS["std"],
+            "of the population": lambda x, dim, keepdim: x.var(dim, correction=0, keepdim=keepdim),
+            "var_mean": lambda x, dim, keepdim: torch.var_mean(x, dim, keepdim=keepdim),
+        },
+    ),
+    "norms": (SEVERAL, {f"norm {order}": _norm(order) for order in (0, 1, 2, 3)}),
+    "extremes": (
+        SEVERAL,
+        {
+            **{name: METHODS[name] for name in ("amax", "amin")},
+            **{f"norm {order}": _norm(order) for order in (torch.inf, -torch.inf)},
+        },
+    ),
+    "positions": (
+        (None, 0, 1, -1),  # before 2.15, PyTorch refuses argmax over -2 where that dimension is sharded
+        {
+            "max": METHODS["max"],
+            "min": METHODS["min"],
+            "argmax": lambda x, dim, keepdim: x.argmax(dim, keepdim=keepdim),
+            "argmin": lambda x, dim, keepdim: x.argmin(dim, keepdim=keepdim),
+        },
+    ),
+    "truth": (
+        SEVERAL,
+        {
+            "any": lambda x, dim, keepdim: _named("any")(x > 30, dim, keepdim),
+            "all": lambda x, dim, keepdim: _named("all")(x > 5, dim, keepdim),
+            "count": lambda x, dim, keepdim: (x > 5).count_nonzero(dim),
+        },
+    ),
+    "logsumexp": ((0, 1, -1, (0, 1)), {"logsumexp": lambda x, dim, keepdim: x.logsumexp(dim)}),
+    "logsumexp-kept": ((0, 1, -1, (0, 1)), {"kept logsumexp": lambda x, dim, keepdim: x.logsumexp(dim, keepdim=True)}),
+    "orders": (
+        ONE_DIM,
+        {
+            "median": METHODS["median"],
+            "kthvalue": lambda x, dim, keepdim: x.kthvalue(1, dim, keepdim=keepdim),
+            "sort": lambda x, dim, descending: x.sort(dim, descending=descending),
+            "topk": lambda x, dim, largest: x.topk(1, dim, largest=largest),
+            "argsort": lambda x, dim, descending: x.argsort(dim, descending=descending),
+        },
+    ),
+    "scans": (
+        (0, 1),
+        {
+            "cumsum": lambda x, dim, keepdim: x.cumsum(dim),
+            "cumprod": lambda x, dim, keepdim: (x % 3).cumprod(dim),
+            "logcumsumexp": lambda x, dim, keepdim: x.logcumsumexp(dim),
+            "cummax": lambda x, dim, keepdim: x.cummax(dim),
+            "softmax": lambda x, dim, keepdim: x.softmax(dim),
+            "log_softmax": lambda x, dim, keepdim: x.log_softmax(dim),
+        },
+    ),
+    "from-the-end": (
+        (-1, -2),  # before 2.15, cumsum, cumprod and logcumsumexp over these are wrong where that dimension is sharded
+        {
+            "cummax": lambda x, dim, keepdim: x.cummax(dim),
+            "softmax": lambda x, dim, keepdim: x.softmax(dim),
+            "log_softmax": lambda x, dim, keepdim: x.log_softmax(dim),
+        },
+    ),
+}
+"""Functions by family, each of a tensor, dimensions and a flag, with the dimensions that are tried."""
+
+SELECTING = ("extremes", "positions", "orders")
+"""Families that have no result for a rank without elements."""
+
+
+def _whole(*shape: int) -> torch.Tensor:
+    """Return numbers from 1 that all differ, in no order that follows a dimension."""
+    count = torch.Size(shape).numel()
+    return ((torch.arange(count) * 11) % (count + 1 if (count + 1) % 11 else count + 2)).double().reshape(shape) + 1
+
+
+def _laid_out(whole: torch.Tensor, rank: Rank, mesh: Any, placements: Layout) -> DTensor:
+    """Distribute a tensor; the first rank's partial values differ from the others'."""
+    if not any(placement.is_partial() for placement in placements):
+        return distribute_tensor(whole, mesh, placements, src_data_rank=None)
+    (first, *_) = (i for i, placement in enumerate(placements) if placement.is_partial())
+    others = mesh.size(first) - 1
+    part = whole - others if mesh.get_local_rank(first) == 0 else torch.ones_like(whole)
+    for i, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            part = chunk(part, mesh.size(i), mesh.get_local_rank(i), placement.dim)
+    return DTensor.from_local(part.contiguous(), mesh, placements, shape=whole.shape, stride=whole.stride())
+
+
+def _parts(result: Any) -> tuple[Any, ...]:
+    return tuple(result) if isinstance(result, tuple) else (result,)
+
+
+def _checked(
+    rank: Rank, mesh: Any, family: str, layouts: Sequence[Layout], shapes: Mapping[tuple[int, int], tuple[bool, ...]]
+) -> tuple[list[str], list[str]]:
+    """Return the cases with a wrong result, and those that are refused; ``shapes`` has the flags for each shape."""
+    wrong, refused = [], []
+    dims, functions = FAMILIES[family]
+    for (shape, flags), placements in itertools.product(shapes.items(), layouts):
+        whole = _whole(*shape).to(rank.device)
+        given = _laid_out(whole, rank, mesh, placements)
+        before = given.to_local().clone()
+        for (name, function), dim, flag in itertools.product(functions.items(), dims, flags):
+            case = f"{name} of {shape} {', '.join(map(str, placements))} over {dim}, {flag}"
+            expected = _parts(function(whole, dim, flag))
+            try:
+                found = [part.full_tensor() for part in _parts(function(given, dim, flag))]
+            except (RuntimeError, NotImplementedError) as error:
+                refused.append(f"{case}: {type(error).__name__}")
+                continue
+            if not all(map(_same, expected, found)):
+                wrong.append(case)
+        assert_same(before, given.to_local(), f"input of {family}")
+    return wrong, refused
+
+
+def _same(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    """Return whether two tensors have one dtype and shape, and equal values but for float64's rounding."""
+    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        return False
+    return torch.allclose(found, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@requirement(
+    "TP-OP-02",
+    "A reduction, scan or sort of a DTensor gives the plain tensor's result for any dimensions, placements or sizes.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.world(2)
+def test_reductions(world: World, family: str) -> None:
+    """Use sizes that two ranks divide or not, or that leave a rank without elements, in each dimension."""
+
+    def body(rank: Rank) -> tuple[list[str], list[str]]:
+        shapes = {(4, 6): (False,), (5, 3): (False, True)}
+        if family == "logsumexp-kept":  # where shards differ in size, ranks abort
+            shapes = {(4, 6): (False,)}
+        elif family not in SELECTING:
+            shapes |= {(1, 3): (True,), (2, 1): (False,)}
+        layouts: list[Layout] = [(Replicate(),), (Shard(0),), (Shard(1),), (Partial(),)]
+        return _checked(rank, rank.mesh(), family, layouts, shapes)
+
+    assert_on_ranks([([], [])] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-OP-02",
+    "A reduction, scan or sort of a DTensor gives the plain tensor's result for any dimensions, placements or sizes.",
+    source=SOURCE,
+)
+@pytest.mark.world(4)
+def test_two_dimensions(world: World) -> None:
+    """Shard one dimension of the tensor by both dimensions of the mesh, or each by its own, with partial values."""
+
+    def body(rank: Rank) -> tuple[list[str], list[str]]:
+        mesh = rank.mesh(2, 2, names=("dp", "tp"))
+        rows, columns = Shard(0), Shard(1)
+        layouts: list[Layout] = [
+            (rows, rows),
+            (rows, columns),
+            (columns, rows),
+            (Partial(), columns),
+            (rows, Partial()),
+        ]
+        wrong, refused = [], []
+        for family in "sums", "positions":
+            more = _checked(rank, mesh, family, layouts, {(5, 7): (False,)})
+            wrong, refused = wrong + more[0], refused + more[1]
+        return wrong, refused
+
+    assert_on_ranks([([], [])] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-OP-03",
+    "A reduction, scan or sort of a DTensor over a dimension that is not sharded does not communicate.",
+    source="torch.distributed.tensor.DTensor: issue communications whenever necessary",
+)
+@requirement(
+    "TP-OP-04",
+    "A sum, mean, maximum or minimum of shards takes one collective, which the result of a sum awaits.",
+    source="torch.distributed.tensor.DTensor: issue communications whenever necessary; Partial",
+)
+@pytest.mark.world(2)
+def test_communication(world: World) -> None:
+    """Reduce even and uneven shards over their other dimension; then over the sharded one, and read the result."""
+
+    def body(rank: Rank) -> dict[str, Any]:
+        counts: dict[str, Any] = {}
+        for shape, sharded in itertools.product(((4, 6), (5, 3)), (0, 1)):
+            whole = _whole(*shape).to(rank.device)
+            given = _laid_out(whole, rank, rank.mesh(), (Shard(sharded),))
+            for dims, functions in FAMILIES.values():
+                for name, function in functions.items():
+                    for dim in {1 - sharded, -1 - sharded} & set(dims):
+                        at = messages.mark()
+                        function(given, dim, False)
+                        if found := len(messages.since(at)):
+                            counts[f"{name} of {shape} S({sharded}) over {dim}"] = found
+            for name in "sum", "mean", "amax", "amin":
+                for dims in None, sharded, (0, 1):
+                    at = messages.mark()
+                    result = METHODS[name](given, dims, False)
+                    early = len(messages.since(at))
+                    result.full_tensor()
+                    if len(messages.since(at)) != 1 or (early and name == "sum"):
+                        counts[f"{name} of {shape} S({sharded}) over {dims}"] = (early, len(messages.since(at)))
+        return counts
+
+    assert_on_ranks([{}] * world.size, world.run(body))
+
+
+DIFFERENTIABLE = {
+    "reductions": ("sum", "mean", "var", "std", "max", "min", "median", "norm 1", "norm 2", "norm 3", "logsumexp"),
+    "orders": ("cumsum", "softmax", "log_softmax", "topk", "sort", "kthvalue"),
+    "extremes": ("amax", "amin", "norm inf", "norm -inf"),
+}
+"""Names of functions; prod and cumprod are not among them, as their backward mixes DTensors with tensors."""
+
+
+@requirement(
+    "TP-OP-05",
+    "The gradient of a reduction, scan or sort of a DTensor is the plain tensor's, for any dimensions or placements.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("kind", DIFFERENTIABLE)
+@pytest.mark.world(2)
+def test_gradients(world: World, kind: str) -> None:
+    """Use uneven shards; each element of the result has its own gradient."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        whole = _whole(5, 3).to(rank.device)
+        every = {name: (dims, function) for dims, f in FAMILIES.values() for name, function in f.items()}
+        for placement, name in itertools.product((Replicate(), Shard(0), Shard(1)), DIFFERENTIABLE[kind]):
+            dims, function = every[name]
+            for dim in [dim for dim in (None, 0, 1) if dim in dims]:
+                plain = whole.clone().requires_grad_()
+                given = _laid_out(whole, rank, rank.mesh(), (placement,)).requires_grad_()
+                expected, found = (_parts(function(x, dim, False))[0] for x in (plain, given))
+                weights = numbers(*expected.shape, dtype=torch.float64).to(rank.device)
+                (expected * weights).sum().backward()
+                (found.full_tensor() * weights).sum().backward()
+                gradient: Any = given.grad
+                assert plain.grad is not None
+                if not _same(plain.grad, gradient.full_tensor()):
+                    wrong.append(f"{name} of {placement} over {dim}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
