@@ -29,7 +29,7 @@ def _all_reduce(x: torch.Tensor, g: Any, splits: list[int]) -> Tensors:
     dist.all_reduce(async_op=False, group=dist.group.WORLD, op=MAX, tensor=out[5])
     dist.all_reduce(out[6], group=g)
     dist.all_reduce(out[7], op=SUM, async_op=False)
-    dist.all_reduce(out[8], **{"op": MIN, "group": g})
+    dist.all_reduce(out[8], op=MIN, group=g)
     dist.all_reduce(out[9], SUM, g, async_op=False)
     return out
 
