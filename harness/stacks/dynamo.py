@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ __all__ = [
     "ON_ONE_RANK",
     "REFUSED",
     "STACK",
+    "Explained",
     "GraphCounter",
     "agreeing",
     "apply",
@@ -41,9 +43,11 @@ __all__ = [
     "compiled_messages",
     "compiler_collectives",
     "ddp_mode",
+    "explained",
     "gradients",
     "graph_break",
     "inflight_inputs",
+    "marked",
     "on_one_rank",
     "parameters",
     "parts",
@@ -112,9 +116,9 @@ def cached_as(tag: str) -> AbstractContextManager[Any]:
     return context
 
 
-def compiled_messages() -> AbstractContextManager[Any]:
-    """Return a context in which isend and irecv become part of graphs."""
-    context: AbstractContextManager[Any] = torch._dynamo.config.patch(enable_p2p_compilation=True)
+def compiled_messages(on: bool = True) -> AbstractContextManager[Any]:
+    """Return a context in which isend and irecv become part of graphs; ``on`` = False: in which they do not."""
+    context: AbstractContextManager[Any] = torch._dynamo.config.patch(enable_p2p_compilation=on)
     return context
 
 
@@ -147,6 +151,36 @@ def compiled(
     torch.compiler.reset()
     counter = GraphCounter(backend)
     return torch.compile(function, backend=counter, fullgraph=fullgraph, **options), counter
+
+
+def marked(how: str, tensor: Any, dims: int | Sequence[int]) -> Any:
+    """Mark dimensions of a tensor as ``dynamic``, ``maybe-dynamic`` or ``static``, and return it."""
+    marks: dict[str, Callable[[Any, Any], None]] = {
+        "dynamic": torch._dynamo.mark_dynamic,
+        "maybe-dynamic": torch._dynamo.maybe_mark_dynamic,
+        "static": torch._dynamo.mark_static,
+    }
+    marks[how](tensor, dims)
+    return tensor
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What ``torch._dynamo.explain`` says of a function."""
+
+    graphs: int
+    breaks: int
+    reasons: tuple[str, ...]
+    """The first line of the reason of each break."""
+
+
+def explained(function: Compiled, *arguments: Any) -> Explained:
+    """Explain the graphs of a function, which is called once with these arguments."""
+    torch.compiler.reset()
+    told = torch._dynamo.explain(function)(*arguments)
+    reasons = tuple(str(each.reason).splitlines()[0] for each in told.break_reasons)
+    assert len(told.graphs) == told.graph_count
+    return Explained(told.graph_count, told.graph_break_count, reasons)
 
 
 def graph_break() -> None:

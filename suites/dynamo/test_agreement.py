@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
-from harness.stacks.collectives import functional
+from harness.stacks.collectives import flattened, functional
 from harness.stacks.tracing import Tracer
 from harness.stacks.training import launched, since
 
@@ -44,6 +46,44 @@ def test_guards(world: World) -> None:
         return counts
 
     assert_on_ranks([[1, 2, 2, 3, 3]] * world.size, world.run(body))
+
+
+@requirement(
+    "DYN-AGREE-06",
+    "set_enable_guard_collectives returns the setting that it replaces.",
+    source="torch.compiler: set_enable_guard_collectives",
+)
+@requirement(
+    "DYN-AGREE-07",
+    "Guard collectives use one group for all calls, and none while they are off.",
+    source="torch.compiler: set_enable_guard_collectives",
+)
+@pytest.mark.world(2)
+def test_guard_setting(world: World) -> None:
+    """Turn guard collectives off and on, each twice, between calls, and count groups and collectives."""
+
+    def body(rank: Rank) -> None:
+        setting = torch.compiler.set_enable_guard_collectives
+        assert setting(False) is False
+        function, counter = dynamo.compiled(lambda x: x * 2)
+        function(torch.ones(3, device=rank.device))
+        groups, enabled = dist.get_pg_count(), False
+        with dynamo.agreeing():
+            assert setting(False) is True
+            for call, on in enumerate((False, True, True, False, False, True)):
+                assert setting(on) is enabled, f"call {call}"
+                enabled, before = on, launched()
+                function(torch.ones(3, device=rank.device))
+                assert bool(since(before)) == on, f"call {call}"
+                assert dist.get_pg_count() == groups + (call > 0), f"call {call}"
+        assert setting(False) is False
+        before = launched()
+        function(torch.ones(3, device=rank.device))
+        assert since(before) == {}
+        assert dist.get_pg_count() == groups + 1
+        assert counter.graphs == 1
+
+    world.run(body)
 
 
 @requirement(
@@ -188,6 +228,47 @@ def test_made_for_every_rank(world: World, group: str) -> None:
     graphs = world.run(body)
     assert graphs[0] == graphs[1]
     assert [len(made) for made in graphs[0]] == [1, 1]
+
+
+MESHES: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "first": lambda x, m: functional.all_reduce(x, "sum", (m, 0)),
+    "second": lambda x, m: functional.all_reduce(x, "sum", (m, 1)),
+    "second gathered": lambda x, m: functional.all_gather_tensor(x, 0, (m, 1)),
+    "second scattered": lambda x, m: functional.reduce_scatter_tensor(x, "sum", 0, (m, 1)),
+    "second exchanged": lambda x, m: functional.all_to_all_single(x, None, None, (m, 1)),
+    "first sliced": lambda x, m: functional.all_reduce(x, "sum", m["a"]),
+    "second sliced": lambda x, m: functional.all_reduce(x, "sum", m["b"]),
+    "flattened": lambda x, m: functional.all_reduce(x, "sum", flattened(m, "c")),
+    "DTensor": lambda x, m: (
+        DTensor.from_local(x, m, [Shard(0), Partial()], run_check=False)
+        .redistribute(placements=[Replicate(), Replicate()])
+        .to_local()
+    ),
+}
+"""Collectives over a mesh of two dimensions, ``a`` and ``b``."""
+
+
+@requirement(
+    "DYN-AGREE-08",
+    "With compile_on_one_rank, a collective over a dimension of a mesh goes over that dimension.",
+    source="torch/distributed/config.py: compile_on_one_rank; torch.distributed.device_mesh",
+)
+@pytest.mark.needs(torch=dynamo.ON_ONE_RANK)
+@pytest.mark.world(4)
+def test_meshes_for_every_rank(world: World) -> None:
+    """Compare collectives over each dimension of one mesh, its slices and its flattened form with uncompiled ones."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, 2, names=("a", "b"))
+        for name, call in MESHES.items():
+            x = torch.arange(4.0, device=rank.device) + 10.0**rank.index
+            with dynamo.on_one_rank():
+                function, counter = dynamo.compiled(lambda x, call=call: call(x, mesh) * 2)
+                result = function(x)
+            assert_same(call(x, mesh) * 2, result, name)
+            assert counter.graphs == 1
+
+    world.run(body)
 
 
 class Scaled(nn.Module):
