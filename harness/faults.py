@@ -13,6 +13,7 @@ import inspect
 import pkgutil
 import sys
 import types
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +161,19 @@ def _marked(module: types.ModuleType) -> list[Fault]:
 
 def put(name: str) -> None:
     """Put a fault of the catalog into this process. Errors: KeyError if none has that name."""
-    catalog()[name].put()
+    found = catalog()[name]
+    keep_apart()
+    found.put()
+
+
+def keep_apart() -> None:
+    """Keep this process from compiled code on disk that others have saved, and others from the code that it saves.
+
+    A compiler with a defect saves wrong code, which healthy processes would find. It finds what they have saved, and
+    its defect is not seen.
+    """
+    settings: Any = importlib.import_module("torch.compiler.config")
+    settings.cache_key_tag = uuid.uuid4().hex
 
 
 # for authors of faults

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.audit.sites import edited, file, sites_of
+from harness.faults import keep_apart
 
 SOURCES: dict[str, tuple[str, ...]] = {
     "replicate": ("torch.distributed._composable.replicate", "torch.nn.parallel.distributed"),
@@ -108,6 +109,7 @@ def put(prepared: str) -> None:
     functions = live(module, code)
     if not functions:
         raise LookupError(f"{module}: no live function {code.co_qualname} at line {code.co_firstlineno}")
+    keep_apart()
     for function in functions:
         function.__code__ = code
         if default is not None:

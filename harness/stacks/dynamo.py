@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ from harness.stacks.training import Party
 from harness.worlds.rank import Rank
 
 __all__ = [
+    "BUCKET_MODES",
     "COMPILES_MESSAGES",
     "INTERNAL",
     "ON_ONE_RANK",
@@ -46,6 +47,7 @@ __all__ = [
     "explained",
     "gradients",
     "graph_break",
+    "inductor_options",
     "inflight_inputs",
     "marked",
     "on_one_rank",
@@ -55,6 +57,9 @@ __all__ = [
 ]
 
 Compiled = Callable[..., Any]
+
+BUCKET_MODES = "torch._inductor.config.bucket_all_gathers_bucket_mode"
+"""The name in PyTorch without which Inductor can't put every kind of collective into buckets, for ``needs(torch=)``."""
 
 COMPILES_MESSAGES = "torch._dynamo.config.enable_p2p_compilation"
 """The name in PyTorch without which isend and irecv can't be in graphs, for ``@pytest.mark.needs(torch=)``."""
@@ -131,6 +136,12 @@ def ddp_mode(mode: bool | str) -> AbstractContextManager[Any]:
 def python_reducer() -> AbstractContextManager[Any]:
     """Return a context in which DDP is made with the reducer in Python, which can be compiled."""
     return ddp_mode("python_reducer")
+
+
+def inductor_options(options: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    """Return a context in which Inductor has these options, by their names in ``torch._inductor.config``."""
+    context: AbstractContextManager[Any] = torch._inductor.config.patch(dict(options))
+    return context
 
 
 def inflight_inputs(*value: bool) -> AbstractContextManager[Any]:

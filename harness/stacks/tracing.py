@@ -15,6 +15,10 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.utils import counters
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.compile_fx import fake_tensor_prop
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
+from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
 
 from harness.oracles.tracing import Graph, Guard, Operator, Trace
@@ -38,7 +42,8 @@ _ATTRIBUTE = re.compile(r"object\.__getattribute__\(([^()]*), '(\w+)'\)")
 class Tracer:
     """A compiler backend that records the graphs that it is given, and passes them to another backend.
 
-    With ``aot_eager`` it also records what AOTAutograd makes of them.
+    With ``aot_eager`` it also records what AOTAutograd makes of them. With ``inductor passes`` it records what
+    Inductor's passes make of those, and runs that without generating code.
     """
 
     def __init__(self, backend: str = "aot_eager") -> None:
@@ -47,7 +52,17 @@ class Tracer:
         self.forwards: list[Graph] = []
         """The forward graphs from AOTAutograd, with ``aot_eager``."""
         self.backwards: list[Graph] = []
-        self._backend: Callable[..., Any] = lookup_backend(backend)
+        if backend == "inductor passes":
+            self._backend: Callable[..., Any] = aot_autograd(
+                fw_compiler=self._passed_forward,
+                bw_compiler=self._passed_backward,
+                inference_compiler=self._passed_inference,
+                partition_fn=min_cut_rematerialization_partition,
+                decompositions=select_decomp_table(),
+                keep_inference_input_mutations=True,
+            )
+            return
+        self._backend = lookup_backend(backend)
         if backend == "aot_eager":
             self._backend = aot_autograd(
                 fw_compiler=self._forward,
@@ -70,6 +85,15 @@ class Tracer:
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
         self.backwards.append(graph(backward))
         return forward, backward
+
+    def _passed_inference(self, module: GraphModule, inputs: Any) -> Callable[..., Any]:
+        return _passed(module, inputs, self.forwards, inference=True)
+
+    def _passed_forward(self, module: GraphModule, inputs: Any) -> Callable[..., Any]:
+        return _passed(module, inputs, self.forwards)
+
+    def _passed_backward(self, module: GraphModule, inputs: Any) -> Callable[..., Any]:
+        return _passed(module, inputs, self.backwards)
 
     def launched(self) -> list[str]:
         """Return the collectives that all graphs launch: forwards, then backwards, in the order of creation."""
@@ -131,6 +155,17 @@ def _as_it_is(module: GraphModule, inputs: Any) -> Callable[..., Any]:
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+def _passed(module: GraphModule, inputs: Any, graphs: list[Graph], *, inference: bool = False) -> Callable[..., Any]:
+    """Apply the passes with which Inductor changes a graph before it generates code."""
+    view_to_reshape(module)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        mode = fake_tensor_prop(module, inputs)
+    with V.set_fake_mode(mode):
+        post_grad_passes(module, inference)
+    graphs.append(graph(module))
+    return _as_it_is(module, inputs)
 
 
 def graph(module: GraphModule) -> Graph:

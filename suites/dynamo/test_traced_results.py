@@ -40,6 +40,9 @@ OF_ROWS: dict[str, Call] = {
     # Healthy PyTorch gives these two the strides of their input while it traces them, and contiguous results.
     "broadcast": lambda x, g: functional.broadcast(x, 1, g),
     "all_reduce_coalesced": lambda x, g: functional.all_reduce_coalesced([x, x[:2]], "max", g),
+    "all_to_all_single of other lengths": lambda x, g: functional.all_to_all_single(
+        x, [[1, 2], [3, 2]][dist.get_rank(g)], [[1, 3], [2, 2]][dist.get_rank(g)], g
+    ),
     "permute_tensor": lambda x, g: functional.permute_tensor(x.view(-1), [1, 0], g),
     "all_reduce of a scalar": lambda x, g: functional.all_reduce(x[0, 0], "sum", g),
     "all_gather_tensor of one element": lambda x, g: functional.all_gather_tensor(x[0, :1], 0, g),

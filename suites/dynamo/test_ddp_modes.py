@@ -1,0 +1,228 @@
+"""Modules under DDP in each mode of optimize_ddp: gradients, synchronization, hooks and buckets."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import Rank, World, assert_same, dyadic, requirement
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional
+from harness.stacks.tracing import Tracer
+
+SOURCE = "torch/_dynamo/config.py: optimize_ddp; torch/nn/parallel/distributed.py: _register_accum_grad_hook"
+WIDE = 512
+"""The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
+
+
+class Layers(nn.Module):
+    """Linear layers without biases whose weights are diagonal; some may be frozen, and one may be used again."""
+
+    def __init__(
+        self, *, width: int = 4, count: int = 4, frozen: tuple[int, ...] = (), again: int | None = None
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(count))
+        self.again = again
+        for i, weight in enumerate(self.parameters()):
+            with torch.no_grad():
+                weight.zero_().diagonal().fill_(1 + i % 2)
+            weight.requires_grad_(i not in frozen)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x if self.again is None else self.layers[self.again](x)
+
+
+def given(rank: Rank, step: int, width: int = 4) -> torch.Tensor:
+    """Return a rank's input of a step."""
+    return dyadic(2, width, key=(rank.index, step), dtype=torch.float32, span=2).to(rank.device)
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor | None]:
+    """Return copies of the gradients."""
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def assert_same_gradients(right: list[torch.Tensor | None], found: list[torch.Tensor | None], what: str) -> None:
+    """Compare the gradients of each parameter, which may have none."""
+    for number, (one, other) in enumerate(zip(right, found, strict=True)):
+        assert (one is None) == (other is None), f"{what}: parameter {number}"
+        if one is not None and other is not None:
+            assert_same(one, other, f"{what}: parameter {number}")
+
+
+@requirement(
+    "DYN-DDP-09",
+    "In each mode of optimize_ddp, frozen and shared parameters have the gradients of the uncompiled module.",
+    source=SOURCE,
+)
+@requirement(
+    "DYN-DDP-10",
+    "In each mode of optimize_ddp, no_sync leaves each rank its own gradients until the next synchronized backward.",
+    source=f"{SOURCE}; torch.nn.parallel.DistributedDataParallel.no_sync",
+)
+@pytest.mark.parametrize(
+    ("mode", "backward"),
+    [
+        (False, "eager"),
+        (True, "eager"),
+        ("python_reducer_without_compiled_forward", "eager"),
+        ("python_reducer", "eager"),
+        ("python_reducer", "compiled"),
+    ],
+)
+@pytest.mark.world(2)
+def test_synchronization(world: World, mode: bool | str, backward: str) -> None:
+    """Accumulate gradients of a step without synchronization and two with it, and then take one of each again."""
+
+    def body(rank: Rank) -> None:
+        def trained(compiles: bool) -> list[list[torch.Tensor | None]]:
+            torch.compiler.reset()
+            model = DistributedDataParallel(Layers(frozen=(1,), again=2).to(rank.device))
+            function: Any = torch.compile(model, backend="aot_eager") if compiles else model
+            found = []
+            for step, synced in enumerate((False, True, True, False, True)):
+                if step == 3:
+                    model.zero_grad()
+                with nullcontext() if synced else model.no_sync():
+                    loss = function(given(rank, step)).sum()
+                    with (
+                        dynamo.compiled_backward("aot_eager") if compiles and backward == "compiled" else nullcontext()
+                    ):
+                        loss.backward()
+                found.append(gradients(model))
+            return found
+
+        right = trained(compiles=False)
+        with dynamo.ddp_mode(mode):
+            found = trained(compiles=True)
+        for step, (one, other) in enumerate(zip(right, found, strict=True)):
+            assert_same_gradients(one, other, f"step {step}")
+
+    world.run(body)
+
+
+def doubled(state: Any, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Multiply a gradient by the state, without a collective."""
+    pair[0].mul_(state)
+
+
+def largest(state: Any, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Replace a gradient by the largest one of all ranks."""
+    pair[0].copy_(functional.all_reduce(pair[0], "max", state))
+
+
+@requirement(
+    "DYN-DDP-11",
+    "With DDP's reducer in Python, communication hooks get each gradient with their state, in the order of "
+    "registration, in place of the average.",
+    source=f"{SOURCE}; torch.nn.parallel.DistributedDataParallel.register_comm_hook",
+)
+@pytest.mark.parametrize("backward", ["eager", "compiled"])
+@pytest.mark.world(2)
+def test_hooks_of_the_python_reducer(world: World, backward: str) -> None:
+    """Register no hook, one that does not communicate, one that does, and both; the ranks' gradients differ."""
+
+    def body(rank: Rank) -> None:
+        for hooks in ((), (doubled,), (largest,), (doubled, largest)):
+            states = {doubled: 2.0, largest: dist.group.WORLD}
+            everyone = []
+            for index in range(rank.size):
+                alone = Layers(frozen=(1,))
+                alone(dyadic(2, 4, key=(index, 0), dtype=torch.float32, span=2)).sum().backward()
+                everyone.append([p.grad for p in alone.parameters()])
+            right = []
+            for parts in zip(*everyone, strict=True):
+                if parts[0] is None:
+                    right.append(None)
+                    continue
+                gradient = parts[rank.index] * (2 if doubled in hooks else 1)
+                if largest in hooks:
+                    gradient = torch.stack(parts).amax(0) * (2 if doubled in hooks else 1)
+                right.append(gradient if hooks else torch.stack(parts).mean(0))
+            torch.compiler.reset()
+            with dynamo.python_reducer():
+                model = DistributedDataParallel(Layers(frozen=(1,)).to(rank.device))
+                for hook in hooks:
+                    model._comm_hooks.append((hook, states[hook]))
+                loss = torch.compile(model, backend="aot_eager")(given(rank, 0)).sum()
+                with dynamo.compiled_backward("aot_eager") if backward == "compiled" else nullcontext():
+                    loss.backward()
+            assert_same_gradients(right, gradients(model), f"hooks {[h.__name__ for h in hooks]}")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-DDP-12",
+    "Inductor joins the all-reduces of DDP's reducer in Python up to DDP's bucket size, by each of its passes.",
+    source="torch/_inductor/config.py: _fuse_ddp_communication, _fuse_ddp_bucket_size, _fuse_ddp_communication_passes",
+)
+@requirement(
+    "DYN-DDP-13",
+    "Joined all-reduces of DDP's reducer in Python average gradients as those of the uncompiled module are.",
+    source="torch/_inductor/fx_passes/ddp_fusion.py; torch/nn/parallel/distributed.py",
+)
+@pytest.mark.world(2)
+def test_joined_gradients(world: World) -> None:
+    """Train five layers of 1 MiB, with buckets of 2 and 25 MiB; the first bucket has 1 MiB."""
+
+    def body(rank: Rank) -> None:
+        def trained(megabytes: int, tracer: Tracer | None) -> list[torch.Tensor | None]:
+            torch.compiler.reset()
+            model = DistributedDataParallel(Layers(width=WIDE, count=5).to(rank.device), bucket_cap_mb=megabytes)
+            function: Any = torch.compile(model, backend="eager") if tracer else model
+            loss = function(given(rank, 0, WIDE)).sum()
+            with dynamo.compiled_backward(tracer) if tracer else nullcontext():
+                loss.backward()
+            return gradients(model)
+
+        right = trained(1, None)
+        for passes, megabytes, count in (
+            (["fuse_ddp_with_concat_op", "schedule_comm_wait"], 2, 3),
+            (["fuse_ddp_with_concat_op"], 25, 2),
+            (["schedule_comm_wait"], 25, 5),
+            (["fuse_ddp_with_coalesced_op", "schedule_comm_wait"], 2, 3),
+        ):
+            with dynamo.python_reducer(), dynamo.inductor_options({"_fuse_ddp_communication_passes": passes}):
+                tracer = Tracer("inductor passes")
+                found = trained(megabytes, tracer)
+            what = f"{passes} with {megabytes} MiB"
+            assert_same_gradients(right, found, what)
+            assert len(tracer.launched()) == count, what
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-DDP-14",
+    "The graphs of a compiled module under DDP end by the sizes of the gradients that DDP averages.",
+    source="torch/_dynamo/backends/distributed.py: DDPOptimizer",
+)
+@pytest.mark.world(2)
+def test_cuts_by_gradients(world: World) -> None:
+    """Freeze the layers between, the last one, and two others; layers and buckets have 1 MiB."""
+
+    def body(rank: Rank) -> None:
+        for frozen, layers in (((1, 2, 3), [4, 1]), ((4,), [1, 1, 1, 2]), ((0, 2), [3, 1, 1])):
+            plain, compiled = (Layers(width=WIDE, count=5, frozen=frozen).to(rank.device) for _ in range(2))
+            torch.compiler.reset()
+            tracer, found = Tracer("eager"), []
+            for module in (plain, compiled):
+                ddp = DistributedDataParallel(module, bucket_cap_mb=1)
+                function: Any = torch.compile(ddp, backend=tracer) if module is compiled else ddp
+                function(given(rank, 0, WIDE)).sum().backward()
+                found.append(gradients(module))
+            what = f"frozen {frozen}"
+            assert_same_gradients(found[0], found[1], what)
+            assert [sum(o.name == "linear" for o in graph.operators) for graph in tracer.graphs] == layers, what
+
+    world.run(body)

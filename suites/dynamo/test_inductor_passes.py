@@ -1,0 +1,203 @@
+"""Inductor's passes over collectives: values as in uncompiled code, and as many collectives as each option says.
+
+Graphs are changed by Inductor's passes and executed as they are, without generating code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, assert_same, dyadic, requirement
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional, unwaited
+from harness.stacks.tracing import Tracer
+
+SOURCE = "torch/_inductor/config.py: bucket_all_gathers_fx, bucket_reduce_scatters_fx, bucket_all_reduces_fx"
+MEMBERS = [1, 2]
+"""The ranks of both groups: their ranks in a group are not their global ranks."""
+ROWS = 8
+
+Tensors = list[torch.Tensor]
+Code = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, Any], Tensors]
+Options = Mapping[str, Any]
+
+
+def reduced(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other: Any) -> Tensors:
+    """Reduce by two operations, in two dtypes and two groups, a view, a result once more, and again as at first."""
+    results = [
+        functional.all_reduce(x, "sum", group),
+        functional.all_reduce(y * 2, "sum", group),
+        functional.all_reduce(x.t(), "max", group),
+        functional.all_reduce(z, "max", group),
+        functional.all_reduce(z.double(), "sum", group),
+        functional.all_reduce(z + 1, "sum", other),
+        functional.all_reduce(y + 3, "sum", other),
+    ]
+    results.append(functional.all_reduce(results[-1], "sum", other))
+    return [*results, functional.all_reduce(y, "sum", group)]
+
+
+def gathered(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other: Any) -> Tensors:
+    """Gather in two dtypes, dimensions and groups, a function of two inputs, and a result once more."""
+    results = [
+        functional.all_gather_tensor(x, 0, group),
+        functional.all_gather_tensor(z, 0, group),
+        functional.all_gather_tensor(y.bfloat16(), 0, group),
+        functional.all_gather_tensor(z.bfloat16() * 2, 0, group),
+        functional.all_gather_tensor(y + 1, 0, group),
+        functional.all_gather_tensor(x[:, 0] + y, 0, group),
+        functional.all_gather_tensor(z - 1, 0, other),
+        functional.all_gather_tensor(y + 3, 0, other),
+    ]
+    return [*results, functional.all_gather_tensor(results[-1], 0, other)]
+
+
+def scattered(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other: Any) -> Tensors:
+    """Reduce and scatter by two operations, in two dtypes, dimensions and groups, and a result once more."""
+    results = [
+        functional.reduce_scatter_tensor(x, "sum", 0, group),
+        functional.reduce_scatter_tensor(y * 2, "sum", 0, group),
+        functional.reduce_scatter_tensor(x, "max", 1, group),
+        functional.reduce_scatter_tensor(z, "max", 0, group),
+        functional.reduce_scatter_tensor(z.double(), "sum", 0, group),
+        functional.reduce_scatter_tensor(z + 1, "sum", 0, other),
+        functional.reduce_scatter_tensor(y + 3, "sum", 0, other),
+    ]
+    return [*results, functional.reduce_scatter_tensor(results[-1], "sum", 0, other)]
+
+
+def written(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other: Any) -> Tensors:
+    """Write results to inputs and to parts of new tensors, with two collectives of each kind."""
+    whole, half = x.new_zeros(4 * ROWS), x.new_zeros(ROWS)
+    dist.all_reduce(x, group=group)
+    dist.all_reduce(y, group=group)
+    dist.all_gather_into_tensor(whole[: 2 * ROWS], y, group=group)
+    dist.all_gather_into_tensor(whole[2 * ROWS :], z[:, 0].contiguous(), group=group)
+    dist.reduce_scatter_tensor(half[: ROWS // 2], y, group=group)
+    dist.reduce_scatter_tensor(half[ROWS // 2 :], x[:, 1].contiguous(), group=group)
+    return [whole, half, x + 1]
+
+
+ALL_REDUCES = {"bucket_all_reduces_fx": "all"}
+GATHERS = {"bucket_all_gathers_fx": "all"}
+SCATTERS = {"bucket_reduce_scatters_fx": "all"}
+EVERYTHING = {**ALL_REDUCES, **GATHERS, **SCATTERS}
+
+CASES: dict[Code, list[tuple[Options, int]]] = {
+    reduced: [
+        ({}, 9),
+        ({"bucket_all_reduces_fx": "none", **GATHERS, **SCATTERS}, 9),
+        (ALL_REDUCES, 6),
+    ],
+    gathered: [
+        ({}, 9),
+        ({"bucket_all_gathers_fx": "none", **ALL_REDUCES, **SCATTERS}, 9),
+        (GATHERS, 5),
+        ({"bucket_all_gathers_fx": "only_fsdp"}, 6),
+        ({**GATHERS, "bucket_all_gathers_bucket_mode": "custom_ops"}, 5),
+        ({**GATHERS, "bucket_all_gathers_bucket_mode": "custom_ops_multidtype"}, 3),
+    ],
+    scattered: [
+        ({}, 8),
+        ({"bucket_reduce_scatters_fx": "none", **ALL_REDUCES, **GATHERS}, 8),
+        (SCATTERS, 5),
+        ({**SCATTERS, "bucket_reduce_scatters_bucket_mode": "custom_ops"}, 5),
+        ({**SCATTERS, "bucket_reduce_scatters_bucket_mode": "coalesced"}, 5),
+    ],
+    written: [({}, 6), (ALL_REDUCES, 5), (GATHERS, 5), (SCATTERS, 5), (EVERYTHING, 3)],
+}
+"""Functions, and how many collectives their graph has with each set of options.
+
+Collectives next to each other share a bucket if they have the same kind, group, operation and dtype, and none needs
+another's result.
+"""
+
+
+@requirement(
+    "DYN-PASS-01",
+    "Collectives that Inductor puts into buckets have the results of uncompiled ones in values, dtype and strides.",
+    source=SOURCE,
+)
+@requirement(
+    "DYN-PASS-02",
+    "A bucket has adjacent independent collectives of one kind, group, operation and dtype, at each value of the "
+    "options.",
+    source=SOURCE,
+)
+@pytest.mark.needs(torch=dynamo.BUCKET_MODES)
+@pytest.mark.parametrize("code", CASES, ids=lambda f: f.__name__)
+@pytest.mark.world(3, timeout=120)
+def test_buckets(world: World, code: Code) -> None:
+    """Compile one function with each option, in two groups of the last two ranks, and call it twice."""
+
+    def body(rank: Rank) -> None:
+        group, other = (dist.new_group(MEMBERS) for _ in range(2))
+        if rank.index not in MEMBERS:
+            return
+        for options, count in CASES[code]:
+            torch.compiler.reset()
+            tracer = Tracer("inductor passes")
+            compiled: Any = torch.compile(code, backend=tracer, fullgraph=True)
+            for call in range(2):
+                given = [
+                    dyadic(*shape, key=(rank.index, call, shape), dtype=torch.float32).to(rank.device)
+                    for shape in ((ROWS, 4), (ROWS,), (ROWS, 2))
+                ]
+                alone = [x.clone() for x in given]
+                right = [x + 0 for x in code(alone[0], alone[1], alone[2], group, other)]
+                with dynamo.inductor_options(options):
+                    results = compiled(*given, group, other)
+                assert unwaited() == 0
+                for number, (one, result) in enumerate(zip([*right, *alone], [*results, *given], strict=True)):
+                    what = f"tensor {number} of call {call} with {options}"
+                    assert_same(one, result, what)
+                    assert one.stride() == result.stride(), what
+            assert len(tracer.graphs) == 1
+            assert len(tracer.launched()) == count, options
+
+    world.run(body)
+
+
+SIZED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "all_reduces": lambda x: functional.all_reduce(x, "sum", dist.group.WORLD),
+    "all_gathers": lambda x: functional.all_gather_tensor(x[: ROWS // 2], 0, dist.group.WORLD),
+    "reduce_scatters": lambda x: functional.reduce_scatter_tensor(x, "sum", 0, dist.group.WORLD),
+}
+"""Collectives of which the larger of the input and the output has as many bytes as a tensor."""
+
+
+@requirement(
+    "DYN-PASS-03",
+    "Inductor fills a bucket of collectives up to the size that the option for their kind sets.",
+    source="torch/_inductor/config.py: bucket_all_reduces_fx_bucket_size_determinator and those of other kinds",
+)
+@pytest.mark.parametrize("kind", SIZED)
+@pytest.mark.world(2, timeout=120)
+def test_bucket_sizes(world: World, kind: str) -> None:
+    """Set sizes of no tensor, one, two and a half, four and all of six equal tensors, and the default."""
+
+    def body(rank: Rank) -> None:
+        def six(x: torch.Tensor) -> Tensors:
+            return [SIZED[kind](x + i) for i in range(6)]
+
+        x = dyadic(ROWS, key=rank.index, dtype=torch.float32).to(rank.device)
+        right = [y + 0 for y in six(x)]
+        for tensors in (0, 2.5, 4):
+            torch.compiler.reset()
+            tracer = Tracer("inductor passes")
+            size = None if tensors is None else (lambda bucket, part=tensors: part * x.nbytes / 2**20)
+            options = {f"bucket_{kind}_fx": "all", f"bucket_{kind}_fx_bucket_size_determinator": size}
+            with dynamo.inductor_options(options):
+                results = torch.compile(six, backend=tracer, fullgraph=True)(x)
+            for number, (one, result) in enumerate(zip(right, results, strict=True)):
+                assert_same(one, result, f"tensor {number} with room for {tensors}")
+            full = 6 if tensors is None else max(1, math.floor(tensors))
+            assert len(tracer.launched()) == math.ceil(6 / full), f"room for {tensors} tensors"
+
+    world.run(body)
