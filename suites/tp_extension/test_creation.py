@@ -282,7 +282,7 @@ def test_run_check(world: World) -> None:
 
 @requirement(
     "TP-MAKE-08",
-    "from_local refuses a DTensor and a shape without a stride, and with run_check parts that differ in size or dtype.",
+    "from_local refuses a DTensor, a shape without a stride, and, with run_check, parts that differ in size or dtype.",
     source=f"{SOURCE}.DTensor.from_local",
 )
 @pytest.mark.world(2)
