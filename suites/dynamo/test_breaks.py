@@ -22,19 +22,9 @@ def _all_reduce(x: torch.Tensor, size: int, **options: Any) -> Any:
     return x, dist.all_reduce(x, **options)
 
 
-def _gather(x: torch.Tensor, size: int, **options: Any) -> Any:
-    into = x.new_zeros(size * x.shape[0], x.shape[1])
-    return into, dist.all_gather_into_tensor(into, x, **options)
-
-
 def _gather_list(x: torch.Tensor, size: int, **options: Any) -> Any:
     into = [torch.zeros_like(x) for _ in range(size)]
     return into[-1], dist.all_gather(into, x, **options)
-
-
-def _scatter(x: torch.Tensor, size: int, **options: Any) -> Any:
-    into = x.new_zeros(x.shape[0] // size, x.shape[1])
-    return into, dist.reduce_scatter_tensor(into, x, **options)
 
 
 def _exchange(x: torch.Tensor, size: int, **options: Any) -> Any:
@@ -42,7 +32,7 @@ def _exchange(x: torch.Tensor, size: int, **options: Any) -> Any:
     return into, dist.all_to_all_single(into, x, **options)
 
 
-COLLECTIVES = (_all_reduce, _gather, _gather_list, _scatter, _exchange)
+COLLECTIVES = (_all_reduce, _gather_list, _exchange)
 
 
 @requirement(

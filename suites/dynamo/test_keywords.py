@@ -172,15 +172,14 @@ CHANGED: list[tuple[Callable[[torch.Tensor, Any], torch.Tensor], list[Any]]] = [
     "A function that is given an argument of a collective is compiled at most once for each of its values.",
     source="torch.compile: guards",
 )
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, operations are not guarded")
 @pytest.mark.world(2)
-def test_changed(world: World, backend: str) -> None:
+def test_changed(world: World) -> None:
     """Give operations, names, sources, dimensions, peers and sizes, in turn and again."""
 
     def body(rank: Rank) -> None:
         for function, values in CHANGED:
-            compiled, counter = dynamo.compiled(function, backend=backend)
+            compiled, counter = dynamo.compiled(function)
             for call, value in enumerate(values * 2):
                 x = dyadic(4, 4, key=(rank.index, call), dtype=torch.float32).to(rank.device)
                 what = f"{function.__name__.strip('_')}: call {call} with {value}"
