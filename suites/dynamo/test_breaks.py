@@ -173,12 +173,12 @@ def _twice(x: torch.Tensor) -> torch.Tensor:
 @requirement(
     "DYN-BREAK-04",
     "torch._dynamo.explain counts the graphs and graph breaks of a function with collectives.",
-    source="torch._dynamo.explain",
+    source="torch/_dynamo/eval_frame.py: explain",
 )
 @requirement(
     "DYN-BREAK-05",
     "torch._dynamo.explain launches the collectives that one call of the function launches.",
-    source="torch._dynamo.explain",
+    source="torch/_dynamo/eval_frame.py: explain",
 )
 @pytest.mark.parametrize(
     ("function", "breaks"),
