@@ -15,10 +15,6 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.utils import counters
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor.compile_fx import fake_tensor_prop
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
-from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
 
 from harness.oracles.tracing import Graph, Guard, Operator, Trace
@@ -53,6 +49,8 @@ class Tracer:
         """The forward graphs from AOTAutograd, with ``aot_eager``."""
         self.backwards: list[Graph] = []
         if backend == "inductor passes":
+            from torch._inductor.decomposition import select_decomp_table  # takes seconds, and ranks have it
+
             self._backend: Callable[..., Any] = aot_autograd(
                 fw_compiler=self._passed_forward,
                 bw_compiler=self._passed_backward,
@@ -159,6 +157,10 @@ def _as_it_is(module: GraphModule, inputs: Any) -> Callable[..., Any]:
 
 def _passed(module: GraphModule, inputs: Any, graphs: list[Graph], *, inference: bool = False) -> Callable[..., Any]:
     """Apply the passes with which Inductor changes a graph before it generates code."""
+    from torch._inductor.compile_fx import fake_tensor_prop
+    from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
+    from torch._inductor.virtualized import V
+
     view_to_reshape(module)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         mode = fake_tensor_prop(module, inputs)

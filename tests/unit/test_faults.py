@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import subprocess
 import sys
 import tomllib
 import types
@@ -161,6 +163,24 @@ class TestFinding:
         """put() of a name that there is not."""
         with pytest.raises(KeyError):
             put("no-such-fault")
+
+
+class TestKeptApart:
+    """Compiled code on disk of processes with a defect."""
+
+    def test_own_cache(self, package: Package) -> None:
+        """Two processes with the same fault, and one without, have keys of their own for compiled code on disk."""
+        script = f"import torch, harness.faults as f; f.catalog.__defaults__ = ({package(one=one('first'))!r},)"
+        tag = "print(torch.compiler.config.cache_key_tag)"
+        scripts = [f"{script}; {tag}", *[f"{script}; f.put('first'); {tag}"] * 2]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        told = [
+            subprocess.run(
+                [sys.executable, "-c", s], env=environment, capture_output=True, text=True, check=True
+            ).stdout
+            for s in scripts
+        ]
+        assert len(set(told)) == 3
 
 
 class TestShipped:
