@@ -151,16 +151,9 @@ def _first_of(target: ast.Attribute) -> Callable[[ast.expr], ast.expr]:
             [],
         )
         test = ast.Compare(asked, [ast.IsNot()], [ast.Constant(None)])
-        return _placed(ast.IfExp(test, held, value), value)
+        return ast.copy_location(ast.IfExp(_located(test, value), _located(held, value), value), value)
 
     return first
-
-
-def _placed(new: ast.IfExp, old: ast.expr) -> ast.IfExp:
-    """Give the parts of an edit that are not ``old`` the place of ``old``."""
-    for part in (new.test, new.body):
-        _located(part, old)
-    return ast.copy_location(new, old)
 
 
 def _swallowed(handler: ast.ExceptHandler) -> ast.ExceptHandler:

@@ -151,8 +151,7 @@ class _Function:
         start = next((s for s in node.body if not _is_text(s)), node.body[0])
         for name, _, right, wrong in operators.of_defaults(node):
             edit = f"default of {name}: {right} to {wrong}"
-            site = Site(self.name, self.first, _lines(start), edit, path, lambda node: node, (name, wrong))
-            yield site
+            yield Site(self.name, self.first, _lines(start), edit, path, lambda node: node, (name, wrong))
 
     def site(self, path: tuple[tuple[str, int], ...], edit: str, make: Any) -> Site:
         return Site(self.name, self.first, (0, 0), edit, path, make)

@@ -13,16 +13,12 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.distributed.tensor.parallel.input_reshard import input_reshard
 
-from fixtures.tensors import chunk, numbers
+from fixtures.placements import part
+from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
 
 SOURCE = "torch.distributed.tensor.parallel"
-
-
-def part(whole: torch.Tensor, rank: Rank, layout: Placement) -> torch.Tensor:
-    """Return a rank's part of a tensor in a layout."""
-    return chunk(whole, rank.size, rank.index, layout.dim) if isinstance(layout, Shard) else whole
 
 
 @requirement(

@@ -14,7 +14,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from fixtures.tensors import chunk, numbers
+from fixtures.placements import part
+from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
 from harness.stacks.limit import runs_with
@@ -22,13 +23,6 @@ from harness.stacks.limit import runs_with
 SOURCE = "torch.distributed.tensor.DTensor"
 TARGETS: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1))
 SOURCES: tuple[Placement, ...] = (*TARGETS, Partial())
-
-
-def part(whole: torch.Tensor, rank: Rank, layout: Placement) -> torch.Tensor:
-    """Return a rank's part of a tensor in a layout; a partial tensor's parts are equal."""
-    if isinstance(layout, Shard):
-        return chunk(whole, rank.size, rank.index, layout.dim)
-    return whole / rank.size if isinstance(layout, Partial) else whole
 
 
 def laid_out(whole: torch.Tensor, rank: Rank, layout: Placement) -> DTensor:

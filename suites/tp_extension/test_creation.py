@@ -19,17 +19,13 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
-from fixtures.tensors import chunk, numbers
+from fixtures.placements import part
+from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
 
 SOURCE = "torch.distributed.tensor"
 LAYOUTS: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1))
-
-
-def part(whole: torch.Tensor, rank: Rank, layout: Placement) -> torch.Tensor:
-    """Return a rank's part of a tensor in a layout."""
-    return chunk(whole, rank.size, rank.index, layout.dim) if isinstance(layout, Shard) else whole
 
 
 @requirement(

@@ -19,7 +19,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from fixtures.tensors import chunk, numbers
+from fixtures.placements import part
+from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
 
@@ -28,13 +29,6 @@ GIVEN: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1), Partial())
 WANTED: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1), Shard(-1))
 PAIRS = tuple(itertools.product(GIVEN, WANTED))
 """Every layout that is given with every layout that is wanted."""
-
-
-def part(whole: torch.Tensor, rank: Rank, layout: Placement) -> torch.Tensor:
-    """Return a rank's part of a tensor in a layout; a partial tensor's parts are equal."""
-    if isinstance(layout, Shard):
-        return chunk(whole, rank.size, rank.index, layout.dim % whole.dim())
-    return whole / rank.size if isinstance(layout, Partial) else whole
 
 
 def local(tensor: Any) -> torch.Tensor:

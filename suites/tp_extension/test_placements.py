@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
+from fixtures.placements import laid_out
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks.collectives import flattened
@@ -19,19 +20,6 @@ from harness.stacks.tp_extension import StridedShard, compute_local_shape_and_gl
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 SIZES = (1, 2, 3, 4, 5, 7, 9)
 REDUCED = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin, "product": torch.prod}
-
-
-def laid_out(tensor: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:
-    """Return this rank's part of a tensor that is sharded by one mesh dimension after the other."""
-    for i, placement in enumerate(placements):
-        count, index = mesh.size(i), mesh.get_local_rank(i)
-        if isinstance(placement, StridedShard):
-            dim = placement.dim
-            pieces = [chunk(tensor, placement.split_factor, j, dim) for j in range(placement.split_factor)]
-            tensor = torch.cat([chunk(piece, count, index, dim) for piece in pieces], dim)
-        elif isinstance(placement, Shard):
-            tensor = chunk(tensor, count, index, placement.dim)
-    return tensor
 
 
 def distributed(tensor: torch.Tensor, rank: Rank, mesh: Any, placements: Any) -> DTensor:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from fixtures.tensors import chunk, numbers
+from fixtures.placements import laid_out
+from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import messages
 
@@ -131,10 +132,8 @@ def _laid_out(whole: torch.Tensor, rank: Rank, mesh: Any, placements: Layout) ->
     (first, *_) = (i for i, placement in enumerate(placements) if placement.is_partial())
     others = mesh.size(first) - 1
     part = whole - others if mesh.get_local_rank(first) == 0 else torch.ones_like(whole)
-    for i, placement in enumerate(placements):
-        if isinstance(placement, Shard):
-            part = chunk(part, mesh.size(i), mesh.get_local_rank(i), placement.dim)
-    return DTensor.from_local(part.contiguous(), mesh, placements, shape=whole.shape, stride=whole.stride())
+    local = laid_out(part, mesh, placements).contiguous()
+    return DTensor.from_local(local, mesh, placements, shape=whole.shape, stride=whole.stride())
 
 
 def _parts(result: Any) -> tuple[Any, ...]:
