@@ -11,7 +11,13 @@ import torch
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictConfig, ShardingStrategy, StateDictType
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    ShardedStateDictConfig,
+    ShardingStrategy,
+    StateDictType,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -123,6 +129,37 @@ def test_sequences(world: World, original: bool) -> None:
             model = sharded(layers(), mesh, rank, sharding_strategy=strategy, use_orig_params=original)
             step(model, mesh["dp"].get_local_rank())
             assert_same_all(expected, tp_extension.parameters(model), "parameter")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-GRAD-18",
+    "Layers parallel by rows, columns or sequence train under fully_shard as on one device, also if they accumulate.",
+    source="torch.distributed.fsdp.fully_shard; torch.distributed.tensor.parallel",
+)
+@pytest.mark.world(4)
+def test_fully_sharded(world: World) -> None:
+    """Average over two ranks or over four; synchronize each backward or only the second; shard again or not."""
+    expected = trained()
+
+    def body(rank: Rank) -> None:
+        for ranks, reshard, accumulate in (2, True, False), (2, False, True), (4, True, True):
+            what = f"{ranks} data-parallel ranks, {reshard=}, {accumulate=}"
+            mesh = rank.mesh(ranks, rank.size // ranks, names=("dp", "tp"))
+            model: Any = parallelize_module(layers().to(rank.device), mesh["tp"], dict(styles()))
+            for layer in (*model, model):
+                fully_shard(layer, mesh=mesh["dp"], reshard_after_forward=reshard)
+            part = mesh["dp"].get_local_rank() % 2
+            if accumulate:
+                model.set_requires_gradient_sync(False)
+                backward(model, (1 - part,))
+                model.set_requires_gradient_sync(True)
+            backward(model, (part,))
+            for name, parameter in model.named_parameters():
+                assert parameter.grad.placements == parameter.placements, f"{what}: {name}"
+            torch.optim.SGD(model.parameters(), lr=0.25 if accumulate else 0.5, foreach=False).step()
+            assert_same_all(expected, {name: p.full_tensor().detach() for name, p in model.named_parameters()}, what)
 
     world.run(body)
 

@@ -97,6 +97,16 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "stack": (lambda a, b: torch.stack([a, b], 1), (A, B)),
         "pad": (lambda a: functional.pad(a, (1, 2)), (A,)),
     },
+    "dimensions": {
+        **{
+            f"stack at {dim}": (lambda a, b, dim=dim: torch.stack([a, b, a], dim), (A, B))
+            for dim in (0, 1, 2, -1, -2, -3)
+        },
+        **{f"unsqueeze at {dim}": (lambda a, dim=dim: a.unsqueeze(dim), (A,)) for dim in (0, 1, 2, -1, -2, -3)},
+        **{f"squeeze at {dim}": (lambda a, dim=dim: a.squeeze(dim), (A[:1],)) for dim in (0, 1, -1, -2)},
+        **{f"cat at {dim}": (lambda a, b, dim=dim: torch.cat([a, b], dim), (A, B)) for dim in (-1, -2)},
+        **{f"unbind at {dim}": (lambda a, dim=dim: a.unbind(dim)[2], (A,)) for dim in (0, -1, -2)},
+    },
     "products": {
         "mm": (torch.mm, (A, MATRIX)),
         "mv": (torch.mv, (A, ROW)),
@@ -137,6 +147,26 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
     },
     "batches": {"conv1d": (lambda a, w: functional.conv1d(a, w, padding=1), (IMAGES, KERNELS))},
     "convolution": {"conv1d": (lambda a, w: functional.conv1d(a, w, padding=1), (IMAGES, KERNELS))},
+    "constants": {
+        "number on the right": (lambda a: a + 2, (A,)),
+        "number on the left": (lambda a: 2 + a, (A,)),
+        "multiple of a number": (lambda a: torch.add(a, 2, alpha=3), (A,)),
+        "added in place": (lambda a: a.clone().add_(2), (A,)),
+        "subtracted": (lambda a: a - 2, (A,)),
+        "multiple subtracted": (lambda a: torch.sub(a, 2, alpha=3), (A,)),
+        "subtracted in place": (lambda a: a.clone().sub_(2), (A,)),
+        "product": (lambda a: -2 * a, (A,)),
+        "product in place": (lambda a: a.clone().mul_(-2), (A,)),
+        "quotient": (lambda a: a / -2, (A,)),
+        "rounded quotient": (lambda a: torch.div(a, 2, rounding_mode="floor"), (A,)),
+        "remainder": (lambda a: a % 3, (A,)),
+        "power": (lambda a: a**2, (A,)),
+        "negative": (lambda a: -a, (A,)),
+        "minimum": (lambda a: a.clamp(max=2), (A,)),
+        "comparison": (lambda a: a >= 2, (A,)),
+        "none of a tensor": (lambda a: a + torch.zeros_like(a), (A,)),
+        "another sum": (lambda a: (a + a) - 3 * a, (A,)),
+    },
     "numbers": {
         "item": (lambda a: torch.tensor(a.sum().item()), (A,)),
         "item of a maximum": (lambda a: torch.tensor(a.amax().item()), (A,)),
@@ -210,6 +240,37 @@ def test_operators(world: World, family: str) -> None:
 
     results = world.run(body)
     assert_on_ranks([([], results[0][1])] * world.size, results)
+
+
+PENDING = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin, "product": torch.prod}
+"""What reduces partial values, by the operation of a placement."""
+
+
+@requirement(
+    "TP-OP-06",
+    "An operator on a DTensor with a pending reduction gives what it gives on the reduced tensor, for any reduction.",
+    source="torch.distributed.tensor.Partial: pending reduction; DTensor",
+)
+@pytest.mark.world(2)
+def test_pending(world: World) -> None:
+    """Combine partial values with numbers and with replicated tensors, or reduce them further."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        parts = torch.stack([A, B]).to(rank.device) * 2
+        for op, reduced in PENDING.items():
+            whole = reduced(parts, 0)
+            for family in "constants", "pointwise", "of-sums", "reductions":
+                for name, (operator, (_, *others)) in FAMILIES[family].items():
+                    plain = [other.to(rank.device) for other in others]
+                    pending = DTensor.from_local(parts[rank.index].clone(), mesh, [Partial(op)])
+                    replicated = [DTensor.from_local(other, mesh, [Replicate()]) for other in plain]
+                    result: Any = operator(pending, *replicated)
+                    if not _same(operator(whole, *plain), result.full_tensor()):
+                        wrong.append(f"{name} of {op}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 def _same(expected: torch.Tensor, found: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from fixtures.placements import laid_out
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
+from harness.stacks import messages
 from harness.stacks.collectives import flattened
 from harness.stacks.tp_extension import StridedShard, compute_local_shape_and_global_offset
 
@@ -316,6 +317,70 @@ def test_gradients(world: World, source: Placement, target: Placement) -> None:
         (given.redistribute(placements=[WHOLE]).to_local(grad_placements=[Partial()]) * own).sum().backward()
         assert leaf.grad is not None
         assert_same(laid_out(everyone, mesh, [source]), leaf.grad + 0, "gradient of local parts")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LAY-15",
+    "The gradients of from_local and to_local have the tensor's placements, but are replicated where it is partial.",
+    source="torch.distributed.tensor: DTensor.from_local: gradient placement guarantees; DTensor.to_local",
+)
+@requirement(
+    "TP-LAY-16",
+    "The gradient of to_local or full_tensor has the placements in grad_placements, if they are given.",
+    source="torch.distributed.tensor: DTensor.to_local, full_tensor: grad_placements",
+)
+@pytest.mark.world(4)
+def test_placements_of_gradients(world: World) -> None:
+    """Combine layouts on two mesh dimensions; the DTensor is a leaf, or comes from a local tensor."""
+
+    def body(rank: Rank) -> None:
+        mesh, weights = rank.mesh(2, 2, names=("dp", "tp")), numbers(5, 3).to(rank.device)
+        for layouts in itertools.product((WHOLE, ROWS, COLUMNS, Partial()), repeat=2):
+            what = f"gradient of {layouts}"
+            kept = tuple(WHOLE if layout.is_partial() else layout for layout in layouts)
+            own = laid_out(weights, mesh, layouts).contiguous()
+            leaf = torch.ones_like(own).requires_grad_()
+            seen: list[Any] = []
+
+            def made(leaf: Any = leaf, layouts: Any = layouts, seen: list[Any] = seen) -> DTensor:
+                found = DTensor.from_local(leaf, mesh, layouts, shape=weights.shape, stride=weights.stride())
+                found.register_hook(lambda gradient: seen.append(gradient.placements))
+                return found
+
+            at = messages.mark()
+            (made().to_local() * own).sum().backward()
+            assert_same(own, leaf.grad, what)  # type: ignore[arg-type]
+            dtensor: Any = made().detach().requires_grad_()
+            (dtensor.to_local() * own).sum().backward()
+            assert_same(own, dtensor.grad.to_local(), f"{what}, which is a leaf")
+            assert [*seen, dtensor.grad.placements] == [kept, kept], what
+            assert not messages.since(at), what
+
+            leaf.grad = None
+            (made().full_tensor() * weights).sum().backward()
+            assert_same(own, leaf.grad + 0, f"{what}, made whole")  # type: ignore[operator]
+
+            # Each rank has its own gradient of what is the same on all ranks: the sum of these is asked for.
+            leaf.grad = None
+            asked = tuple(Partial() if layout == WHOLE else layout for layout in kept)
+            own = own * (rank.index + 1)
+            (made().to_local(grad_placements=asked) * own).sum().backward()
+            assert seen[-1] == asked, what
+            place = divmod(rank.index, 2)
+            alike = (
+                other + 1
+                for other in range(rank.size)
+                if all(layout == WHOLE or divmod(other, 2)[i] == place[i] for i, layout in enumerate(kept))
+            )
+            everyone = laid_out(weights, mesh, layouts) * sum(alike)
+            assert_same(everyone, leaf.grad + 0, f"{what}, asked for")  # type: ignore[operator]
+
+            leaf.grad = None
+            (made().full_tensor(grad_placements=[Partial(), Partial()]) * weights * (rank.index + 1)).sum().backward()
+            everyone = laid_out(weights, mesh, layouts) * sum(range(1, rank.size + 1))
+            assert_same(everyone, leaf.grad + 0, f"{what}, made whole and asked for")  # type: ignore[operator]
 
     world.run(body)
 
