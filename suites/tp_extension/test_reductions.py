@@ -54,6 +54,7 @@ FAMILIES: dict[str, tuple[Sequence[Dims], Mapping[str, Reduction]]] = {
             "std": METHODS["std"],
             "of the population": lambda x, dim, keepdim: x.var(dim, correction=0, keepdim=keepdim),
             "var_mean": lambda x, dim, keepdim: torch.var_mean(x, dim, keepdim=keepdim),
+            "std_mean": lambda x, dim, keepdim: torch.std_mean(x, dim, correction=2, keepdim=keepdim),
         },
     ),
     "norms": (SEVERAL, {f"norm {order}": _norm(order) for order in (0, 1, 2, 3)}),
@@ -141,27 +142,38 @@ def _parts(result: Any) -> tuple[Any, ...]:
 
 
 def _checked(
-    rank: Rank, mesh: Any, family: str, layouts: Sequence[Layout], shapes: Mapping[tuple[int, int], tuple[bool, ...]]
+    rank: Rank, mesh: Any, family: str, layouts: Mapping[Layout, Sequence[tuple[int, int]]]
 ) -> tuple[list[str], list[str]]:
-    """Return the cases with a wrong result, and those that are refused; ``shapes`` has the flags for each shape."""
+    """Return the cases with a wrong result, and those that are refused; flags take turns with shapes."""
     wrong, refused = [], []
     dims, functions = FAMILIES[family]
-    for (shape, flags), placements in itertools.product(shapes.items(), layouts):
-        whole = _whole(*shape).to(rank.device)
-        given = _laid_out(whole, rank, mesh, placements)
-        before = given.to_local().clone()
-        for (name, function), dim, flag in itertools.product(functions.items(), dims, flags):
-            case = f"{name} of {shape} {', '.join(map(str, placements))} over {dim}, {flag}"
-            expected = _parts(function(whole, dim, flag))
-            try:
-                found = [part.full_tensor() for part in _parts(function(given, dim, flag))]
-            except (RuntimeError, NotImplementedError) as error:
-                refused.append(f"{case}: {type(error).__name__}")
-                continue
-            if not all(map(_same, expected, found)):
-                wrong.append(case)
-        assert_same(before, given.to_local(), f"input of {family}")
+    for placements, shapes in layouts.items():
+        for i, shape in enumerate(shapes):
+            whole = _whole(*shape).to(rank.device)
+            given = _laid_out(whole, rank, mesh, placements)
+            before = given.to_local().clone()
+            for (j, (name, function)), (k, dim) in itertools.product(enumerate(functions.items()), enumerate(dims)):
+                flag = (i + j + k) % 2 == 1
+                case = f"{name} of {shape} {', '.join(map(str, placements))} over {dim}, {flag}"
+                expected = _parts(function(whole, dim, flag))
+                try:
+                    right = all(map(_right, expected, _parts(function(given, dim, flag))))
+                except (RuntimeError, NotImplementedError) as error:
+                    refused.append(f"{case}: {type(error).__name__}")
+                    continue
+                if not right:
+                    wrong.append(case)
+            assert_same(before, given.to_local(), f"input of {family}")
     return wrong, refused
+
+
+def _right(expected: torch.Tensor, found: DTensor) -> bool:
+    """Return whether a rank has its part of a tensor, or all ranks have parts of a sum or another reduction to it."""
+    if found.shape != expected.shape:
+        return False
+    if any(placement.is_partial() for placement in found.placements):
+        return _same(expected, found.full_tensor())
+    return _same(laid_out(expected, found.device_mesh, found.placements), found.to_local())
 
 
 def _same(expected: torch.Tensor, found: torch.Tensor) -> bool:
@@ -179,16 +191,21 @@ def _same(expected: torch.Tensor, found: torch.Tensor) -> bool:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.world(2)
 def test_reductions(world: World, family: str) -> None:
-    """Use sizes that two ranks divide or not, or that leave a rank without elements, in each dimension."""
+    """Use sizes that two ranks divide or not, or that leave a rank without elements of the dimension it shards."""
 
     def body(rank: Rank) -> tuple[list[str], list[str]]:
-        shapes = {(4, 6): (False,), (5, 3): (False, True)}
+        uneven, even = (5, 3), (4, 6)
+        layouts: dict[Layout, list[tuple[int, int]]] = {
+            (Replicate(),): [uneven],
+            (Shard(0),): [uneven, even, (1, 3)],
+            (Shard(1),): [uneven, even, (2, 1)],
+            (Partial(),): [uneven, even],
+        }
+        if family in SELECTING:
+            layouts |= {(Shard(0),): [uneven, even], (Shard(1),): [uneven, even]}
         if family == "logsumexp-kept":  # where shards differ in size, ranks abort
-            shapes = {(4, 6): (False,)}
-        elif family not in SELECTING:
-            shapes |= {(1, 3): (True,), (2, 1): (False,)}
-        layouts: list[Layout] = [(Replicate(),), (Shard(0),), (Shard(1),), (Partial(),)]
-        return _checked(rank, rank.mesh(), family, layouts, shapes)
+            layouts = {key: [even] for key in layouts}
+        return _checked(rank, rank.mesh(), family, layouts)
 
     assert_on_ranks([([], [])] * world.size, world.run(body))
 
@@ -214,7 +231,7 @@ def test_two_dimensions(world: World) -> None:
         ]
         wrong, refused = [], []
         for family in "sums", "positions":
-            more = _checked(rank, mesh, family, layouts, {(5, 7): (False,)})
+            more = _checked(rank, mesh, family, {layout: [(5, 7)] for layout in layouts})
             wrong, refused = wrong + more[0], refused + more[1]
         return wrong, refused
 
@@ -240,13 +257,13 @@ def test_communication(world: World) -> None:
         for shape, sharded in itertools.product(((4, 6), (5, 3)), (0, 1)):
             whole = _whole(*shape).to(rank.device)
             given = _laid_out(whole, rank, rank.mesh(), (Shard(sharded),))
-            for dims, functions in FAMILIES.values():
-                for name, function in functions.items():
+            for family, (dims, functions) in FAMILIES.items():
+                at = messages.mark()
+                for function in functions.values():
                     for dim in {1 - sharded, -1 - sharded} & set(dims):
-                        at = messages.mark()
                         function(given, dim, False)
-                        if found := len(messages.since(at)):
-                            counts[f"{name} of {shape} S({sharded}) over {dim}"] = found
+                if found := len(messages.since(at)):
+                    counts[f"{family} of {shape} S({sharded}) over the other dimension"] = found
             for name in "sum", "mean", "amax", "amin":
                 for dims in None, sharded, (0, 1):
                     at = messages.mark()
