@@ -142,17 +142,22 @@ def _parts(result: Any) -> tuple[Any, ...]:
 
 
 def _checked(
-    rank: Rank, mesh: Any, family: str, layouts: Mapping[Layout, Sequence[tuple[int, int]]]
+    rank: Rank, mesh: Any, family: str, layouts: Mapping[Layout, Sequence[tuple[int, int]]], every: int = 1
 ) -> tuple[list[str], list[str]]:
-    """Return the cases with a wrong result, and those that are refused; flags take turns with shapes."""
+    """Return the wrong cases and the refused ones; flags take turns with shapes.
+
+    With ``every`` at 3, each third of the dimensions is tried, beginning with another one for each function and layout.
+    """
     wrong, refused = [], []
     dims, functions = FAMILIES[family]
-    for placements, shapes in layouts.items():
+    for h, (placements, shapes) in enumerate(layouts.items()):
         for i, shape in enumerate(shapes):
             whole = _whole(*shape).to(rank.device)
             given = _laid_out(whole, rank, mesh, placements)
             before = given.to_local().clone()
             for (j, (name, function)), (k, dim) in itertools.product(enumerate(functions.items()), enumerate(dims)):
+                if (h + i + j + k) % every:
+                    continue
                 flag = (i + j + k) % 2 == 1
                 case = f"{name} of {shape} {', '.join(map(str, placements))} over {dim}, {flag}"
                 expected = _parts(function(whole, dim, flag))
@@ -230,8 +235,9 @@ def test_two_dimensions(world: World) -> None:
             (rows, Partial()),
         ]
         wrong, refused = [], []
-        for family in "sums", "positions":
-            more = _checked(rank, mesh, family, {layout: [(5, 7)] for layout in layouts})
+        for family in [family for family in FAMILIES if family != "logsumexp-kept"]:
+            every = 1 if family in ("sums", "positions") else 3
+            more = _checked(rank, mesh, family, {layout: [(5, 7)] for layout in layouts}, every)
             wrong, refused = wrong + more[0], refused + more[1]
         return wrong, refused
 
