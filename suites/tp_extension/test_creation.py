@@ -130,8 +130,16 @@ def test_distribute_tensor(world: World) -> None:
         for bad in [Replicate()], [Shard(1)]:
             with pytest.raises(ValueError, match="placements"):
                 distribute_tensor(sharded, mesh, bad)
+        flat = rank.mesh(1, 2)
         with pytest.raises(ValueError, match="mesh"):
-            distribute_tensor(sharded, rank.mesh(1, 2), [Shard(0), Shard(0)])
+            distribute_tensor(sharded, flat, [Shard(0), Shard(0)])
+        for kept, other in itertools.product(itertools.product((Shard(0), Shard(1), Replicate()), repeat=2), repeat=2):
+            given = distribute_tensor(whole, flat, kept)
+            if kept == other:
+                assert distribute_tensor(given, flat, other) is given, kept
+                continue
+            with pytest.raises(ValueError, match="placements"):
+                distribute_tensor(given, flat, other)
         for bad in [], [Shard(0), Replicate()]:
             with pytest.raises(ValueError, match="length"):
                 distribute_tensor(whole, mesh, bad)

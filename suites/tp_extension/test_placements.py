@@ -386,6 +386,42 @@ def test_placements_of_gradients(world: World) -> None:
 
 
 @requirement(
+    "TP-LAY-17",
+    "The gradient of from_local has the placements in grad_placements, to which it is redistributed if need be.",
+    source="torch.distributed.tensor: DTensor.from_local: grad_placements",
+)
+@pytest.mark.needs(torch="torch.distributed.tensor.DTensor.from_local(grad_placements)")
+@pytest.mark.world(2)
+def test_asked_placements_of_gradients(world: World) -> None:
+    """The gradient of a replicated or partial tensor arrives as a replica or as parts, and is asked for as either."""
+
+    def body(rank: Rank) -> None:
+        mesh, weights = rank.mesh(), (numbers(5, 3) * 2).to(rank.device)
+        for layout, arriving, asked in itertools.product((WHOLE, Partial()), repeat=3):
+            what = f"gradient of {layout}, arriving as {arriving}, asked for as {asked}"
+            leaf, own = torch.ones_like(weights).requires_grad_(), weights
+            if arriving.is_partial():
+                own = weights * (1 + 2 * rank.index) / 4  # a quarter and three quarters
+            given = DTensor.from_local(leaf, mesh, [layout], grad_placements=[asked])
+            at = messages.mark()
+            (given.to_local(grad_placements=[arriving]) * own).sum().backward()
+            gradient: Any = leaf.grad
+            found = DTensor.from_local(gradient + 0, mesh, [asked])
+            assert len(messages.since(at)) == (arriving.is_partial() and not asked.is_partial()), what
+            assert_same(weights, found.full_tensor() + 0, what)
+        for layout in ROWS, COLUMNS:
+            own = laid_out(weights, mesh, [layout]).contiguous()
+            leaf = torch.ones_like(own).requires_grad_()
+            given = DTensor.from_local(
+                leaf, mesh, [layout], shape=weights.shape, stride=weights.stride(), grad_placements=[layout]
+            )
+            (given.full_tensor() * weights).sum().backward()
+            assert_same(own, leaf.grad + 0, f"gradient of {layout}")  # type: ignore[operator]
+
+    world.run(body)
+
+
+@requirement(
     "TP-LAY-08",
     "The gradients of a matrix product equal those of one device, whichever dimension of a factor is sharded.",
     source="torch.distributed.tensor: DTensor.from_local; matmul",

@@ -146,7 +146,7 @@ def _checked(
 ) -> tuple[list[str], list[str]]:
     """Return the wrong cases and the refused ones; flags take turns with shapes.
 
-    With ``every`` at 3, each third of the dimensions is tried, beginning with another one for each function and layout.
+    With ``every`` at 4, each fourth of the dimensions is tried, beginning with another for each function and layout.
     """
     wrong, refused = [], []
     dims, functions = FAMILIES[family]
@@ -228,16 +228,16 @@ def test_two_dimensions(world: World) -> None:
         mesh = rank.mesh(2, 2, names=("dp", "tp"))
         rows, columns = Shard(0), Shard(1)
         layouts: list[Layout] = [
+            (columns, rows),
             (rows, rows),
             (rows, columns),
-            (columns, rows),
             (Partial(), columns),
             (rows, Partial()),
         ]
         wrong, refused = [], []
         for family in [family for family in FAMILIES if family != "logsumexp-kept"]:
-            every = 1 if family in ("sums", "positions") else 3
-            more = _checked(rank, mesh, family, {layout: [(5, 7)] for layout in layouts}, every)
+            tried, every = (layouts, 1) if family in ("sums", "positions") else (layouts[1:4], 4)
+            more = _checked(rank, mesh, family, {layout: [(5, 7)] for layout in tried}, every)
             wrong, refused = wrong + more[0], refused + more[1]
         return wrong, refused
 
@@ -263,7 +263,7 @@ def test_communication(world: World) -> None:
         for shape, sharded in itertools.product(((4, 6), (5, 3)), (0, 1)):
             whole = _whole(*shape).to(rank.device)
             given = _laid_out(whole, rank, rank.mesh(), (Shard(sharded),))
-            for family, (dims, functions) in FAMILIES.items():
+            for family, (dims, functions) in FAMILIES.items() if (shape == (4, 6)) == (sharded == 0) else ():
                 at = messages.mark()
                 for function in functions.values():
                     for dim in {1 - sharded, -1 - sharded} & set(dims):
