@@ -45,7 +45,7 @@ def _norm(order: float) -> Reduction:
 
 METHODS = {name: _named(name) for name in ("sum", "mean", "prod", "var", "std", "amax", "amin", "max", "min", "median")}
 FAMILIES: dict[str, tuple[Sequence[Dims], Mapping[str, Reduction]]] = {
-    "sums": (SEVERAL, {name: METHODS[name] for name in ("sum", "mean")}),
+    "sums": (SEVERAL, {name: _named(name) for name in ("sum", "mean", "nansum")}),
     "products": (ALL, {"prod": METHODS["prod"]}),
     "spread": (
         SEVERAL,
@@ -57,12 +57,12 @@ FAMILIES: dict[str, tuple[Sequence[Dims], Mapping[str, Reduction]]] = {
             "std_mean": lambda x, dim, keepdim: torch.std_mean(x, dim, correction=2, keepdim=keepdim),
         },
     ),
-    "norms": (SEVERAL, {f"norm {order}": _norm(order) for order in (0, 1, 2, 3)}),
+    "norms": (SEVERAL, {f"norm {order}": _norm(order) for order in (0, 0.5, 1, 2, 3)}),
     "extremes": (
         SEVERAL,
         {
             **{name: METHODS[name] for name in ("amax", "amin")},
-            **{f"norm {order}": _norm(order) for order in (torch.inf, -torch.inf)},
+            **{f"norm {order}": _norm(order) for order in (torch.inf, -torch.inf, -1)},
         },
     ),
     "positions": (
@@ -88,9 +88,9 @@ FAMILIES: dict[str, tuple[Sequence[Dims], Mapping[str, Reduction]]] = {
         ONE_DIM,
         {
             "median": METHODS["median"],
-            "kthvalue": lambda x, dim, keepdim: x.kthvalue(1, dim, keepdim=keepdim),
+            "kthvalue": lambda x, dim, keepdim: x.kthvalue(2, dim, keepdim=keepdim),
             "sort": lambda x, dim, descending: x.sort(dim, descending=descending),
-            "topk": lambda x, dim, largest: x.topk(1, dim, largest=largest),
+            "topk": lambda x, dim, largest: x.topk(2, dim, largest=largest),
             "argsort": lambda x, dim, descending: x.argsort(dim, descending=descending),
         },
     ),
@@ -101,6 +101,7 @@ FAMILIES: dict[str, tuple[Sequence[Dims], Mapping[str, Reduction]]] = {
             "cumprod": lambda x, dim, keepdim: (x % 3).cumprod(dim),
             "logcumsumexp": lambda x, dim, keepdim: x.logcumsumexp(dim),
             "cummax": lambda x, dim, keepdim: x.cummax(dim),
+            "cummin": lambda x, dim, keepdim: x.cummin(dim),
             "softmax": lambda x, dim, keepdim: x.softmax(dim),
             "log_softmax": lambda x, dim, keepdim: x.log_softmax(dim),
         },
@@ -284,7 +285,20 @@ def test_communication(world: World) -> None:
 
 
 DIFFERENTIABLE = {
-    "reductions": ("sum", "mean", "var", "std", "max", "min", "median", "norm 1", "norm 2", "norm 3", "logsumexp"),
+    "reductions": (
+        "sum",
+        "mean",
+        "var",
+        "std",
+        "max",
+        "min",
+        "median",
+        "norm 1",
+        "norm 2",
+        "norm 3",
+        "norm -1",
+        "logsumexp",
+    ),
     "orders": ("cumsum", "softmax", "log_softmax", "topk", "sort", "kthvalue"),
     "extremes": ("amax", "amin", "norm inf", "norm -inf"),
 }
