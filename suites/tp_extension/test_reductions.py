@@ -313,11 +313,12 @@ DIFFERENTIABLE = {
 @pytest.mark.parametrize("kind", DIFFERENTIABLE)
 @pytest.mark.world(2)
 def test_gradients(world: World, kind: str) -> None:
-    """Use uneven shards; each element of the result has its own gradient."""
+    """Use uneven shards; each element of the result has its own gradient, which arrives replicated or sharded."""
 
     def body(rank: Rank) -> list[str]:
         wrong = []
         whole = _whole(5, 3).to(rank.device)
+        backs = itertools.cycle((Replicate(), Shard(0)))
         every = {name: (dims, function) for dims, f in FAMILIES.values() for name, function in f.items()}
         for placement, name in itertools.product((Replicate(), Shard(0), Shard(1)), DIFFERENTIABLE[kind]):
             dims, function = every[name]
@@ -327,7 +328,8 @@ def test_gradients(world: World, kind: str) -> None:
                 expected, found = (_parts(function(x, dim, False))[0] for x in (plain, given))
                 weights = numbers(*expected.shape, dtype=torch.float64).to(rank.device)
                 (expected * weights).sum().backward()
-                (found.full_tensor() * weights).sum().backward()
+                back = next(backs) if expected.dim() else Replicate()
+                (found * distribute_tensor(weights, rank.mesh(), [back])).sum().full_tensor().backward()
                 gradient: Any = given.grad
                 assert plain.grad is not None
                 if not _same(plain.grad, gradient.full_tensor()):
