@@ -243,7 +243,7 @@ def _placements(operands: Operands, family: str) -> Iterable[tuple[Placement, ..
 
 def _distributed(operand: torch.Tensor, placement: Placement, rank: Rank, mesh: Any) -> DTensor:
     if not placement.is_partial():
-        return distribute_tensor(operand, mesh, [placement])
+        return distribute_tensor(operand, mesh, [placement], src_data_rank=None)
     local = operand - (rank.size - 1) if rank.index == 0 else torch.ones_like(operand)
     return DTensor.from_local(local, mesh, [placement])
 
@@ -320,7 +320,7 @@ def test_gradients(world: World, kind: str) -> None:
                 for x in inputs:
                     x.requires_grad_(x.is_floating_point())
                 try:
-                    (operator(*inputs) * distribute_tensor(weights, mesh, [back])).sum().full_tensor().backward()
+                    (operator(*inputs) * _distributed(weights, back, rank, mesh)).sum().full_tensor().backward()
                 except (NotImplementedError, RuntimeError, AssertionError):
                     refused.append(case)
                     if all(placement.is_replicate() for placement in placements):  # DTensor lacks it, or its backward

@@ -329,7 +329,7 @@ def test_gradients(world: World, kind: str) -> None:
                 weights = numbers(*expected.shape, dtype=torch.float64).to(rank.device)
                 (expected * weights).sum().backward()
                 back = next(backs) if expected.dim() else Replicate()
-                (found * distribute_tensor(weights, rank.mesh(), [back])).sum().full_tensor().backward()
+                (found * _laid_out(weights, rank, rank.mesh(), (back,))).sum().full_tensor().backward()
                 gradient: Any = given.grad
                 assert plain.grad is not None
                 if not _same(plain.grad, gradient.full_tensor()):
