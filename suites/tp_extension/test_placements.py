@@ -386,7 +386,7 @@ def test_placements_of_gradients(world: World) -> None:
 
 
 @requirement(
-    "TP-LAY-17",
+    "TP-LAY-18",
     "The gradient of from_local has the placements in grad_placements, to which it is redistributed if need be.",
     source="torch.distributed.tensor: DTensor.from_local: grad_placements",
 )
