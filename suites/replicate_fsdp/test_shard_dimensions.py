@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_same, requirement
-from harness.stacks import replicate_fsdp
 
 SOURCE = "torch.distributed.fsdp.fully_shard: shard_placement_fn"
 SHAPES = {"vector": (3,), "matrix": (3, 8), "cube": (2, 8, 4)}
@@ -52,11 +53,14 @@ def sharded(rank: Rank, mesh: Any, dims: dict[str, int], **options: Any) -> Any:
     return fully_shard(model, mesh=mesh, shard_placement_fn=place, **options)
 
 
-WAYS: dict[str, Callable[[Any], None]] = {
-    "plain": lambda model: None,
-    "kept": lambda model: model.set_reshard_after_forward(False),
-    "sums": lambda model: model.set_force_sum_reduction_for_comms(True),
+WAYS: dict[str, tuple[dict[str, Any], Callable[[Any], None]]] = {
+    "plain": ({}, lambda model: None),
+    "kept": ({}, lambda model: model.set_reshard_after_forward(False)),
+    "sums": ({}, lambda model: model.set_force_sum_reduction_for_comms(True)),
+    "reduced-wide": ({"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float64)}, lambda model: None),
+    "offloaded": ({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, lambda model: None),
 }
+"""Options and settings of a sharded module."""
 
 
 @requirement(
@@ -74,27 +78,32 @@ WAYS: dict[str, Callable[[Any], None]] = {
     "The gradient of a parameter is averaged, accumulated and sharded as the parameter, whichever dimension shards it.",
     source=SOURCE,
 )
+@requirement(
+    "RFSDP-SHARDDIM-05",
+    "A full state dict of a module has whole parameters, and loads into its shards, whichever dimensions these divide.",
+    source="torch.distributed.checkpoint.state_dict: get_model_state_dict, set_model_state_dict; full_state_dict",
+)
 @pytest.mark.world(2, 4)
 def test_dimensions(world: World) -> None:
-    """Shard over two or four ranks, or two of four with replicas; accumulate over three backwards, then step."""
+    """Shard over two or four ranks, or two of four with replicas; accumulate over three backwards, step, and load."""
 
     def body(rank: Rank) -> None:
         meshes = [rank.mesh(), *([rank.mesh(2, 2, names=("replicas", "shards"))] if rank.size > 2 else [])]
         for mesh in meshes:
             shards, index = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
-            for (name, dims), (way, set_it), reduced in zip(
-                [*DIMS.items()] * 3, [*WAYS.items()] * 4, [None, torch.float64] * 6, strict=True
-            ):
-                what = f"{mesh.shape}, {name}, {way}, {reduced}"
-                model = sharded(rank, mesh, dims, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduced))
+            every = itertools.product(DIMS.items(), WAYS.items())
+            some = zip(itertools.cycle(DIMS.items()), WAYS.items(), strict=False)
+            for (name, dims), (way, (options, set_it)) in every if rank.size == 2 else some:
+                model = sharded(rank, mesh, dims, **options)
                 set_it(model)
-                check(rank, model, {n: dims.get(n, 0) % len(SHAPES[n]) for n in SHAPES}, shards, index, what)
+                actual = {n: dims.get(n, 0) % len(shape) for n, shape in SHAPES.items()}
+                check(rank, model, actual, shards, index, f"{mesh.shape}, {name}, {way}")
 
     world.run(body)
 
 
 def check(rank: Rank, model: Any, dims: dict[str, int], shards: int, index: int, what: str) -> None:
-    """Check the parameters, and their values and gradients over three backwards and a step."""
+    """Check the parameters, their gradients over three backwards, a step, and loading other values."""
     alone = Weights()
     for name, parameter in model.named_parameters():
         assert parameter.placements[-1] == Shard(dims[name]), f"{what}: {name}"
@@ -114,9 +123,14 @@ def check(rank: Rank, model: Any, dims: dict[str, int], shards: int, index: int,
             part = chunk(right, shards, index, dims[name])
             assert_same(part, parameter.grad.to_local(), f"{what}: gradient of {name} after {done} backwards")
     torch.optim.SGD(model.parameters(), lr=1.0).step()
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    for name, shape in SHAPES.items():
+        assert_same(numbers(*shape) * (1 - 3 * mean), state[name], f"{what}: {name} after a step")
+    other: dict[str, Any] = {name: (numbers(*shape) + 7).to(rank.device) for name, shape in SHAPES.items()}
+    set_model_state_dict(model, other, options=StateDictOptions(full_state_dict=True))
     for name, parameter in model.named_parameters():
-        right = numbers(*SHAPES[name]) * (1 - 3 * mean)
-        assert_same(right, replicate_fsdp.whole(parameter), f"{what}: {name} after a step")
+        part = chunk(numbers(*SHAPES[name]) + 7, shards, index, dims[name])
+        assert_same(part, parameter.to_local().detach(), f"{what}: loaded {name}")
 
 
 @requirement(
