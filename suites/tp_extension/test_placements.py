@@ -142,7 +142,7 @@ def test_flattened(world: World, placements: tuple[Placement, Placement]) -> Non
 
 
 @requirement(
-    "TP-LAY-15",
+    "TP-LAY-17",
     "Values that are partial over several mesh dimensions are reduced by the operation of each, also once the mesh is "
     "flattened.",
     source="torch/distributed/tensor/_redistribute.py: one collective over several mesh dimensions; "
