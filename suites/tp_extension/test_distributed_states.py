@@ -11,6 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from fixtures import states
 from fixtures.clipping import check_clipping
+from fixtures.scaling import check_scaling
 from harness import Rank, World, requirement
 
 SOURCE = "torch.distributed.checkpoint.state_dict"
@@ -81,3 +82,19 @@ def test_strictness(world: World) -> None:
 def test_clipping(world: World) -> None:
     """Use two layers, column-wise and row-wise, on two tensor-parallel ranks, with fully_shard over others or none."""
     world.run(lambda rank: check_clipping(rank, parallel, "first", "second"))
+
+
+@requirement(
+    "TP-SCALE-01",
+    "A GradScaler unscales gradients that are sharded over one or two mesh dimensions as on one device.",
+    source="torch.amp.GradScaler: scale, unscale_, step, update",
+)
+@requirement(
+    "TP-SCALE-02",
+    "With a GradScaler, an infinity or a NaN in one tensor-parallel shard skips the step on every rank.",
+    source="torch.amp.GradScaler: step, update",
+)
+@pytest.mark.world(2, 4)
+def test_scaling(world: World) -> None:
+    """Use two layers, column-wise and row-wise, on two tensor-parallel ranks, with fully_shard over others or none."""
+    world.run(lambda rank: check_scaling(rank, parallel, "first", "second"))
