@@ -178,20 +178,17 @@ class Scaled(nn.Module):
 )
 @pytest.mark.world(2)
 def test_graphs_of_earlier_forwards(world: World) -> None:
-    """Between a forward and its backward run others: training, evaluation, without gradients or synchronization."""
+    """Between a forward and its backward run others: one or two in training, one in evaluation or without gradients."""
 
     def body(rank: Rank) -> None:
         x = torch.tensor(1.0 + 2 * rank.index, device=rank.device)
-        for kind in ("training", "evaluation", "no_grad", "inference", "no_sync", "two"):
+        for kind in ("training", "evaluation", "no_grad", "inference", "two"):
             model: Any = DistributedDataParallel(Scaled().to(rank.device))
             for step in range(2):
                 losses = [model(x)]
                 model.train(kind != "evaluation")
                 if kind in ("no_grad", "inference"):
                     with torch.no_grad() if kind == "no_grad" else torch.inference_mode():
-                        model(x)
-                elif kind == "no_sync":
-                    with model.no_sync():
                         model(x)
                 else:
                     losses += [model(3 * x) for _ in range(2 if kind == "two" else 1)]
@@ -210,6 +207,7 @@ def test_graphs_of_earlier_forwards(world: World) -> None:
     "A forward or the constructor broadcasts many buffers with as many collectives as one of each dtype.",
     source="torch/nn/parallel/distributed.py: broadcast_bucket_size",
 )
+@pytest.mark.usefixtures("with_buckets")
 @pytest.mark.world(2)
 def test_buffers_together(world: World) -> None:
     """Compare a model of two buffers with one of many, of two dtypes, in training and evaluation."""
