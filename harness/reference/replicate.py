@@ -152,9 +152,9 @@ class Replica:
         return [buffer for _, module in self.managed(self.module) for buffer in module.buffers(recurse=False)]
 
     def send(self, everything: list[Any]) -> None:
-        """Send tensors from the first rank of the group to all others."""
+        """Send tensors from the first rank of the group to all others, unnoticed by graphs that have saved them."""
         for tensor in everything:
-            dist.broadcast(local(tensor.detach()), group=self.group, group_src=0)
+            dist.broadcast(local(tensor.data), group=self.group, group_src=0)
 
     # in every step
 

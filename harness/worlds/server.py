@@ -37,7 +37,7 @@ from typing import Any, NoReturn
 from harness.profiles.vocabulary import SPAWN
 from harness.worlds import network, pages, runtimes, segments
 from harness.worlds.network import Refusal
-from harness.worlds.preloading import fill_tables
+from harness.worlds.preloading import fill_tables, seed
 from harness.worlds.processes import (
     ORPHANED,
     adopt_orphans,
@@ -82,6 +82,7 @@ def _preload(modules: list[str]) -> list[str]:
         if "torch" in modules:
             _find_backend()
         fill_tables(modules)
+        seed(modules)
     return missing
 
 

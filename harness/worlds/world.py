@@ -317,7 +317,10 @@ class World:
         """Return what the last test left in the ranks that the next could notice, a sentence each; [] if nothing.
 
         Restores what can be restored.  Ranks that have ended count as residue.
+        Errors: ValueError if the world is not warm, as its ranks have not recorded what there was before.
         """
+        if not self.spec.warm:
+            raise ValueError("only ranks of a warm world record what a test can leave in them")
         ended = [f"rank {p.index} has {p.exit}" for p in self._processes if p.exit is not None]
         if not self.live:
             return ended

@@ -34,6 +34,8 @@ READ: dict[str, Callable[[torch.Tensor], Any]] = {
     "two views": lambda t: (t.view(4).view(2, 2) + 0).tolist(),
     "reshape": lambda t: (t.reshape(1, 4) + 0).reshape(2, 2).tolist(),
     "transpose": lambda t: (t.t() + 0).t().tolist(),
+    "contiguous": lambda t: t.t().contiguous().view(4).view(2, 2).t().tolist(),
+    "reshaped transpose": lambda t: (t.t().reshape(4) + 0).view(2, 2).t().tolist(),
     "slices": lambda t: [(t[0] + 0).tolist(), (t[1:] + 0)[0].tolist()],
     "chunks": lambda t: [(part + 0)[0].tolist() for part in t.chunk(2)],
     "unbind": lambda t: [(part + 0).tolist() for part in t.unbind()],
@@ -47,6 +49,35 @@ READ: dict[str, Callable[[torch.Tensor], Any]] = {
     "format": lambda t: _numbers(f"{t}"),
 }
 """Ways to read all numbers of a result of two rows and two columns."""
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "view": lambda t: t.view(-1),
+    "view of three dimensions": lambda t: t.view(2, 1, -1),
+    "row": lambda t: t[1],
+    "rows": lambda t: t[1:],
+    "every second row": lambda t: t[::2],
+    "column": lambda t: t[:, 1],
+    "columns": lambda t: t[:, :1],
+    "part": lambda t: t[1:, 1:],
+    "narrow": lambda t: t.narrow(1, 1, 1),
+    "t": lambda t: t.t(),
+    "transpose": lambda t: t.transpose(0, 1),
+    "permute": lambda t: t.permute(1, 0),
+    "movedim": lambda t: t.movedim(0, 1),
+    "mT": lambda t: t.mT,
+    "unsqueeze": lambda t: t.unsqueeze(1),
+    "expand": lambda t: t[:, None].expand(-1, 4, -1),
+    "diagonal": lambda t: t.diagonal(),
+    "unfold": lambda t: t.unfold(0, 2, 1),
+    "chunk": lambda t: t.chunk(3)[1],
+    "split": lambda t: t.split(1, 1)[1],
+    "unbind": lambda t: t.unbind(1)[1],
+    "column of transposed": lambda t: t.t()[1],
+    "transposed twice": lambda t: t.t().t(),
+    "transposed and transposed again": lambda t: t.view(3, -1, 2).transpose(0, 2).transpose(0, 1),
+}
+"""Views of a result of three or six rows and two columns."""
 
 
 def _broadcast(t: torch.Tensor) -> Any:
@@ -105,6 +136,36 @@ def test_known_before(rank: Rank) -> None:
             rank.store.set(f"asked {number}", "")
         assert_same(torch.full((3, 2), 2, dtype=dtype), functional.wait_tensor(results[0]), f"sum of {dtype}")
         assert_same(torch.full((6, 2), 1, dtype=dtype), functional.wait_tensor(results[1]), f"gathered {dtype}")
+
+
+@requirement(
+    "COLL-FUNC-28",
+    "A view of a functional collective's pending result has the shape, strides and place of that view of a tensor.",
+    source="torch.distributed._functional_collectives: AsyncCollectiveTensor; torch.Tensor.view: views",
+)
+@pytest.mark.needs(collective="all_gather_into_tensor")
+@spmd(2)
+def test_views_known_before(rank: Rank) -> None:
+    """Rank 1 joins only after rank 0 has asked for every view; afterwards all have the right elements."""
+    group: Any = dist.group.WORLD
+    given = torch.arange(6.0, device=rank.device).view(3, 2)
+    if rank.index == 1:
+        rank.store.wait(["views"])
+    results = [functional.all_reduce(given, "sum", group), functional.all_gather_tensor(given, 0, group)]
+    rights = [2 * given, torch.cat([given, given])]
+
+    def told(t: torch.Tensor) -> tuple[Any, ...]:
+        return t.shape, t.stride(), t.storage_offset(), t.is_contiguous(), t.dtype, t.requires_grad
+
+    views = [{name: view(result) for name, view in VIEWS.items()} for result in results]
+    before = [{name: told(pending) for name, pending in found.items()} for found in views]
+    if rank.index == 0:
+        rank.store.set("views", "")
+    for found, said, right in zip(views, before, rights, strict=True):
+        for name, pending in found.items():
+            assert said[name] == told(VIEWS[name](right)), name
+            assert pending.tolist() == VIEWS[name](right).tolist(), name
+            assert pending.contiguous().view(-1).tolist() == VIEWS[name](right).flatten().tolist(), name
 
 
 @requirement(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from harness import Rank, World, requirement
 from suites.collectives.test_naming import total
@@ -98,6 +99,109 @@ def test_descriptions(world: World) -> None:
         gathered: list[Any] = [None, None]
         dist.all_gather_object(gathered, names)
         assert gathered[0] == gathered[1]
+
+    world.run(body)
+
+
+MARK = 7
+
+
+def register_marking(kind: str) -> list[tuple[int, int]]:
+    """Register a backend whose sum of anything is a mark; return the rank and the size of each group that it makes."""
+    made = []
+
+    class Done(dist.Work):
+        def wait(self, timeout: Any = None) -> bool:
+            return True
+
+        def is_completed(self) -> bool:
+            return True
+
+    class Marking(dist.ProcessGroup):
+        called: str
+
+        def getBackendName(self) -> str:  # noqa: N802 - torch asks by this name
+            return "marking"
+
+        def setGroupName(self, name: str) -> None:  # noqa: N802
+            self.called = name
+
+        def getGroupName(self) -> str:  # noqa: N802
+            return self.called
+
+        def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+            for tensor in tensors:
+                tensor.fill_(MARK)
+            return Done()
+
+    def make(store: dist.Store, index: int, size: int, timeout: timedelta) -> Marking:
+        made.append((index, size))
+        return Marking(index, size)
+
+    dist.Backend.register_backend("marking", make, devices=[kind])
+    return made
+
+
+@requirement(
+    "COLL-GROUP-20",
+    "A group has the backend and the description that it is made with.",
+    source="torch.distributed.new_group: backend, group_desc; new_subgroups, new_subgroups_by_enumeration",
+)
+@requirement(
+    "COLL-GROUP-29",
+    "get_backend returns the backend of the group that it is given, which need not be that of the default group.",
+    source="torch.distributed.get_backend: 'the backend of the given process group'; init_process_group, "
+    "new_group: 'By default uses the same backend as the global group'",
+)
+@pytest.mark.world(2, warm=False)
+def test_other_backends(world: World) -> None:
+    """Register a backend, and make groups of it in every way between others; then make it the default."""
+
+    def body(rank: Rank) -> None:
+        kind, own = rank.device.type, dist.get_backend()
+        made = register_marking(kind)
+
+        def in_mesh(shape: tuple[int, ...], dim: int | str, **options: Any) -> Any:
+            names = ("a", "b")[: len(shape)]
+            override = dict.fromkeys([dim] if options else [], options.get("backend"))
+            mesh = init_device_mesh(kind, shape, mesh_dim_names=names, backend_override=override)
+            for number, name in enumerate(names):
+                if dim not in (number, name):
+                    assert dist.get_backend(mesh.get_group(number)) == default
+            return mesh.get_group(dim)
+
+        def check(group: Any, backend: str) -> None:
+            assert dist.get_backend(group) == backend
+            assert dist.get_process_group_ranks(group) == [0, 1]
+            assert total(rank, group) == (MARK if backend == "marking" else 11)
+
+        ways: dict[str, Callable[..., Any]] = {
+            "everyone": lambda **options: dist.new_group(**options),
+            "ranks": lambda **options: dist.new_group([1, 0], **options),
+            "local": lambda **options: dist.new_group([0, 1], use_local_synchronization=True, **options),
+            "subgroups": lambda **options: dist.new_subgroups(2, **options)[0],
+            "enumerated": lambda **options: dist.new_subgroups_by_enumeration([[0, 1]], **options)[0],
+            "mesh": lambda **options: in_mesh((2,), 0, **options),
+            "first dimension": lambda **options: in_mesh((2, 1), "a", **options),
+            "last dimension": lambda **options: in_mesh((1, 2), 1, **options),
+        }
+        for default, other in ((own, "marking"), ("marking", own)):
+            if default == "marking":
+                dist.barrier()
+                dist.destroy_process_group()
+                store = dist.PrefixStore("other", rank.store)
+                dist.init_process_group("marking", store=store, rank=rank.index, world_size=2)
+            groups: list[tuple[Any, str]] = []
+            for options in ({"backend": other}, {}, {"backend": other.upper()}, {"backend": default}):
+                backend = default if options.get("backend", default) == default else other
+                groups += [(way(**options), backend) for way in ways.values()]
+            for group, backend in (*groups, (None, default), (dist.group.WORLD, default)):
+                check(group, backend)
+            assert dist.get_backend() == default
+            paired = dist.new_group(backend=f"{kind}:{other}")
+            assert dist.get_backend_config(paired) == f"{kind}:{other}"
+            assert total(rank, paired) == (MARK if other == "marking" else 11)
+        assert set(made) <= {(rank.index, 2), (0, 1)}
 
     world.run(body)
 
@@ -355,5 +459,62 @@ def test_local_groups_between_others(world: World, counts: str) -> None:
             groups.append(([0, 1, 2], make()))
             for ranks, group in groups:
                 assert total(rank, group) == sum(10**member for member in ranks)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GROUP-04",
+    "With use_local_synchronization=True, only the members of a group need to call new_group.",
+    source="torch.distributed.new_group: use_local_synchronization",
+)
+@requirement(
+    "COLL-GROUP-30",
+    "With TORCH_DIST_INIT_BARRIER=1, no rank has a new group before every rank that must ask for it has asked.",
+    source="torch/distributed/distributed_c10d.py: TORCH_DIST_INIT_BARRIER, new_group, init_process_group",
+)
+@pytest.mark.world(3)
+def test_barriers_of_beginnings(world: World) -> None:
+    """Rank 2 asks for each group late, also as one of its members, and rank 0 never asks for those of others."""
+
+    def body(rank: Rank) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TORCH_DIST_INIT_BARRIER", "1")
+            seconds = timedelta(seconds=5)
+            dist.barrier()
+            dist.destroy_process_group()
+            store = dist.PrefixStore("beginning", rank.store)
+
+            def late(name: str) -> None:
+                if rank.index == 2:
+                    time.sleep(0.02)  # enough to see a rank that does not wait
+                    rank.store.set(f"asking for {name}", "")
+
+            def everyone_asked(name: str) -> None:
+                assert rank.store.check([f"asking for {name}"]), name
+
+            late("the world")
+            dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=3, timeout=seconds)
+            everyone_asked("the world")
+            # first, because members of a local group must be in equally many groups (COLL-GROUP-28)
+            for number, ranks in enumerate([[1, 2], [1, 2], [1] if rank.index == 1 else [2]]):
+                if rank.index == 0:
+                    rank.store.wait([f"local {number} of {i}" for i in (1, 2)])
+                    continue
+                late(f"local {number}")
+                group = dist.new_group(ranks, use_local_synchronization=True, timeout=seconds)
+                if 2 in ranks:
+                    everyone_asked(f"local {number}")
+                assert total(rank, group) == sum(10**i for i in ranks)
+                rank.store.set(f"local {number} of {rank.index}", "")
+            for ranks in ([0, 1], [1, 2], [0], [0, 1, 2]):
+                late(f"{ranks}")
+                group = dist.new_group(ranks, timeout=seconds)
+                everyone_asked(f"{ranks}")
+                assert rank.index not in ranks or total(rank, group) == sum(10**i for i in ranks)
+            late("parts")
+            mine, _ = dist.new_subgroups_by_enumeration([[2, 0], [1]], timeout=seconds)
+            everyone_asked("parts")
+            assert total(rank, mine) == (10 if rank.index == 1 else 101)
 
     world.run(body)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 import torch
@@ -231,5 +232,68 @@ def test_places_of_the_rank(world: World) -> None:
                 dist.destroy_process_group()
         store = dist.PrefixStore("back", rank.store)
         dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=2)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-LIFE-15",
+    "An address keeps its options, whether rank and world size are given beside it or as options.",
+    source="torch.distributed.init_process_group: init_method; torch.distributed.rendezvous: use_libuv",
+)
+@requirement(
+    "COLL-LIFE-16",
+    "The handler that is registered for a scheme gets the address, with rank and world size among its options.",
+    source="torch.distributed.register_rendezvous_handler",
+)
+@pytest.mark.world(1)
+def test_options_of_an_address(world: World) -> None:
+    """Give none, one or two options, and rank and size beside them, before them or after them."""
+
+    def body(rank: Rank) -> None:
+        seen: list[str] = []
+
+        def handler(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+            seen.append(url)
+            given = dict(parse_qsl(urlsplit(url).query))
+            yield dist.PrefixStore(str(len(seen)), rank.store), int(given["rank"]), int(given["world_size"])
+
+        def together(*parts: str) -> str:
+            return "&".join(filter(None, parts))
+
+        dist.register_rendezvous_handler("seen", handler)
+        with pytest.raises(RuntimeError, match="seen"):
+            dist.register_rendezvous_handler("seen", handler)
+        for options in ("", "color=red", "color=red&size=3"):
+            for place, me, size in (("rank=0&world_size=1", 0, 1), ("rank=2&world_size=5", 2, 5)):
+                ways: list[tuple[str, tuple[int, ...]]] = [
+                    (options, (me, size)),
+                    (together(place, options), ()),
+                    (together(options, place), ()),
+                ]
+                for query, beside in ways:
+                    url = f"seen://somewhere:1/there?{query}"
+                    assert next(dist.rendezvous(url, *beside))[1:] == (me, size), url
+                    parts = urlsplit(seen[-1])
+                    assert (parts.scheme, parts.netloc, parts.path) == ("seen", "somewhere:1", "/there")
+                    assert dict(parse_qsl(parts.query)) == dict(parse_qsl(together(options, place))), url
+        for query, arguments in (("color=red", {"rank": 0, "world_size": 1}), ("rank=0&color=red&world_size=1", {})):
+            dist.destroy_process_group()
+            dist.init_process_group(rank.backend, init_method=f"seen://here?{query}", **arguments)
+            assert dict(parse_qsl(urlsplit(seen[-1]).query)) == {"color": "red", "rank": "0", "world_size": "1"}
+            assert total(rank, None) == 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+            for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
+                patch.setenv(name, value)
+            for default in ("0", "1"):
+                patch.setenv("USE_LIBUV", default)
+                for option in ("use_libuv=0", "use_libuv=1", ""):
+                    for place in ("tcp://127.0.0.1:0", "env://"):
+                        ways = [(option, (0, 1)), (together(option, "rank=0&world_size=1"), ())]
+                        for query, beside in ways:
+                            store, *found = next(dist.rendezvous(f"{place}?{query}", *beside))
+                            assert found == [0, 1]
+                            assert store.libuvBackend == ((option or default)[-1] == "1"), (default, place, query)
 
     world.run(body)

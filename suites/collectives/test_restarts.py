@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from harness import Rank, World, assert_on_ranks, requirement, spmd
+from harness.stacks.collectives import functional
 
 
 def started(rank: Rank, name: str, me: int, size: int) -> None:
@@ -84,6 +86,57 @@ def test_start_again_in_the_same_place(world: World, place: str) -> None:
         started(rank, "back", rank.index, rank.size)
 
     world.run(body)
+
+
+@requirement(
+    "COLL-LIFE-17",
+    "The groups of a world that was made anew have the ranks that they are made with, whatever earlier worlds had.",
+    source="torch.distributed.destroy_process_group, new_group, get_global_rank, get_group_rank",
+)
+@spmd(3)
+def test_groups_of_a_new_world(rank: Rank) -> None:
+    """In each of three worlds make groups of other ranks in the same order, and use their members by number."""
+    worlds = [[(0, 1), (1, 2), (2,)], [(1, 2), (0, 2), (0, 1)], [(0, 2), (0, 1, 2), (1, 2)]]
+    for cycle, parts in enumerate(worlds):
+        dist.barrier()
+        dist.destroy_process_group()
+        me = (rank.index + cycle) % rank.size
+        started(rank, f"anew-{cycle}", me, rank.size)
+        assert dist.get_process_group_ranks(None) == [0, 1, 2]
+        made: list[tuple[tuple[int, ...], Any]] = []
+        if me in parts[0]:
+            made.append((parts[0], dist.new_group(list(parts[0]), use_local_synchronization=True)))
+        made += [(part, dist.new_group(list(part))) for part in parts]
+        mesh = DeviceMesh(rank.device.type, [list(parts[0])])
+        made += [(parts[0], mesh.get_group(1))] if me in parts[0] else []
+        for part, group in made:
+            if me not in part:
+                assert group is dist.GroupMember.NON_GROUP_MEMBER
+                continue
+            size = len(part)
+            assert (dist.get_rank(group), dist.get_world_size(group)) == (part.index(me), size)
+            assert dist.get_process_group_ranks(group) == list(part)
+            assert [dist.get_global_rank(group, i) for i in range(size)] == list(part)
+            assert [dist.get_group_rank(group, i) for i in part] == list(range(size))
+            assert_usable(group, list(part), me, rank.device)
+            for number, member in enumerate(part):
+                for named in ({"src": member}, {"group_src": number}):
+                    own = torch.tensor([float(me)], device=rank.device)
+                    dist.broadcast(own, group=group, **named)
+                    assert own.item() == member, (part, named)
+                    objects = [me]
+                    dist.broadcast_object_list(objects, group=group, **named)
+                    assert objects == [member], (part, named)
+            for by in (group, group.group_name):
+                own = torch.tensor([10**me], device=rank.device)
+                summed = functional.wait_tensor(functional.all_reduce(own, "sum", by))
+                assert summed.item() == sum(10**i for i in part)
+            if size > 1 and me == part[0]:
+                dist.send(torch.tensor([float(me)], device=rank.device), group_dst=size - 1, group=group)
+            elif size > 1 and me == part[-1]:
+                own = torch.zeros(1, device=rank.device)
+                assert dist.recv(own, group_src=0, group=group) == part[0]
+                assert own.item() == part[0]
 
 
 def free_port(rank: Rank) -> int:

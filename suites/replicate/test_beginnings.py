@@ -36,6 +36,10 @@ class Own(nn.Module):
         self.register_buffer("floats", dyadic(3, key=("floats", rank)))
         self.register_buffer("numbers", torch.arange(3) + rank)
         self.register_buffer("flags", torch.arange(4) % (rank + 1) == 0)
+        self.register_buffer("passing", dyadic(2, key=("passing", rank)), persistent=False)
+        self.child = nn.Module()
+        for name, saved in (("kept", True), ("lost", False)):
+            self.child.register_buffer(name, torch.tensor(1 + rank), persistent=saved)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         used = [p.abs().double().sum() for p in self.parameters()]
@@ -110,12 +114,12 @@ def test_prepared_in_the_first_forward(world: World) -> None:
 
 @requirement(
     "DDP-INIT-02",
-    "The constructor of DistributedDataParallel gives every rank the buffers of rank 0, whatever their dtype.",
+    "The constructor of DistributedDataParallel gives every rank rank 0's buffers, of any dtype, persistent or not.",
     source="torch.nn.parallel.DistributedDataParallel: forward_sync_buffers",
 )
 @pytest.mark.world(2, 3)
 def test_buffers_of_rank_0(world: World) -> None:
-    """Compare buffers of floats, integers and bools without a forward."""
+    """Compare buffers of floats, integers and bools, also of a child and not persistent ones, without a forward."""
 
     def body(rank: Rank) -> dict[str, torch.Tensor]:
         model = Own(rank.index).to(rank.device)

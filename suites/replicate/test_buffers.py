@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks.training import launched, since
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel: forward_sync_buffers"
 
@@ -148,3 +150,82 @@ def test_sent_within_the_group(world: World) -> None:
         return outputs
 
     assert_on_ranks([[0.0, 4.0, 8.0]] * 2 + [[0.0, 14.0, 26.0]] * 2, world.run(body))
+
+
+class Scaled(nn.Module):
+    """A parameter times its input and the number in a buffer, which the backward needs; a child and dtypes vary."""
+
+    scale: torch.Tensor
+
+    def __init__(self, more: int = 0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("scale", torch.full((2,), 4.0))
+        self.register_buffer("number", torch.tensor(1))
+        self.child = nn.Module()
+        for i in range(more):
+            self.child.register_buffer(f"float {i}", torch.zeros(2, i), persistent=i % 2 == 0)
+            self.register_buffer(f"number {i}", torch.zeros(i, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * self.scale * x).sum()
+
+
+@requirement(
+    "DDP-BUF-11",
+    "The broadcast of buffers before a forward leaves the graphs of earlier forwards usable.",
+    source=f"{SOURCE}; torch/nn/parallel/distributed.py: _sync_buffers",
+)
+@pytest.mark.world(2)
+def test_graphs_of_earlier_forwards(world: World) -> None:
+    """Between a forward and its backward run others: one or two in training, one in evaluation or without gradients."""
+
+    def body(rank: Rank) -> None:
+        x = torch.tensor(1.0 + 2 * rank.index, device=rank.device)
+        for kind in ("training", "evaluation", "no_grad", "inference", "two"):
+            model: Any = DistributedDataParallel(Scaled().to(rank.device))
+            for step in range(2):
+                losses = [model(x)]
+                model.train(kind != "evaluation")
+                if kind in ("no_grad", "inference"):
+                    with torch.no_grad() if kind == "no_grad" else torch.inference_mode():
+                        model(x)
+                else:
+                    losses += [model(3 * x) for _ in range(2 if kind == "two" else 1)]
+                model.train()
+                sum(losses).backward()
+                right = 8.0 * (1 + 3 * (len(losses) - 1))
+                assert model.module.weight.grad.tolist() == [right] * 2, (kind, step)
+                assert model.module.scale.tolist() == [4.0] * 2, (kind, step)
+                model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-BUF-12",
+    "A forward or the constructor broadcasts many buffers with as many collectives as one of each dtype.",
+    source="torch/nn/parallel/distributed.py: broadcast_bucket_size",
+)
+@pytest.mark.usefixtures("with_buckets")
+@pytest.mark.world(2)
+def test_buffers_together(world: World) -> None:
+    """Compare a model of two buffers with one of many, of two dtypes, in training and evaluation."""
+
+    def body(rank: Rank) -> None:
+        def issued(more: int) -> list[dict[tuple[int, ...], int]]:
+            module = Scaled(more).to(rank.device)
+            x, counts, before = torch.ones((), device=rank.device), [], launched()
+            model = DistributedDataParallel(module)
+            counts.append(since(before))
+            for training in (True, True, False):
+                model.train(training)
+                before = launched()
+                loss = model(x)
+                counts.append(since(before))
+                loss.backward()
+            return counts
+
+        assert issued(9) == issued(0)
+
+    world.run(body)

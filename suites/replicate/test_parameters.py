@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -85,7 +86,7 @@ def test_kinds(world: World, views: bool) -> None:
 @requirement(
     "REPL-PAR-02",
     "Sparse gradients are averaged.",
-    source="torch.nn.Embedding: sparse",
+    source="torch.nn.Embedding, torch.nn.EmbeddingBag: sparse",
 )
 @pytest.mark.parametrize("how", ["replicate", "DDP"])
 @pytest.mark.world(2, 3)
@@ -109,6 +110,76 @@ def test_sparse(world: World, how: str) -> None:
         right[rows(rank)] += rank + 1
     for rank, averaged in enumerate(world.run(body)):
         assert_same(right, averaged, f"rank {rank}")
+
+
+BAGS: dict[str, dict[str, Any]] = {
+    "sum": {"mode": "sum"},
+    "mean": {"mode": "mean"},
+    "last offset": {"mode": "sum", "include_last_offset": True},
+    "padding": {"mode": "sum", "padding_idx": 5},
+    "weights": {"mode": "sum"},
+    "embedding": {},
+}
+"""Layers with sparse gradients: bags of embeddings, and an embedding."""
+
+
+class Looked(nn.Module):
+    """A layer that looks up rows, whose gradient is sparse, between two layers with dense ones."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        options: dict[str, Any] = {"sparse": True, "dtype": torch.float64, **BAGS[kind]}
+        self.first, self.last = (nn.Parameter(torch.ones(2, dtype=torch.float64)) for _ in range(2))
+        self.rows: nn.Module = (nn.Embedding if kind == "embedding" else nn.EmbeddingBag)(8, 2, **options)
+        nn.init.ones_(self.rows.weight)
+        self.kind = kind
+
+    def forward(self, rank: int, step: int) -> torch.Tensor:
+        device = self.first.device
+        wanted = torch.tensor([rank, rank + step, 5, rank + 2], device=device)
+        arguments: dict[str, Any] = {}
+        if self.kind == "weights":
+            arguments["per_sample_weights"] = torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64, device=device)
+        if self.kind != "embedding":
+            ends = [0, 1, 4] if self.kind == "last offset" else [0, 1]
+            arguments["offsets"] = torch.tensor(ends, device=device)
+        result: torch.Tensor = self.rows(wanted, **arguments) * self.first + self.last
+        return (rank + 1) * result.sum()
+
+
+@requirement(
+    "REPL-PAR-02",
+    "Sparse gradients are averaged.",
+    source="torch.nn.Embedding, torch.nn.EmbeddingBag: sparse",
+)
+@pytest.mark.world(2)
+def test_sparse_layers(world: World) -> None:
+    """Run two steps of each layer under DistributedDataParallel, with other rows in the second."""
+
+    def gradients(layer: nn.Module) -> dict[str, torch.Tensor]:
+        return {n: p.grad.to_dense().cpu().clone() for n, p in layer.named_parameters() if p.grad is not None}
+
+    def body(rank: Rank) -> dict[str, list[dict[str, torch.Tensor]]]:
+        found: dict[str, list[dict[str, torch.Tensor]]] = {}
+        for kind in BAGS:
+            layer = Looked(kind).to(rank.device)
+            model = DistributedDataParallel(layer)
+            for step in range(2):
+                model(rank.index, step).backward()
+                assert layer.rows.weight.grad.is_sparse, kind  # type: ignore[union-attr]
+                found.setdefault(kind, []).append(gradients(layer))
+                model.zero_grad()
+        return found
+
+    ends = world.run(body)
+    for kind in BAGS:
+        for step in range(2):
+            alone = Looked(kind)
+            for rank in range(world.size):
+                (alone(rank, step) / world.size).backward()
+            for rank, found in enumerate(ends):
+                for name, right in gradients(alone).items():
+                    assert_same(right, found[kind][step][name], f"{kind}, step {step}, rank {rank}: {name}")
 
 
 @requirement(

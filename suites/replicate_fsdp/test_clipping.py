@@ -1,4 +1,4 @@
-"""Gradients of fully sharded, hybrid sharded and replicated models, clipped by every kind of norm."""
+"""Gradients of fully sharded, hybrid sharded and replicated models, clipped by every kind of norm, and unscaled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from fixtures.clipping import check_clipping
+from fixtures.scaling import check_scaling
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
 
@@ -43,3 +44,21 @@ def test_clipping(world: World, stack: str) -> None:
     """Use norms of finite and infinite order, bounds below and above them, and loops or foreach functions."""
     distribute = STACKS[stack]
     world.run(lambda rank: check_clipping(rank, distribute, "first", "second", "third"))
+
+
+@requirement(
+    "RFSDP-SCALE-01",
+    "A GradScaler unscales whole or sharded gradients as on one device.",
+    source="torch.amp.GradScaler: scale, unscale_, step, update",
+)
+@requirement(
+    "RFSDP-SCALE-02",
+    "With a GradScaler, a gradient that is not finite on one rank skips the step on every rank and halves the scale.",
+    source="torch.amp.GradScaler: step, update",
+)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.world(2, 4)
+def test_scaling(world: World, stack: str) -> None:
+    """Step with finite gradients, with one that has an infinity or a NaN in its first or last shard, and again."""
+    distribute = STACKS[stack]
+    world.run(lambda rank: check_scaling(rank, distribute, "first", "second", "third"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, share_comm_ctx
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, share_comm_ctx
 
 from fixtures.layers import alone, layers, row, train
 from harness import Rank, World, requirement
@@ -270,5 +270,55 @@ def test_shared_streams(world: World, stack: str) -> None:
                     model.zero_grad()
                     model.set_is_last_backward(True)
                     model.reshard()
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-HOOK-05",
+    "With full sharding, an all-reduce hook gets its own module's scattered gradients in each synchronized backward.",
+    source=f"{SOURCE}.set_all_reduce_hook: 'the reduce-scatter output if only using FSDP'",
+)
+@requirement(
+    "RFSDP-HOOK-06",
+    "With full sharding, an all-reduce hook may change the gradients of its module, as by summing them over replicas.",
+    source=f"{SOURCE}.set_all_reduce_hook",
+)
+@pytest.mark.world(2, 4)
+def test_all_reduce_hook(world: World) -> None:
+    """A hook of the first layer, and then one of each, sums over the other pairs of ranks and triples the result."""
+
+    def body(rank: Rank) -> None:
+        replicas = rank.size // 2
+        mesh = rank.mesh(replicas, 2, names=("replicas", "shards"))
+        pair = alone(range(rank.index // 2 * 2, rank.index // 2 * 2 + 2))
+        everyone = [[3 * replicas * x for x in gradient] for gradient in alone(rank.size)]
+        for started in False, True:
+            model: Any = layers(rank.device)
+            for layer in model:
+                fully_shard(layer, mesh=mesh["shards"])
+            fully_shard(model, mesh=mesh["shards"])
+            if started:
+                assert step(rank, model) == pair
+            calls: list[int] = []
+
+            def hook(reduced: torch.Tensor, calls: list[int] = calls) -> None:
+                calls.append(reduced.numel())
+                dist.all_reduce(reduced, group=mesh.get_group("replicas"))
+                reduced.mul_(3)
+
+            for hooked, right, sizes in (([0], [everyone[0], pair[1]], [8]), ([0, 1], everyone, [4, 8])):
+                for index in hooked:
+                    model[index].set_all_reduce_hook(hook)
+                for synced, times in ((True, 1), (False, 0), (True, 2), (True, 1)):
+                    what = f"{started=}, {hooked=}, {synced=}, {times=}"
+                    model.set_requires_gradient_sync(synced)
+                    model(row(rank.index).to(rank.device)).sum().backward()
+                    assert calls == (sizes if synced else []), what
+                    calls.clear()
+                    if synced:
+                        found = [g.flatten().tolist() for g in replicate_fsdp.gradients(model).values()]
+                        assert found == [[times * x for x in gradient] for gradient in right], what
+                        model.zero_grad()
 
     world.run(body)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -254,3 +257,107 @@ def test_whose_output(world: World, where: str) -> None:
 
     expected = ["float64", "float64"] if where == "inner" else ["float32", "float64"]
     assert_on_ranks([expected] * 2, world.run(body))
+
+
+class Pair(NamedTuple):
+    """Floats and whole numbers."""
+
+    x: torch.Tensor
+    rows: torch.Tensor
+
+
+class One(NamedTuple):
+    """Floats alone."""
+
+    x: torch.Tensor
+
+
+@dataclass
+class Held:
+    """Floats and whole numbers."""
+
+    x: torch.Tensor
+    rows: torch.Tensor
+
+
+Make = Callable[[torch.Tensor, torch.Tensor], Any]
+CONTAINERS: dict[str, tuple[Make, Callable[[Any], list[Any]]]] = {
+    "list": (lambda x, rows: [x, rows, "text", None], lambda given: given),
+    "tuple": (lambda x, rows: (x, rows, 1.5), list),
+    "dict": (lambda x, rows: {"x": x, 1: rows}, lambda given: [given["x"], given[1]]),
+    "ordered": (lambda x, rows: OrderedDict(rows=rows, x=x), lambda given: list(given.values())),
+    "named": (Pair, list),
+    "named-of-one": (lambda x, rows: One(x), list),
+    "set": (lambda x, rows: {x}, list),
+    "dataclass": (Held, lambda given: [given.x, given.rows]),
+    "nested": (lambda x, rows: {"pairs": [Pair(x, rows)]}, lambda given: list(given["pairs"][0])),
+    "in-a-named-one": (lambda x, rows: Pair((x, x), {"rows": rows}), lambda given: [*given.x, given.rows["rows"]]),  # type: ignore[arg-type]
+    "in-a-dataclass": (lambda x, rows: Held([x], One(rows)), lambda given: [*given.x, *given.rows]),  # type: ignore[arg-type]
+}
+"""How to put tensors into a container, and what to take out of it again."""
+
+
+class Returning(nn.Module):
+    """A weight, and a forward that keeps its inputs and returns the first."""
+
+    given: tuple[Any, Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, first: Any, *, named: Any) -> tuple[Any, torch.Tensor]:
+        """Return the first input, and the weight's double."""
+        self.given = first, named
+        return first, self.weight * 2
+
+
+@requirement(
+    "RFSDP-MIX-07",
+    "Floating-point tensors are cast in every kind of container of inputs or outputs, which keeps its class.",
+    source=f"{SOURCE}: param_dtype, cast_forward_inputs, output_dtype",
+)
+@pytest.mark.parametrize("stack", ["sharded", "replicated"])
+@pytest.mark.world(2)
+def test_containers(world: World, stack: str) -> None:
+    """Pass each by position and by keyword, and return it, with a policy that casts inputs, outputs, both or none."""
+    narrow, wide = torch.bfloat16, torch.float64
+    policies = [
+        (MixedPrecisionPolicy(narrow), narrow, narrow),
+        (MixedPrecisionPolicy(narrow, output_dtype=wide), narrow, wide),
+        (MixedPrecisionPolicy(narrow, output_dtype=wide, cast_forward_inputs=False), torch.float32, wide),
+        (MixedPrecisionPolicy(output_dtype=narrow), torch.float32, narrow),
+        (MixedPrecisionPolicy(), torch.float32, torch.float32),
+    ]
+
+    def body(rank: Rank) -> None:
+        for policy, given, returned in policies:
+            model: Any = Returning().to(rank.device)
+            model = (
+                replicate_fsdp.apply(model, rank, mp_policy=policy)
+                if stack == "replicated"
+                else fully_shard(model, mesh=rank.mesh(), mp_policy=policy)
+            )
+            for name, (make, opened) in CONTAINERS.items():
+                what = f"{name}, {policy}"
+                x = torch.full((2,), 1.0 + rank.index, device=rank.device, requires_grad=True)
+                rows = torch.arange(2, device=rank.device)
+                container = make(x, rows)
+                result, doubled = model(container, named=make(x, rows))
+                for found, dtype in ((model.given[0], given), (model.given[1], given), (result, returned)):
+                    assert type(found) is type(container), what
+                    for before, after in zip(opened(container), opened(found), strict=True):
+                        if not isinstance(before, torch.Tensor):
+                            assert after is before, what
+                            continue
+                        assert after.dtype == (dtype if before.is_floating_point() else torch.int64), what
+                        assert torch.equal(after.detach().float(), before.detach().float()), what
+                (doubled * (1 + rank.index)).sum().backward()
+                own = next(v for v in opened(result) if isinstance(v, torch.Tensor) and v.is_floating_point())
+                own.sum().backward()
+                assert x.grad is not None, what
+                assert (x.grad.dtype, x.grad.tolist()) == (torch.float32, [1.0, 1.0]), what
+            gradient = replicate_fsdp.gradients(model)["weight"]
+            assert gradient.tolist() == [3.0 * len(CONTAINERS)] * 2, policy
+
+    world.run(body)

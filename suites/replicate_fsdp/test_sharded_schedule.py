@@ -430,3 +430,46 @@ def test_forwards_and_backwards(world: World) -> None:
         check_gradients(rank, log, "three backwards", steps=3)
 
     world.run(body)
+
+
+LISTED = {
+    (1, 2): ("g3 f3 g0 f0 g4 f1 f2", "g4 g0 b2 b1 r4 b0 r0 b3 r3"),
+    (0, 1, 2): ("g3 f3 g5 f0 f1 f2", "g5 b2 b1 b0 r5 b3 r3"),
+    (0, 2): ("g3 f3 g3 f0 g1 f1 f2", "g3 g1 b2 b1 r1 b0 r3 b3 r3"),
+}
+"""What a step does if these layers are given as a list; a group of layers counts as one with all of their elements."""
+
+
+@requirement(
+    "RFSDP-SHARDSCHED-13",
+    "Modules in one list are gathered in one collective before the first of them, and resharded after the last.",
+    source=f"{SOURCE}: module, 'group together for communication'",
+)
+@requirement(
+    "RFSDP-SHARDSCHED-14",
+    "The gradients of modules in one list are reduced in one collective.",
+    source=f"{SOURCE}: module, 'group together for communication'",
+)
+@pytest.mark.world(2)
+def test_listed(world: World) -> None:
+    """List two or three layers, neighbors or not, that are resharded after the forward or not; run several steps."""
+
+    def body(rank: Rank) -> None:
+        for listed, (forward, backward) in LISTED.items():
+            for kept in False, True:
+                log = Log(rank.size)
+                model: Any = Model(log).to(rank.device)
+                fully_shard([model.layers[i] for i in listed], mesh=rank.mesh(), reshard_after_forward=not kept)
+                for layer in (model.layers[i] for i in range(LAYERS) if i not in listed):
+                    fully_shard(layer, mesh=rank.mesh(), reshard_after_forward=not kept)
+                fully_shard(model, mesh=rank.mesh())
+                log.parameters = [module.weight for module in (*model.layers, model)]
+                without = " ".join(event for event in backward.split() if event[0] != "g")
+                for number in range(2):
+                    what = f"{listed}, {kept=}, step {number}"
+                    check(rank, model, log, (forward, without if kept else backward), what)
+                model.set_requires_gradient_sync(False)
+                unsynced = " ".join(e for e in (without if kept else backward).split() if e[0] != "r")
+                assert step(rank, model, log) == (forward, unsynced), f"{listed}, {kept=}, without synchronization"
+
+    world.run(body)

@@ -6,6 +6,7 @@ import copy
 import io
 import itertools
 import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -235,5 +236,52 @@ def test_alone(world: World) -> None:
             assert copied.weight.placements == (Shard(0),)
             assert copied.weight.to_local().data_ptr() != module.weight.to_local().data_ptr()  # type: ignore[operator]
         assert not messages.since(at)
+
+    world.run(body)
+
+
+@requirement(
+    "TP-COMM-01",
+    "A CommDebugMode counts the collectives of its last use, and neither those before nor those after it.",
+    source="torch.distributed.tensor.debug.CommDebugMode: get_comm_counts, get_total_counts",
+)
+@requirement(
+    "TP-COMM-02",
+    "A CommDebugMode inside another counts its own collectives, which the outer one counts as well.",
+    source="torch.distributed.tensor.debug.CommDebugMode",
+)
+@pytest.mark.world(2)
+def test_counts(world: World) -> None:
+    """Use one mode several times, for different collectives, for none, and until an exception; use one in another."""
+
+    def body(rank: Rank) -> None:
+        whole = numbers(4, 6).to(rank.device)
+        sharded, partial = laid_out(whole, rank, Shard(0)), laid_out(whole, rank, Partial())
+
+        def move(gathers: int, reductions: int) -> None:
+            for tensor, count in (sharded, gathers), (partial, reductions):
+                for _ in range(count):
+                    tensor.redistribute(placements=[Replicate()]).to_local()
+
+        mode, other = CommDebugMode(), CommDebugMode()
+        assert (mode.get_total_counts(), issued(mode)) == (0, {})
+        for again, (gathers, reductions) in enumerate([(2, 1), (1, 0), (0, 0), (0, 3), (1, 1)]):
+            right = {kind: n for kind, n in (("all_gather", gathers), ("all_reduce", reductions)) if n}
+            with pytest.raises(ZeroDivisionError) if again == 3 else nullcontext(), mode:
+                move(gathers, reductions)
+                assert (mode.get_total_counts(), issued(mode)) == (gathers + reductions, right), f"in use {again}"
+                if again == 3:
+                    raise ZeroDivisionError
+            move(1, 2)
+            assert (mode.get_total_counts(), issued(mode)) == (gathers + reductions, right), f"after use {again}"
+            with mode, other:
+                move(gathers, reductions)
+            assert issued(mode) == issued(other) == right, f"both, {again}"
+            with mode:
+                move(1, 0)
+                with other:
+                    move(gathers, reductions)
+            assert issued(other) == right, f"inner, {again}"
+            assert mode.get_total_counts() == gathers + reductions + 1, f"outer, {again}"
 
     world.run(body)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fixtures import states
 from fixtures.clipping import check_clipping
-from harness import Rank, World, requirement
+from fixtures.scaling import check_scaling
+from harness import Rank, World, assert_on_ranks, requirement
 
 SOURCE = "torch.distributed.checkpoint.state_dict"
 
@@ -81,3 +83,47 @@ def test_strictness(world: World) -> None:
 def test_clipping(world: World) -> None:
     """Use two layers, column-wise and row-wise, on two tensor-parallel ranks, with fully_shard over others or none."""
     world.run(lambda rank: check_clipping(rank, parallel, "first", "second"))
+
+
+@requirement(
+    "TP-SCALE-01",
+    "A GradScaler unscales gradients that are sharded over one or two mesh dimensions as on one device.",
+    source="torch.amp.GradScaler: scale, unscale_, step, update",
+)
+@requirement(
+    "TP-SCALE-02",
+    "With a GradScaler, an infinity or a NaN in one tensor-parallel shard skips the step on every rank.",
+    source="torch.amp.GradScaler: step, update",
+)
+@pytest.mark.world(2, 4)
+def test_scaling(world: World) -> None:
+    """Use two layers, column-wise and row-wise, on two tensor-parallel ranks, with fully_shard over others or none."""
+    world.run(lambda rank: check_scaling(rank, parallel, "first", "second"))
+
+
+@requirement(
+    "TP-SCALE-03",
+    "With a GradScaler, an infinity in one shard skips the step on every rank, in whatever order gradients are.",
+    source="torch.amp.GradScaler: step, update",
+)
+@pytest.mark.parametrize("order", [("weight", "bias"), ("bias", "weight")], ids=["sharded-first", "replicated-first"])
+@pytest.mark.world(2)
+def test_order_of_gradients(world: World, order: tuple[str, str]) -> None:
+    """A row-wise layer has a sharded weight and a replicated bias; the infinity is in each rank's shard in turn."""
+
+    def body(rank: Rank) -> list[float]:
+        scales = []
+        for spoiled in range(rank.size):
+            layer = parallelize_module(nn.Linear(4, 4).to(rank.device), rank.mesh(), RowwiseParallel())
+            sgd = torch.optim.SGD([layer.get_parameter(name) for name in order], lr=0.25)
+            scaler = torch.amp.GradScaler(rank.device.type, init_scale=16.0)
+            scaler.scale(layer(torch.ones(2, 4 // rank.size, device=rank.device)).sum()).backward()
+            if rank.index == spoiled:
+                gradient: Any = layer.weight.grad
+                gradient.to_local()[0, 0] = float("inf")
+            scaler.step(sgd)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return scales
+
+    assert_on_ranks([[8.0] * world.size] * world.size, world.run(body))

@@ -143,6 +143,45 @@ def test_flattened(world: World, placements: tuple[Placement, Placement]) -> Non
 
 
 @requirement(
+    "TP-LAY-17",
+    "Values that are partial over several mesh dimensions are reduced by the operation of each, also once the mesh is "
+    "flattened.",
+    source="torch/distributed/tensor/_redistribute.py: one collective over several mesh dimensions; "
+    "torch.distributed.tensor.Partial",
+)
+@pytest.mark.world(4)
+def test_reduced_over_dimensions(world: World) -> None:
+    """Combine sums and averages, or use one operation; reduce to whole tensors or shards, even and uneven ones."""
+    # An average over a first dimension of one rank, beside a sum, is left out: PyTorch 2.13 averages over both.
+    meshes = (((2, 2), False), ((2, 2), True), ((2, 1, 2), True))
+
+    def body(rank: Rank) -> None:
+        for sizes, flat in meshes:
+            mesh = rank.mesh(*sizes, names=("a", "b", "c")[: len(sizes)])
+            if flat:
+                flattened(mesh, "all")
+            mixed = itertools.product(("sum", "avg"), repeat=mesh.ndim)
+            for ops in dict.fromkeys((*mixed, *((op,) * mesh.ndim for op in REDUCED))):
+                check_reduced(rank, mesh, ops, f"{sizes}, {flat=}, {ops}")
+
+    world.run(body)
+
+
+def check_reduced(rank: Rank, mesh: DeviceMesh, ops: tuple[str, ...], what: str) -> None:
+    """Reduce by an operation for each mesh dimension: to a whole tensor, to rows, to columns and to some of both."""
+    for shape in (8, 8), (3, 5):
+        parts = torch.stack([numbers(*shape).flip(0) * 16 + 16 * i for i in range(rank.size)]) % 64
+        whole = parts.unflatten(0, tuple(mesh.shape))
+        for op in ops:
+            whole = REDUCED[op](whole, dim=0)
+        placements = [Partial(op) for op in ops]
+        for target in ((WHOLE,) * mesh.ndim, (ROWS,) * mesh.ndim, (COLUMNS, *[WHOLE] * (mesh.ndim - 1))):
+            given = DTensor.from_local(parts[rank.index].to(rank.device), mesh, placements)
+            moved = given.redistribute(placements=target)
+            assert_same(laid_out(whole, mesh, target), moved.to_local() + 0, f"{what}, {shape} to {target}")
+
+
+@requirement(
     "TP-LAY-13",
     "Each rank holds the shard of its mesh coordinate, in whatever order the mesh lists its ranks.",
     source="torch.distributed.device_mesh.DeviceMesh: mesh, preserve_rank_order; pytorch/pytorch#193224",

@@ -59,12 +59,14 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Blocks in a list, one by itself, and a layer."""
+    """Blocks in a list, one by itself, and a layer, beside others whose names begin with theirs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([Block() for _ in range(3)])
         self.layer_0, self.head = Block(), nn.Linear(6, 12)
+        self.layer_01, self.head_2 = Block(), nn.Linear(6, 12)
+        self.numbered = nn.ModuleDict({"1": nn.Linear(6, 12), "10": nn.Linear(6, 12)})
 
 
 def whole(tensor: Any) -> torch.Tensor:
@@ -103,11 +105,14 @@ def test_frozen(world: World, style: str, frozen: str) -> None:
 
 PLANS = {
     "each": ["layers.*.up", "head"],
+    "whole-names": ["layer_0.down", "numbered.1", "he", "numbere.10", "layer_01.u"],
     "anywhere": ["*.up"],
     "some": ["layers.[02].down", "layer_?.down"],
     "part-of-a-name": ["lay*.1.*", "he*"],
     "nothing": ["layers.7.up", "layer_?.sideways"],
 }
+WARNED = ("nothing", "whole-names")
+"""Plans with keys that match nothing."""
 
 
 @requirement(
@@ -118,7 +123,7 @@ PLANS = {
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.world(2)
 def test_patterns(world: World, plan: str) -> None:
-    """Use patterns that match all, some or none of the children at a level; one that matches none gives a warning."""
+    """Use patterns that match all, some or none of the children at a level; a key that matches none gives a warning."""
 
     def named(name: str) -> bool:
         parts = name.split(".")
@@ -127,7 +132,7 @@ def test_patterns(world: World, plan: str) -> None:
 
     def body(rank: Rank) -> dict[str, bool]:
         module = Blocks().to(rank.device)
-        with pytest.warns(UserWarning, match="could not be resolved") if plan == "nothing" else nullcontext():
+        with pytest.warns(UserWarning, match="could not be resolved") if plan in WARNED else nullcontext():
             parallelize_module(module, rank.mesh(), {key: ColwiseParallel() for key in PLANS[plan]})
         linears = {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear)}
         for linear in linears.values():

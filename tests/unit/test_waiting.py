@@ -591,7 +591,7 @@ class TestWorlds:
         for rank in launcher.ranks:
             rank.on_frame = lambda rank: todo[rank.index].pop(0)(rank)
         pool = Pool(launcher=lambda **how: launcher)
-        world = pool.acquire(WorldSpec(2, backend="any"))
+        world = pool.acquire(WorldSpec(2, backend="any", warm=True))
         pids = world.pids
         assert (world.run(os.getpid), world.check()) == ([None, None], [])
         world.close()

@@ -126,10 +126,19 @@ def test_meshes_and_subgroups(rank: Rank) -> None:
 @spmd(2)
 def test_ranks_are_seeded_alike(rank: Rank) -> None:
     """Random numbers are the same on all ranks and in every world."""
-    drawn = [torch.rand(1).item()]
+    drawn = [torch.initial_seed(), torch.rand(1).item()]
     seen: list[object] = [None] * rank.size
     dist.all_gather_object(seen, drawn)
-    assert seen == [[0.49625658988952637]] * rank.size
+    assert seen == [[0, 0.49625658988952637]] * rank.size
+
+
+def test_nothing_to_compare_with(pool: Pool) -> None:
+    """Ranks of a world that no other test uses record no state, and say so where they are asked."""
+    world = pool.acquire(WorldSpec(1, "gloo"))
+    world.start()
+    with pytest.raises(ValueError, match="only ranks of a warm world"):
+        world.check()
+    pool.release(world)
 
 
 @pytest.mark.world(2)

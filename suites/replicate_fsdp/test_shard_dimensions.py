@@ -1,0 +1,166 @@
+"""Parameters that fully_shard shards over the dimensions that shard_placement_fn returns, and their gradients."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+
+from fixtures.tensors import chunk, numbers
+from harness import Rank, World, assert_same, requirement
+
+SOURCE = "torch.distributed.fsdp.fully_shard: shard_placement_fn"
+SHAPES = {"vector": (3,), "matrix": (3, 8), "cube": (2, 8, 4)}
+"""Two and four ranks divide all but the first dimensions."""
+DIMS: dict[str, dict[str, int]] = {
+    "columns": {"matrix": 1, "cube": 1},
+    "from-the-end": {"matrix": -1, "cube": -2},
+    "inner": {"cube": 2},
+    "rows": {"vector": 0, "matrix": -2, "cube": -3},
+}
+"""The dimensions that are returned by the names of the parameters, for others None."""
+
+
+class Weights(nn.Module):
+    """The sum of every element times its number times the input, so that every element has another gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in SHAPES.items():
+            self.register_parameter(name, nn.Parameter(numbers(*shape)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return one number."""
+        return sum(((p * numbers(*p.shape).to(x.device)).sum() for p in self.parameters()), x.new_zeros(())) * x
+
+
+def sharded(rank: Rank, mesh: Any, dims: dict[str, int], **options: Any) -> Any:
+    """Shard the weights over these dimensions."""
+    model = Weights().to(rank.device)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+
+    def place(parameter: nn.Parameter) -> Shard | None:
+        name = names[parameter]
+        return Shard(dims[name]) if name in dims else None
+
+    return fully_shard(model, mesh=mesh, shard_placement_fn=place, **options)
+
+
+WAYS: dict[str, tuple[dict[str, Any], Callable[[Any], None]]] = {
+    "plain": ({}, lambda model: None),
+    "kept": ({}, lambda model: model.set_reshard_after_forward(False)),
+    "sums": ({}, lambda model: model.set_force_sum_reduction_for_comms(True)),
+    "reduced-wide": ({"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float64)}, lambda model: None),
+    "offloaded": ({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, lambda model: None),
+}
+"""Options and settings of a sharded module."""
+
+
+@requirement(
+    "RFSDP-SHARDDIM-01",
+    "A parameter is sharded over the dimension that shard_placement_fn returns for it, or over the first for None.",
+    source=SOURCE,
+)
+@requirement(
+    "RFSDP-SHARDDIM-02",
+    "A module computes with whole parameters, whichever dimensions shard them.",
+    source=SOURCE,
+)
+@requirement(
+    "RFSDP-SHARDDIM-03",
+    "The gradient of a parameter is averaged, accumulated and sharded as the parameter, whichever dimension shards it.",
+    source=SOURCE,
+)
+@requirement(
+    "RFSDP-SHARDDIM-05",
+    "A full state dict of a module has whole parameters, and loads into its shards, whichever dimensions these divide.",
+    source="torch.distributed.checkpoint.state_dict: get_model_state_dict, set_model_state_dict; full_state_dict",
+)
+@pytest.mark.world(2, 4)
+def test_dimensions(world: World) -> None:
+    """Shard over two or four ranks, or two of four with replicas; accumulate over three backwards, step, and load."""
+
+    def body(rank: Rank) -> None:
+        meshes = [rank.mesh(), *([rank.mesh(2, 2, names=("replicas", "shards"))] if rank.size > 2 else [])]
+        for mesh in meshes:
+            shards, index = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
+            every = itertools.product(DIMS.items(), WAYS.items())
+            some = zip(itertools.cycle(DIMS.items()), WAYS.items(), strict=False)
+            for (name, dims), (way, (options, set_it)) in every if rank.size == 2 else some:
+                model = sharded(rank, mesh, dims, **options)
+                set_it(model)
+                actual = {n: dims.get(n, 0) % len(shape) for n, shape in SHAPES.items()}
+                check(rank, model, actual, shards, index, f"{mesh.shape}, {name}, {way}")
+
+    world.run(body)
+
+
+def check(rank: Rank, model: Any, dims: dict[str, int], shards: int, index: int, what: str) -> None:
+    """Check the parameters, their gradients over three backwards, a step, and loading other values."""
+    alone = Weights()
+    for name, parameter in model.named_parameters():
+        assert parameter.placements[-1] == Shard(dims[name]), f"{what}: {name}"
+        assert parameter.placements[:-1] in ((), (Replicate(),)), f"{what}: {name}"
+    mean = (rank.size + 1) / 2
+    for done, synced in enumerate((True, False, True), 1):
+        model.set_requires_gradient_sync(synced)
+        output = model(torch.tensor(1.0 + rank.index, device=rank.device))
+        assert output.item() == alone(torch.tensor(1.0 + rank.index)).item(), what
+        output.backward()
+        model.reshard()
+        if not synced:
+            continue
+        for name, parameter in model.named_parameters():
+            right = numbers(*SHAPES[name]) * mean * done
+            assert parameter.grad.placements == parameter.placements, f"{what}: gradient of {name}"
+            part = chunk(right, shards, index, dims[name])
+            assert_same(part, parameter.grad.to_local(), f"{what}: gradient of {name} after {done} backwards")
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    for name, shape in SHAPES.items():
+        assert_same(numbers(*shape) * (1 - 3 * mean), state[name], f"{what}: {name} after a step")
+    other: dict[str, Any] = {name: (numbers(*shape) + 7).to(rank.device) for name, shape in SHAPES.items()}
+    set_model_state_dict(model, other, options=StateDictOptions(full_state_dict=True))
+    for name, parameter in model.named_parameters():
+        part = chunk(numbers(*SHAPES[name]) + 7, shards, index, dims[name])
+        assert_same(part, parameter.to_local().detach(), f"{what}: loaded {name}")
+
+
+@requirement(
+    "RFSDP-SHARDDIM-04",
+    "Sharding over a dimension other than the first that ranks do not divide, or that is missing, raises an error.",
+    source=f"{SOURCE}: 'we currently require even sharding'",
+)
+@pytest.mark.world(2)
+def test_refused(world: World) -> None:
+    """Two ranks do not divide three columns, and do divide three rows."""
+
+    def body(rank: Rank) -> None:
+        for shape, dim, refused in (
+            ((2, 3), 1, True),
+            ((2, 3), -1, True),
+            ((2, 2, 3), 2, True),
+            ((2, 2), 2, True),
+            ((3,), 1, True),
+            ((3, 2), 0, False),
+            ((1, 2), 1, False),
+        ):
+            module = nn.ParameterList([torch.ones(shape, device=rank.device)])
+            model = nn.Sequential()
+            model.register_parameter("weight", module[0])
+            if refused:
+                with pytest.raises((NotImplementedError, AssertionError), match=r"[Ss]hard"):
+                    fully_shard(model, mesh=rank.mesh(), shard_placement_fn=lambda p, dim=dim: Shard(dim))  # type: ignore[misc]
+            else:
+                fully_shard(model, mesh=rank.mesh(), shard_placement_fn=lambda p, dim=dim: Shard(dim))  # type: ignore[misc]
+                weight: Any = model.weight
+                assert weight.placements == (Shard(dim),), (shape, dim)
+
+    world.run(body)
