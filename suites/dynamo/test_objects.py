@@ -187,6 +187,10 @@ def _size_and_dimensions(x: torch.Tensor, mesh: Any) -> Any:
     return x + mesh.size(0) * 10 + mesh.ndim, mesh
 
 
+def _named_dimension(x: torch.Tensor, mesh: Any) -> Any:
+    return x + mesh["b"].size() * 10 + mesh.get_local_rank("a"), mesh.mesh_dim_names
+
+
 def _dimension(x: torch.Tensor, placement: Any) -> Any:
     return x + placement.dim, placement
 
@@ -250,6 +254,7 @@ def test_replaced(world: World, kind: str) -> None:
             "meshes": [
                 (about.mesh, about.line, _size_and_dimensions),
                 (about.line, about.beside, _size_and_dimensions),
+                (about.mesh, about.renamed, _named_dimension),
             ],
             "placements": [(Shard(1), Shard(2), _dimension), (Partial("avg"), Partial("product"), _reduction)],
         }
