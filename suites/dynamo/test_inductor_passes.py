@@ -194,8 +194,8 @@ def added(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other: 
 
 @requirement(
     "DYN-PASS-04",
-    "With dedup_reduce_scatters, Inductor replaces reduce-scatters by one only if they are linear, alike in group and "
-    "dtype, used once, added.",
+    "With dedup_reduce_scatters, Inductor joins only linear reduce-scatters of one group and dtype whose results are "
+    "added.",
     source="torch/_inductor/config.py: dedup_reduce_scatters; torch/_inductor/fx_passes/fsdp.py",
 )
 @pytest.mark.needs(torch=dynamo.JOINED_SUMS)

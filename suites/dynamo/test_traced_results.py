@@ -223,8 +223,7 @@ MESSAGES: list[tuple[str, torch.dtype, tuple[int, ...]]] = [
 
 @requirement(
     "DYN-RESULT-05",
-    "Compiled code sees the result of irecv as large as the message, and that of isend empty, with the message's dtype "
-    "and device.",
+    "Compiled code sees the shape, strides, dtype and device that the result of a functional isend or irecv has.",
     source="torch/distributed/_functional_collectives.py: isend_inplace, irecv_inplace",
 )
 @pytest.mark.needs(torch=dynamo.COMPILES_MESSAGES)
