@@ -260,7 +260,7 @@ GIVEN: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
 )
 @pytest.mark.world(2)
 def test_inputs_are_freed(world: World) -> None:
-    """Compile for DTensors of two placements and sizes, with and without gradients, and call again with each kind."""
+    """Compile for DTensors of two placements and sizes, one of them with gradients, and call again with each."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(2)
@@ -275,7 +275,7 @@ def test_inputs_are_freed(world: World) -> None:
                 kept += [given.grad, given.grad.to_local()]
             return [weakref.ref(each) for each in kept]
 
-        kinds = [(ROWS, 2, False), (ROWS, 2, True), (COLUMNS, 4, True)]
+        kinds = [(ROWS, 2, False), (COLUMNS, 4, True)]
         for how, (backend, function, wrap) in GIVEN.items():
             compiled, counter = dynamo.compiled(function, backend=backend)
             references = [called(compiled, wrap, *kind) for kind in kinds * 2]

@@ -195,7 +195,6 @@ KINDS: list[tuple[str, list[list[int]]]] = [
     ("ba", [[0, 1]]),
     ("ab", [[0], [1]]),
     ("ab", [[1, 0]]),
-    ("ba", [[1], [0]]),
 ]
 """The names and the ranks of meshes of which some differ in names alone, some in shape and some in ranks."""
 
