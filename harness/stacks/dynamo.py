@@ -30,6 +30,7 @@ __all__ = [
     "BUCKET_MODES",
     "COMPILES_MESSAGES",
     "INTERNAL",
+    "JOINED_SUMS",
     "ON_ONE_RANK",
     "REFUSED",
     "STACK",
@@ -60,6 +61,9 @@ Compiled = Callable[..., Any]
 
 BUCKET_MODES = "torch._inductor.config.bucket_all_gathers_bucket_mode"
 """The name in PyTorch without which Inductor can't put every kind of collective into buckets, for ``needs(torch=)``."""
+
+JOINED_SUMS = "torch._inductor.config.dedup_reduce_scatters"
+"""The name in PyTorch without which Inductor can't join reduce-scatters that are added, for ``needs(torch=)``."""
 
 COMPILES_MESSAGES = "torch._dynamo.config.enable_p2p_compilation"
 """The name in PyTorch without which isend and irecv can't be in graphs, for ``@pytest.mark.needs(torch=)``."""

@@ -42,6 +42,8 @@ class Things:
     """The group of this rank alone."""
     mesh: Any
     """A mesh of 1 x 3 ranks with the dimensions ``a`` and ``b``."""
+    renamed: Any
+    """Such a mesh with the dimensions ``b`` and ``a``."""
     line: Any
     """A mesh of one dimension."""
     beside: Any
@@ -62,9 +64,8 @@ def things(rank: Rank) -> Things:
     pairs = [dist.new_group(members) for members in ([0, 1], [1, 2], [0, 2])]
     alone = [dist.new_group([member]) for member in range(3)]
     beside = DeviceMesh(rank.device.type, [1, 0])
-    return Things(
-        pairs[rank.index], alone[rank.index], rank.mesh(1, 3, names=("a", "b")), rank.mesh(3, names=("r",)), beside
-    )
+    mesh, renamed = rank.mesh(1, 3, names=("a", "b")), rank.mesh(1, 3, names=("b", "a"))
+    return Things(pairs[rank.index], alone[rank.index], mesh, renamed, rank.mesh(3, names=("r",)), beside)
 
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import uuid
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -229,5 +232,56 @@ def test_placements_of_gradients(world: World, backend: str) -> None:
                 assert gradient is not None
                 assert_same(right, gradient, f"gradient of {of}, as {wanted}: {function.__name__}")
                 assert counter.graphs == 1
+
+    world.run(body)
+
+
+@dataclass
+class Held:
+    """An object with a DTensor."""
+
+    d: Any
+
+
+GIVEN: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "argument": ("aot_eager", lambda d: d * 2, lambda d: d),
+    "list": ("eager", lambda given: given[0] * 2, lambda d: [d]),
+    "dictionary": ("eager", lambda given: given["d"] * 2, lambda d: {"d": d}),
+    "object": ("eager", lambda given: given.d * 2, Held),
+    "redistributed": ("aot_eager", lambda d: d.redistribute(placements=[WHOLE]) * 2, lambda d: d),
+}
+"""For each way to give a DTensor: a backend, a function, and a function that makes its argument of the DTensor."""
+
+
+@requirement(
+    "DYN-DT-10",
+    "Compiled code keeps neither the DTensors that it was given nor their local tensors, gradients or results alive.",
+    source="torch.compile; torch/_dynamo/guards.py: weak references; torch/_dynamo/variables/builder.py: wrap_tensor",
+)
+@pytest.mark.world(2)
+def test_inputs_are_freed(world: World) -> None:
+    """Compile for DTensors of two placements and sizes, one of them with gradients, and call again with each."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2)
+
+        def called(compiled: Any, wrap: Callable[[Any], Any], *kind: Any) -> list[Any]:
+            placement, rows, trained = kind
+            given = made(rank, mesh, placement, rows=rows).requires_grad_(trained)
+            result = compiled(wrap(given))
+            kept = [given, given.to_local(), result, result.to_local()]
+            if trained:
+                result.to_local().sum().backward()
+                kept += [given.grad, given.grad.to_local()]
+            return [weakref.ref(each) for each in kept]
+
+        kinds = [(ROWS, 2, False), (COLUMNS, 4, True)]
+        for how, (backend, function, wrap) in GIVEN.items():
+            compiled, counter = dynamo.compiled(function, backend=backend)
+            references = [called(compiled, wrap, *kind) for kind in kinds * 2]
+            assert counter.graphs > 1
+            gc.collect()
+            alive = [[i for i, each in enumerate(tensors) if each() is not None] for tensors in references]
+            assert alive == [[]] * len(references), f"{how}: what is alive of each call"
 
     world.run(body)

@@ -6,6 +6,7 @@ Graphs are changed by Inductor's passes and executed as they are, without genera
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -135,12 +136,17 @@ another's result.
 @pytest.mark.world(3, timeout=120)
 def test_buckets(world: World, code: Code) -> None:
     """Compile one function with each option, in two groups of the last two ranks, and call it twice."""
+    compare(world, code, CASES[code])
+
+
+def compare(world: World, code: Code, cases: list[tuple[Options, int]]) -> None:
+    """Compile a function with each set of options; compare values, strides and the number of collectives."""
 
     def body(rank: Rank) -> None:
         group, other = (dist.new_group(MEMBERS) for _ in range(2))
         if rank.index not in MEMBERS:
             return
-        for options, count in CASES[code]:
+        for options, count in cases:
             torch.compiler.reset()
             tracer = Tracer("inductor passes")
             compiled: Any = torch.compile(code, backend=tracer, fullgraph=True)
@@ -162,6 +168,41 @@ def test_buckets(world: World, code: Code) -> None:
             assert len(tracer.launched()) == count, options
 
     world.run(body)
+
+
+def added(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other: Any) -> Tensors:
+    """Add results of reduce-scatters: of each operation, of three, and of pairs that no one collective can replace."""
+
+    def part(x: torch.Tensor, op: str = "sum", among: Any = group) -> torch.Tensor:
+        return functional.reduce_scatter_tensor(x, op, 0, among)
+
+    results = [part(y + i, op) + part(y * 2, op) for i, op in enumerate(("sum", "max", "min", "product"))]
+    again = part(y + 5)
+    return [
+        *results,
+        part(x) + part(x * 3) + part(x - 1),
+        part(z + 1) + part(z, "max"),
+        part(z * 2) + part(z - 2, "sum", other),
+        part(y - 3) + part(y.double()),
+        part(z * 4) - part(z + 3),
+        part(z * 5) * part(z + 4),
+        part(z + 5) + 1,
+        again + part(y - 5),
+        again * 2,
+    ]
+
+
+@requirement(
+    "DYN-PASS-04",
+    "With dedup_reduce_scatters, Inductor joins only linear reduce-scatters of one group and dtype whose results are "
+    "added.",
+    source="torch/_inductor/config.py: dedup_reduce_scatters; torch/_inductor/fx_passes/fsdp.py",
+)
+@pytest.mark.needs(torch=dynamo.JOINED_SUMS)
+@pytest.mark.world(3, timeout=120)
+def test_sums(world: World) -> None:
+    """Compile a function of sums without the option and with it."""
+    compare(world, added, [({}, 24), ({"dedup_reduce_scatters": True}, 21)])
 
 
 SIZED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -199,5 +240,48 @@ def test_bucket_sizes(world: World, kind: str) -> None:
                 assert_same(one, result, f"tensor {number} with room for {tensors}")
             full = 6 if tensors is None else max(1, math.floor(tensors))
             assert len(tracer.launched()) == math.ceil(6 / full), f"room for {tensors} tensors"
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-PASS-05",
+    "Inductor runs the functions and the named passes in reorder_for_compute_comm_overlap_passes in their order, each "
+    "on what the last one returned.",
+    source="torch/_inductor/config.py: reorder_for_compute_comm_overlap, reorder_for_compute_comm_overlap_passes",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.world(2, timeout=180)
+def test_overlap_passes(world: World) -> None:
+    """Move the wait for a gather behind a product by a named pass, and then the product by a function; or by none."""
+    tag = uuid.uuid4().hex
+
+    def body(rank: Rank) -> None:
+        def code(x: torch.Tensor) -> Tensors:
+            return [functional.all_gather_tensor(x, 0, dist.group.WORLD), x @ x]
+
+        def seen(nodes: list[Any]) -> list[Any]:
+            orders.append([node.get_name() for node in nodes])
+            return list(nodes)
+
+        def swapped(nodes: list[Any]) -> list[Any]:
+            return [nodes[1], nodes[0], *nodes[2:]]
+
+        x = dyadic(4, 4, key=rank.index, dtype=torch.float32).to(rank.device)
+        right = [y + 0 for y in code(x)]
+        for runs in (True, False):
+            orders = list[list[str]]()
+            options = {
+                "reorder_for_compute_comm_overlap": runs,
+                "reorder_for_compute_comm_overlap_passes": [seen, "sink_waits", seen, swapped, seen],
+            }
+            with dynamo.cached_as(f"{tag} {runs} {rank.index}"), dynamo.inductor_options(options):
+                results = dynamo.compiled(code, backend="inductor")[0](x)
+            for number, (one, result) in enumerate(zip(right, results, strict=True)):
+                assert_same(one, result, f"tensor {number}")
+            assert len(orders) == (3 if runs else 0)
+            if runs:
+                gather, wait, product = orders[0]
+                assert orders[1:] == [[gather, product, wait], [product, gather, wait]]
 
     world.run(body)

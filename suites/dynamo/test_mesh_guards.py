@@ -155,3 +155,76 @@ def test_equal_meshes(world: World, use: Callable[[torch.Tensor, Any], torch.Ten
             dist.destroy_process_group(group)
 
     world.run(body)
+
+
+def by_position(x: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """Ask for sizes and places by the number of a dimension, and of all dimensions."""
+    return x + mesh.size(0) * 100 + mesh.get_local_rank(1) * 10 + mesh.get_coordinate()[0] + mesh.shape[1] + mesh.ndim
+
+
+def by_keyword(x: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """Ask for sizes and places by keyword."""
+    places = mesh.get_local_rank(mesh_dim="a") * 100 + mesh.get_local_rank(mesh_dim=1)
+    return x + places * 100 + mesh.size(mesh_dim=0) * 10 + mesh.size(mesh_dim=1)
+
+
+def by_names(x: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """Read the names of the dimensions."""
+    return x + mesh.mesh_dim_names.index("a") * 10 + (mesh.mesh_dim_names == ("b", "a"))
+
+
+def by_name_of_dimension(x: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """Ask for the place in each dimension that is named."""
+    return x + mesh.get_local_rank("a") * 10 + mesh.get_local_rank("b")
+
+
+def by_slice(x: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """Ask for the size of a slice and the place in it."""
+    return x + mesh["a"].size() * 10 + mesh["b"].get_local_rank()
+
+
+def by_given_dtensor(d: Any, mesh: Any) -> torch.Tensor:
+    """Ask the mesh of a DTensor that is given, and not the mesh."""
+    result: torch.Tensor = d.to_local() + d.device_mesh.size(0) * 10 + d.device_mesh.mesh_dim_names.index("a")
+    return result
+
+
+READS = (by_position, by_keyword, by_names, by_name_of_dimension, by_slice, by_given_dtensor)
+KINDS: list[tuple[str, list[list[int]]]] = [
+    ("ab", [[0, 1]]),
+    ("ba", [[0, 1]]),
+    ("ab", [[0], [1]]),
+    ("ab", [[1, 0]]),
+]
+"""The names and the ranks of meshes of which some differ in names alone, some in shape and some in ranks."""
+
+
+@requirement(
+    "DYN-MESH-07",
+    "Compiled code reads the names, sizes and places of the mesh that it is given, if only one of these differs.",
+    source=f"{SOURCE}: guard_fn; DeviceMesh.__eq__",
+)
+@requirement(
+    "DYN-MESH-08",
+    "A function that reads a mesh, but not its groups, is compiled once for all equal meshes.",
+    source=f"{SOURCE}: guard_fn; DeviceMesh.__eq__",
+)
+@pytest.mark.world(2)
+def test_unlike_in_one_way(world: World) -> None:
+    """Pass a mesh of each kind, in turn, and then another one that is equal, also as the mesh of a DTensor."""
+
+    def body(rank: Rank) -> None:
+        meshes = [
+            DeviceMesh(rank.device.type, torch.tensor(ranks), mesh_dim_names=tuple(names)) for names, ranks in KINDS * 2
+        ]
+        assert meshes[: len(KINDS)] == meshes[len(KINDS) :]
+        for read in READS:
+            function, counter = dynamo.compiled(read, backend="eager")
+            for number, mesh in enumerate(meshes):
+                x: Any = torch.full((2,), 1000.0 * number, device=rank.device)
+                if read is by_given_dtensor:
+                    x = DTensor.from_local(x, mesh, [Replicate(), Replicate()], run_check=False)
+                assert_same(read(x, mesh), function(x, mesh), f"{read.__name__}: call {number} with {mesh}")
+                assert counter.graphs <= min(number + 1, len(KINDS)), f"{read.__name__}: call {number}"
+
+    world.run(body)

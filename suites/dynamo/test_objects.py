@@ -183,8 +183,9 @@ def _name(x: torch.Tensor, group: Any) -> Any:
     return x + len(group.group_name), group.group_name, group
 
 
-def _size_and_dimensions(x: torch.Tensor, mesh: Any) -> Any:
-    return x + mesh.size(0) * 10 + mesh.ndim, mesh
+def _sizes_and_places(x: torch.Tensor, mesh: Any) -> Any:
+    place = mesh.get_local_rank("b") if mesh.ndim > 1 else None
+    return x + mesh.size(0) * 10 + mesh.ndim, place, mesh
 
 
 def _dimension(x: torch.Tensor, placement: Any) -> Any:
@@ -240,23 +241,20 @@ def _in_closure(thing: Any, about: About) -> Held:
 @pytest.mark.parametrize("kind", ["groups", "names of groups", "meshes", "placements"])
 @pytest.mark.world(3)
 def test_replaced(world: World, kind: str) -> None:
-    """Replace each object by another of its kind between calls, and put the first one back."""
+    """Replace each object by others of its kind between calls, and put the first one back."""
 
     def body(rank: Rank) -> None:
         about, wrong = things(rank), []
-        kinds: dict[str, list[tuple[Any, Any, Callable[..., Any]]]] = {
-            "groups": [(about.pair, about.own, _size_and_rank)],
-            "names of groups": [(about.pair, about.own, _name)],
-            "meshes": [
-                (about.mesh, about.line, _size_and_dimensions),
-                (about.line, about.beside, _size_and_dimensions),
-            ],
-            "placements": [(Shard(1), Shard(2), _dimension), (Partial("avg"), Partial("product"), _reduction)],
+        kinds: dict[str, list[tuple[tuple[Any, ...], Callable[..., Any]]]] = {
+            "groups": [((about.pair, about.own), _size_and_rank)],
+            "names of groups": [((about.pair, about.own), _name)],
+            "meshes": [((about.mesh, about.line, about.beside, about.renamed), _sizes_and_places)],
+            "placements": [((Shard(1), Shard(2)), _dimension), ((Partial("avg"), Partial("product")), _reduction)],
         }
-        for one, other, numbers_of in kinds[kind]:
+        for objects, numbers_of in kinds[kind]:
             for hold in (_in_attribute, _in_list, _in_dictionary, _in_module, _in_closure):
-                read, replace = hold(one, numbers_of)
-                wrong += [f"{hold.__name__}: {s}" for s in replaced(rank, read, replace, (one, other, one))]
+                read, replace = hold(objects[0], numbers_of)
+                wrong += [f"{hold.__name__}: {s}" for s in replaced(rank, read, replace, (*objects, objects[0]))]
         assert wrong == []
 
     world.run(body)

@@ -192,3 +192,59 @@ def test_in_place(world: World, backend: str) -> None:
         assert counter.graphs == 1
 
     world.run(body)
+
+
+def _one_by_one(given: torch.Tensor, into: torch.Tensor, other: int) -> tuple[list[Any], torch.Tensor]:
+    """Send and receive by the functions with which compiled code replaces isend and irecv."""
+    results = [functional.isend_inplace(given, other), functional.irecv_inplace(into, other)]
+    facts = seen(results)
+    for each in results:
+        functional.wait_tensor(each)
+    return facts, into + into.new_ones(results[1].shape)
+
+
+def _replaced(given: torch.Tensor, into: torch.Tensor, other: int) -> tuple[list[Any], torch.Tensor]:
+    """Send and receive by isend and irecv, which give tensors in compiled code alone."""
+    results: Any = [dist.isend(given, other), dist.irecv(into, other)]
+    facts = seen(results)
+    for each in results:
+        each.wait()
+    return facts, into + into.new_ones(results[1].shape)
+
+
+MESSAGES: list[tuple[str, torch.dtype, tuple[int, ...]]] = [
+    ("eager", torch.float32, (3,)),
+    ("eager", torch.int64, (2, 3)),
+    ("aot_eager", torch.bfloat16, (1, 2, 2)),
+    ("aot_eager", torch.float64, (1,)),
+]
+"""A backend for each message, and its dtype and shape."""
+
+
+@requirement(
+    "DYN-RESULT-05",
+    "Compiled code sees the shape, strides, dtype and device that the result of a functional isend or irecv has.",
+    source="torch/distributed/_functional_collectives.py: isend_inplace, irecv_inplace",
+)
+@pytest.mark.needs(torch=dynamo.COMPILES_MESSAGES)
+@pytest.mark.world(2, timeout=30)
+def test_messages(world: World) -> None:
+    """Exchange messages of several dtypes and shapes, and compute with the shape of what is received."""
+
+    def body(rank: Rank) -> None:
+        other = 1 - rank.index
+        for backend, dtype, shape in MESSAGES:
+            sent = [torch.full(shape, 4 + each, dtype=dtype, device=rank.device) for each in range(rank.size)]
+            what = f"{dtype}{[*shape]}"
+            right, result = _one_by_one(sent[rank.index], torch.zeros_like(sent[other]), other)
+            assert_same(sent[other] + 1, result, what)
+            assert [facts[0] for facts in right] == [(0,), shape], what
+            with dynamo.compiled_messages():
+                for exchange in (_one_by_one, _replaced):
+                    compiled, counter = dynamo.compiled(exchange, backend=backend)
+                    traced, result = compiled(sent[rank.index], torch.zeros_like(sent[other]), other)
+                    assert traced == right, f"{what}, {exchange.__name__}"
+                    assert_same(sent[other] + 1, result, f"{what}, {exchange.__name__}")
+                    assert counter.graphs == 1, f"{what}, {exchange.__name__}"
+
+    world.run(body)
