@@ -19,7 +19,7 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
-from fixtures.placements import part
+from fixtures.placements import MORE_OPERATORS, part
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
@@ -33,6 +33,7 @@ LAYOUTS: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1))
     "A factory makes a DTensor with the given size, value, dtype, placements and requires_grad, without communication.",
     source=f"{SOURCE}: zeros, ones, full, empty",
 )
+@pytest.mark.needs(torch=MORE_OPERATORS)
 @pytest.mark.world(2)
 def test_factories(world: World) -> None:
     """Give sizes as numbers, a list or a tuple, and the mesh as an argument or by its context."""

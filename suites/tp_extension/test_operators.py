@@ -15,6 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
+from fixtures.placements import MORE_OPERATORS
 from harness import Rank, World, assert_on_ranks, requirement
 
 SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
@@ -253,7 +254,13 @@ def _distributed(operand: torch.Tensor, placement: Placement, rank: Rank, mesh: 
     "An operator on DTensors gives the result of plain tensors, or raises an error on every rank, for any placements.",
     source=SOURCE,
 )
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=pytest.mark.needs(torch=MORE_OPERATORS)) if name in ("dimensions", "dtypes") else name
+        for name in FAMILIES
+    ],
+)
 @pytest.mark.world(2)
 def test_operators(world: World, family: str) -> None:
     """Operators that DTensor has must accept replicated inputs, and most must be there."""
@@ -297,6 +304,7 @@ DIFFERENTIABLE = {
     "An operator gives each of its DTensors the plain tensor's gradient, or raises an error on every rank.",
     source=SOURCE,
 )
+@pytest.mark.needs(torch=MORE_OPERATORS)
 @pytest.mark.parametrize("kind", DIFFERENTIABLE)
 @pytest.mark.world(2)
 def test_gradients(world: World, kind: str) -> None:
@@ -346,6 +354,7 @@ PENDING = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.
     "An operator on a DTensor with a pending reduction gives what it gives on the reduced tensor, for any reduction.",
     source="torch.distributed.tensor.Partial: pending reduction; DTensor",
 )
+@pytest.mark.needs(torch=MORE_OPERATORS)
 @pytest.mark.world(2)
 def test_pending(world: World) -> None:
     """Combine partial values with numbers and with replicated tensors, or reduce them further."""

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from fixtures.placements import laid_out
+from fixtures.placements import MORE_OPERATORS, laid_out
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import messages
@@ -370,6 +370,7 @@ def test_gradients(world: World, source: Placement, target: Placement) -> None:
     "The gradient of to_local or full_tensor has the placements in grad_placements, if they are given.",
     source="torch.distributed.tensor: DTensor.to_local, full_tensor: grad_placements",
 )
+@pytest.mark.needs(torch=MORE_OPERATORS)
 @pytest.mark.world(4)
 def test_placements_of_gradients(world: World) -> None:
     """Combine layouts on two mesh dimensions; the DTensor is a leaf, or comes from a local tensor."""
@@ -429,7 +430,7 @@ def test_placements_of_gradients(world: World) -> None:
     "The gradient of from_local has the placements in grad_placements, to which it is redistributed if need be.",
     source="torch.distributed.tensor: DTensor.from_local: grad_placements",
 )
-@pytest.mark.needs(torch="torch.distributed.tensor.DTensor.from_local(grad_placements)")
+@pytest.mark.needs(torch=MORE_OPERATORS)
 @pytest.mark.world(2)
 def test_asked_placements_of_gradients(world: World) -> None:
     """The gradient of a replicated or partial tensor arrives as a replica or as parts, and is asked for as either."""
