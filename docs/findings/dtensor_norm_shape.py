@@ -1,4 +1,4 @@
-# vector_norm of a DTensor over a dimension of one element, named from the end, has a wrong shape (only in torch 2.12)
+# vector_norm of a DTensor over a dimension of one element, named from the end, has a wrong shape (before torch 2.13)
 # unreported
 # Seen with torch 2.12.1, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 dtensor_norm_shape.py
