@@ -292,9 +292,15 @@ class Audit:
             candidates = [h for h in good if any(_executes(h, m) for m in target.mutants)]
 
         def cost(healthy: Healthy) -> float:
-            """Return the seconds of a test, divided by a measure of how likely it is to detect the defect."""
-            test = healthy.test
-            return healthy.seconds / (1 + 4 * self.kills[test] + 200 * alike.get(test, 0) ** 2)
+            """Return the seconds of a test, divided by a measure of how likely it is to detect the defect.
+
+            Of a fault, words say more than seconds do, and more than what else the test has detected. With this order,
+            90 of the 100 faults of the third blind trial meet the test that detects them within 25 s of tests; with
+            the seconds themselves and words squared, it took 47 s (docs/audit.md).
+            """
+            if not target.mutants:
+                return healthy.seconds**0.5 / (0.1 + alike[healthy.test]) ** 4
+            return healthy.seconds / (1 + 4 * self.kills[healthy.test])
 
         return [h.test for h in sorted(candidates, key=cost)]
 
