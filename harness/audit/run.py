@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import math
 import sys
 import time
 from collections import Counter
@@ -299,7 +300,7 @@ class Audit:
             the seconds themselves and words squared, it took 47 s (docs/audit.md).
             """
             if not target.mutants:
-                return healthy.seconds**0.5 / (0.1 + alike[healthy.test]) ** 4
+                return math.sqrt(healthy.seconds) / (0.1 + alike[healthy.test]) ** 4
             return healthy.seconds / (1 + 4 * self.kills[healthy.test])
 
         return [h.test for h in sorted(candidates, key=cost)]
