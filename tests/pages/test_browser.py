@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,5 +39,8 @@ def test_page_is_driven(page: Any, tmp_path: Path) -> None:
 def test_trouble_is_noticed(browser: Any, tmp_path: Path, html: str, says: str) -> None:
     """What a page fetches from elsewhere, and what fails in it, is a line."""
     with tab_of(browser) as tab:
-        opened(tab, tmp_path, html).evaluate("0")  # a round trip: what the page did before has been told
+        opened(tab, tmp_path, html)
+        soon = time.monotonic() + 30
+        while says not in tab.troubles and time.monotonic() < soon:
+            tab.wait_for_timeout(20)  # what a page asks for is told by another process, some time after it was loaded
     assert says in tab.troubles
