@@ -102,12 +102,3 @@ def fill_tables(imported: Collection[str]) -> None:
         torch.overrides.get_testing_overrides()
         names: Any = importlib.import_module("torch._dynamo.funcname_cache")
         names.get_funcname(torch.distributed._functional_collectives.__file__, 1)
-
-
-def seed(imported: Collection[str]) -> None:
-    """Seed the generators of torch, those of accelerators included: their turn comes when a rank first uses them.
-
-    For each kind of accelerator, torch keeps the formatted stack of whoever seeds it, which costs a rank 5 ms.
-    """
-    if "torch" in imported:
-        importlib.import_module("torch").manual_seed(0)

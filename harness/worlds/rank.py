@@ -11,7 +11,6 @@ import contextlib
 import faulthandler
 import os
 import pickle
-import random
 import resource
 import signal
 import socket
@@ -27,6 +26,7 @@ from harness.worlds.blackbox import BlackBox
 from harness.worlds.debugging import Debugging
 from harness.worlds.frames import roomy
 from harness.worlds.launch import AUTOLOAD
+from harness.worlds.seeding import seed
 
 if TYPE_CHECKING:
     import torch
@@ -252,13 +252,7 @@ class _RankProcess:
         for name in setup.imports:
             importlib.import_module(name)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        random.seed(0)
-        if forked and setup.device == "cpu":
-            torch.default_generator.manual_seed(0)  # the server has seeded accelerators, which takes 5 ms
-        else:
-            torch.manual_seed(0)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(0)
+        seed(accelerators=not forked or setup.device != "cpu")
         device = torch.device(setup.device)
         if device.index is not None:
             torch.accelerator.set_device_index(device.index)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import sys
 import threading
 import weakref
@@ -17,6 +16,7 @@ from typing import Any
 
 from harness.worlds import switches
 from harness.worlds.monitor import THREAD_NAME
+from harness.worlds.seeding import seed
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,6 @@ def compare(before: Residue, *, restore: bool = False) -> list[str]:
     ``restore``: also restore what can be restored.  An empty list then means that the next test finds the rank as this
     one did.
     """
-    import torch
 
     if before.device is not None:
         before.device.restore()
@@ -120,10 +119,7 @@ def compare(before: Residue, *, restore: bool = False) -> list[str]:
         os.environ.clear()
         os.environ.update(before.environ)
         switches.restore(before.switches)
-        random.seed(0)
-        torch.manual_seed(0)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(0)
+        seed()
         dynamo: Any = sys.modules.get("torch._dynamo")
         if dynamo is not None:
             dynamo.reset()

@@ -37,7 +37,7 @@ from typing import Any, NoReturn
 from harness.profiles.vocabulary import SPAWN
 from harness.worlds import network, pages, runtimes, segments
 from harness.worlds.network import Refusal
-from harness.worlds.preloading import fill_tables, seed
+from harness.worlds.preloading import fill_tables
 from harness.worlds.processes import (
     ORPHANED,
     adopt_orphans,
@@ -49,6 +49,7 @@ from harness.worlds.processes import (
     kill_group,
     parent_and_session,
 )
+from harness.worlds.seeding import seed
 
 RANK_FDS = ("control", "monitor", "output", "box", "crash")
 _MOST_PACKET = 65536
@@ -81,8 +82,9 @@ def _preload(modules: list[str]) -> list[str]:
                 missing.append(f"{name}: {e}")
         if "torch" in modules:
             _find_backend()
+        if "torch" in sys.modules:  # it may have failed to import
+            seed()
         fill_tables(modules)
-        seed(modules)
     return missing
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
-from fixtures.placements import MORE_OPERATORS
+from fixtures.placements import MORE_OPERATORS, REDUCED
 from harness import Rank, World, assert_on_ranks, requirement
 
 SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
@@ -345,10 +345,6 @@ def test_gradients(world: World, kind: str) -> None:
     assert_on_ranks([([], results[0][1])] * world.size, results)
 
 
-PENDING = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin, "product": torch.prod}
-"""What reduces partial values, by the operation of a placement."""
-
-
 @requirement(
     "TP-OP-06",
     "An operator on a DTensor with a pending reduction gives what it gives on the reduced tensor, for any reduction.",
@@ -362,7 +358,7 @@ def test_pending(world: World) -> None:
     def body(rank: Rank) -> list[str]:
         mesh, wrong = rank.mesh(), []
         parts = torch.stack([A, B]).to(rank.device) * 2
-        for op, reduced in PENDING.items():
+        for op, reduced in REDUCED.items():
             whole = reduced(parts, 0)
             for family in "constants", "pointwise", "of-sums", "reductions":
                 for name, (operator, (_, *others)) in FAMILIES[family].items():

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from fixtures.placements import MORE_OPERATORS, laid_out
+from fixtures.placements import MORE_OPERATORS, REDUCED, laid_out
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import messages
@@ -20,7 +20,6 @@ from harness.stacks.tp_extension import StridedShard, compute_local_shape_and_gl
 
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 SIZES = (1, 2, 3, 4, 5, 7, 9)
-REDUCED = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin, "product": torch.prod}
 
 
 def distributed(tensor: torch.Tensor, rank: Rank, mesh: Any, placements: Any) -> DTensor:

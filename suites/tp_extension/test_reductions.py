@@ -45,6 +45,11 @@ def _norm(order: float) -> Reduction:
 
 
 METHODS = {name: _named(name) for name in ("sum", "mean", "prod", "var", "std", "amax", "amin", "max", "min", "median")}
+ACCUMULATED: dict[str, Reduction] = {
+    "cumsum": lambda x, dim, keepdim: x.cumsum(dim),
+    "cumprod": lambda x, dim, keepdim: (x % 3).cumprod(dim),
+    "logcumsumexp": lambda x, dim, keepdim: x.logcumsumexp(dim),
+}
 FAMILIES: dict[str, tuple[Sequence[Dims], Mapping[str, Reduction]]] = {
     "sums": (SEVERAL, {name: _named(name) for name in ("sum", "mean", "nansum")}),
     "products": (ALL, {"prod": METHODS["prod"]}),
@@ -98,23 +103,14 @@ FAMILIES: dict[str, tuple[Sequence[Dims], Mapping[str, Reduction]]] = {
     "scans": (
         (0, 1),
         {
-            "cumsum": lambda x, dim, keepdim: x.cumsum(dim),
-            "cumprod": lambda x, dim, keepdim: (x % 3).cumprod(dim),
-            "logcumsumexp": lambda x, dim, keepdim: x.logcumsumexp(dim),
+            **ACCUMULATED,
             "cummax": lambda x, dim, keepdim: x.cummax(dim),
             "cummin": lambda x, dim, keepdim: x.cummin(dim),
             "softmax": lambda x, dim, keepdim: x.softmax(dim),
             "log_softmax": lambda x, dim, keepdim: x.log_softmax(dim),
         },
     ),
-    "scans-from-the-end": (
-        (-1, -2),
-        {
-            "cumsum from the end": lambda x, dim, keepdim: x.cumsum(dim),
-            "cumprod from the end": lambda x, dim, keepdim: (x % 3).cumprod(dim),
-            "logcumsumexp from the end": lambda x, dim, keepdim: x.logcumsumexp(dim),
-        },
-    ),
+    "scans-from-the-end": ((-1, -2), {f"{name} from the end": scan for name, scan in ACCUMULATED.items()}),
     "from-the-end": (
         (-1, -2),
         {
