@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from harness import World, requirement
+from harness import Rank, World, assert_same, requirement
 from harness.oracles.collectives import Case
 from harness.stacks.collectives import assert_right
 from suites.collectives.cases import OPS, dtypes_of, repeated, shaped, swept
@@ -42,3 +44,55 @@ def test_shapes(world: World) -> None:
 def test_large_and_repeated(world: World, thorough: bool) -> None:
     """Sizes exceed protocol switches, and every call has different data."""
     assert_right(world, repeated(Case("all_reduce"), thorough))
+
+
+@requirement(
+    "COLL-ALLREDUCE-04",
+    "all_reduce of sparse tensors gives every rank their sum, at the indices of all ranks, or is refused.",
+    source="torch.distributed.all_reduce; torch/csrc/distributed/c10d/ProcessGroupGloo.cpp: AsyncSparseAllreduceWork",
+)
+@pytest.mark.world(1, 2, 3)
+def test_sparse(world: World) -> None:
+    """Indices differ, overlap, occur twice or are none, in one or two sparse dimensions, with dense ones or not."""
+
+    def given(kind: str, rank: int, dtype: torch.dtype) -> torch.Tensor:
+        indices, shape = {
+            "different": ([[rank, 4 + rank]], (8,)),
+            "overlapping": ([[rank, rank + 1, 7]], (8,)),
+            "equal": ([[1, 6]], (8,)),
+            "twice": ([[rank, 5, rank]], (8,)),
+            "none on rank 0": ([[2] * rank], (8,)),
+            "none": ([[]], (8,)),
+            "rows": ([[rank, 3]], (4, 2)),
+            "two dimensions": ([[rank, 0, 2], [1, rank, 2]], (3, 3)),
+        }[kind]
+        table = torch.tensor(indices, dtype=torch.int64)
+        values = torch.arange(table.size(1) * torch.Size(shape[len(indices) :]).numel()).to(dtype) + 1 + 10 * rank
+        return torch.sparse_coo_tensor(table, values.view(table.size(1), *shape[len(indices) :]), shape)
+
+    kinds = ("different", "overlapping", "equal", "twice", "none on rank 0", "none", "rows", "two dimensions")
+
+    def body(rank: Rank) -> list[str]:
+        ends = []
+        for kind in kinds:
+            for dtype in (torch.float32, torch.float64, torch.int64):
+                everyone = [given(kind, i, dtype) for i in range(rank.size)]
+                whole = torch.stack([tensor.to_dense() for tensor in everyone]).sum(0, dtype=dtype)
+                for way in ("sync", "async"):
+                    tensor = given(kind, rank.index, dtype).to(rank.device)
+                    try:
+                        work = dist.all_reduce(tensor, async_op=way == "async")
+                        if work is not None:
+                            work.wait()
+                    except (RuntimeError, NotImplementedError):
+                        ends.append("refused")
+                        continue
+                    ends.append("right")
+                    assert tensor.is_sparse
+                    assert_same(whole, tensor.to_dense(), f"{kind}, {dtype}, {way}")
+                    indices = {tuple(index) for one in everyone for index in one.coalesce().indices().t().tolist()}
+                    assert {tuple(index) for index in tensor.coalesce().indices().t().tolist()} == indices, kind
+        return ends
+
+    ends = world.run(body)
+    assert ends == ends[:1] * world.size

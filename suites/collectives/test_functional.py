@@ -140,6 +140,45 @@ def test_lists_given_again(world: World, name: str) -> None:
 
 
 @requirement(
+    "COLL-FUNC-29",
+    "The tensors in the list of a functional collective may have different dtypes, which their results keep.",
+    source="torch.distributed._functional_collectives: all_reduce_coalesced, all_gather_into_tensor_coalesced, "
+    "reduce_scatter_tensor_coalesced",
+)
+@pytest.mark.world(2)
+def test_dtypes_of_lists(world: World) -> None:
+    """Whole numbers that floats can't hold, floats and bytes, in every order; a collective may refuse such lists."""
+    dtypes = (torch.float32, torch.int64, torch.bfloat16, torch.uint8, torch.float64)
+
+    def body(rank: Rank) -> list[str]:
+        refused = []
+        for name in (name for name in OF_LISTS if hasattr(functional, name)):
+            for turn in range(len(dtypes)):
+                order = dtypes[turn:] + dtypes[:turn]
+                more = [2**53 + 1 if dtype == torch.int64 else 3 for dtype in order]
+                given = [
+                    torch.arange(4, device=rank.device).to(dtype) + x * rank.index
+                    for dtype, x in zip(order, more, strict=True)
+                ]
+                arguments: list[Any] = [] if "gather" in name else ["sum"]
+                arguments += [[0] * len(given)] if "scatter" in name else []
+                try:
+                    results = getattr(functional, name)(list(given), *arguments, dist.group.WORLD)
+                except (RuntimeError, ValueError, TypeError):
+                    refused.append(f"{name}, {turn}")
+                    continue
+                for dtype, x, result in zip(order, more, results, strict=True):
+                    zero = torch.arange(4).to(dtype)
+                    right = torch.cat([zero, zero + x]) if "gather" in name else zero + (zero + x)
+                    right = right.chunk(2)[rank.index] if "scatter" in name else right
+                    assert_same(right, functional.wait_tensor(result), f"{name}, {order}: {dtype}")
+        return refused
+
+    one, other = world.run(body)
+    assert one == other
+
+
+@requirement(
     "COLL-FUNC-10",
     "Functional collectives give the same results under their shorter names.",
     source="torch.distributed._functional_collectives: all_gather_single, all_gather_single_autograd, "

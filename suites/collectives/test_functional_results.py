@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.debug import CommDebugMode
 
 from harness import Rank, World, assert_same, requirement, spmd
 from harness.stacks.collectives import functional, unwaited
@@ -119,6 +120,7 @@ def test_waits_however_it_is_read(rank: Rank) -> None:
     source="torch.distributed._functional_collectives: AsyncCollectiveTensor",
 )
 @pytest.mark.needs(collective="all_gather_into_tensor")
+@pytest.mark.needs(collective="reduce_scatter_tensor")
 @spmd(2)
 def test_known_before(rank: Rank) -> None:
     """Rank 1 joins only after rank 0 has asked; metadata and views do not block."""
@@ -128,6 +130,11 @@ def test_known_before(rank: Rank) -> None:
         if rank.index == 1:
             rank.store.wait([f"asked {number}"])
         results = [functional.all_reduce(given, "sum", group), functional.all_gather_tensor(given, 0, group)]
+        parts = [functional.reduce_scatter_tensor(given.repeat(2, 1), "sum", 0, group)]
+        parts.append(functional.reduce_scatter_tensor(given.repeat(1, 2), "sum", 1, group))
+        for part in parts:
+            assert (part.shape, part.dtype, part.device, part.stride()) == ((3, 2), dtype, rank.device, (2, 1))
+            assert (part.view(-1).shape, part[1:].shape) == ((6,), (2, 2))
         for result, rows in zip(results, (3, 6), strict=True):
             assert (result.shape, result.dtype, result.device) == ((rows, 2), dtype, rank.device)
             assert (result.stride(), result.storage_offset(), result.requires_grad) == ((2, 1), 0, False)
@@ -136,6 +143,8 @@ def test_known_before(rank: Rank) -> None:
             rank.store.set(f"asked {number}", "")
         assert_same(torch.full((3, 2), 2, dtype=dtype), functional.wait_tensor(results[0]), f"sum of {dtype}")
         assert_same(torch.full((6, 2), 1, dtype=dtype), functional.wait_tensor(results[1]), f"gathered {dtype}")
+        for part in parts:
+            assert_same(torch.full((3, 2), 2, dtype=dtype), functional.wait_tensor(part), f"scattered {dtype}")
 
 
 @requirement(
@@ -173,6 +182,11 @@ def test_views_known_before(rank: Rank) -> None:
     "A functional gather or scatter is correct along any dimension of any shape, also where dimensions have size 1.",
     source="torch.distributed._functional_collectives: all_gather_tensor, reduce_scatter_tensor",
 )
+@requirement(
+    "COLL-FUNC-30",
+    "The result of a functional gather or scatter is contiguous, whatever the dimension and the input's strides.",
+    source="torch.distributed._functional_collectives: all_gather_tensor, reduce_scatter_tensor",
+)
 @pytest.mark.needs(collective="all_gather_into_tensor")
 @pytest.mark.needs(collective="reduce_scatter_tensor")
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2), (2,)], ids=str)
@@ -192,13 +206,18 @@ def test_any_dimension(world: World, ranks: tuple[int, ...]) -> None:
             blocks = [torch.arange(float(count)).view(shape) + 100 * i for i in range(size)]
             for dim in range(len(shape)):
                 given = blocks[me].to(rank.device)
+                if dim % 2:  # the same elements, with the strides of a transposed tensor
+                    given = given.mT.contiguous().mT
                 whole = functional.all_gather_tensor(given, dim, group)
                 right = torch.cat(blocks, dim)
                 assert whole.shape == right.shape, f"{shape} along {dim}"
+                assert whole.stride() == right.stride(), f"{shape} along {dim}"
+                assert whole.is_contiguous(), f"{shape} along {dim}"
                 assert_same(right, functional.wait_tensor(whole), f"{shape} gathered along {dim}")
                 assert_same(blocks[me], given, "input")
                 part = functional.reduce_scatter_tensor(whole, "sum", dim, group)
                 assert part.shape == shape, f"{shape} along {dim}"
+                assert part.is_contiguous(), f"{shape} along {dim}"
                 assert_same(size * blocks[me], functional.wait_tensor(part), f"{shape} scattered along {dim}")
                 assert_same(right, functional.wait_tensor(whole), "input of the scatter")
         assert unwaited() == 0
@@ -297,3 +316,49 @@ def test_names_of_operations(rank: Rank) -> None:
             for number, result in enumerate(results):
                 right = torch.full((2,), value, dtype=dtype)
                 assert_same(right, functional.wait_tensor(result), f"{op}, result {number}")
+
+
+@requirement(
+    "COLL-FUNC-31",
+    "A functional collective launches one collective, of its own kind, whatever its dimension.",
+    source="torch.distributed._functional_collectives: its functions; torch.distributed.tensor.debug.CommDebugMode",
+)
+@spmd(2)
+def test_launches_one(rank: Rank) -> None:
+    """Count what each launches, for tensors with elements and without them, alone and in lists."""
+    group: Any = dist.group.WORLD
+    for shape in ((4, 4), (2, 6), (2, 0)):
+        t = torch.ones(shape, device=rank.device)
+        calls: dict[str, list[Callable[[], Any]]] = {
+            "all_reduce": [lambda t=t: functional.all_reduce(t, "sum", group)],
+            "broadcast": [lambda t=t: functional.broadcast(t, 1, group)],
+            "all_gather_into_tensor": [
+                lambda t=t, dim=dim: functional.all_gather_tensor(t, dim, group) for dim in (0, 1, -1)
+            ],
+            "reduce_scatter_tensor": [
+                lambda t=t, dim=dim, op=op: functional.reduce_scatter_tensor(t, op, dim, group)
+                for dim in (0, 1, -1)
+                for op in ("sum", "max")
+            ],
+            "all_to_all_single": [
+                lambda t=t: functional.all_to_all_single(t, None, None, group),
+                lambda t=t: functional.permute_tensor(t.view(-1), [1, 0], group),
+            ],
+            "all_reduce_coalesced": [lambda t=t: functional.all_reduce_coalesced([t, t], "sum", group)],
+            "all_gather_into_tensor_coalesced": [
+                lambda t=t: functional.all_gather_into_tensor_coalesced([t, t, t], group)
+            ],
+            "reduce_scatter_tensor_coalesced": [
+                lambda t=t, dims=dims: functional.reduce_scatter_tensor_coalesced([t, t], "sum", dims, group)
+                for dims in ([0, 0], [0, 1], [1, -1])
+            ],
+        }
+        for name, some in calls.items():
+            for number, call in enumerate(some):
+                with CommDebugMode() as mode:
+                    results = call()
+                counts = {str(kind).rpartition(".")[2]: count for kind, count in mode.get_comm_counts().items()}
+                assert {kind: count for kind, count in counts.items() if count} == {name: 1}, f"call {number}"
+                for result in results if isinstance(results, list) else [results]:
+                    functional.wait_tensor(result)
+    assert unwaited() == 0

@@ -360,22 +360,28 @@ def test_barriers_with_options(world: World, timeout: bool) -> None:
 @pytest.mark.needs(features=["subgroups", "timeouts"])
 @pytest.mark.world(2)
 def test_timeout_of_a_barrier(world: World) -> None:
-    """Rank 1 comes too late for one barrier, and late, but not too late, for a collective and another barrier."""
+    """Rank 1 comes too late for one barrier, and late, but not too late, for a collective and other barriers."""
 
     def body(rank: Rank) -> None:
         patient, hasty, broken = dist.new_group(), dist.new_group(timeout=SHORT), dist.new_group()
+        others: list[Any] = [dist.new_group(), dist.new_group(), None]
         ones = torch.ones(1, device=rank.device)
-        for group in (patient, hasty, broken):
-            dist.barrier(group, timeout=SHORT if group is patient else None)
+        for group in (patient, hasty, broken, *others):
+            dist.barrier(group, timeout=SHORT if group not in (hasty, broken) else None)
+        dist.barrier(others[1], async_op=True, timeout=SHORT).wait()
         dist.barrier()
         if rank.index == 1:
             time.sleep(SECONDS + 0.2)
-            dist.barrier(hasty, timeout=timedelta(seconds=20))
-            dist.all_reduce(ones, group=patient)
+        # all that rank 1 is late for begins at once, so that it has to be late only once
+        late = [dist.barrier(group, async_op=True) for group in others]
+        late.append(dist.barrier(hasty, async_op=True, timeout=timedelta(seconds=20)))
+        late.append(dist.all_reduce(ones, group=patient, async_op=True))
+        for work in late:
+            work.wait()
+        assert ones.tolist() == [2]
+        if rank.index == 1:
             rank.store.wait(["seen"])
             return
-        dist.barrier(hasty, timeout=timedelta(seconds=20))
-        dist.all_reduce(ones, group=patient)
         began = time.monotonic()
         try:
             with pytest.raises(RuntimeError):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
 import pickle
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -424,3 +427,44 @@ def test_divided_and_joined(rank: Rank) -> None:
     with pytest.raises((ValueError, RuntimeError)):
         concatenated([square["a"], square["a"]])
     assert dist.get_pg_count() == count
+
+
+@requirement(
+    "COLL-MESH-19",
+    "Nothing keeps a mesh, its slices or meshes made of it alive after its last use.",
+    source="torch.distributed.device_mesh.DeviceMesh: __getitem__, from_group",
+)
+@spmd(2)
+def test_meshes_are_freed(rank: Rank) -> None:
+    """Slice, flatten, copy, pickle, enter and compare a mesh, use its groups, and release all."""
+    device = rank.device.type
+
+    def used() -> dict[str, Any]:
+        mesh = init_device_mesh(device, (2, 1), mesh_dim_names=("a", "b"))
+        parts = {
+            "mesh": mesh,
+            "slice": mesh["a"],
+            "slice of all": mesh["a", "b"],
+            "again": mesh["a"],
+            "other slice": mesh["b"],
+            "flattened": flattened(mesh, "flat"),
+            "slice of two": mesh["a", "b"]["b"],
+            "from groups": DeviceMesh.from_group(mesh.get_all_groups(), device, mesh.mesh, mesh_dim_names=("a", "b")),
+            "from a group": DeviceMesh.from_group(mesh.get_group("a"), device),
+            "of ranks": DeviceMesh(device, [1, 0]),
+            "loaded": pickle.loads(pickle.dumps(mesh)),
+            "copied": copy.deepcopy(mesh["a"]),
+        }
+        for name, part in parts.items():
+            assert hash(part) == hash(part)
+            assert part == part
+            with part:
+                assert total(rank, part.get_group(0)) in (11, 10**rank.index), name
+                group: Any = (part, 0)
+                functional.wait_tensor(functional.all_reduce(torch.ones(1, device=rank.device), "sum", group))
+        return {name: weakref.ref(part) for name, part in parts.items()}
+
+    for _ in range(2):
+        references = used()
+        gc.collect()
+        assert [name for name, reference in references.items() if reference() is not None] == []

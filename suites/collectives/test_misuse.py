@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from harness import Rank, World, requirement, spmd
 from harness.oracles.collectives import COMPLEX, Case
@@ -157,3 +160,43 @@ def test_two_dtypes(rank: Rank, other: torch.dtype) -> None:
             misuse()
     dist.all_reduce(given)
     assert given.tolist() == [2, 2]
+
+
+@requirement(
+    "COLL-MISUSE-05",
+    "At debug level DETAIL, collectives of any group that differ between ranks raise an error about it on every rank.",
+    source="torch.distributed: Debugging torch.distributed applications: TORCH_DISTRIBUTED_DEBUG",
+)
+@pytest.mark.world(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+def test_differences_at_debug_level(world: World) -> None:
+    """Give other shapes, dtypes, ranks and collectives, in groups made in every way; each group stays usable."""
+
+    def body(rank: Rank) -> None:
+        device, second = rank.device, rank.index == 1
+        groups: dict[str, Any] = {
+            "world": None,
+            "new group": dist.new_group(),
+            "group with options": dist.new_group([0, 1], group_desc="options", use_local_synchronization=True),
+            "subgroup": dist.new_subgroups(2)[0],
+            "enumerated": dist.new_subgroups_by_enumeration([[0, 1]])[0],
+            "mesh": init_device_mesh(device.type, (2, 1), mesh_dim_names=("a", "b")).get_group("a"),
+        }
+        other = torch.ones(2, dtype=torch.float64 if second else torch.float32, device=device)
+        more = torch.ones(3 if second else 2, device=device)
+        two = torch.ones(2, device=device)
+        wrong: dict[str, Callable[[Any], Any]] = {
+            "dtype": lambda group: dist.all_reduce(other, group=group),
+            "shape": lambda group: dist.all_reduce(more, group=group),
+            "shape in flight": lambda group: dist.broadcast(more, 0, group, async_op=True),
+            "shapes of lists": lambda group: dist.all_gather([more.clone(), more.clone()], more, group),
+            "collective": lambda group: dist.broadcast(two, 0, group) if second else dist.all_reduce(two, group=group),
+        }
+        for name, group in groups.items():
+            for what, call in wrong.items():
+                with pytest.raises(RuntimeError, match=r"(?i)mismatch"):
+                    call(group)
+                total = torch.ones(2, device=device)
+                dist.all_reduce(total, group=group)
+                assert total.tolist() == [2, 2], f"{name} after another {what}"
+
+    world.run(body)

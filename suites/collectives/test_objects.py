@@ -137,13 +137,13 @@ def test_unpicklable(rank: Rank) -> None:
     "In any subgroup, objects are gathered, scattered and sent with roots or peers given by global rank or by "
     "group rank.",
     source="torch.distributed.gather_object: group_dst, scatter_object_list: group_src, send_object_list: group_dst, "
-    "recv_object_list: group_src; pytorch/pytorch#149200",
+    "recv_object_list: group_src, use_batch; pytorch/pytorch#149200",
 )
 @pytest.mark.parametrize("named", ["global", "group"])
 @pytest.mark.parametrize("ranks", [(1, 2, 3), (0, 2), (1, 3)], ids=str)
 @pytest.mark.world(4)
 def test_roots_in_subgroups(world: World, ranks: tuple[int, ...], named: str) -> None:
-    """The last member is the root and sends to the first."""
+    """The last member is the root and sends to the first, one message after another or in a batch."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))
@@ -161,12 +161,13 @@ def test_roots_in_subgroups(world: World, ranks: tuple[int, ...], named: str) ->
         mine: list[Any] = [None]
         dist.scatter_object_list(mine, given, group=group, **by("src", root))
         assert mine == [thing(rank.index, 3)]
-        if rank.index == root:
-            dist.send_object_list([thing(root, 1), None], group=group, **by("dst", first))
-        elif rank.index == first:
-            received: list[Any] = ["", ""]
-            assert dist.recv_object_list(received, group=group, **by("src", root)) == root
-            assert received == [thing(root, 1), None]
+        for batch in (False, True):
+            if rank.index == root:
+                dist.send_object_list([thing(root, 1), None], group=group, use_batch=batch, **by("dst", first))
+            elif rank.index == first:
+                received: list[Any] = ["", ""]
+                assert dist.recv_object_list(received, group=group, use_batch=batch, **by("src", root)) == root
+                assert received == [thing(root, 1), None]
 
     world.run(body)
 

@@ -426,3 +426,40 @@ def test_order_in_batches(rank: Rank) -> None:
             work.wait()
         for call, tensor in enumerate(received):
             assert_same(message(other, count=(7, 300)[call], call=call), tensor, f"message {call}, order {mine}")
+
+
+@requirement(
+    "COLL-P2P-20",
+    "batch_isend_irecv returns the requests of its operations in their order, or one for all of them.",
+    source="torch.distributed.batch_isend_irecv: 'distributed request objects returned by calling the corresponding op "
+    "in the op_list'",
+)
+@pytest.mark.world(2)
+def test_requests_in_order(world: World) -> None:
+    """Rank 1 takes part in each operation of rank 0's batch only after rank 0 has waited for the one before."""
+
+    def body(rank: Rank) -> None:
+        for order in ("rr", "sr", "rs", "rrr", "srs", "rsr"):
+            sends = [(kind == "s") == (rank.index == 0) for kind in order]
+            tensors = [outgoing(rank, call=tag) if sent else incoming(rank) for tag, sent in enumerate(sends)]
+            functions = [dist.isend if sent else dist.irecv for sent in sends]
+            if rank.index == 0:
+                pairs = enumerate(zip(functions, tensors, strict=True))
+                works = dist.batch_isend_irecv([dist.P2POp(call, tensor, 1, tag=tag) for tag, (call, tensor) in pairs])
+                assert len(works) in (1, len(order))
+                for done, work in enumerate(works):
+                    for tag in range(done + 1 if len(works) > 1 else len(order)):
+                        rank.store.set(f"{order} {tag}", "")
+                    work.wait()
+            else:
+                for tag, (call, tensor) in enumerate(zip(functions, tensors, strict=True)):
+                    rank.store.wait([f"{order} {tag}"])
+                    work = call(tensor, 0, tag=tag)
+                    assert work is not None
+                    work.wait()
+            for tag, (sent, tensor) in enumerate(zip(sends, tensors, strict=True)):
+                assert_same(
+                    message(rank.index if sent else 1 - rank.index, call=tag), tensor, f"{order}, operation {tag}"
+                )
+
+    world.run(body, timeout=20)

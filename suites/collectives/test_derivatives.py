@@ -1,0 +1,149 @@
+"""First and second derivatives through collectives, compared with those of one device that has every rank's tensors.
+
+The collectives are those of the tests of gradients. All numbers are whole and small enough to be exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, assert_same, requirement
+from harness.stacks.collectives import functional
+from suites.collectives.test_gradient_modes import BOTH, WAYS, listed
+from suites.collectives.test_gradients import IN_PARTS
+
+ROOTED = ("broadcast", "gather", "scatter", "reduce")
+
+
+def alone(name: str, xs: Sequence[torch.Tensor], root: int) -> list[list[torch.Tensor]]:
+    """Return what a collective of every rank's tensor gives to each rank, computed on one device."""
+    ranks = range(len(xs))
+    parts = [x.chunk(len(xs)) for x in xs]
+    total = torch.stack(list(xs)).sum(0)
+    if name.startswith("all_reduce"):
+        return [[total]] * len(xs)
+    if name.startswith("reduce_scatter"):
+        return [[part] for part in total.chunk(len(xs))]
+    if name.startswith("all_gather_single"):
+        return [[torch.cat(list(xs))]] * len(xs)
+    results: dict[str, Callable[[int], list[torch.Tensor]]] = {
+        "broadcast": lambda rank: [xs[root]],
+        "gather": lambda rank: [x if rank == root else x * 0 for x in xs],
+        "scatter": lambda rank: [parts[root][rank]],
+        "reduce": lambda rank: [total],  # only the root's is used
+        "all_gather": lambda rank: list(xs),
+        "all_to_all": lambda rank: [parts[sender][rank] for sender in ranks],
+        "all_to_all_single": lambda rank: [torch.cat([parts[sender][rank] for sender in ranks])],
+        "permute_tensor": lambda rank: [xs[rank - 1]],
+    }
+    return [results[name](rank) for rank in ranks]
+
+
+def loss(name: str, results: Sequence[torch.Tensor], rank: int, root: int, only: int | None) -> Any:
+    """Return a rank's part of the loss, which is cubic in the results, or in one of them."""
+    used = list(enumerate(results)) if only is None else [(0, results[only % len(results)])]
+    weight = rank + 1 if name != "reduce" or rank == root else 0  # only the root has a result
+    return sum((result**3).sum() * (number + weight) for number, result in used)
+
+
+def derivatives(
+    name: str, size: int, root: int, only: Sequence[int | None]
+) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
+    """Return every rank's input, and with it the first and the second derivatives, computed on one device."""
+    count = 2 * (size if name in IN_PARTS else 1)
+    given = [torch.arange(1.0, count + 1) + rank for rank in range(size)]
+    xs = [x.clone().requires_grad_() for x in given]
+    results = alone(name, xs, root)
+    whole: Any = sum(loss(name, results[rank], rank, root, only[rank]) for rank in range(size))
+    first = torch.autograd.grad(whole, xs, create_graph=True, materialize_grads=True)
+    squares: Any = sum((x**2).sum() * (rank + 1) for rank, x in enumerate(first))
+    second = torch.autograd.grad(squares, xs, materialize_grads=True)
+    return given, [[x.detach() for x in first], list(second)]
+
+
+def compare(world: World, way: str, names: Sequence[str], only: Callable[[int, int], int | None]) -> None:
+    """Compare both derivatives for each root; ``only(rank, turn)``: the result that is used, None for all."""
+    through = WAYS[way][0]
+
+    def body(rank: Rank) -> None:
+        size, me = rank.size, rank.index
+        for name in names:
+            for root in range(size if name in ROOTED else 1):
+                for turn in range(size if only(0, 0) is not None else 1):
+                    some = [only(i, turn) for i in range(size)]
+                    given, (first, second) = derivatives(name, size, root, some)
+                    x = given[me].to(rank.device).requires_grad_()
+                    results = listed(through(name, x, dist.group.WORLD, root, size))
+                    mine = loss(name, results, me, root, some[me])
+                    (found,) = torch.autograd.grad(mine, x, create_graph=True)
+                    what = f"{name} with root {root}, results {some}"
+                    assert_same(first[me], found.detach(), f"{what}: first derivative")
+                    ((found**2).sum() * (me + 1)).backward()
+                    assert x.grad is not None, f"{what}: second derivative"
+                    assert_same(second[me], x.grad, f"{what}: second derivative")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GRAD-12",
+    "First and second derivatives through a collective are those of one device, whichever rank is its root.",
+    source="torch.distributed.nn.functional; torch.distributed._functional_collectives; torch.autograd.grad: "
+    "create_graph",
+)
+@BOTH
+@pytest.mark.world(2, 3)
+def test_twice(world: World, way: str) -> None:
+    """The loss is the sum of the ranks' cubes; the second loss is the sum of squares of the first's gradients."""
+    compare(world, way, WAYS[way][1], lambda rank, turn: None)
+
+
+@requirement(
+    "COLL-GRAD-13",
+    "A loss may use some of a collective's results, and another selection of them on each rank.",
+    source="torch.distributed.nn.functional: all_gather, gather, all_to_all; "
+    "torch.distributed._functional_collectives: all_reduce_coalesced; torch.autograd.Function: undefined gradients "
+    "are zeros",
+)
+@pytest.mark.world(3)
+def test_results_left_out(world: World) -> None:
+    """Each rank uses one result, the same on all ranks or not."""
+    compare(world, "module", ["all_gather", "gather", "all_to_all"], lambda rank, turn: turn)
+    compare(world, "module", ["all_gather", "gather", "all_to_all"], lambda rank, turn: rank * 2 + turn)
+
+
+@requirement(
+    "COLL-GRAD-13",
+    "A loss may use some of a collective's results, and another selection of them on each rank.",
+    source="torch.distributed.nn.functional: all_gather, gather, all_to_all; "
+    "torch.distributed._functional_collectives: all_reduce_coalesced; torch.autograd.Function: undefined gradients "
+    "are zeros",
+)
+@pytest.mark.world(2)
+def test_results_of_lists_left_out(world: World) -> None:
+    """The lists have two tensors, of which one is used by each rank, or by both."""
+    names = ("all_reduce_coalesced", "all_gather_single_coalesced", "reduce_scatter_single_coalesced")
+
+    def body(rank: Rank) -> None:
+        group: Any = dist.group.WORLD
+        for name in names:
+            if not hasattr(functional, name):
+                continue
+            arguments: list[Any] = [] if "gather" in name else ["sum"]
+            arguments += [[0, 0]] if "scatter" in name else []
+            for used in ((0, 0), (1, 1), (0, 1), (1, 0)):
+                pair = [torch.arange(1.0, 5).to(rank.device).requires_grad_() for _ in range(2)]
+                results = getattr(functional, name)(list(pair), *arguments, group)
+                (results[used[rank.index]] * 10**rank.index).sum().backward()
+                for number, x in enumerate(pair):
+                    weights = [10.0**i if used[i] == number else 0.0 for i in range(2)]
+                    right = [weights[0]] * 2 + [weights[1]] * 2 if "scatter" in name else [sum(weights)] * 4
+                    found = torch.zeros(4) if x.grad is None else x.grad
+                    assert_same(torch.tensor(right), found, f"{name}, used {used}, tensor {number}")
+
+    world.run(body)

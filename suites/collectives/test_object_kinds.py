@@ -1,0 +1,116 @@
+"""Objects of every kind through every collective of objects: what is false, parameters, modules, shared parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, requirement, spmd
+
+SOURCE = (
+    "torch.distributed.all_gather_object, gather_object, broadcast_object_list, scatter_object_list, "
+    "send_object_list, recv_object_list"
+)
+FALSE = (None, False, 0, 0.0, "", b"", (), [], {}, set(), frozenset(), range(0), torch.Size([]))
+FULL = (True, 7, -0.5, "text", b"\0", (None,), [0], {"": None}, {0}, ..., int, NotImplementedError, torch.float16)
+
+
+def arrived(rank: Rank, mine: Any) -> list[tuple[str, int, Any]]:
+    """Give an object to every collective of objects, on two ranks, each of which is the root in turn.
+
+    Return what has arrived on this rank in place of another object: how, from which rank, and the object.
+    """
+    me, other = rank.index, 1 - rank.index
+    entries: list[Any] = ["old", "old"]
+    dist.all_gather_object(entries, mine)
+    found = [("all_gather_object", sender, entry) for sender, entry in enumerate(entries)]
+    for root in range(2):
+        entries = ["old", "old"]
+        dist.gather_object(mine, entries if me == root else None, dst=root)
+        if me == root:
+            found += [("gather_object", sender, entry) for sender, entry in enumerate(entries)]
+        entries = [mine, mine] if me == root else ["old", "old"]
+        dist.broadcast_object_list(entries, src=root)
+        found += [("broadcast_object_list", root, entry) for entry in entries]
+        entries = ["old"]
+        dist.scatter_object_list(entries, [mine, mine] if me == root else None, src=root)
+        found.append(("scatter_object_list", root, entries[0]))
+        for batch in (False, True):
+            entries = ["old", "old"]
+            if me == root:
+                dist.send_object_list([mine, mine], other, use_batch=batch)
+            else:
+                dist.recv_object_list(entries, root, use_batch=batch)
+                found += [(f"recv_object_list, use_batch={batch}", root, entry) for entry in entries]
+    return found
+
+
+@requirement(
+    "COLL-OBJECT-24",
+    "An object that arrives replaces what was in its place, also if it is None or false.",
+    source=SOURCE,
+)
+@pytest.mark.needs(collective="gather")
+@pytest.mark.needs(collective="scatter")
+@spmd(2)
+def test_what_is_false(rank: Rank) -> None:
+    """One rank gives what is false, the other something else; lists hold other objects before."""
+    for number, (false, full) in enumerate(zip(FALSE, FULL, strict=True)):
+        given = (false, full) if number % 2 else (full, false)
+        for how, sender, entry in arrived(rank, given[rank.index]):
+            right: Any = given[sender]
+            assert type(entry) is type(right), f"{how} of {right!r}: {entry!r}"
+            assert entry == right, f"{how} of {right!r}: {entry!r}"
+
+
+@requirement(
+    "COLL-OBJECT-25",
+    "Parameters, modules, tensors that require a gradient and tensors that occur twice arrive as they were given.",
+    source=f"{SOURCE}; pickle; torch.nn.Parameter",
+)
+@pytest.mark.needs(collective="gather")
+@pytest.mark.needs(collective="scatter")
+@spmd(2)
+def test_tensors_of_every_kind(rank: Rank) -> None:
+    """Give them alone and in a dictionary, and compare class, requires_grad, strides and elements."""
+
+    def made(of: int) -> dict[str, Any]:
+        plain = torch.arange(6.0).view(2, 3) + of
+        weight = torch.nn.Parameter(plain.clone())
+        module = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1)).eval()
+        torch.nn.utils.vector_to_parameters(torch.arange(5.0) + of, module.parameters())
+        module[0].bias.requires_grad_(False)
+        return {
+            "parameter": weight,
+            "frozen": torch.nn.Parameter(plain.clone(), requires_grad=False),
+            "transposed": torch.nn.Parameter(plain.t()),
+            "leaf": plain.clone().requires_grad_(),
+            "plain": plain,
+            "sparse": torch.sparse_coo_tensor([[of, 2]], [1.0, 2.0], (3,)).coalesce(),
+            "module": module,
+            "again": weight,
+        }
+
+    def told(tensor: torch.Tensor) -> tuple[Any, ...]:
+        strides = tensor.stride() if tensor.layout is torch.strided else None
+        what = type(tensor), tensor.dtype, tensor.layout, tensor.device, tensor.requires_grad, tensor.is_leaf, strides
+        return *what, tensor.detach().to_dense().tolist()
+
+    def described(thing: Any) -> Any:
+        if isinstance(thing, torch.nn.Module):
+            tensors = [*thing.named_parameters(), *thing.named_buffers()]
+            return type(thing), thing.training, [(name, *told(tensor)) for name, tensor in tensors]
+        return told(thing)
+
+    mine = made(rank.index)
+    for how, sender, entry in arrived(rank, mine):
+        assert list(entry) == list(mine), how
+        for name, right in made(sender).items():
+            assert described(entry[name]) == described(right), f"{how}: {name}"
+        assert entry["again"] is entry["parameter"], how
+    for name in ("parameter", "frozen", "leaf", "module"):
+        for how, sender, entry in arrived(rank, mine[name]):
+            assert described(entry) == described(made(sender)[name]), f"{how}: {name} alone"
