@@ -462,4 +462,4 @@ def test_requests_in_order(world: World) -> None:
                     message(rank.index if sent else 1 - rank.index, call=tag), tensor, f"{order}, operation {tag}"
                 )
 
-    world.run(body, timeout=20)
+    world.run(body, timeout=8)
