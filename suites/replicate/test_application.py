@@ -135,6 +135,7 @@ class Used(nn.Module):
     "Every other option of replicate() has the same effect with a device_id as without one.",
     source=f"{SOURCE}: device_id, kwargs",
 )
+@pytest.mark.usefixtures("with_buckets")
 @pytest.mark.parametrize("said", ["as-device", "as-number", "not-at-all"])
 @pytest.mark.world(2)
 def test_options_beside_device(world: World, said: str) -> None:

@@ -63,7 +63,7 @@ def test_copies(world: World, option: str) -> None:
             for copied in COPIES if option else COPIES[number % 3 :][:1]:
                 original: Any = DistributedDataParallel(layers(says.unused).to(rank.device), **says.options)
                 if number % 2 and "static_graph" not in says.options:
-                    # PyTorch 2.13 averages nothing in the first step of a static graph's copy made after a step
+                    # PyTorch 2.13 never averages in the copy of a static graph that was made after a step
                     step(rank, original)
                     original.zero_grad()
                 check(rank, name, copied(original), original)

@@ -27,7 +27,7 @@ OPTIONS: list[dict[str, Any]] = [
 )
 @requirement(
     "DDP-MODE-01",
-    "train and eval of a DDP module return it, and set the mode of it and of every module in it.",
+    "A DDP module's train or eval returns it, and sets the mode of it with every module in it.",
     source="torch.nn.Module: train, eval; torch.nn.parallel.DistributedDataParallel.train",
 )
 @pytest.mark.parametrize("how", ["DDP", "replicate"])

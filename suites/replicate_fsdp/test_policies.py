@@ -122,7 +122,7 @@ def both(way: str, reduced: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 @requirement(
     "RFSDP-MIX-09",
-    "Each module of a group casts its own inputs and outputs by the group's policy, in any order and at every call.",
+    "Each module of a group casts its own inputs and outputs by the group's policy, in any order, at every call.",
     source=f"{SOURCE}: output_dtype, cast_forward_inputs; torch.distributed.fsdp.fully_shard: module",
 )
 @pytest.mark.world(2)
@@ -158,7 +158,7 @@ def test_grouped(world: World) -> None:
 
 @requirement(
     "RFSDP-OFFLOAD-02",
-    "Offloaded parameters are cast, reduced and trained under every policy as others, and stay on the host.",
+    "Offloaded parameters stay on the host, but are cast, reduced and trained as others under every policy.",
     source="torch.distributed.fsdp.CPUOffloadPolicy; torch.distributed.fsdp.MixedPrecisionPolicy",
 )
 @pytest.mark.parametrize("way", ["replicated", "sharded", "hybrid"])
