@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import alone, layers, row, train
 from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks import messages
 from harness.stacks.replicate import DDP, replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
@@ -113,6 +114,68 @@ def test_device(world: World, said: str) -> None:
         return train(replicate(layers().to(rank.device), **options[said]), rank.index)
 
     assert_on_ranks([alone(world.size)] * world.size, world.run(body))
+
+
+class Used(nn.Module):
+    """Two layers of which a forward uses the first, or both."""
+
+    def __init__(self, rank: int = 0) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(2, 2, bias=False) for _ in range(2))
+        for layer in (self.first, self.second):
+            nn.init.constant_(layer.weight, 1.0 + rank)
+
+    def forward(self, x: torch.Tensor, both: bool = True) -> torch.Tensor:
+        result: torch.Tensor = self.first(x) + self.second(x) if both else self.first(x)
+        return result
+
+
+@requirement(
+    "REPL-APPLY-14",
+    "Every other option of replicate() has the same effect with a device_id as without one.",
+    source=f"{SOURCE}: device_id, kwargs",
+)
+@pytest.mark.usefixtures("with_buckets")
+@pytest.mark.parametrize("said", ["as-device", "as-number", "not-at-all"])
+@pytest.mark.world(2)
+def test_options_beside_device(world: World, said: str) -> None:
+    """Each option is given alone with a device_id, as the rank's group and mesh alone, and shows in three steps."""
+
+    def body(rank: Rank) -> None:
+        number = rank.device if rank.device.index is None else rank.device.index
+        named = {"as-device": {"device_id": rank.device}, "as-number": {"device_id": number}, "not-at-all": {}}[said]
+        own, mean = 1.0 + rank.index, 1.5
+        alone_group = [rank.subgroup([0]), rank.subgroup([1])][rank.index]
+        alone_mesh = rank.mesh(2, 1, names=("apart", "alone"))["alone"]
+        every: list[tuple[dict[str, Any], float, bool]] = [
+            ({}, mean, True),
+            ({"process_group": alone_group}, own, True),
+            ({"device_mesh": alone_mesh}, own, True),
+            ({"find_unused_parameters": True}, mean, False),
+            ({"static_graph": True}, mean, False),
+            ({"gradient_as_bucket_view": True}, mean, True),
+            ({"bucket_cap_mb": 1e-6}, mean, True),
+            ({"init_sync": False}, mean, True),
+            ({"ignored_modules": []}, mean, True),
+        ]
+        for options, right, both in every:
+            model: Any = replicate(Used(rank.index).to(rank.device), **named, **options)
+            for _ in range(3):
+                before = messages.mark()
+                model(torch.full((1, 2), own, device=rank.device), both).sum().backward()
+                first, second = (layer.weight.grad for layer in model.children())
+                assert first.flatten().tolist() == [right] * 4, options
+                assert second.tolist() == first.tolist() if both else second is None or not second.any(), options
+                reduced = [m for m in messages.since(before) if m.op.endswith("all_reduce") and m.dtype == "Float"]
+                shared = both and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+                assert shared == ("gradient_as_bucket_view" in options), options
+                model.zero_grad()
+            if messages.since(before):
+                assert len(reduced) == (2 if "bucket_cap_mb" in options else 1), options
+            kept = own if right == own or "init_sync" in options else 1.0
+            assert model.first.weight.flatten().tolist() == [kept] * 4, options
+
+    world.run(body)
 
 
 @requirement(

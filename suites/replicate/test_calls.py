@@ -144,13 +144,19 @@ def test_sync_of_one_module(world: World) -> None:
     "no_sync ends with its own block, even if the block is nested or left by an error.",
     source="torch.nn.parallel.DistributedDataParallel: no_sync",
 )
+@requirement(
+    "DDP-SYNC-03",
+    "no_sync has no effect before its block is entered, however long before it was called.",
+    source="torch.nn.parallel.DistributedDataParallel: no_sync, 'within this context'",
+)
 @pytest.mark.world(2)
 def test_no_sync(world: World) -> None:
-    """Raise an error in a nested block, then run a backward inside the outer block and one outside."""
+    """Raise an error in a nested block, then run backwards inside and outside, and use contexts made long before."""
 
     def body(rank: Rank) -> list[float]:
         model = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(rank.device))
         gradients = []
+        contexts = [model.no_sync() for _ in range(4)]  # the last is never entered
 
         def backward() -> None:
             model(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
@@ -165,9 +171,18 @@ def test_no_sync(world: World) -> None:
         with pytest.raises(ZeroDivisionError), model.no_sync():
             raise ZeroDivisionError
         backward()
+        with contexts[0]:
+            backward()
+            with contexts[1]:
+                backward()
+            backward()
+        backward()
+        contexts[2](backward)()
+        backward()
         return gradients
 
-    assert_on_ranks([[1.0 + rank, 1.5, 1.5] for rank in range(2)], world.run(body))
+    own = [1.0 + rank for rank in range(2)]
+    assert_on_ranks([[x, 1.5, 1.5, x, x, x, 1.5, x, 1.5] for x in own], world.run(body))
 
 
 @requirement(

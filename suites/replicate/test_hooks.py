@@ -1,7 +1,9 @@
-"""Communication hooks: what they are called with, and how their results are used."""
+"""Communication hooks: what they are called with, how their results are used, and how long they live."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -240,3 +242,91 @@ def test_between_steps(world: World) -> None:
         return [*gradients, gradient(rank, model, 1.0 + rank.index, torch.float32).tolist()]
 
     assert_on_ranks([[[1.5], [4.0]], [[1.5], [8.0]]], world.run(body), or_all=["refused"] * 2)
+
+
+def fourfold(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer() * 4)
+    return future
+
+
+def function(state, bucket):  # type: ignore[no-untyped-def]  # DDP rejects string annotations
+    state.calls += 1
+    return fourfold(bucket)
+
+
+class Hooks:
+    """Hooks that are methods, and the state that they count their calls in."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def method(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP rejects string annotations
+        assert type(self) is Hooks
+        return function(state, bucket)
+
+    @classmethod
+    def of_class(cls, state, bucket):  # type: ignore[no-untyped-def]  # DDP rejects string annotations
+        assert cls is Hooks
+        return function(state, bucket)
+
+    @staticmethod
+    def static(state, bucket):  # type: ignore[no-untyped-def]  # DDP rejects string annotations
+        return function(state, bucket)
+
+
+def forms() -> dict[str, Any]:
+    """Return hooks of every form of a function with the parameters state and bucket."""
+
+    def inner(state, bucket):  # type: ignore[no-untyped-def]  # DDP rejects string annotations
+        return function(state, bucket)
+
+    owner = Hooks()
+    return {
+        "function": function,
+        "inner": inner,
+        "lambda": lambda state, bucket: function(state, bucket),
+        "method": owner.method,
+        "class method": Hooks.of_class,
+        "class method of an object": owner.of_class,
+        "static method": Hooks.static,
+    }
+
+
+@requirement(
+    "REPL-HOOK-26",
+    "A communication hook may be a function of any form: a lambda, an inner function, or a method of an object or "
+    "class.",
+    source=f"{SOURCE}: hook (Callable)",
+)
+@requirement(
+    "REPL-LIFE-02",
+    "A communication hook's state, and the object whose method it is, are freed with the module that it is for.",
+    source=f"{SOURCE}: state",
+)
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(1, 2)
+def test_forms(world: World, how: str) -> None:
+    """Each hook counts its calls and returns four times the gradient, in no step or two; then its module goes."""
+
+    def body(rank: Rank) -> None:
+        alive = []
+        for name in forms():
+            for steps in (0, 2):
+                hook, state = forms()[name], Hooks()
+                module = given([1.0, 2.0], torch.float32).to(rank.device)
+                model: Any = DistributedDataParallel(module) if how == "DDP" else replicate.replicate(module)
+                model.register_comm_hook(state, hook)
+                for _ in range(steps):
+                    found = gradient(rank, model, 1.0 + rank.index, torch.float32).tolist()
+                    assert found == [4.0 + 4 * rank.index, 8.0 + 8 * rank.index], name
+                    model.zero_grad()
+                assert state.calls == steps, name
+                owner = getattr(hook, "__self__", None)
+                kept = [state, module, *([owner] if isinstance(owner, Hooks) else [])]
+                alive += [(name, steps, weakref.ref(each)) for each in kept]
+                del hook, state, module, model, owner, kept
+        gc.collect()
+        assert [(name, steps) for name, steps, found in alive if found() is not None] == []
+
+    world.run(body)

@@ -148,6 +148,40 @@ def test_micro_batches(world: World, hook: bool) -> None:
     world.run(body)
 
 
+@requirement(
+    "DDP-JOIN-09",
+    "Each of several models in one Join trains, and ends with the same parameters on all ranks, as with its own join.",
+    source="torch.distributed.algorithms.join.Join: joinables",
+)
+@pytest.mark.parametrize("last", [0, 2], ids=["first-rank-last", "last-rank-last"])
+@pytest.mark.world(3)
+def test_several(world: World, last: int) -> None:
+    """Two and three models with options of their own, in either order, train on one, two and four batches."""
+    batches = BATCHES if last == 2 else BATCHES[::-1]
+    every: list[dict[str, Any]] = [{}, {"find_unused_parameters": True}, {"broadcast_buffers": False}]
+
+    def body(rank: Rank) -> None:
+        for some in ([0, 1], [2, 0], [1, 2, 0]):
+            models: list[Any] = [DistributedDataParallel(Model().to(rank.device), **every[kind]) for kind in some]
+            optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for model in models]
+            with Join(models):
+                for number in range(batches[rank.index]):
+                    for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+                        optimizer.zero_grad()
+                        model(torch.tensor(given(rank.index, number) * (i + 1), device=rank.device)).sum().backward()
+                        value = expected([0, 1, 2], batches, number, True) * (i + 1)
+                        assert model.module.first.grad.tolist() == [value] * 3, (some, i, number)
+                        optimizer.step()
+            for i, (kind, model) in enumerate(zip(some, models, strict=True)):
+                total = sum(expected([0, 1, 2], batches, number, True) for number in range(4)) * (i + 1)
+                right = [[-factor * total] * 3 for factor in (1, 2, 3)]
+                assert [p.tolist() for p in model.module.parameters()] == right, (some, i)
+                own = batches[rank.index] if "broadcast_buffers" in every[kind] else 4
+                assert model.module.count.tolist() == [own] * 2, (some, i)
+
+    world.run(body)
+
+
 def train_until_thrown(model: Any, rank: Rank, done: list[int], options: dict[str, bool]) -> None:
     with model.join(throw_on_early_termination=True, **options):
         for number in range(1 + 2 * rank.index):

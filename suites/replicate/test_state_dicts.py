@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.states import gradients_of
 from harness import Rank, World, requirement
 from harness.stacks import replicate
 
@@ -290,6 +291,12 @@ def test_optimizers(world: World, how: str) -> None:
             assert all(p.grad is None for p in module.parameters()), name
             assert settings(optimizer) == options_before, name
             assert [group["lr"] for group in first["param_groups"]] == [0.5, 0.125], name
+            model(torch.arange(3.0, device=rank.device)[None]).sum().backward()
+            gradients = gradients_of(module)
+            for each in (optimizer, make(groups_of(module))):  # the other has not run
+                get_optimizer_state_dict(model, each)
+                assert str(gradients_of(module)) == str(gradients), name
+            optimizer.zero_grad()
             trained(module, model, optimizer, rank)
             parameters = {p: key for key, p in module.named_parameters()}
             own = {parameters[p]: state for p, state in optimizer.state.items()}

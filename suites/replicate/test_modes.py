@@ -1,0 +1,68 @@
+"""Training and evaluation mode of a replicated module: what they are set on, and gradients in either of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from fixtures.layers import alone, layers, row, train
+from harness import Rank, World, requirement
+from harness.stacks import replicate
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"find_unused_parameters": True},
+    {"static_graph": True},
+    {"gradient_as_bucket_view": True},
+]
+
+
+@requirement(
+    "REPL-MODE-01",
+    "Gradients are averaged whichever modules are in evaluation mode, as they are in training mode.",
+    source="torch.nn.Module.eval: 'only on certain modules'; torch/distributed/_composable/replicate.py: replicate",
+)
+@requirement(
+    "DDP-MODE-01",
+    "A DDP module's train or eval returns it, and sets the mode of it with every module in it.",
+    source="torch.nn.Module: train, eval; torch.nn.parallel.DistributedDataParallel.train",
+)
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_modes(world: World, how: str) -> None:
+    """Run a step in each mode of the model and of a layer, from evaluation first, and accumulate in evaluation."""
+
+    def body(rank: Rank) -> None:
+        right, own = alone(2), alone([rank.index])
+        for options in OPTIONS:
+            module = layers().to(rank.device)
+            model: Any = (
+                replicate.replicate(module, **options)
+                if how == "replicate"
+                else DistributedDataParallel(module, **options)
+            )
+            for whole, layer in ((False, False), (True, True), (False, True), (True, False), (False, False)):
+                what = f"{options}, model {whole}, layer {layer}"
+                assert (model.train(whole) if whole else model.eval()) is model, what
+                assert [m.training for m in model.modules()] == [whole] * len(list(model.modules())), what
+                module[1].train(layer)
+                assert train(model, rank.index) == right, what
+                assert [m.training for m in (model, module[0], module[1])] == [whole, whole, layer], what
+                model.zero_grad()
+            with torch.no_grad():
+                model(row(rank.index).to(rank.device))
+            synced(model, False)
+            assert train(model, rank.index) == own, f"{options}, without synchronization"
+            synced(model, True)
+            assert train(model, rank.index) == [[2 * x for x in gradient] for gradient in right], options
+
+    def synced(model: Any, on: bool) -> None:
+        if how == "replicate":
+            model.set_requires_gradient_sync(on)
+        else:
+            model.require_backward_grad_sync = on
+
+    world.run(body)

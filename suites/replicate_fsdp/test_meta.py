@@ -1,0 +1,115 @@
+"""Models that are managed on the meta device, and get their memory and values later in one way or another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import distribute_tensor
+
+from fixtures.managed import ways
+from fixtures.tensors import numbers
+from harness import Rank, World, requirement
+from harness.stacks import replicate_fsdp
+
+
+def model() -> nn.Sequential:
+    """Create layers with three rows, one and five, which two ranks do not divide."""
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1), nn.Linear(1, 5))
+
+
+def values() -> dict[str, torch.Tensor]:
+    """Return the parameters of :func:`model` with whole numbers."""
+    return {name: numbers(*p.shape) - 3 + i for i, (name, p) in enumerate(model().state_dict().items())}
+
+
+def own(module: Any, given: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return the given values as DTensors that are placed as the module's parameters."""
+    return {n: distribute_tensor(given[n], p.device_mesh, p.placements) for n, p in module.state_dict().items()}
+
+
+def emptied(rank: Rank, module: Any) -> Any:
+    return module.to_empty(device=rank.device)
+
+
+def copied(rank: Rank, module: Any, given: dict[str, torch.Tensor]) -> None:
+    """Copy each rank's part into the memory of its parameters."""
+    parts = own(emptied(rank, module), given)
+    for name, parameter in module.named_parameters():
+        parameter.detach().to_local().copy_(parts[name].to_local())
+
+
+def initialized(rank: Rank, module: Any, given: dict[str, torch.Tensor]) -> None:
+    """Write to the parameters, as initialization does."""
+    parts = own(emptied(rank, module), given)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(parts[name])
+
+
+def loaded(rank: Rank, module: Any, given: dict[str, torch.Tensor]) -> None:
+    emptied(rank, module).load_state_dict(own(module, given))
+
+
+def assigned(rank: Rank, module: Any, given: dict[str, torch.Tensor]) -> None:
+    module.load_state_dict(own(module, given), assign=True)
+
+
+def whole(rank: Rank, module: Any, given: dict[str, torch.Tensor]) -> None:
+    set_model_state_dict(emptied(rank, module), given, options=StateDictOptions(full_state_dict=True))
+
+
+def from_rank_0(rank: Rank, module: Any, given: dict[str, torch.Tensor]) -> None:
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(emptied(rank, module), given if rank.index == 0 else {}, options=options)
+
+
+FILLED: list[Callable[[Rank, Any, dict[str, torch.Tensor]], None]] = [
+    copied,
+    initialized,
+    loaded,
+    assigned,
+    whole,
+    from_rank_0,
+]
+
+
+@requirement(
+    "RFSDP-META-03",
+    "A model that was managed on the meta device trains on the values that it then gets, also where ranks do not "
+    "divide its rows.",
+    source="torch.distributed.fsdp.fully_shard; torch.nn.Module.to_empty",
+)
+@pytest.mark.world(2)
+def test_uneven(world: World) -> None:
+    """Fill the model in every way, as one group or one of each layer; run an evaluation, two steps and another."""
+
+    def body(rank: Rank) -> None:
+        given = {name: value.to(rank.device) for name, value in values().items()}
+        plain = model().to(rank.device)
+        plain.load_state_dict(given)
+        rows = torch.tensor([[1.0, 2.0], [-1.0, 1.0]], device=rank.device)
+        (plain(rows).sum() / 2).backward()
+        right = [p.grad for p in plain.parameters()]
+        for way, managed in ways(rank).items():
+            for fill in FILLED:
+                for apart in (False, True) if way == "sharded" else (True,):
+                    what = f"{way}, {fill.__name__}, {apart=}"
+                    with torch.device("meta"):
+                        module: Any = model()
+                    for layer in module if apart else ():
+                        managed(layer)
+                    fill(rank, managed(module), dict(given))  # loading puts DTensors into the dict
+                    for step in range(3):
+                        output = module(rows[rank.index : rank.index + 1])
+                        assert torch.equal(output, plain(rows[rank.index : rank.index + 1])), what
+                        if step > 0:
+                            output.sum().backward()
+                    found = list(replicate_fsdp.gradients(module).values())
+                    assert all(map(torch.equal, found, [2 * x for x in right if x is not None])), what
+
+    world.run(body)
