@@ -50,7 +50,7 @@ def changed(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 @pytest.mark.parametrize("placement", [ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(2)
 def test_changed_in_place(world: World, placement: Placement) -> None:
-    """Change arguments, and a module's buffer, parameter and list; other references see it, and nothing else changes."""
+    """Change arguments, and a module's buffer, parameter and list; what refers to their local tensors sees it."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(2)
