@@ -46,7 +46,7 @@ def expected(name: str, rank: int, root: int, call: int) -> list[list[float]]:
 
 @requirement(
     "DYN-COLL-18",
-    "In compiled code too, src and dst are global ranks, and group_src and group_dst are ranks in the group.",
+    "In compiled code too, a root is a global rank if src or dst names it, and a rank of the group otherwise.",
     source="torch.distributed: broadcast, reduce, gather, scatter",
 )
 @pytest.mark.parametrize("collective", ["broadcast", "reduce", "gather", "scatter"])

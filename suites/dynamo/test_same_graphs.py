@@ -42,7 +42,7 @@ OTHERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 )
 @requirement(
     "DYN-PASS-07",
-    "With spmd_check and the spmd_mismatch 'warn', every rank says which ranks' graphs differ, and runs its graph.",
+    "With the spmd_mismatch 'warn', every rank whose graphs are checked says which ones differ, and runs its own.",
     source=SOURCE,
 )
 @pytest.mark.needs(torch=dynamo.COMPARES_GRAPHS)
