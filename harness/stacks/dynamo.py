@@ -28,7 +28,6 @@ from harness.worlds.rank import Rank
 
 __all__ = [
     "BUCKET_MODES",
-    "COMPARES_GRAPHS",
     "COMPILES_MESSAGES",
     "INTERNAL",
     "JOINED_SUMS",
@@ -62,9 +61,6 @@ Compiled = Callable[..., Any]
 
 BUCKET_MODES = "torch._inductor.config.bucket_all_gathers_bucket_mode"
 """The name in PyTorch without which Inductor can't put every kind of collective into buckets, for ``needs(torch=)``."""
-
-COMPARES_GRAPHS = "torch._inductor.config.aten_distributed_optimizations.spmd_check"
-"""The name in PyTorch without which Inductor can't compare the graphs of ranks, for ``needs(torch=)``."""
 
 JOINED_SUMS = "torch._inductor.config.dedup_reduce_scatters"
 """The name in PyTorch without which Inductor can't join reduce-scatters that are added, for ``needs(torch=)``."""
