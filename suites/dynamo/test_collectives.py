@@ -144,6 +144,58 @@ def test_uneven_exchange(world: World) -> None:
     world.run(body)
 
 
+EXCHANGES: dict[str, Callable[[int, int, int], int]] = {
+    "the first sends nothing": lambda i, j, size: 0 if i == 0 else i + j,
+    "the first receives nothing": lambda i, j, size: 0 if j == 0 else i + j,
+    "the last has no part": lambda i, j, size: 0 if size - 1 in (i, j) else 2,
+    "each to itself": lambda i, j, size: i + 1 if i == j else 0,
+    "each to the next": lambda i, j, size: i + 1 if (i + 1) % size == j else 0,
+    "nobody": lambda i, j, size: 0,
+}
+"""How many rows rank i sends to rank j, in exchanges in which some are not sent any."""
+
+
+@requirement(
+    "DYN-COLL-19",
+    "In compiled code, an exchange in which ranks send or receive nothing is one collective of all ranks.",
+    source=f"{SOURCE}; torch/distributed/_functional_collectives.py: all_to_all_single",
+)
+@pytest.mark.needs(collective="all_to_all_single")
+@pytest.mark.world(2, 3)
+def test_exchange_of_nothing(world: World) -> None:
+    """Use all three forms in one graph for each exchange; compare rows, gradients and counts of collectives."""
+
+    def body(rank: Rank) -> None:
+        size, me = rank.size, rank.index
+        for what, rows in EXCHANGES.items():
+            sent, received = ([rows(me, j, size) for j in range(size)], [rows(j, me, size) for j in range(size)])
+
+            def exchange(
+                x: torch.Tensor, into: torch.Tensor, sent: list[int] = sent, received: list[int] = received
+            ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+                dist.all_to_all_single(into, x.detach(), received, sent)
+                y = functional.all_to_all_single(x.detach() * 2, received, sent, dist.group.WORLD)
+                z = functional.all_to_all_single_autograd(x, received, sent, dist.group.WORLD)
+                return into + 1, y + 1, z * 4
+
+            function, counter = dynamo.compiled(exchange)
+            numbers = [[torch.full((rows(i, j, size), 2), 10.0 * i + j) for j in range(size)] for i in range(size)]
+            x = torch.cat(numbers[me]).to(rank.device).requires_grad_()
+            right = torch.cat([numbers[i][me] for i in range(size)])
+            before = launched()
+            results = function(x, torch.full_like(right, -1, device=rank.device))
+            assert since(before) == {tuple(range(size)): 3}, what
+            results[2].sum().backward()
+            assert since(before) == {tuple(range(size)): 4}, what
+            for one, other in zip((right + 1, right * 2 + 1, right * 4), results, strict=True):
+                assert_same(one, other.detach() + 0, what)
+            assert x.grad is not None
+            assert_same(torch.full_like(x, 4).detach().cpu(), x.grad, f"gradient, {what}")
+            assert counter.graphs == 1
+
+    world.run(body)
+
+
 @requirement(
     "DYN-COLL-04",
     "One compiled function works with each group that it is given.",

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, assert_same, dyadic, requirement
@@ -157,6 +158,39 @@ def test_hooks_of_the_python_reducer(world: World, backward: str) -> None:
                 with dynamo.compiled_backward("aot_eager") if backward == "compiled" else nullcontext():
                     loss.backward()
             assert_same_gradients(right, gradients(model), f"hooks {[h.__name__ for h in hooks]}")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-DDP-16",
+    "With DDP's reducer in Python, a compiled backward with fp16_compress_hook averages gradients in float16.",
+    source=f"{SOURCE}; torch.distributed.algorithms.ddp_comm_hooks.default_hooks: fp16_compress_hook",
+)
+@pytest.mark.world(3)
+def test_compressing_hooks(world: World) -> None:
+    """Average 1 + 2**-12, which the dtype does not have, and other numbers over two of three ranks, in two steps."""
+
+    def body(rank: Rank) -> None:
+        for members in ((0, 1), (1, 2)):
+            group = dist.new_group(list(members))
+            if rank.index not in members:
+                continue
+            given = [torch.tensor([[1 + 2.0**-12, 3.0 * i, 8.0, -i]], device=rank.device) for i in members]
+            torch.compiler.reset()
+            with dynamo.python_reducer():
+                model = DistributedDataParallel(Layers(count=1).to(rank.device), process_group=group)
+                model.register_comm_hook(group, fp16_compress_hook)
+                function: Any = torch.compile(model, backend="aot_eager")
+                right = torch.zeros(4, 4, device=rank.device)
+                for step in range(2):
+                    with dynamo.compiled_backward("aot_eager"):
+                        function(given[members.index(rank.index)]).sum().backward()
+                    parts = [(right + x.expand(4, 4)).half() / len(members) for x in given]
+                    right = torch.stack(parts).sum(0).float()
+                    (found,) = gradients(model)
+                    assert found is not None
+                    assert_same(right, found, f"among {members}, step {step}")
 
     world.run(body)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from fixtures.tensors import numbers
@@ -154,6 +155,36 @@ def test_after_reset(world: World, function: Callable[[Any], Any]) -> None:
                     assert result.shape == right.shape
                     right, result = right.to_local(), result.to_local()
                 assert_same(right + 0, result + 0, f"call {number}, {placement}")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-DT-13",
+    "Compiled code that the caches keep over torch.compiler.reset() is used only for DTensors of a mesh of the same "
+    "ranks.",
+    source="torch.compiler.reset; DTensorSpec._stable_hash; AOTAutogradCache",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.world(3, timeout=60)
+def test_other_meshes_after_reset(world: World) -> None:
+    """Each rank is in two of three meshes of two ranks, whose DTensors are made whole in turn and again."""
+    tag = uuid.uuid4().hex
+
+    def body(rank: Rank) -> None:
+        meshes = [DeviceMesh(rank.device.type, members) for members in ([0, 1], [1, 2], [0, 2])]
+        with dynamo.cached_as(f"{tag} of rank {rank.index}"):
+            for number, mesh in enumerate(meshes * 2):
+                members = mesh.mesh.tolist()
+                if rank.index not in members:
+                    continue
+                parts = [dyadic(2, 2, key=(i,), dtype=torch.float32) for i in members]
+                result = dynamo.compiled(whole, backend="inductor")[0](made(rank, mesh, ROWS))
+                assert_same(torch.cat(parts), result + 0, f"call {number}, rows of {members}")
+                result = dynamo.compiled(scattered, backend="inductor")[0](made(rank, mesh, SUM))
+                assert result.device_mesh == mesh
+                right = sum(parts)[[members.index(rank.index)]]  # type: ignore[index]
+                assert_same(right, result.to_local() + 0, f"call {number}, sum of {members}")
 
     world.run(body)
 

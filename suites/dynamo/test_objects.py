@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from harness import Rank, World, requirement
 from harness.stacks import dynamo
-from suites.dynamo.objects import KINDS, Holder, replaced, things, unlike
+from suites.dynamo.objects import KINDS, Holder, known, replaced, things, unlike
 
 TORCH_COMPILE = "torch.compile: the compiled function returns what the function returns"
 Named = namedtuple("Named", "thing number")
@@ -119,6 +119,56 @@ def test_made(world: World, made: Any) -> None:
 
     def body(rank: Rank) -> None:
         assert unlike(rank, {"made": (made, ())}, fullgraph=True) == []
+
+    world.run(body)
+
+
+def _by_position(x: torch.Tensor, value: Any, make: Any) -> Any:
+    return x + 1, make(value), [make(value)]
+
+
+def _by_container(x: torch.Tensor, value: Any, make: Any) -> Any:
+    items, table = [value, 3], {"k": (value,)}
+    return x + 1, make(items[0]), {"made": make(*table["k"])}
+
+
+def _by_computation(x: torch.Tensor, value: Any, make: Any) -> Any:
+    return x + 1, make(value + value), make(value * 2)
+
+
+def _used(x: torch.Tensor, value: Any, make: Any) -> Any:
+    placement = make(value)
+    return x + len(str(placement)), placement == make(value), placement.is_shard(1), placement.is_partial("avg")
+
+
+def _held(x: torch.Tensor, holder: Holder, make: Any) -> Any:
+    return x + 1, make(holder.thing)
+
+
+@requirement(
+    "DYN-OBJ-06",
+    "A placement that compiled code makes of an argument has the dimension or the reduction of each call.",
+    source=f"{TORCH_COMPILE}; torch.compile: guards",
+)
+@pytest.mark.world(1)
+def test_made_of_arguments(world: World) -> None:
+    """Give dimensions and reductions in turn and again: alone, in containers and objects, or computed with."""
+
+    def body(rank: Rank) -> None:
+        cases: list[tuple[Any, list[Any], bool | None]] = [
+            (Shard, [0, 2, 1, -1], False),  # with dynamic sizes, healthy PyTorch takes no dimension that changes
+            (Partial, ["avg", "sum", "max"], None),
+        ]
+        for make, values, dynamic in cases:
+            for function in (_by_position, _by_container, _by_computation, _used, _held):
+                if function is _by_computation and make is Partial:
+                    continue
+                compiled, _ = dynamo.compiled(function, backend="eager", dynamic=dynamic)
+                for value in values * 2:
+                    x = torch.arange(2.0, device=rank.device)
+                    given = Holder(value) if function is _held else value
+                    right, found = known(function(x, given, make)), known(compiled(x, given, make))
+                    assert found == right, f"{function.__name__} with {value}: {right} uncompiled, {found} compiled"
 
     world.run(body)
 

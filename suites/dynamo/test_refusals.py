@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.nn import functional as differentiable
 
 from harness import Rank, World, requirement
 from harness.stacks import dynamo
@@ -152,3 +153,34 @@ def test_mismatched(world: World, case: str) -> None:
 def test_unusual(world: World, case: str) -> None:
     """Where the uncompiled collective raises an error, so does the compiled one."""
     _as_uncompiled(world, *UNUSUAL[case])
+
+
+@requirement(
+    "DYN-REFUSE-02",
+    "Compiled code refuses an all_reduce of torch.distributed.nn.functional, or has the result of the uncompiled one.",
+    source="torch/distributed/nn/functional.py: all_reduce",
+)
+@pytest.mark.needs(collective="all_reduce")
+@pytest.mark.world(2)
+def test_differentiable(world: World) -> None:
+    """Give each operation, with graph breaks allowed or not."""
+
+    def body(rank: Rank) -> None:
+        for op, right in (("SUM", 6.0), ("PRODUCT", 8.0), ("MAX", 4.0), ("MIN", 2.0)):
+            reduce_op = getattr(dist.ReduceOp, op)
+            for fullgraph in (True, False):
+
+                def reduced(x: torch.Tensor, reduce_op: Any = reduce_op) -> torch.Tensor:
+                    result: torch.Tensor = differentiable.all_reduce(x, reduce_op)
+                    return result + 1
+
+                compiled, _ = dynamo.compiled(reduced, fullgraph=fullgraph)
+                try:
+                    result = compiled(torch.full((2,), 2.0 * (rank.index + 1), device=rank.device))
+                except dynamo.INTERNAL:
+                    raise
+                except RuntimeError:
+                    continue
+                assert result.tolist() == [right + 1] * 2, f"{op}, fullgraph={fullgraph}"
+
+    world.run(body)

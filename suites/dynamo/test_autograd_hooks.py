@@ -1,0 +1,139 @@
+"""Hooks of tensors, of parameters and of autograd's nodes under compiled autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, assert_same, dyadic, requirement
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional
+
+SOURCE = "torch/_dynamo/compiled_autograd.py; torch.Tensor: register_hook, register_post_accumulate_grad_hook"
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    """Sum over ranks."""
+    return functional.all_reduce(x, "sum", dist.group.WORLD)
+
+
+def _of_result(product: torch.Tensor) -> None:
+    product.register_hook(lambda g: summed(g) * 2)
+
+
+def _that_returns_nothing(product: torch.Tensor) -> None:
+    product.register_hook(lambda g: None)
+
+
+def _in_order(product: torch.Tensor) -> None:
+    product.register_hook(lambda g: g + 1)
+    product.register_hook(lambda g: g * 4)
+    product.register_hook(lambda g: g * 8).remove()
+
+
+def _before_node(product: torch.Tensor) -> None:
+    assert product.grad_fn is not None
+    product.grad_fn.register_prehook(lambda outputs: (summed(outputs[0]),))
+
+
+def _after_node(product: torch.Tensor) -> None:
+    assert product.grad_fn is not None
+    product.grad_fn.register_hook(lambda inputs, outputs: tuple(None if g is None else g * 2 for g in inputs))
+
+
+def _of_weight(weight: torch.Tensor) -> None:
+    weight.register_hook(lambda g: summed(g) * 2)
+    weight.register_hook(lambda g: g - 1)
+
+
+def _accumulated(weight: torch.Tensor) -> None:
+    def reduce(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.copy_(summed(parameter.grad))
+
+    weight.register_post_accumulate_grad_hook(reduce)
+
+
+def _accumulated_in_order(weight: torch.Tensor) -> None:
+    def add(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.add_(1)
+
+    def multiply(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(4)
+
+    weight.register_post_accumulate_grad_hook(add)
+    weight.register_post_accumulate_grad_hook(multiply)
+
+
+def _stepped(weight: torch.Tensor) -> None:
+    def step(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        with torch.no_grad():
+            parameter.sub_(parameter.grad / 64)
+        parameter.grad = None
+
+    weight.register_post_accumulate_grad_hook(step)
+
+
+Hooks = tuple[Callable[[torch.Tensor], None], ...]
+
+EACH_STEP: Hooks = (_of_result, _that_returns_nothing, _in_order, _before_node, _after_node)
+"""Hooks of the product of an input and a weight, which each step makes."""
+ONCE: Hooks = (_of_weight, _accumulated, _accumulated_in_order, _stepped)
+"""Hooks of a weight."""
+
+
+@requirement(
+    "DYN-HOOK-06",
+    "Under compiled autograd, hooks of tensors and of autograd's nodes change gradients as without compiling.",
+    source=f"{SOURCE}; torch.autograd.graph.Node: register_hook, register_prehook",
+)
+@requirement(
+    "DYN-HOOK-07",
+    "Under compiled autograd, a hook after accumulation is called in order with the accumulated gradient.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.world(2)
+def test_hooks(world: World, backend: str) -> None:
+    """Give each of nine products another hook, some of which sum over ranks; run two steps without clearing."""
+
+    def body(rank: Rank) -> None:
+        def trained(compiles: bool) -> dict[str, torch.Tensor | None]:
+            found: dict[str, torch.Tensor | None] = {}
+            weights = [
+                dyadic(3, key=number, dtype=torch.float32).to(rank.device).requires_grad_()
+                for number in range(len(ONCE + EACH_STEP))
+            ]
+            for hook, weight in zip(ONCE, weights[len(EACH_STEP) :], strict=True):
+                hook(weight)
+            for step in range(2):
+                x = dyadic(3, key=(rank.index, step), dtype=torch.float32).to(rank.device).requires_grad_()
+                products = [x * weight for weight in weights]
+                for hook, product in zip(EACH_STEP, products, strict=False):
+                    hook(product)
+                loss = torch.stack(products).square().sum()
+                with dynamo.compiled_backward(backend) if compiles else nullcontext():
+                    loss.backward()
+                found[f"input of step {step}"] = x.grad
+                for hook, weight in zip(EACH_STEP + ONCE, weights, strict=True):
+                    name = f"{hook.__name__.strip('_')}, step {step}"
+                    found[f"gradient: {name}"] = None if weight.grad is None else weight.grad + 0
+                    found[f"weight: {name}"] = weight.detach() + 0
+            return found
+
+        torch.compiler.reset()
+        found = trained(compiles=True)
+        for name, right in trained(compiles=False).items():
+            result = found[name]
+            assert (right is None) == (result is None), name
+            if right is not None and result is not None:
+                assert_same(right, result, name)
+
+    world.run(body)
