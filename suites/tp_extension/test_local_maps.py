@@ -26,7 +26,7 @@ def laid_out(whole: torch.Tensor, rank: Rank, layout: Placement) -> DTensor:
 
 @requirement(
     "TP-LOCAL-01",
-    "local_map refuses a DTensor in other placements than in_placements, and runs and communicates nothing.",
+    "local_map refuses a DTensor in other placements than in_placements, without a call of its function or communication.",
     source=f"{SOURCE}: in_placements, redistribute_inputs",
 )
 @requirement(
