@@ -26,7 +26,7 @@ def laid_out(whole: torch.Tensor, rank: Rank, layout: Placement) -> DTensor:
 
 @requirement(
     "TP-LOCAL-01",
-    "local_map refuses a DTensor in other placements than in_placements, without a call of its function or communication.",
+    "local_map refuses a DTensor in placements other than required, without calling its function or communicating.",
     source=f"{SOURCE}: in_placements, redistribute_inputs",
 )
 @requirement(
