@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.distributed.tensor.parallel.input_reshard import input_reshard
 
-from fixtures.placements import part
+from fixtures.placements import MORE_OPERATORS, part
 from fixtures.tensors import numbers
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import messages
 
 SOURCE = "torch.distributed.tensor.parallel"
@@ -193,6 +193,65 @@ def test_losses(world: World) -> None:
             torch.testing.assert_close(own.grad, right, rtol=1e-12, atol=1e-12, msg=f"gradient of {what}")
 
     world.run(body)
+
+
+@requirement(
+    "TP-LOSS-04",
+    "In loss_parallel on two mesh dimensions, a summed or unreduced loss has one device's value and gradient.",
+    source=f"{SOURCE}.loss_parallel",
+)
+@requirement(
+    "TP-LOSS-05",
+    "On two mesh dimensions, a mean loss in loss_parallel is one device's, or raises the same error on every rank.",
+    source=f"{SOURCE}.loss_parallel",
+)
+@pytest.mark.needs(torch=MORE_OPERATORS)
+@pytest.mark.world(4)
+def test_losses_on_two_dimensions(world: World) -> None:
+    """Shard the classes by either mesh dimension, and the batch or the sequence by the other, or by none."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, refused = rank.mesh(2, 2, names=("dp", "tp")), []
+        for others, first, weighted, reduction in itertools.product(
+            (Shard(0), Shard(2), Replicate()), (False, True), (False, True), ("sum", "none", "mean")
+        ):
+            shape = (4, 6, 4) if others == Shard(2) else (4, 6)
+            placements: list[Placement] = [Shard(1), others] if first else [others, Shard(1)]
+            what = f"{placements}, {weighted=}, {reduction}"
+            logits = ((numbers(*shape) * 7) % 11 * 3).double().to(rank.device) - 9
+            targets = ((numbers(4, *shape[2:]) * 5) % 6).long().to(rank.device)
+            targets.view(-1)[1] = 1
+            weight = numbers(6).double().to(rank.device) if weighted else None
+            options: Any = {"weight": weight, "reduction": reduction, "ignore_index": 1}
+            plain = logits.clone().requires_grad_()
+            expected = nn.functional.cross_entropy(plain, targets, **options)
+            scale = numbers(*expected.shape).double().to(rank.device)
+            (expected * scale).sum().backward()
+            assert plain.grad is not None
+            sharded = distribute_tensor(logits, mesh, placements, src_data_rank=None).requires_grad_()
+            at = [
+                Replicate() if p == Shard(1) else Shard(p.dim // 2) if isinstance(p, Shard) else p for p in placements
+            ]
+            scales = at if reduction == "none" else [Replicate()] * 2
+            with loss_parallel():
+                try:
+                    loss: Any = nn.functional.cross_entropy(
+                        sharded, distribute_tensor(targets, mesh, at, src_data_rank=None), **options
+                    )
+                except NotImplementedError:
+                    assert reduction == "mean", what
+                    refused.append(what)
+                    continue
+                (loss * distribute_tensor(scale, mesh, scales, src_data_rank=None)).sum().backward()
+            torch.testing.assert_close(loss.full_tensor(), expected.detach(), rtol=1e-12, atol=1e-12, msg=what)
+            gradient: Any = sharded.grad
+            torch.testing.assert_close(
+                gradient.full_tensor(), plain.grad, rtol=1e-12, atol=1e-12, msg=f"gradient of {what}"
+            )
+        return refused
+
+    results = world.run(body)
+    assert_on_ranks([results[0]] * world.size, results)
 
 
 @requirement(

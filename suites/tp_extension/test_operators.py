@@ -38,6 +38,22 @@ A, B = _floats(5, 7), _floats(5, 7, start=3)
 ROW, COLUMN, MATRIX, CUBE = _floats(7), _floats(5, start=1), _floats(7, 4, start=1), _floats(2, 5, 6)
 IMAGES, KERNELS = _floats(2, 3, 6), _floats(4, 3, 3)
 LABELS = _classes(7, 5)
+SPREAD = (torch.arange(35) * 11).remainder(37).sub(9).double().reshape(5, 7)
+"""Numbers of which every row and column has another range."""
+
+
+def _changed(row: int, column: int) -> torch.Tensor:
+    """Return A with another element at a position."""
+    other = A.clone()
+    other[row, column] += 1
+    return other
+
+
+def _scattered(name: str, dim: int, rows: int, columns: int) -> tuple[Operator, Operands]:
+    """Return a function of A, positions (for up to four columns, none twice along a dimension) and a source."""
+    index = (torch.arange(rows)[:, None] + 2 * torch.arange(columns)).remainder(5)
+    return lambda a, i, b: getattr(a, name)(dim, i, b), (A, index, _floats(5, 7, start=4)[:rows])
+
 
 FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
     "pointwise": {
@@ -119,10 +135,65 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
     "indexing": {
         "gather": (lambda a, i: a.gather(0, i), (A, _classes(4, 5, 7))),
         "scatter": (lambda a, i: a.scatter(1, i, 9.0), (A, _classes(7, 5, 7))),
+        "scatter_add over rows": _scattered("scatter_add", 0, 5, 7),
+        "scatter_add over columns": _scattered("scatter_add", -1, 5, 7),
         "embedding": (functional.embedding, (LABELS, MATRIX)),
         "masked_fill": (lambda a: a.masked_fill(a > 0, 9), (A,)),
     },
+    "slices": {
+        "step": (lambda a: a[::2], (A,)),
+        "step over columns": (lambda a: a[:, ::3], (A,)),
+        "step over both": (lambda a: a[::3, ::2], (A,)),
+        "step over the end": (lambda a: a[::10, 1::4], (A,)),
+        "step from a row": (lambda a: a[1::2], (A,)),
+        "step until a row": (lambda a: a[:4:3], (A,)),
+        "step of a cube": (lambda a: a[..., ::2, ::5], (CUBE,)),
+        "all": (lambda a: a[:, :], (A,)),
+        "more than all": (lambda a: a[:99], (A,)),
+        "without the last": (lambda a: a[:-1], (A,)),
+        "the last": (lambda a: a[-2:, -1:], (A,)),
+        "none": (lambda a: a[2:2], (A,)),
+        "narrowed": (lambda a: a.narrow(1, 2, 3), (A,)),
+    },
+    "scatters": {
+        "sum of few columns over rows": _scattered("scatter_add", 0, 5, 4),
+        "sum of few rows over columns": _scattered("scatter_add", -1, 3, 7),
+        "sum of a part over columns": _scattered("scatter_add", 1, 2, 3),
+        "few columns over rows": _scattered("scatter", -2, 5, 4),
+        "few rows over columns": _scattered("scatter", 1, 3, 4),
+    },
+    "equalities": {
+        f"{name} {kind}": (lambda a, b, equal=equal: torch.tensor(equal(a, b)), (A, other))
+        for kind, other in {
+            "of copies": A.clone(),
+            **{f"but for {row}, {column}": _changed(row, column) for row, column in ((0, 0), (4, 0), (0, 6), (4, 6))},
+            "of others": B,
+        }.items()
+        for name, equal in {"equal": torch.equal, "equal method": torch.Tensor.equal}.items()
+    },
+    "histograms": {
+        "histogram": (torch.histc, (A,)),
+        "bins": (lambda a: a.histc(5), (SPREAD,)),
+        "bins of a column": (lambda a: a.histc(4), (SPREAD[:, :1],)),
+        "range": (lambda a: a.histc(4, min=-3, max=9), (SPREAD,)),
+        "minimum": (lambda a: a.histc(4, min=-20), (SPREAD,)),
+        "maximum": (lambda a: torch.histc(a, 4, max=20), (SPREAD,)),
+        "range without width": (lambda a: a.histc(4, 0, 0), (SPREAD,)),
+    },
     "normalization": {
+        "layer_norm with a bias": (lambda a, w, b: functional.layer_norm(a, (7,), w, b), (A, ROW, MATRIX[:, 0])),
+        "layer_norm with only a bias": (lambda a, b: functional.layer_norm(a, (7,), None, b), (A, ROW)),
+        "layer_norm of sequences": (
+            lambda a, w, b: functional.layer_norm(a, (6,), w, b),
+            (CUBE, CUBE[0, 0], CUBE[1, 1]),
+        ),
+        "layer_norm over two dimensions": (
+            lambda a, w, b: functional.layer_norm(a, (5, 6), w, b),
+            (CUBE, CUBE[0], CUBE[1]),
+        ),
+        "plain layer_norm": (lambda a: functional.layer_norm(a, (7,)), (A,)),
+        "rms_norm of sequences": (lambda a, w: functional.rms_norm(a, (6,), w), (CUBE, CUBE[0, 0])),
+        "plain rms_norm": (lambda a: functional.rms_norm(a, (7,)), (A,)),
         "layer_norm": (lambda a, w: functional.layer_norm(a, (7,), w), (A, ROW)),
         "rms_norm": (lambda a, w: functional.rms_norm(a, (7,), w), (A, ROW)),
         "group_norm": (lambda a: functional.group_norm(a, 2), (_floats(4, 6, 3),)),
@@ -293,7 +364,7 @@ def test_operators(world: World, family: str) -> None:
 
 DIFFERENTIABLE = {
     "values": ("pointwise", "of-sums", "scans"),
-    "elements": ("views", "indexing"),
+    "elements": ("views", "indexing", "slices"),
     "layers": ("products", "normalization", "losses"),
 }
 """Families of which the gradients are tried."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -143,6 +144,60 @@ def test_patterns(world: World, plan: str) -> None:
     assert_on_ranks([{name: named(name) for name in names}] * world.size, world.run(body))
 
 
+class Both(Block):
+    """A block that is given and returns rows."""
+
+    def forward(self, x: Any) -> Any:
+        """Return the result of both layers."""
+        return self.down(self.up(x))
+
+
+@requirement(
+    "TP-PLAN-18",
+    "Every entry of a plan is applied, the one for the module itself among them, whatever their order.",
+    source=f"{SOURCE}: parallelize_module: parallelize_plan",
+)
+@pytest.mark.world(2)
+def test_order_of_a_plan(world: World) -> None:
+    """Name the module itself first, between its layers or last, at the top and below."""
+
+    def body(rank: Rank) -> None:
+        x, weights = (numbers(4, 6) % 5).to(rank.device), (numbers(4, 6) % 3).to(rank.device)
+        plain = Both().to(rank.device)
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                parameter.copy_(numbers(*parameter.shape) % 3)
+        (plain(x) * weights).sum().backward()
+        entries: dict[str, Callable[[], ParallelStyle]] = {
+            "": lambda: PrepareModuleInputOutput(
+                input_layouts=Shard(0),
+                desired_input_layouts=Replicate(),
+                use_local_input=True,
+                output_layouts=Replicate(),
+                desired_output_layouts=Shard(0),
+            ),
+            "up": ColwiseParallel,
+            "down": RowwiseParallel,
+        }
+        rows = chunk(x, rank.size, rank.index, 0)
+        for names in itertools.permutations(entries):
+            for name in "", "child":
+                module = Both().to(rank.device)
+                module.load_state_dict(plain.state_dict())
+                root: nn.Module = nn.ModuleDict({"child": module}) if name else module
+                plan: dict[str, Any] = {key: entries[key]() for key in names}
+                assert parallelize_module(root, rank.mesh(), {name: plan} if name else plan) is root
+                up, down, output = module.up, module.down, module(rows)
+                assert (placements(up.weight), placements(up.bias)) == ((Shard(0),), (Shard(0),)), names
+                assert (placements(down.weight), placements(down.bias)) == ((Shard(1),), (Replicate(),)), names
+                assert_same(chunk(plain(x), rank.size, rank.index, 0), output, f"output for {names}")
+                (output * chunk(weights, rank.size, rank.index, 0)).sum().backward()
+                for (key, found), right in zip(module.named_parameters(), plain.parameters(), strict=True):
+                    assert_same(right.grad, whole(found.grad), f"gradient of {key} for {names}")
+
+    world.run(body)
+
+
 @requirement(
     "TP-PLAN-03",
     "Parallelized parameters have the data of the rank src_data_rank, or of each rank itself for None.",
@@ -202,6 +257,52 @@ def test_sequence_dimension(world: World, dim: int, given: str) -> None:
         ).sum().backward()
         for name, parameter in plain.named_parameters():
             assert_same(parameter.grad, whole(getattr(module, name).grad), f"gradient of {name}")
+
+    world.run(body)
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "layer norm": lambda: nn.LayerNorm(6),
+    "layer norm without bias": lambda: nn.LayerNorm(6, bias=False),
+    "layer norm without parameters": lambda: nn.LayerNorm(6, elementwise_affine=False),
+    "rms norm": lambda: nn.RMSNorm(6),
+    "rms norm without parameters": lambda: nn.RMSNorm(6, elementwise_affine=False),
+    "dropout": lambda: nn.Dropout(0.0),
+}
+
+
+@requirement(
+    "TP-PLAN-19",
+    "A norm or dropout in SequenceParallel has one device's output and gradients, those of its bias among them.",
+    source=f"{SOURCE}: SequenceParallel: nn.LayerNorm, nn.Dropout, RMSNorm",
+)
+@pytest.mark.parametrize("local", [True, False], ids=["local", "dtensor"])
+@pytest.mark.world(2, 3)
+def test_norms(world: World, local: bool) -> None:
+    """Use each of the layers with and without parameters; ranks divide the 6 rows."""
+
+    def body(rank: Rank) -> None:
+        x, weights = ((numbers(2, 6, 6) * k % 11).double().to(rank.device) for k in (7, 5))
+        for name, make in NORMS.items():
+            plain, module = make().double().to(rank.device), make().double().to(rank.device)
+            with torch.no_grad():
+                for parameter in (*plain.parameters(), *module.parameters()):
+                    parameter.copy_(numbers(*parameter.shape))
+            parallelize_module(module, rank.mesh(), SequenceParallel(use_local_output=local))
+            alone, own = x.clone().requires_grad_(), chunk(x, rank.size, rank.index, 1).clone().requires_grad_()
+            expected, output = plain(alone), module(own)
+            assert isinstance(output, DTensor) != local, name
+            (expected * weights).sum().backward()
+            found = output.to_local() if isinstance(output, DTensor) else output
+            (found * chunk(weights, rank.size, rank.index, 1)).sum().backward()
+            assert alone.grad is not None
+            close(chunk(expected, rank.size, rank.index, 1), found, name)
+            close(chunk(alone.grad, rank.size, rank.index, 1), own.grad, f"gradient of the input of {name}")
+            for (key, right), parameter in zip(plain.named_parameters(), module.parameters(), strict=True):
+                close(right.grad, whole(parameter.grad), f"gradient of the {key} of {name}")
+
+    def close(expected: Any, found: Any, what: str) -> None:
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12, msg=what)
 
     world.run(body)
 

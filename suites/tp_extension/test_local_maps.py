@@ -1,0 +1,159 @@
+"""local_map: what its function is given, what its results become, and which inputs it refuses."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.experimental import local_map
+
+from fixtures.placements import part
+from fixtures.tensors import numbers
+from harness import Rank, World, assert_same, requirement
+from harness.stacks import messages
+
+SOURCE = "torch.distributed.tensor.experimental.local_map"
+LAYOUTS: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1), Partial())
+
+
+def laid_out(whole: torch.Tensor, rank: Rank, layout: Placement) -> DTensor:
+    """Return a DTensor of this rank's part in new memory, for which the ranks do not communicate."""
+    return DTensor.from_local(part(whole, rank, layout).clone(), rank.mesh(), [layout])
+
+
+@requirement(
+    "TP-LOCAL-01",
+    "local_map refuses a DTensor in placements other than required, without calling its function or communicating.",
+    source=f"{SOURCE}: in_placements, redistribute_inputs",
+)
+@requirement(
+    "TP-LOCAL-02",
+    "With redistribute_inputs=True, the function of local_map gets its inputs in the placements of in_placements.",
+    source=f"{SOURCE}: in_placements, redistribute_inputs",
+)
+@pytest.mark.world(2)
+def test_inputs(world: World) -> None:
+    """Give each of two inputs every layout where another is required; leave redistribute_inputs out, or set it."""
+
+    def body(rank: Rank) -> None:
+        whole, seen = (numbers(4, 6) * 2).to(rank.device), list[Any]()
+
+        def run(*inputs: Any) -> torch.Tensor:
+            seen.append(inputs)
+            return inputs[0] * 3
+
+        for given, wanted, at, decorated in itertools.product(LAYOUTS, LAYOUTS[:3], (0, 1), (False, True)):
+            what = f"{given} for {wanted}, input {at}, {decorated=}"
+            inputs: list[Any] = [laid_out(whole, rank, Shard(0)), laid_out(whole, rank, Shard(0)), 7]
+            inputs[at] = laid_out(whole, rank, given)
+            required: list[Any] = [[Shard(0)], (Shard(0),), None]
+            required[at] = [wanted]
+            layouts: Any = {"out_placements": required[0], "in_placements": tuple(required)}
+            for options in {}, {"redistribute_inputs": False}, {"redistribute_inputs": True}:
+                mapped = local_map(**layouts, **options)(run) if decorated else local_map(run, **layouts, **options)
+                start = messages.mark()
+                seen.clear()
+                if given != wanted and not options.get("redistribute_inputs"):
+                    with pytest.raises(ValueError, match="placements"):
+                        mapped(*inputs)
+                    assert (len(seen), len(messages.since(start))) == (0, 0), what
+                    continue
+                result: Any = mapped(*inputs)
+                ((*locals_, number),) = seen
+                assert number == 7, what
+                for i, local in enumerate(locals_):
+                    assert not isinstance(local, DTensor), what
+                    assert_same(part(whole, rank, wanted if i == at else Shard(0)), local, f"{what}: {i}")
+                assert inputs[at].placements == (given,), what
+                assert result.placements == tuple(required[0]), what
+                assert_same(part(whole * 3, rank, result.placements[0]), result.to_local(), what)
+            assert_same(part(whole, rank, given), inputs[at].to_local(), f"{what}: input afterwards")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LOCAL-03",
+    "Each result of local_map's function becomes a DTensor in its out_placements, and what is no tensor stays.",
+    source=f"{SOURCE}: out_placements, device_mesh",
+)
+@requirement(
+    "TP-LOCAL-04",
+    "local_map of plain tensors returns what its function returns.",
+    source=f"{SOURCE}: out_placements",
+)
+@pytest.mark.world(2)
+def test_results(world: World) -> None:
+    """Return one tensor, several in a list or a dict, and a number; leave out in_placements, or the mesh."""
+
+    def body(rank: Rank) -> None:
+        whole = (numbers(4, 6) * 2).to(rank.device)
+        start = messages.mark()
+        for layout, mesh, checked in itertools.product(LAYOUTS, (None, rank.mesh()), (False, True)):
+            what = f"{layout}, {mesh=}, {checked=}"
+            given, plain = laid_out(whole, rank, layout), numbers(2).to(rank.device)
+            options: Any = {"device_mesh": mesh, "in_placements": ([layout], [Replicate()]) if checked else None}
+            one: Any = local_map(lambda x, y: x * 2, [layout], **options)(given, plain)
+            assert (one.placements, one.device_mesh) == ((layout,), rank.mesh()), what
+            assert_same(part(whole * 2, rank, layout), one.to_local(), what)
+            places: Any = ([layout], None, [Partial()])
+
+            def several(x: Any, y: Any, *, scale: int) -> Any:
+                return {"a": x * scale, "b": [scale, y]}
+
+            found = local_map(several, places, **options)(given, plain, scale=5)
+            assert (found["a"].placements, found["b"][0], found["b"][1].placements) == ((layout,), 5, (Partial(),)), (
+                what
+            )
+            assert_same(part(whole * 5, rank, layout), found["a"].to_local(), what)
+            assert_same(plain, found["b"][1].to_local(), what)
+            alone = local_map(several, places, **options)(whole, plain, scale=5)
+            assert not isinstance(alone["a"], DTensor), what
+            assert_same(whole * 5, alone["a"], what)
+            for wrong in (places[:2], ([layout], [layout], [layout]), ([layout], None, None, None)):
+                with pytest.raises(AssertionError):
+                    local_map(several, wrong, **options)(given, plain, scale=5)
+            for bad in ([layout],), (None, None), ([layout], None, None):
+                with pytest.raises(AssertionError):
+                    local_map(several, places, in_placements=bad)(given, plain, scale=5)
+        assert not messages.since(start)
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LOCAL-05",
+    "A gradient through local_map has its input's placements, into which it comes from those of in_grad_placements.",
+    source=f"{SOURCE}: in_grad_placements; torch.distributed.tensor.DTensor.to_local: grad_placements",
+)
+@pytest.mark.world(2)
+def test_gradients(world: World) -> None:
+    """Multiply replicated weights with shards of rows, so that the ranks have parts of the weights' gradient."""
+
+    def body(rank: Rank) -> None:
+        rows, weights = numbers(4, 6).to(rank.device), (numbers(6, 3) % 4).to(rank.device)
+        plain_rows, plain_weights = rows.clone().requires_grad_(), weights.clone().requires_grad_()
+        ((plain_rows @ plain_weights) * (plain_rows.detach() @ weights)).sum().backward()
+        for moved in (False, True):
+            x = laid_out(rows, rank, Shard(1) if moved else Shard(0)).requires_grad_()
+            w = laid_out(weights, rank, Replicate()).requires_grad_()
+            product: Any = local_map(
+                torch.mm,
+                [Shard(0)],
+                ([Shard(0)], [Replicate()]),
+                ([Shard(0)], [Partial()]),
+                redistribute_inputs=moved,
+            )(x, w)
+            (product * product.detach()).sum().full_tensor().backward()
+            for name, own, right in ("rows", x, plain_rows), ("weights", w, plain_weights):
+                gradient: Any = own.grad
+                assert gradient is not None, name
+                assert right.grad is not None, name
+                if name == "rows":
+                    assert gradient.placements == own.placements, name
+                assert_same(right.grad, gradient.full_tensor(), f"gradient of {name}, {moved=}")
+
+    world.run(body)

@@ -1,0 +1,59 @@
+"""Random operations on DTensors whose ranks have the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.nn import functional
+
+from harness import Rank, World, assert_on_ranks, requirement
+
+DRAWN: dict[str, Callable[[DTensor], Any]] = {
+    "rand_like": torch.rand_like,
+    "randn_like": torch.randn_like,
+    "dropout": functional.dropout,
+    "normal_": lambda x: x.clone().normal_(),
+    "uniform_": lambda x: x.clone().uniform_(-1, 1),
+    "bernoulli_": lambda x: x.clone().bernoulli_(0.5),
+    "initialized": lambda x: nn.init.kaiming_uniform_(x.clone()),
+}
+
+
+@requirement(
+    "TP-RAND-01",
+    "With one seed on all ranks, a random operation on a DTensor gives replicas the same values on every rank.",
+    source="torch/distributed/tensor/_random.py: OffsetBasedRNGTracker",
+)
+@requirement(
+    "TP-RAND-02",
+    "A random operation on a DTensor draws other values than the one before, and the same ones after the same seed.",
+    source="torch.manual_seed; torch/distributed/tensor/_random.py: OffsetBasedRNGTracker",
+)
+@pytest.mark.world(2)
+def test_replicas(world: World) -> None:
+    """Draw twice with each operation from a replicated and from a sharded tensor, then again after the same seed."""
+
+    def body(rank: Rank) -> dict[str, list[Any]]:
+        mesh = rank.mesh()
+        layouts: tuple[Placement, ...] = (Replicate(), Shard(0))
+        drawn: dict[str, list[Any]] = {}
+        for again in range(2):
+            torch.manual_seed(7)
+            for name in DRAWN:
+                for layout in layouts:
+                    x = distribute_tensor(torch.ones(4, 6, device=rank.device), mesh, [layout], src_data_rank=None)
+                    found = [DRAWN[name](x) for _ in range(2)]
+                    assert [y.placements for y in found] == [(layout,)] * 2, name
+                    local = [y.to_local().tolist() for y in found]
+                    assert local[0] != local[1], name
+                    assert drawn.setdefault(f"{name}, {layout}", local) == local, f"{name}, {again=}"
+            drawn.setdefault("plain", torch.rand(3, device=rank.device).tolist())
+        return {name: values for name, values in drawn.items() if "S(" not in name}
+
+    results = world.run(body)
+    assert_on_ranks([results[0]] * world.size, results)
