@@ -73,5 +73,5 @@ def replace_converter(parser: pytest.Parser) -> None:
     for group in [parser._anonymous, *parser._groups]:
         for option in group.options:
             if "--numprocesses" in option.names():
-                attributes: dict[str, Any] = option._attrs  # type: ignore[attr-defined]
+                attributes: Any = option.attrs()  # what argparse will be given, or since pytest 9 argparse's own option
                 attributes["type"] = parse

@@ -217,7 +217,8 @@ class _RankProcess:
                 monitor.begin_run()
                 self.run(*payload)
             elif kind == "check" and baseline is not None:
-                self.send(answers.checked(self.job, residue.compare(baseline, restore=True)))
+                left = [*self.meet(), *residue.compare(baseline, restore=self.job)]
+                self.send(answers.checked(self.job, left))
             elif kind == "close":
                 self.close()
 
@@ -288,6 +289,22 @@ class _RankProcess:
         dist.all_reduce(ones.clone())
         with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):
             dist.all_to_all_single(torch.empty_like(ones), ones)
+
+    def meet(self) -> list[str]:
+        """Return what is wrong with the default group after a test, as a list of phrases; [] if nothing.
+
+        A time-out closes its connections, and a collective that one rank alone has issued stays in its queue.
+        """
+        import torch
+        import torch.distributed as dist
+
+        one = torch.ones(1, device=self.setup.device)
+        try:
+            dist.all_reduce(one)
+            total = one.item()
+        except Exception as e:
+            return [f"a default process group that fails: {type(e).__name__}: {e}"]
+        return [] if total == self.setup.size else [f"a default process group in which ranks count {total:g}"]
 
     def begin(self) -> None:
         """Start the record of collectives and call the setup's ``first`` functions, once the rank is in its group."""

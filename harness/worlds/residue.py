@@ -1,7 +1,8 @@
 """The residue of a test in a rank: the rank's state is recorded before the test and compared after it.
 
-Some of it can be restored (random state, torch's switches, the current device and stream, Dynamo's caches).  The rest
-(threads, processes, groups, file descriptors, memory of the device) can't, and then the rank is not used again.
+Some of it can be restored (random state, torch's switches, the current device and stream, Dynamo's caches, process
+groups).  The rest (threads, processes, groups of meshes, files, memory of the device) can't, and then the rank is not
+used again.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class OnDevice:
 
         torch.accelerator.synchronize()
         gc.collect()
+        # cuBLAS keeps some 64 MiB of its own from its first product on; it makes them again when it needs them
+        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
         torch.accelerator.empty_cache()
         index = torch.accelerator.current_device_index()
         try:
@@ -58,7 +61,8 @@ class Residue:
 
     threads: frozenset[str]
     children: frozenset[int]
-    groups: int
+    groups: tuple[Any, ...]
+    """Weak references to all of them."""
     default_group: Any
     """A weak reference: a group that a test destroys must go."""
     files: int
@@ -81,9 +85,9 @@ def take(*, on_device: bool) -> Residue:
     return Residue(
         threads=threads,
         children=frozenset(_children()),
-        groups=len(dist.distributed_c10d._world.pg_map),
+        groups=tuple(map(weakref.ref, dist.distributed_c10d._world.pg_map)),
         default_group=weakref.ref(dist.group.WORLD) if dist.is_initialized() else None,
-        files=len(os.listdir("/proc/self/fd")),
+        files=_open_files(on_device=on_device),
         cwd=_cwd(),
         environ=dict(os.environ),
         switches=switches.take(),
@@ -91,22 +95,32 @@ def take(*, on_device: bool) -> Residue:
     )
 
 
-def compare(before: Residue, *, restore: bool = False) -> list[str]:
+_NAMES_OF_A_RUN = 1000
+"""How many process groups a run may make before their names could be those of the next run's."""
+_OF_A_MESH = "mesh_"
+"""How the description of a process group begins that a device mesh made."""
+
+
+def compare(before: Residue, *, restore: int = 0) -> list[str]:
     """Return what is there now and was not before, as a list of phrases; [] if nothing.
 
-    ``restore``: also restore what can be restored.  An empty list then means that the next test finds the rank as this
-    one did.
+    ``restore``: also restore what can be restored, on all ranks in the same way: the number of the run, from 1.  An
+    empty list then means that the next test finds the rank as this one did.
     """
 
     if before.device is not None:
         before.device.restore()
+    if restore:
+        _destroy_groups(before, restore)
     after = take(on_device=before.device is not None)
     left = sorted(after.threads - before.threads)
     left += [f"child process {pid}" for pid in sorted(after.children - before.children)]
-    if after.groups != before.groups:
-        left.append(f"{after.groups} process groups, {before.groups} before")
+    if len(after.groups) != len(before.groups):
+        left.append(f"{len(after.groups)} process groups, {len(before.groups)} before")
     elif after.default_group != before.default_group:
         left.append("another default process group than before")
+    elif after.groups != before.groups:
+        left.append("other process groups than before")
     elif after.files > before.files:
         left.append(f"{after.files - before.files} open file descriptors more than before")
     if before.device is not None and after.device is not None and after.device.allocated > before.device.allocated:
@@ -124,6 +138,48 @@ def compare(before: Residue, *, restore: bool = False) -> list[str]:
         if dynamo is not None:
             dynamo.reset()
     return left
+
+
+def _destroy_groups(before: Residue, run: int) -> None:
+    """Destroy the process groups that a test left, in the order in which it made them, unless a mesh is among them.
+
+    DTensor's caches, of which each thread has its own, know meshes and so the names of their groups: they stay.
+    Groups are counted for their names, and a test may have made other groups on other ranks: all ranks count on from
+    the same number, with which no name comes twice.
+    """
+    import torch
+    import torch.distributed as dist
+
+    world = dist.distributed_c10d._world
+    world.group_count = run * _NAMES_OF_A_RUN
+    left = [group for group in world.pg_map if all(group is not known() for known in before.groups)]
+    whole = dist.is_initialized() and weakref.ref(dist.group.WORLD) == before.default_group
+    if not left or not whole or any(group.group_desc.startswith(_OF_A_MESH) for group in left):
+        return
+    if before.device is not None:
+        torch.accelerator.synchronize()
+    for group in left:
+        if group in world.pg_map:  # its backend may have been that of another one, which is gone
+            dist.destroy_process_group(group)
+
+
+def _open_files(*, on_device: bool) -> int:
+    """Return how many file descriptors are open.
+
+    ``on_device``: only those of files and pipes. A library connects its ranks when a collective first needs that, and
+    opens devices and events as it likes.
+    """
+    if not on_device:
+        return len(os.listdir("/proc/self/fd"))
+    names = [_target(fd) for fd in os.listdir("/proc/self/fd")]
+    return sum(name.startswith(("/", "pipe:")) and not name.startswith("/dev/") for name in names)
+
+
+def _target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # the descriptor of the listing itself
+        return ""
 
 
 def _cwd() -> str:

@@ -2,12 +2,13 @@
 
 CUDA, ROCm and Level Zero do not survive a fork: a child of a process that has used one cannot use the device
 ("Cannot re-initialize CUDA in forked subprocess").  Importing torch uses none of them, but some of torch's modules ask
-at import how many devices there are.
+at import how many devices there are.  A forked child asks for them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 import re
@@ -35,8 +36,11 @@ _DEVICE_FILES = (
 )
 """Where kernels show accelerators, as globs."""
 
-_DRIVER = re.compile(r"lib(cuda|nvcuda|ze_intel_gpu|hccl_drv|ascend_hal|cndrv)\.so")
-"""Driver libraries.  Runtimes load them at their first use, so a process that has mapped one has used its runtime."""
+_DRIVER = re.compile(r"lib(nvcuda|ze_intel_gpu|hccl_drv|ascend_hal|cndrv)\.so")
+"""Driver libraries.  Runtimes load them at their first use, so a process that has mapped one has used its runtime.
+
+``libcuda.so`` is none of them: cuBLAS loads it while torch is imported, and does not start it.
+"""
 
 _COUNT = re.compile(r"_([a-z]+)_getDeviceCount")
 """What torch calls before anything else of the runtime of a device that it was built for, in ``torch._C``."""
@@ -48,36 +52,60 @@ class RuntimeTouched(RuntimeError):
 
 @contextlib.contextmanager
 def out_of_reach() -> Iterator[None]:
-    """Make torch's first calls of a runtime fail with :class:`RuntimeTouched`; :mod:`torch` is imported for that.
+    """Have a forked child make torch's first calls of a runtime; :mod:`torch` is imported for that.
 
-    Where the kernel shows no accelerator, the answer to "how many?" is 0, without asking the runtime.  NVIDIA's
-    management library answers without starting the runtime, so torch is told to use it.
+    The answer to "how many devices are there?" is a child's, or 0 where the kernel shows no accelerator.  Starting a
+    runtime fails with :class:`RuntimeTouched`.  NVIDIA's management library is not asked: its own start loads the
+    driver, opens the devices and starts a thread (driver 580), whatever torch says of it ("will NOT poison fork").
     """
-    nvml = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch.cuda.is_available: "will NOT poison fork"
-    before = os.environ.get(nvml)
-    os.environ[nvml] = "1"
     import torch
 
-    replaced: dict[str, Any] = {}
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, by: Callable[..., Any]) -> None:
+        if hasattr(owner, name):
+            replaced.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, by)
+
     absent = not any(map(glob.glob, _DEVICE_FILES))
     for device in [match[1] for name in dir(torch._C) if (match := _COUNT.fullmatch(name))]:
-        for name in (f"_{device}_getDeviceCount", f"_{device}_init"):
-            if hasattr(torch._C, name):
-                replaced[name] = getattr(torch._C, name)
-                setattr(torch._C, name, _none if absent and _COUNT.fullmatch(name) else _refusal(f"torch._C.{name}"))
+        count = f"_{device}_getDeviceCount"
+        replace(torch._C, count, _none if absent else _asked_by_a_child(getattr(torch._C, count)))
+        replace(torch._C, f"_{device}_init", _refusal(f"torch._C._{device}_init"))
+        module = getattr(torch, device, None)
+        replace(module, "_nvml_based_avail", lambda: False)
+        replace(module, "_device_count_nvml", lambda: -1)  # torch asks the runtime then
     try:
         yield
     finally:
-        for name, function in replaced.items():
-            setattr(torch._C, name, function)
-        if before is None:
-            del os.environ[nvml]
-        else:
-            os.environ[nvml] = before
+        for owner, name, function in replaced:
+            setattr(owner, name, function)
 
 
 def _none() -> int:
     return 0
+
+
+def _asked_by_a_child(count: Callable[[], int]) -> Callable[[], int]:
+    """Return a function that returns what ``count`` returns in a child of this process."""
+
+    @functools.cache
+    def ask() -> int:
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                os.write(writing, str(count()).encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as answer:
+            said = answer.read()
+        os.waitpid(pid, 0)
+        if not said:
+            raise RuntimeTouched(f"it calls torch._C.{count.__name__}, which fails in a child of its process")
+        return int(said)
+
+    return ask
 
 
 def _refusal(name: str) -> Callable[..., Any]:

@@ -17,14 +17,17 @@ SECONDS = 0.2
 LONG = timedelta(seconds=20)
 
 
-def stores(rank: Rank, folder: Path | None = None) -> dict[str, dist.Store]:
-    """Return stores that the ranks share: two over the network and, with a folder, two in a file of it."""
+def stores(rank: Rank, folder: Path, *, files: bool = True) -> dict[str, dist.Store]:
+    """Return stores that the ranks share: two over the network and, with ``files``, two in a file of the folder.
+
+    The folder is the test's own: what others have stored over the network has other prefixes.
+    """
     default: dist.Store = default_store().clone()  # which has a timeout of its own
     made: dict[str, dist.Store] = {
-        "default": dist.PrefixStore("kinds", default),
-        "prefixes": dist.PrefixStore("outer", dist.PrefixStore("inner", rank.store.clone())),
+        "default": dist.PrefixStore(f"kinds of {folder}", default),
+        "prefixes": dist.PrefixStore("outer", dist.PrefixStore(f"inner {folder}", rank.store.clone())),
     }
-    if folder is not None:
+    if files:
         file = dist.FileStore(str(folder / "store"), rank.size)
         made |= {"file": file, "prefixed-file": dist.PrefixStore("prefix", file)}
     for store in made.values():
@@ -242,7 +245,7 @@ def test_presence(world: World, tmp_path: Path) -> None:
     source="torch.distributed.Store: wait, get, set_timeout",
 )
 @pytest.mark.world(2)
-def test_waiting(world: World) -> None:
+def test_waiting(world: World, tmp_path: Path) -> None:
     """Rank 1 sets keys only after rank 0 has begun to wait, and one key never; each limit is tried."""
     short, errors = timedelta(seconds=SECONDS), (RuntimeError, dist.DistError)
 
@@ -253,7 +256,7 @@ def test_waiting(world: World) -> None:
         assert 0.9 * SECONDS <= time.monotonic() - began < SECONDS + 5, what
 
     def body(rank: Rank) -> None:
-        for kind, store in stores(rank).items():  # a file takes a second to notice anything
+        for kind, store in stores(rank, tmp_path, files=False).items():  # a file takes a second to notice anything
             if rank.index == 1:
                 store.wait(["ready"])
                 time.sleep(0.03)  # enough to see a rank that does not wait
@@ -329,11 +332,11 @@ def test_prefixes(world: World, tmp_path: Path) -> None:
     source="torch.distributed.Store: queue_push, queue_pop, queue_len",
 )
 @pytest.mark.world(2)
-def test_queues(world: World) -> None:
+def test_queues(world: World, tmp_path: Path) -> None:
     """Rank 0 pushes to two queues, and rank 1 takes from them, before and after there is something."""
 
     def body(rank: Rank) -> None:
-        for kind, store in stores(rank).items():
+        for kind, store in stores(rank, tmp_path, files=False).items():
             if rank.index == 0:
                 for number in range(4):
                     store.queue_push("one", f"{number}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import glob
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -70,15 +70,11 @@ def test_server_has_used_no_runtime() -> None:
 
 
 def test_runtime_that_an_import_asks_for(preloading: Callable[[str], LocalLauncher]) -> None:
-    """A module that asks at import how many devices there are is left to the ranks, or told that there are none."""
+    """A module that asks at import how many devices there are is answered, and the server has used no runtime."""
     text = "import torch\ncount = torch._C._cuda_getDeviceCount() if hasattr(torch._C, '_cuda_getDeviceCount') else 0\n"
     ready = preloading(text).wait_ready()
     assert ready["unforkable"] == []
-    assert [line for line in ready["missing"] if "RuntimeTouched" in line or "_cuda_getDeviceCount" in line] == (
-        ["preloaded_here: it calls torch._C._cuda_getDeviceCount, and ranks forked after that could not use the device"]
-        if any(map(glob.glob, runtimes._DEVICE_FILES))
-        else []
-    )
+    assert [line for line in ready["missing"] if "RuntimeTouched" in line or "_cuda_getDeviceCount" in line] == []
 
 
 SPOILED = """
@@ -105,19 +101,74 @@ def test_device_file_that_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert f"{device} is open" in runtimes.touched()
 
 
-@pytest.mark.skipif(not hasattr(torch._C, "_cuda_getDeviceCount"), reason="this torch was built without CUDA")
-def test_tripwire(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Out of reach, a runtime whose devices exist raises, and one without devices has none; then all is as before."""
-    before = torch._C._cuda_getDeviceCount
+class Driver:
+    """Stands for a runtime in ``torch._C``: notes in which processes it was asked how many devices there are."""
+
+    def __init__(self, log: Path, answer: Callable[[], int]) -> None:
+        self.log, self.answer = log, answer
+
+    def _made_up_getDeviceCount(self) -> int:  # noqa: N802  # as in torch._C
+        with self.log.open("a") as log:
+            log.write(f"{os.getpid()}\n")
+        return self.answer()
+
+    def asked_in(self) -> list[int]:
+        """The processes."""
+        return [int(line) for line in self.log.read_text().split()]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Driver]:
+    """Give torch a runtime whose devices the kernel shows."""
+
+    def make(answer: Callable[[], int], files: tuple[str, ...] = ("/dev/null",)) -> Driver:
+        made = Driver(tmp_path / "asked", answer)
+        made.log.touch()
+        monkeypatch.setattr(runtimes, "_DEVICE_FILES", files)
+        monkeypatch.setattr(runtimes, "_COUNT", re.compile("_(made_up)_getDeviceCount"))
+        monkeypatch.setattr(torch._C, "_made_up_getDeviceCount", made._made_up_getDeviceCount, raising=False)
+        monkeypatch.setattr(torch._C, "_made_up_init", lambda: None, raising=False)
+        return made
+
+    return make
+
+
+def test_a_child_asks(driver: Callable[..., Driver]) -> None:
+    """Another process asks the runtime, once; starting it is refused; then all is as before."""
+    there = driver(lambda: 3)
+    before: Any = torch._C._made_up_getDeviceCount, torch._C._made_up_init
     with runtimes.out_of_reach():
-        assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
-        if not any(map(glob.glob, runtimes._DEVICE_FILES)):
-            assert not torch.cuda.is_available()
-    monkeypatch.setattr(runtimes, "_DEVICE_FILES", ("/dev/null",))
-    with runtimes.out_of_reach(), pytest.raises(runtimes.RuntimeTouched, match="_cuda_getDeviceCount"):
-        torch._C._cuda_getDeviceCount()
-    assert torch._C._cuda_getDeviceCount is before
-    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
+        assert [torch._C._made_up_getDeviceCount() for _ in range(2)] == [3, 3]
+        with pytest.raises(runtimes.RuntimeTouched, match=r"it calls torch\._C\._made_up_init"):
+            torch._C._made_up_init()
+    assert len(there.asked_in()) == 1
+    assert os.getpid() not in there.asked_in()
+    assert (torch._C._made_up_getDeviceCount, torch._C._made_up_init) == before
+
+
+def test_a_child_that_ends(driver: Callable[..., Driver]) -> None:
+    """A runtime that ends the process that asks, or raises, is an error of the import."""
+    driver(lambda: os._exit(1))
+    with runtimes.out_of_reach(), pytest.raises(runtimes.RuntimeTouched, match="made_up_getDeviceCount, which fails"):
+        torch._C._made_up_getDeviceCount()
+
+
+def test_no_device_to_ask(driver: Callable[..., Driver]) -> None:
+    """Where the kernel shows no accelerator, there is none, and nobody is asked."""
+    there = driver(lambda: 3, files=())
+    with runtimes.out_of_reach():
+        assert torch._C._made_up_getDeviceCount() == 0
+    assert there.asked_in() == []
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_cuda_getDeviceCount"), reason="this torch was built without CUDA")
+def test_management_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's management library is not asked, even if the caller's environment tells torch to."""
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    monkeypatch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: pytest.fail("it was asked"))
+    with runtimes.out_of_reach():
+        torch.cuda.is_available()
+        torch.cuda.device_count()
 
 
 THREAD = (

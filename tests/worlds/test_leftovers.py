@@ -11,11 +11,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from harness import Pool, Rank, RanksFailed, World, WorldSpec
 from tests.worlds.conftest import add_up, all_gone
@@ -151,11 +153,19 @@ def start_again() -> None:
     dist.init_process_group("gloo", store=dist.PrefixStore("again", store), rank=rank, world_size=size)
 
 
+def time_out() -> None:
+    """Wait for a rank that does not come, after which gloo closes the connections of the default group."""
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError):
+            dist.monitored_barrier(timeout=timedelta(seconds=0.1))
+
+
 LEFT = {
+    "connections": time_out,
     "default group": start_again,
     "thread": lambda: threading.Thread(target=threading.Event().wait, daemon=True, name="forgotten").start(),
     "process": lambda: subprocess.Popen(SLEEPER),
-    "group": lambda: dist.new_group([0, 1]),
+    "mesh": lambda: init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))["a"].get_group(),
     "descriptor": lambda: os.dup(0),
 }
 
@@ -165,9 +175,10 @@ LEFT = {
     [
         ("thread", "thread 'forgotten'"),
         ("process", "child process"),
-        ("group", "process groups"),
+        ("mesh", "process groups"),
         ("default group", "another default process group"),
         ("descriptor", "open file descriptors more"),
+        ("connections", "a default process group that fails"),
     ],
 )
 def test_unclean_warm_world_is_retired(kind: str, sentence: str, pool: Pool) -> None:
@@ -225,6 +236,39 @@ def test_clean_warm_world_is_kept(pool: Pool) -> None:
     assert again.pids == pids
     assert again.run(look) == before
     assert again.run(add_up) == [3.0, 3.0]
+
+
+def test_groups_that_are_left_go(pool: Pool) -> None:
+    """Process groups that a test left are destroyed, of other numbers on other ranks, too; the next groups work."""
+    spec = WorldSpec(3, warm=True)
+
+    def body(rank: Rank) -> tuple[str, list[float]]:
+        pair = dist.new_group([0, 2])  # of which rank 1 has nothing
+        everyone = dist.new_group([0, 1, 2])
+        for _ in range(rank.index):  # local ones, which only their members count
+            dist.new_group([rank.index], use_local_synchronization=True)
+        sums = []
+        for group in (everyone, pair):
+            tensor = torch.ones(2)
+            if rank.index in dist.get_process_group_ranks(group):
+                dist.all_reduce(tensor, group=group)
+            sums.append(tensor[0].item())
+        return everyone.group_name, sums
+
+    names, pids = [], []
+    for _ in range(3):
+        world = pool.acquire(spec)
+        pids.append(world.pids)
+        found = world.run(body)
+        assert [sums for _, sums in found] == [[3.0, 2.0], [3.0, 1.0], [3.0, 2.0]]
+        names.append(found[0][0])
+        assert pool.release(world) == []
+    world = pool.acquire(spec)
+    world.run(lambda rank: dist.new_group([0, 2]) and None)  # on rank 1, nothing is left
+    assert pool.release(world) == []
+    assert [sums for _, sums in pool.acquire(spec).run(body)] == [[3.0, 2.0], [3.0, 1.0], [3.0, 2.0]]
+    assert pids == [pids[0]] * 3
+    assert len(set(names)) == 3
 
 
 LAZILY = (("TORCH_GLOO_LAZY_INIT", "1"),)
