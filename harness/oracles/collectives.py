@@ -286,7 +286,7 @@ def outputs(case: Case, size: int, member: int, call: int = 0) -> list[torch.Ten
         return []
     everyone = range(size)
     if kind in ("all_reduce", "reduce"):
-        return [reduce_exactly(case.op, [inputs(case, size, m, call)[0] for m in everyone])]
+        return [reduce_exactly(case.op, _contributions(case, size, member, call))]
     if kind == "broadcast":
         return inputs(case, size, case.root, call)
     if kind in ("all_gather", "gather"):
@@ -295,10 +295,39 @@ def outputs(case: Case, size: int, member: int, call: int = 0) -> list[torch.Ten
         return [_join([inputs(case, size, m, call)[0] for m in everyone], case.stacked)]
     if kind == "scatter":
         return [piece(case, size, case.root, member, call)]
-    received = [_for_receiver(case, size, m, member, call) for m in everyone]
     if kind in ("reduce_scatter", "reduce_scatter_tensor"):
-        return [reduce_exactly(case.op, received)]
+        return [reduce_exactly(case.op, _contributions(case, size, member, call))]
+    received = [_for_receiver(case, size, m, member, call) for m in everyone]
     return received if kind == "all_to_all" else [torch.cat(received)]
+
+
+def _contributions(case: Case, size: int, member: int, call: int) -> list[torch.Tensor]:
+    """Return what is reduced into a member's output, in the order of the members that give it."""
+    if case.collective in ("all_reduce", "reduce"):
+        return [inputs(case, size, m, call)[0] for m in range(size)]
+    return [_for_receiver(case, size, m, member, call) for m in range(size)]
+
+
+def settled(case: Case, size: int, member: int, call: int, expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Return what was found, with the expected number for each average that differs from it by rounding alone.
+
+    ``torch.distributed.ReduceOp.AVG`` "divides values by the world size before summing": a library may multiply by the
+    reciprocal, which floating-point numbers have exactly for powers of two alone.  The reciprocal, each product and
+    each of size - 1 sums is then rounded, each time by at most half the dtype's epsilon of what is rounded.
+
+    found: on the CPU, of the dtype and shape of ``expected``; others are returned as they are.
+    """
+    reciprocal_is_exact = size & (size - 1) == 0
+    floating = expected.dtype.is_floating_point or expected.dtype.is_complex
+    if case.op != "AVG" or case.collective not in REDUCING or reciprocal_is_exact or not floating:
+        return found
+    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        return found
+    wide = torch.complex128 if expected.dtype.is_complex else torch.float64
+    magnitudes = sum(each.to(wide).abs() for each in _contributions(case, size, member, call))
+    allowed = (size + 1) / 2 * torch.finfo(expected.dtype).eps * magnitudes / size
+    near = (found.to(wide) - expected.to(wide)).abs() <= allowed
+    return torch.where(near, expected, found)
 
 
 # memory

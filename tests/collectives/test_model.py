@@ -23,6 +23,7 @@ from harness.oracles.collectives import (
     poison,
     reduce_exactly,
     rows,
+    settled,
 )
 from harness.oracles.exact import assert_same
 from suites.collectives.cases import DTYPES, FUNCTIONAL, OPS, crossed, crossing, dtypes_of
@@ -169,6 +170,35 @@ def test_average_is_exact_however_it_is_made(dtype: torch.dtype, size: int) -> N
     assert_same(expected, fold("SUM", [part / size for part in given]), "divided first")
     assert_same(expected, total * factor, "multiplied last")
     assert_same(expected, fold("SUM", [part * factor for part in given]), "multiplied first")
+
+
+def by_reciprocals(case: Case, size: int, call: int) -> torch.Tensor:
+    """Average as NCCL does: multiply by the rounded reciprocal and add, with one rounding for both."""
+    factor = torch.tensor(1 / size, dtype=torch.float64).to(case.dtype).double()
+    total = torch.zeros(case.shape, dtype=case.dtype)
+    for member in range(size):
+        total = (total.double() + inputs(case, size, member, call)[0].double() * factor).to(case.dtype)
+    return total
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_averages_by_reciprocals(dtype: torch.dtype, size: int) -> None:
+    """What rounding explains is settled, for sizes that need it; a contribution that is missing or twice is not."""
+    case = Case("all_reduce", "AVG", dtype=dtype, shape=(500,))
+    (right,) = outputs(case, size, 0, 0)
+    rounded = by_reciprocals(case, size, 0)
+    power_of_two = size in (2, 4)
+    assert torch.equal(rounded, right) == power_of_two
+    assert torch.equal(settled(case, size, 0, 0, right, rounded), right)
+    given = inputs(case, size, 1, 0)[0].double() / size
+    for wrong in (right.double() + given, right.double() - given):
+        found = settled(case, size, 0, 0, right, wrong.to(dtype))
+        assert (found != right).double().mean() > 0.8
+    for other in (right.double(), right[1:]):  # neither of the dtype nor of the shape: left to the comparison
+        assert settled(case, size, 0, 0, right, other) is other
+    summed = replace(case, op="SUM")
+    assert torch.equal(settled(summed, size, 0, 0, right, rounded), rounded)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
