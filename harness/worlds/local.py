@@ -22,6 +22,7 @@ from harness.safe_io.shown import printable
 from harness.safe_io.waiting import readable
 from harness.worlds import processes, wire
 from harness.worlds.blackbox import CRASH_SIZE, BlackBox, fixed_file
+from harness.worlds.compiled import cache_folder, remove_unfinished
 from harness.worlds.handle import Clock, Heard, RankHandle
 from harness.worlds.launch import AUTOLOAD, Exit, LaunchError, ServerLost, import_path
 from harness.worlds.listening import LocalListener
@@ -87,6 +88,7 @@ class LocalLauncher:
         # Packages that extend torch start threads and touch devices, so ranks import them, and the server does not.
         before_torch = {} if start == SPAWN else {AUTOLOAD: "0"}
         self.environment = {**RANK_ENVIRONMENT, **os.environ, **before_torch}
+        remove_unfinished(cache_folder(self.environment))
         self._mark = uuid.uuid4().hex
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A write that nobody reads must not block forever.

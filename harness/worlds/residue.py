@@ -66,6 +66,8 @@ class Residue:
     """Weak references to all of them."""
     default_group: Any
     """A weak reference: a group that a test destroys must go."""
+    unwaited: int
+    """Functional collectives that nothing has waited for; their works outlive the groups that they are of."""
     files: int
     cwd: str
     environ: dict[str, str]
@@ -91,6 +93,7 @@ def _take(device: OnDevice | None) -> Residue:
         children=frozenset(_children()),
         groups=tuple(map(weakref.ref, dist.distributed_c10d._world.pg_map)),
         default_group=weakref.ref(dist.group.WORLD) if dist.is_initialized() else None,
+        unwaited=_unwaited(),
         files=_open_files(on_device=device is not None),
         cwd=_cwd(),
         environ=dict(os.environ),
@@ -129,6 +132,8 @@ def compare(before: Residue, *, restore: int = 0) -> list[str]:
         left.append("another default process group than before")
     elif after.groups != before.groups:
         left.append("other process groups than before")
+    elif after.unwaited > before.unwaited:
+        left.append(f"{after.unwaited - before.unwaited} functional collectives that nothing has waited for")
     elif after.files > before.files:
         left.append(f"{after.files - before.files} open file descriptors more than before")
     if before.device is not None and after.device is not None and after.device.allocated > before.device.allocated:
@@ -162,13 +167,19 @@ def _destroy_groups(before: Residue, run: int) -> None:
     world.group_count = run * _NAMES_OF_A_RUN
     left = [group for group in world.pg_map if all(group is not known() for known in before.groups)]
     whole = dist.is_initialized() and weakref.ref(dist.group.WORLD) == before.default_group
-    if not left or not whole or any(group.group_desc.startswith(_OF_A_MESH) for group in left):
+    if not left or not whole or _unwaited() or any(group.group_desc.startswith(_OF_A_MESH) for group in left):
         return
     if before.device is not None:
         torch.accelerator.synchronize()
     for group in left:
         if group in world.pg_map:  # its backend may have been that of another one, which is gone
             dist.destroy_process_group(group)
+
+
+def _unwaited() -> int:
+    import torch
+
+    return int(torch._C._distributed_c10d._get_work_registry_size())
 
 
 def _released(before: OnDevice) -> OnDevice:

@@ -10,10 +10,6 @@ import torch.distributed as dist
 
 from harness import Rank, requirement, spmd
 
-SOURCE = (
-    "torch.distributed.all_gather_object, gather_object, broadcast_object_list, scatter_object_list, "
-    "send_object_list, recv_object_list"
-)
 FALSE = (None, False, 0, 0.0, "", b"", (), [], {}, set(), frozenset(), range(0), torch.Size([]))
 FULL = (True, 7, -0.5, "text", b"\0", (None,), [0], {"": None}, {0}, ..., int, NotImplementedError, torch.float16)
 
@@ -51,7 +47,8 @@ def arrived(rank: Rank, mine: Any) -> list[tuple[str, int, Any]]:
 @requirement(
     "COLL-OBJECT-24",
     "An object that arrives replaces what was in its place, also if it is None or false.",
-    source=SOURCE,
+    source="torch.distributed.all_gather_object, gather_object, broadcast_object_list, scatter_object_list, "
+    "send_object_list, recv_object_list",
 )
 @pytest.mark.needs(collective="gather")
 @pytest.mark.needs(collective="scatter")
@@ -69,7 +66,8 @@ def test_what_is_false(rank: Rank) -> None:
 @requirement(
     "COLL-OBJECT-25",
     "Parameters, modules, tensors that require a gradient and tensors that occur twice arrive as they were given.",
-    source=f"{SOURCE}; pickle; torch.nn.Parameter",
+    source="torch.distributed.all_gather_object, gather_object, broadcast_object_list, scatter_object_list, "
+    "send_object_list, recv_object_list; pickle; torch.nn.Parameter",
 )
 @pytest.mark.needs(collective="gather")
 @pytest.mark.needs(collective="scatter")

@@ -18,7 +18,7 @@ SUITE = Path(__file__).parents[2] / "suites" / "collectives"
 NO_COLLECTIVE = {
     "a type, a constant or options": (
         "AllToAllOptions AllreduceCoalescedOptions AllreduceOptions BackendConfig BarrierOptions"
-        " BroadcastOptions DebugLevel GatherOptions GroupMember GroupName ProcessGroupGloo"
+        " BroadcastOptions DebugLevel GatherOptions GroupMember GroupName"
         " ReduceOptions ReduceScatterOptions ScatterOptions default_pg_timeout group reduce_op"
         " ProcessGroupMPI ProcessGroupNCCL ProcessGroupUCC ProcessGroupXCCL"
     ),

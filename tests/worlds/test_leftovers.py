@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 
 from harness import Pool, Rank, RanksFailed, World, WorldSpec
@@ -167,6 +168,7 @@ LEFT = {
     "process": lambda: subprocess.Popen(SLEEPER),
     "mesh": lambda: init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))["a"].get_group(),
     "descriptor": lambda: os.dup(0),
+    "collective": lambda: functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD) is None,
 }
 
 
@@ -178,6 +180,7 @@ LEFT = {
         ("mesh", "process groups"),
         ("default group", "another default process group"),
         ("descriptor", "open file descriptors more"),
+        ("collective", "1 functional collectives that nothing has waited for"),
         ("connections", "a default process group that fails"),
     ],
 )
