@@ -61,4 +61,5 @@ def _is_whole(path: Path, size: int) -> bool:
     magic, bits, sections, each, count, _names = _HEADER.unpack(head)
     if magic != _MAGIC:
         return any(head)  # a linker may have written nothing but zeros
-    return bits != _OF_64_BITS or sections + each * count <= size
+    end: int = sections + each * count
+    return bits != _OF_64_BITS or end <= size
