@@ -18,6 +18,7 @@ from typing import Any
 
 from harness.worlds import switches
 from harness.worlds.monitor import THREAD_NAME
+from harness.worlds.runtimes import target_of
 from harness.worlds.seeding import seed
 
 
@@ -198,15 +199,8 @@ def _open_files(*, on_device: bool) -> int:
     """
     if not on_device:
         return len(os.listdir("/proc/self/fd"))
-    names = [_target(fd) for fd in os.listdir("/proc/self/fd")]
+    names = [target_of(fd) for fd in os.listdir("/proc/self/fd")]
     return sum(name.startswith(("/", "pipe:")) and not name.startswith("/dev/") for name in names)
-
-
-def _target(fd: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:  # the descriptor of the listing itself
-        return ""
 
 
 def _cwd() -> str:

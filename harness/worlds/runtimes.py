@@ -121,7 +121,7 @@ def touched() -> list[str]:
     Looks for device files that are open, for driver libraries, and asks torch in a forked child.
     """
     files = {path for pattern in _DEVICE_FILES for path in glob.glob(pattern)}
-    opened = {target for fd in os.listdir("/proc/self/fd") if (target := _target(fd)) in files}
+    opened = {target for fd in os.listdir("/proc/self/fd") if (target := target_of(fd)) in files}
     sentences = [f"{file} is open" for file in sorted(opened)]
     with open("/proc/self/maps") as maps:
         mapped = {os.path.basename(line.split()[-1]) for line in maps if "/" in line}
@@ -130,7 +130,8 @@ def touched() -> list[str]:
     return sentences + [f"torch.{name} says that it can't be used in a forked process" for name in devices]
 
 
-def _target(fd: str) -> str:
+def target_of(fd: str) -> str:
+    """Return what a file descriptor of this process is open for, as the kernel names it; "" if it is closed."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:  # the descriptor of the listing itself
