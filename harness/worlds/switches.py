@@ -24,6 +24,7 @@ def restore(before: dict[str, Any]) -> None:
 
 def _switches() -> Iterator[tuple[str, Switch]]:
     import torch
+    import torch.distributed as dist
 
     yield "default dtype", (torch.get_default_dtype, torch.set_default_dtype)
     yield "default device", (torch.get_default_device, _set_default_device)
@@ -32,6 +33,8 @@ def _switches() -> Iterator[tuple[str, Switch]]:
     yield "deterministic algorithms", (_deterministic, lambda modes: _set_deterministic(*modes))
     yield "anomaly detection", (torch.is_anomaly_enabled, torch.set_anomaly_enabled)
     yield "float32 matmul precision", (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
+    if dist.is_available():
+        yield "debug level of torch.distributed", (dist.get_debug_level, dist.set_debug_level)  # type: ignore[attr-defined]
     backends = [module for module in vars(torch.backends).values() if isinstance(module, types.ModuleType)]
     for module in backends:
         for flag in _flags(module):

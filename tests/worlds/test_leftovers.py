@@ -204,6 +204,7 @@ def test_clean_warm_world_is_kept(pool: Pool) -> None:
     pids = world.pids
 
     def body(rank: Rank) -> None:
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
         torch.set_default_dtype(torch.float64)
         torch.set_default_device("meta")
         torch.set_grad_enabled(False)
@@ -220,6 +221,7 @@ def test_clean_warm_world_is_kept(pool: Pool) -> None:
     def look(rank: Rank) -> tuple[object, ...]:
         drawn = torch.rand(1).item()
         of_torch = (
+            dist.get_debug_level(),
             torch.get_default_dtype(),
             torch.get_default_device(),
             torch.is_grad_enabled(),
