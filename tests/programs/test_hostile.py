@@ -175,7 +175,8 @@ def test_whatever_is_drawn_is_taken(stack: str, profile: str) -> None:
                 assert loads(dumps(each)) == each
 
     found = Shelf(OURS).read(OURS / f"{profile}.toml") if profile else None
-    nothing_claimed = found is not None and stack not in found.claims.stacks
+    # whether Dynamo is claimed is asked by the tests that draw: its programs are those of other stacks, compiled
+    nothing_claimed = found is not None and stack not in found.claims.stacks and stack != "dynamo"
     with obeying(of(found, here())), pytest.raises(Unsatisfiable) if nothing_claimed else contextlib.nullcontext():
         check()
 
