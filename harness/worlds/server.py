@@ -37,7 +37,7 @@ from typing import Any, NoReturn
 from harness.profiles.vocabulary import SPAWN
 from harness.worlds import network, pages, runtimes, segments
 from harness.worlds.network import Refusal
-from harness.worlds.preloading import fill_tables
+from harness.worlds.preloading import PRELOAD, fill_tables
 from harness.worlds.processes import (
     ORPHANED,
     adopt_orphans,
@@ -69,9 +69,9 @@ _RANK = (
 
 
 def _preload(modules: list[str]) -> list[str]:
-    """Import what ranks will need; returns what could not be imported.
+    """Import what ranks will need; returns what could not be imported, which ranks then import themselves.
 
-    Another PyTorch may not have a module, or it may ask for an accelerator at import: ranks import that themselves.
+    A module of :data:`PRELOAD` that this PyTorch does not have is no loss.
     """
     missing = []
     with runtimes.out_of_reach() if "torch" in modules else contextlib.nullcontext():
@@ -79,7 +79,8 @@ def _preload(modules: list[str]) -> list[str]:
             try:
                 importlib.import_module(name)
             except Exception as e:
-                missing.append(f"{name}: {e}")
+                if not (isinstance(e, ModuleNotFoundError) and name in PRELOAD and f"{name}.".startswith(f"{e.name}.")):
+                    missing.append(f"{name}: {e}")
         if "torch" in modules:
             _find_backend()
         if "torch" in sys.modules:  # it may have failed to import

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from harness import Pool, Rank, WorldSpec
 from harness.profiles.vocabulary import FORK, SPAWN, STARTS
-from harness.worlds import runtimes
+from harness.worlds import runtimes, server
 from harness.worlds.launch import AUTOLOAD, LaunchError
 from harness.worlds.local import LocalLauncher
 from harness.worlds.preloading import PRELOAD, fill_tables
@@ -67,6 +67,20 @@ def test_server_has_used_no_runtime() -> None:
         assert launcher.wait_ready()["unforkable"] == []
     finally:
         launcher.close()
+
+
+def test_what_is_left_to_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Modules that can't be imported are named, but for those of the list that another PyTorch has."""
+    (tmp_path / "of_another_torch").mkdir()
+    (tmp_path / "of_another_torch" / "__init__.py").touch()
+    (tmp_path / "needs_more.py").write_text("import no_such_module_at_all")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    listed = ["json", "of_another_torch.newer.module", "needs_more"]
+    monkeypatch.setattr(server, "PRELOAD", tuple(listed))
+    assert server._preload([*listed, "of_another_torch.asked_for"]) == [
+        "needs_more: No module named 'no_such_module_at_all'",
+        "of_another_torch.asked_for: No module named 'of_another_torch.asked_for'",
+    ]
 
 
 def test_runtime_that_an_import_asks_for(preloading: Callable[[str], LocalLauncher]) -> None:
