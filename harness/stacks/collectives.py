@@ -307,16 +307,16 @@ def _execute(
     problems = []
     for number, (right, result) in enumerate(zip(expected, results, strict=True)):
         dense = model.settled(case, size, member, call, right, _dense(result))
-        problem = difference(right, dense, f"output {number}" if len(expected) > 1 else "output")
-        problems += [problem] if problem else []
+        problems.append(difference(right, dense, f"output {number}" if len(expected) > 1 else "output"))
     for number, (before, (_, buffer)) in enumerate(zip(untouched, given, strict=bool(untouched))):
-        problems += _differs(before, buffer, f"input {number}, which must stay as it was")
+        problems.append(difference(before, _dense(buffer), f"input {number}, which must stay as it was"))
     if case.form != "functional":
         for before, laid in zip(between, received, strict=True):
-            problems += _differs(before, model.gaps(*laid), "memory outside of the output, which must stay as it was")
+            gaps = _dense(model.gaps(*laid))
+            problems.append(difference(before, gaps, "memory outside of the output, which must stay as it was"))
     if case.requires_grad and not all(v.requires_grad for v, _ in [*given, *received]):
         problems.append("requires_grad was lost")
-    return "; ".join(problems)
+    return "; ".join(filter(None, problems))
 
 
 def _lay(value: torch.Tensor, layout: str, device: torch.device) -> Laid:
@@ -326,11 +326,6 @@ def _lay(value: torch.Tensor, layout: str, device: torch.device) -> Laid:
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy on the CPU that is contiguous."""
     return tensor.detach().resolve_neg().clone(memory_format=torch.contiguous_format).cpu()
-
-
-def _differs(expected: torch.Tensor, found: torch.Tensor, what: str) -> list[str]:
-    problem = difference(expected, _dense(found), what)
-    return [problem] if problem else []
 
 
 def _call(

@@ -25,6 +25,8 @@ _DTYPES = {
     "Bool": torch.bool,
 }
 """Dtypes by the Flight Recorder's names."""
+RECORDED = {dtype: name for name, dtype in _DTYPES.items()}
+"""The Flight Recorder's names of dtypes."""
 
 
 @dataclass(frozen=True)

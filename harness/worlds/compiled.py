@@ -19,9 +19,9 @@ from pathlib import Path
 
 _FINISHED = 60.0
 """Seconds after its last change from which no linker is expected to be still at work on a file."""
-_HEADER = struct.Struct("=4sB35xQ10xHHH")
+_HEADER = struct.Struct("=4sB35xQ10xHH2x")
 """Of an ELF header of 64 bits: its magic number, its class, where the table of sections begins, how large each of its
-entries is, how many there are, and which one has their names."""
+entries is, and how many there are."""
 _MAGIC, _OF_64_BITS = b"\x7fELF", 2
 
 
@@ -58,7 +58,7 @@ def _is_whole(path: Path, size: int) -> bool:
         head = file.read(_HEADER.size)
     if len(head) < _HEADER.size:
         return False
-    magic, bits, sections, each, count, _names = _HEADER.unpack(head)
+    magic, bits, sections, each, count = _HEADER.unpack(head)
     if magic != _MAGIC:
         return any(head)  # a linker may have written nothing but zeros
     end: int = sections + each * count

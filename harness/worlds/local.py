@@ -88,7 +88,6 @@ class LocalLauncher:
         # Packages that extend torch start threads and touch devices, so ranks import them, and the server does not.
         before_torch = {} if start == SPAWN else {AUTOLOAD: "0"}
         self.environment = {**RANK_ENVIRONMENT, **os.environ, **before_torch}
-        remove_unfinished(cache_folder(self.environment))
         self._mark = uuid.uuid4().hex
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A write that nobody reads must not block forever.
@@ -117,6 +116,7 @@ class LocalLauncher:
             env=environment,
         )
         theirs.close()
+        remove_unfinished(cache_folder(self.environment))  # while the server imports: ranks come later
 
     @property
     def server_pid(self) -> int:

@@ -119,7 +119,6 @@ def compare(before: Residue, *, restore: int = 0) -> list[str]:
     ``restore``: also restore what can be restored, on all ranks in the same way: the number of the run, from 1.  An
     empty list then means that the next test finds the rank as this one did.
     """
-
     if before.device is not None:
         before.device.restore()
     if restore:

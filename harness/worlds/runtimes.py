@@ -91,21 +91,27 @@ def _asked_by_a_child(count: Callable[[], int]) -> Callable[[], int]:
 
     @functools.cache
     def ask() -> int:
-        reading, writing = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
-        if pid == 0:
-            with contextlib.suppress(BaseException):
-                os.write(writing, str(count()).encode())
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading) as answer:
-            said = answer.read()
-        os.waitpid(pid, 0)
+        said = _said_by_a_child(lambda: str(count()))
         if not said:
             raise RuntimeTouched(f"it calls torch._C.{count.__name__}, which fails in a child of its process")
         return int(said)
 
     return ask
+
+
+def _said_by_a_child(say: Callable[[], str]) -> str:
+    """Return what a function returns in a child of this process; "" if it raises there, or ends the child."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.write(writing, say().encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        said = answer.read()
+    os.waitpid(pid, 0)
+    return said
 
 
 def _refusal(name: str) -> Callable[..., Any]:
@@ -147,19 +153,14 @@ def _in_bad_fork() -> list[str]:
         for name, module in vars(torch).items()
         if isinstance(module, types.ModuleType) and hasattr(module, "_is_in_bad_fork")
     }
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
+
+    def bad() -> Iterator[str]:
         for name, check in checks.items():
             with contextlib.suppress(Exception):  # a device that this build of torch does not have
                 if check():
-                    os.write(writing, f"{name} ".encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        names = answer.read().split()
-    os.waitpid(pid, 0)
-    return names
+                    yield name
+
+    return _said_by_a_child(lambda: " ".join(bad())).split()
 
 
 def other_threads() -> list[str]:

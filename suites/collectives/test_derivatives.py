@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from harness import Rank, World, assert_same, requirement
 from harness.stacks.collectives import functional
+from suites.collectives.test_functional import of_list
 from suites.collectives.test_gradient_modes import BOTH, WAYS, listed
 from suites.collectives.test_gradients import IN_PARTS
 
@@ -134,11 +135,9 @@ def test_results_of_lists_left_out(world: World) -> None:
         for name in names:
             if not hasattr(functional, name):
                 continue
-            arguments: list[Any] = [] if "gather" in name else ["sum"]
-            arguments += [[0, 0]] if "scatter" in name else []
             for used in ((0, 0), (1, 1), (0, 1), (1, 0)):
                 pair = [torch.arange(1.0, 5).to(rank.device).requires_grad_() for _ in range(2)]
-                results = getattr(functional, name)(list(pair), *arguments, group)
+                results = of_list(name, list(pair), "sum", group)
                 (results[used[rank.index]] * 10**rank.index).sum().backward()
                 for number, x in enumerate(pair):
                     weights = [10.0**i if used[i] == number else 0.0 for i in range(2)]

@@ -40,6 +40,14 @@ IN_PLACE = {
 }
 
 
+def of_list(name: str, given: list[torch.Tensor], op: str, group: Any) -> list[torch.Tensor]:
+    """Call a functional collective of :data:`OF_LISTS`, which reduces with ``op`` and scatters rows, if it does."""
+    arguments: list[Any] = [] if "gather" in name else [op]
+    arguments += [[0] * len(given)] if "scatter" in name else []
+    results: list[torch.Tensor] = getattr(functional, name)(given, *arguments, group)
+    return results
+
+
 def among(world: World, ranks: tuple[int, ...], body: Callable[[Any, int, int, torch.device], None]) -> None:
     """Run ``body(group, member, size, device)`` on the members of a new group."""
 
@@ -68,9 +76,7 @@ def test_of_lists(world: World, name: str, ranks: tuple[int, ...]) -> None:
             cases = [Case(OF_LISTS[name], op, dtype, (count,)) for count in (1, 4, 33)]
             given = moved((inputs(case, size, member, call)[0] for case in cases), device)
             before = [tensor.clone() for tensor in given]
-            arguments = [] if "gather" in name else [op.lower()]
-            arguments += [[0] * len(given)] if "scatter" in name else []
-            results = getattr(functional, name)(given, *arguments, group)
+            results = of_list(name, given, op.lower(), group)
             for case, tensor, kept, result in zip(cases, given, before, results, strict=True):
                 assert_same(outputs(case, size, member, call)[0], functional.wait_tensor(result), str(case))
                 assert_same(kept, tensor, "input")
@@ -156,10 +162,8 @@ def test_dtypes_of_lists(world: World) -> None:
         for name in (name for name in OF_LISTS if hasattr(functional, name)):
             for some in (*itertools.permutations(dtypes, 2), dtypes):
                 given = [torch.arange(4, device=rank.device).to(dtype) for dtype in some]
-                arguments: list[Any] = [] if "gather" in name else ["sum"]
-                arguments += [[0] * len(given)] if "scatter" in name else []
                 try:
-                    results = getattr(functional, name)(list(given), *arguments, dist.group.WORLD)
+                    results = of_list(name, list(given), "sum", dist.group.WORLD)
                 except (RuntimeError, ValueError, TypeError):
                     ends.append((name, "refused"))
                     continue

@@ -17,8 +17,6 @@ from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.fsdp.MixedPrecisionPolicy"
 NARROW, SINGLE, WIDE = torch.bfloat16, torch.float32, torch.float64
-RECORDED = {NARROW: "BFloat16", SINGLE: "Float", WIDE: "Double"}
-"""The Flight Recorder's names of dtypes."""
 GIVEN = 512.0, 2.0
 """The inputs of two ranks, whose average needs nine bits; bfloat16 has eight."""
 
@@ -102,7 +100,7 @@ def test_nested(world: World, way: str) -> None:
             reduced = [(m.shape[0], m.dtype) for m in messages.since(before) if "gather" not in m.op]
             policies = {12: outer, 4: inner[0], 8: inner[1]}
             if reduced:
-                right = [(count, RECORDED[of.reduce_dtype or SINGLE]) for count, of in policies.items()]
+                right = [(count, messages.RECORDED[of.reduce_dtype or SINGLE]) for count, of in policies.items()]
                 assert sorted(both(way, reduced)) == sorted(right), what
             found = [g.tolist() for g in replicate_fsdp.gradients(model).values()]
             assert found == [[mean(of)] * count for count, of in policies.items()], what

@@ -125,7 +125,7 @@ def test_dtypes(world: World) -> None:
             found: Any = given.grad
             sent = backward or torch.float32
             there, back = (
-                [NAMES[kind]] * (needed(*way) != ({},))
+                [messages.RECORDED[kind]] * (needed(*way) != ({},))
                 for kind, way in ((kind, (source, target)), (sent, (target, source)))
             )
             assert [message.dtype for message in messages.since(at)] == [*there, *back], what
@@ -133,10 +133,6 @@ def test_dtypes(world: World) -> None:
             assert_same(whole.to(kind).to(sent).float(), found.full_tensor(), f"{what}: gradient")
 
     world.run(body)
-
-
-NAMES = {torch.float32: "Float", torch.float64: "Double", torch.bfloat16: "BFloat16"}
-"""The Flight Recorder's names of dtypes."""
 
 
 @requirement(
