@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.worlds import recorder
-from harness.worlds.places import DISTRIBUTED, is_source
+from harness.worlds.places import DISTRIBUTED, OPERATORS, is_source
 from harness.worlds.views import MOST_GROUPS, MOST_RECORDERS, MOST_RECORDS, MOST_THREADS
 
 THREAD_NAME = "concord-monitor"
@@ -78,6 +78,7 @@ def snapshot() -> dict[str, Any]:
                 "native": thread.native_id if thread else 0,
                 "main": ident == main,
                 "called": called,
+                "operator": _operator(frame),
                 "timeout": timeout,
                 "issuing": issuing,
                 "frames": frames[::-1],
@@ -98,6 +99,23 @@ def _called(frame: Any) -> str:
         return text[column : end_column if end_line == line else None].decode(errors="replace").strip()
     except Exception:
         return ""
+
+
+def _operator(frame: Any) -> str:
+    """Return the name of the operator that a frame is in the middle of, ``""`` if of none.
+
+    Compiled code calls operators from files that it generates, so no frame is in torch.distributed.  And since 2.13,
+    torch passes through several frames of its own to reach the kernel.
+    """
+    try:
+        while frame is not None and frame.f_code.co_filename.startswith(OPERATORS):
+            operator = frame.f_locals.get("self")
+            if type(operator).__module__ == "torch._ops":
+                return str(operator)
+            frame = frame.f_back
+    except Exception:  # the frame has gone on
+        return ""
+    return ""
 
 
 def _timeout_of(frame: Any) -> float | None:

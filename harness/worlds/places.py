@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import linecache
 import os
+import re
 import stat
 
 
@@ -20,6 +21,8 @@ def _folder_of(package: str) -> str:
 TORCH = _folder_of("torch")
 """PyTorch's own folder, with a separator at its end."""
 DISTRIBUTED = os.path.join(TORCH, "distributed", "")
+OPERATORS = (os.path.join(TORCH, "_ops.py"), os.path.join(TORCH, "_library", ""))
+"""Where torch calls an operator's kernel."""
 WORLDS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 """The folder of the code that runs ranks."""
 
@@ -66,6 +69,14 @@ def source_line(file: str, line: int) -> str:
         return linecache.getline(file, line).strip() if is_source(file) else ""
     except Exception:  # not a text file
         return ""
+
+
+_OF_INDUCTOR = re.compile(r"c[a-z2-7]{51}\.py")
+
+
+def is_generated(file: str) -> bool:
+    """Return whether code is of no file (``<string>``, a graph's ``<eval_with_key>``) or of one that Inductor wrote."""
+    return file.startswith("<") or bool(_OF_INDUCTOR.fullmatch(os.path.basename(file)))
 
 
 def in_torch(file: str) -> bool:

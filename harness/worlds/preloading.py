@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 PRELOAD = (
     "torch",
@@ -85,20 +82,3 @@ def preload_of(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the modules that the server imports: those that ``CONCORD_PRELOAD`` names, or :data:`PRELOAD`."""
     names = tuple(name.strip() for name in environment.get(PRELOAD_VARIABLE, "").split(",") if name.strip())
     return (names or PRELOAD) + _OF_RANKS
-
-
-def fill_tables(imported: Collection[str]) -> None:
-    """Have torch make the tables of functions and lines that compiling makes at its first use in a process.
-
-    They depend on nothing that a rank does.  Without them, or without Dynamo among what was imported, ranks make them.
-    """
-    if "torch._dynamo" not in imported:
-        return
-    with contextlib.suppress(Exception):
-        torch: Any = importlib.import_module("torch")
-        # Joining a group empties these tables, which would copy all their pages into each rank.
-        torch._dynamo.trace_rules.clear_lru_cache()
-        torch.overrides.get_overridable_functions()
-        torch.overrides.get_testing_overrides()
-        names: Any = importlib.import_module("torch._dynamo.funcname_cache")
-        names.get_funcname(torch.distributed._functional_collectives.__file__, 1)

@@ -67,7 +67,7 @@ def out_of_reach() -> Iterator[None]:
             replaced.append((owner, name, getattr(owner, name)))
             setattr(owner, name, by)
 
-    absent = not any(map(glob.glob, _DEVICE_FILES))
+    absent = not shown()
     for device in [match[1] for name in dir(torch._C) if (match := _COUNT.fullmatch(name))]:
         count = f"_{device}_getDeviceCount"
         replace(torch._C, count, _none if absent else _asked_by_a_child(getattr(torch._C, count)))
@@ -80,6 +80,11 @@ def out_of_reach() -> Iterator[None]:
     finally:
         for owner, name, function in replaced:
             setattr(owner, name, function)
+
+
+def shown() -> bool:
+    """Whether the kernel shows an accelerator, of any vendor that is known here."""
+    return any(map(glob.glob, _DEVICE_FILES))
 
 
 def _none() -> int:

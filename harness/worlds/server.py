@@ -35,9 +35,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from harness.profiles.vocabulary import SPAWN
-from harness.worlds import network, pages, runtimes, segments
+from harness.worlds import network, pages, runtimes, segments, tables
 from harness.worlds.network import Refusal
-from harness.worlds.preloading import PRELOAD, fill_tables
+from harness.worlds.preloading import PRELOAD
 from harness.worlds.processes import (
     ORPHANED,
     adopt_orphans,
@@ -85,7 +85,7 @@ def _preload(modules: list[str]) -> list[str]:
             _find_backend()
         if "torch" in sys.modules:  # it may have failed to import
             seed()
-        fill_tables(modules)
+        tables.fill(modules)
     return missing
 
 
@@ -171,8 +171,10 @@ class _Server:
 
     def spawn(self, token: int, fds: list[int]) -> None:
         self.forked += 1
-        if self.forked == _MANY and self.start != SPAWN:
-            pages.collapse()
+        if self.start != SPAWN:
+            tables.INDUCTOR.fill_if_used()
+            if self.forked == _MANY:
+                pages.collapse()
         pid = os.fork()
         if pid == 0:
             try:

@@ -79,6 +79,8 @@ class View:
     """(file, line, function) of the main thread, outermost first."""
     called: str = ""
     """Source text of the call that the innermost frame is executing."""
+    operator: str = ""
+    """The operator that the innermost frame is in the middle of, as ``namespace.name.overload``; empty if of none."""
     timeout: float | None = None
     """The timeout in seconds that a frame of torch.distributed was given, if there is one."""
     alarm: str = ""
@@ -123,7 +125,7 @@ def view_of(
 
 def _read_snapshot(snapshot: Mapping[str, Any], alarm_of: Mapping[int, bool]) -> View:
     frames: tuple[tuple[str, int, str], ...] = ()
-    called, timeout, alarm, issued = "", None, "", None
+    called, operator, timeout, alarm, issued = "", "", None, "", None
     told = (snapshot["threads"], snapshot.get("records") or (), snapshot.get("groups") or ())
     limits = (MOST_THREADS, MOST_RECORDERS * MOST_RECORDS, MOST_GROUPS)
     if any(len(each) > most for each, most in zip(told, limits, strict=True)):
@@ -131,7 +133,7 @@ def _read_snapshot(snapshot: Mapping[str, Any], alarm_of: Mapping[int, bool]) ->
     for thread in snapshot["threads"]:
         own = tuple((str(file), int(line), str(function)) for file, line, function in thread["frames"])
         if thread["main"]:
-            frames, called = own, str(thread["called"])
+            frames, called, operator = own, str(thread["called"]), str(thread.get("operator", ""))
             timeout = None if thread["timeout"] is None else float(thread["timeout"])
             issued = thread.get("issuing")
             if alarm_of.get(thread["native"], False):
@@ -143,7 +145,19 @@ def _read_snapshot(snapshot: Mapping[str, Any], alarm_of: Mapping[int, bool]) ->
     complete = snapshot.get("complete") is True
     groups = tuple((str(k), tuple(map(int, v))) for k, v in (snapshot.get("groups") or {}).items())
     issuing = _read_issuing(issued, records or ())
-    return View(0, "running", True, False, False, frames, called, timeout, alarm, records, complete, groups, issuing)
+    return View(
+        0,
+        "running",
+        frames=frames,
+        called=called,
+        operator=operator,
+        timeout=timeout,
+        alarm=alarm,
+        records=records,
+        complete=complete,
+        groups=groups,
+        issuing=issuing,
+    )
 
 
 def _read_issuing(raw: Mapping[str, Any] | None, records: Sequence[Record]) -> Record | None:

@@ -3,8 +3,9 @@
 A world is deadlocked when no rank can ever move again by itself: each rank has ended (returned, raised, died), or is
 blocked inside a collective and nothing can wake it.  A rank counts as blocked if all of this is true:
 
-- Its main thread is in the middle of issuing a collective, or its innermost Python frame is in torch.distributed, or
-  (with a collective outstanding) in the autograd engine or in a call that waits.
+- Its main thread is in the middle of issuing a collective or in an operator of torch.distributed (compiled code calls
+  these from generated files), or its innermost Python frame is in torch.distributed, or (with a collective outstanding)
+  in the autograd engine or in a call that waits.
 - The kernel shows its main thread as sleeping, and the whole process used almost no CPU between two looks.
 - It does not wait for a child or on a timer, and none of its other Python threads could act later (nor sleeps on a
   timer).
@@ -24,7 +25,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.worlds.places import DISTRIBUTED, TORCH, WORLDS, in_torch, in_worlds, short_path
+from harness.worlds.places import DISTRIBUTED, OPERATORS, TORCH, WORLDS, in_torch, in_worlds, is_generated, short_path
 from harness.worlds.views import Record, View
 
 FIRST_LOOK = 0.25
@@ -40,7 +41,9 @@ SETTLE_ON_DEVICE = 3.0
 _WAITING_PATHS = (DISTRIBUTED, os.path.join(TORCH, "nn", "parallel", "distributed.py"))
 _ENGINE = os.path.join(TORCH, "autograd", "graph.py")
 _RECORDER = os.path.join(WORLDS, "recorder.py")
-_TRANSPARENT = {os.path.join(TORCH, "_ops.py"), os.path.join(TORCH, "utils", "_contextlib.py"), _RECORDER}
+_TRANSPARENT = (*OPERATORS, os.path.join(TORCH, "utils", "_contextlib.py"), _RECORDER)
+_COMMUNICATING = ("c10d.", "c10d_functional.", "_c10d_functional.", "_c10d_functional_autograd.")
+"""Namespaces of the operators that issue collectives or wait for them."""
 # A plain wait counts only without arguments, because an argument may be a time limit.  The second line has the calls of
 # torch that wait for an accelerator.
 _WAITING_CALL = re.compile(
@@ -56,8 +59,10 @@ def in_collective(view: View) -> bool:
     """Return whether the main thread is inside a call that issues or waits for a collective."""
     if view.issuing:  # whatever Python code of a backend it is in
         return True
+    if view.operator.startswith(_COMMUNICATING):  # whatever compiled code has called it
+        return True
     frames = list(view.frames)
-    while frames and frames[-1][0] in _TRANSPARENT:
+    while frames and frames[-1][0].startswith(_TRANSPARENT):
         frames.pop()
     if not frames:
         return False
@@ -290,12 +295,12 @@ def location(view: View) -> str:
 
 
 def user_frame(frames: Sequence[tuple[str, int, str]]) -> tuple[str, int, str] | None:
-    """Return the innermost frame outside torch and outside the harness's own rank loop, or None.
+    """Return the innermost frame outside torch, generated code and the harness's own rank loop, or None.
 
     Below the recorder's own frame is the code of a backend.
     """
     issued = [i for i, frame in enumerate(frames) if frame[0] == _RECORDER][:1]
     for frame in reversed(frames[: issued[0]] if issued else frames):
-        if not in_torch(frame[0]) and not in_worlds(frame[0]) and frame[0] != "<string>":
+        if not (in_torch(frame[0]) or in_worlds(frame[0]) or is_generated(frame[0])):
             return frame
     return None

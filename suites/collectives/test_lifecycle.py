@@ -110,7 +110,7 @@ def test_timeout_of_a_group(world: World, how: str) -> None:
 @pytest.mark.world(3)
 def test_peer_has_left(world: World, connecting: str) -> None:
     """Rank 2 destroys a dozen groups, so that the direction in which ranks connect varies."""
-    seconds = 2.0
+    seconds = 1.0
 
     def body(rank: Rank) -> float:
         if connecting == "lazily":
@@ -140,7 +140,7 @@ def test_peer_has_left(world: World, connecting: str) -> None:
         assert len(took) == len(groups)
         return max(took)
 
-    assert max(world.run(body, watch=False, timeout=60)) < seconds + 5
+    assert max(world.run(body, watch=False, timeout=60)) < seconds + 3
 
 
 @requirement(

@@ -146,7 +146,7 @@ def test_empty_shard(world: World) -> None:
     "A forward and backward on inputs without rows works.",
     source=SOURCE,
 )
-@pytest.mark.world(2, timeout=10)
+@pytest.mark.world(2, timeout=6)
 @pytest.mark.parametrize("shape", [(4,), (2, 4), (4, 4)], ids=["features", "sequences", "square"])
 def test_no_rows(world: World, shape: tuple[int, ...]) -> None:
     """All ranks have inputs without rows."""

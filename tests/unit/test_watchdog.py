@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harness.worlds import watchdog
 from harness.worlds.places import TORCH, WORLDS
 from harness.worlds.views import Record, View, view_of
-from harness.worlds.watchdog import blocked, closed, deadlocked, explain, in_collective, progress, suspect
+from harness.worlds.watchdog import blocked, closed, deadlocked, explain, in_collective, progress, standing, suspect
 
 RUN_TIMEOUT = 60.0
 TEST = ("/repo/tests/test_x.py", 12, "body")
@@ -24,6 +24,9 @@ DDP = (f"{TORCH}nn/parallel/distributed.py", 1600, "forward")
 ENGINE = (f"{TORCH}autograd/graph.py", 820, "_engine_run_backward")
 RECORDER = (f"{WORLDS}recorder.py", 92, "method")
 OPS = (f"{TORCH}_ops.py", 1200, "__call__")
+LIBRARY = (f"{TORCH}_library/autograd.py", 41, "forward_no_grad")
+GRAPH = ("<eval_with_key>.1", 7, "forward")
+INDUCTOR = (f"/tmp/torchinductor_me/ab/c{'a2' * 25}b.py", 80, "call")
 
 
 def record(seq: int = 1, op: str = "all_reduce", size: Sequence[int] = (4,), **other: Any) -> Record:
@@ -88,6 +91,20 @@ class TestProven:
         """A rank waits in torch.distributed, in a backward pass with a collective under way, and in a wait."""
         assert blocked(view(0, record(), frames=frames, called=called), RUN_TIMEOUT)
 
+    @pytest.mark.parametrize(
+        "operator",
+        [
+            "_c10d_functional.wait_tensor.default",
+            "c10d.allreduce_.default",
+            "_c10d_functional_autograd.all_to_all_single",
+        ],
+    )
+    @pytest.mark.parametrize("frames", [(TEST, GRAPH, OPS), (TEST, INDUCTOR, OPS, LIBRARY, OPS)])
+    def test_operators_to_wait_in(self, frames: Sequence[tuple[str, int, str]], operator: str) -> None:
+        """A rank waits in an operator of torch.distributed, whichever code calls it."""
+        assert blocked(view(0, record(), frames=frames, operator=operator), RUN_TIMEOUT)
+        assert standing(view(0, record(), frames=frames, operator=operator)).endswith(f"{TEST[0]}:{TEST[1]}")
+
     def test_without_flight_recorder(self) -> None:
         """Inside torch.distributed a rank waits, whether or not the backend keeps a record."""
         assert blocked(view(0, records=None), RUN_TIMEOUT)
@@ -117,6 +134,10 @@ class TestNotProven:
             pytest.param({"frames": (LOOP, TEST, ("/lib/threading.py", 327, "wait"))}, id="threading"),
             pytest.param({"frames": ()}, id="no frames"),
             pytest.param({"frames": (OPS,)}, id="only frames that say nothing"),
+            pytest.param(
+                {"frames": (TEST, GRAPH, OPS), "operator": "aten.sum.default"}, id="an operator that computes"
+            ),
+            pytest.param({"frames": (TEST, OPS), "operator": "my.c10d.wait"}, id="an operator of another library"),
             pytest.param({"alarm": "Timer-1"}, id="timer thread"),
             pytest.param({"timeout": 5.0}, id="own limit in torch.distributed"),
             pytest.param({"records": (record(timeout=5.0),)}, id="own limit of the group"),

@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from harness import Pool, Rank, WorldSpec
 from harness.profiles.vocabulary import FORK, SPAWN, STARTS
-from harness.worlds import runtimes, server
+from harness.worlds import runtimes, server, tables
 from harness.worlds.launch import AUTOLOAD, LaunchError
 from harness.worlds.local import LocalLauncher
-from harness.worlds.preloading import PRELOAD, fill_tables
+from harness.worlds.preloading import PRELOAD
 from tests.worlds.conftest import add_up
 
 PACKAGE = "no_such_accelerator"
@@ -328,10 +328,51 @@ def test_bad_start() -> None:
         WorldSpec(1, "gloo", start="thread")
 
 
+def compiled(rank: Rank, backend: str) -> float:
+    """Compile a function of a tensor, with as many elements as there are ranks."""
+    return float(torch.compile(lambda x: x.cos() + 1, backend=backend)(torch.zeros(dist.get_world_size())).sum())
+
+
+def test_tables_of_inductor(pool: Pool) -> None:
+    """They are made once a rank has used Inductor, and not before; results are the same."""
+
+    def made(rank: Rank) -> bool:
+        module: Any = sys.modules["torch._inductor.cpu_vec_isa"]
+        return bool(module.valid_vec_isa_list.cache_info().currsize)
+
+    found = []
+    for backend in ("", "aot_eager", "inductor", ""):
+        world = pool.acquire(WorldSpec(2, "gloo"))
+        found += [(backend, world.run(made))]
+        if backend:
+            assert world.run(compiled, backend) == [4.0, 4.0]
+        pool.release(world)
+    no = [False] * 2
+    assert found == [("", no), ("aot_eager", no), ("inductor", no), ("", [not runtimes.shown()] * 2)]
+
+
+def test_latency_of_guards_is_not_measured(pool: Pool) -> None:
+    """Dynamo tells a latency of 0 for guards in a rank, and guards are checked all the same."""
+    world = pool.acquire(WorldSpec(2, "gloo"))
+
+    def guarded(rank: Rank) -> tuple[float, int]:
+        import torch._dynamo.guards as guards
+
+        torch._dynamo.reset()
+        graphs: list[object] = []
+        function = torch.compile(lambda x, n: x + n, backend=lambda g, _: graphs.append(g) or g.forward, dynamic=False)
+        for n in (1, 1, 2):
+            function(torch.ones(2), n)
+        return guards.profile_guard_manager(None, {}, 1), len(graphs)
+
+    assert world.run(guarded) == [(0.0, 2)] * 2
+    pool.release(world)
+
+
 def test_no_tables_without_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that was asked for torch alone does not import Dynamo for its tables."""
-    monkeypatch.setattr("harness.worlds.preloading.importlib.import_module", lambda name: pytest.fail(name))
-    fill_tables(["torch", "torch.distributed"])
+    monkeypatch.setattr("harness.worlds.tables.importlib.import_module", lambda name: pytest.fail(name))
+    tables.fill(["torch", "torch.distributed"])
 
 
 def test_tables_that_torch_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,8 +381,8 @@ def test_tables_that_torch_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr("harness.worlds.preloading.importlib.import_module", missing)
-    fill_tables(["torch", "torch._dynamo"])
+    monkeypatch.setattr("harness.worlds.tables.importlib.import_module", missing)
+    tables.fill(["torch", "torch._dynamo"])
 
 
 def test_preload_names_torch_first() -> None:

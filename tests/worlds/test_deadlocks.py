@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from harness import Rank, RanksFailed, World
 from harness.worlds.places import TORCH, short_path
@@ -278,3 +281,34 @@ def test_failure_ends_an_unwatched_run_too(world: World) -> None:
 
     with pytest.raises(RanksFailed, match="ValueError: the reason"):
         world.run(body, watch=False, timeout=100)
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    """Add a tensor up over all ranks, and compute with the result."""
+    return functional.all_reduce(x, "sum", dist.group.WORLD) * 2
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """Put the shards of all ranks together."""
+    mesh = init_device_mesh(x.device.type, (dist.get_world_size(),))
+    return DTensor.from_local(x, mesh, [Shard(0)], run_check=False).full_tensor()
+
+
+@pytest.mark.parametrize(
+    ("function", "backend"),
+    [(summed, ""), (whole, ""), (summed, "eager"), (summed, "aot_eager"), (summed, "inductor")],
+    ids=["functional", "full_tensor", "compiled-eager", "compiled-aot_eager", "compiled-inductor"],
+)
+@pytest.mark.world(2)
+def test_wait_of_a_result(world: World, function: Callable[[torch.Tensor], torch.Tensor], backend: str) -> None:
+    """Ranks wait in operators that torch, a graph or generated code calls; the place is a line of the user."""
+
+    def body(rank: Rank) -> None:
+        called = torch.compile(function, backend=backend, fullgraph=True) if backend else function
+        for _ in range(2 - rank.index):
+            called(torch.ones(4))
+
+    error = deadlock(world, body)
+    assert error.culprits == (1,)
+    assert f"collective 2 of the default group at {short_path(__file__)}:" in error.headline
+    assert "rank 1, which has returned" in error.headline
