@@ -12,6 +12,7 @@ from harness.plugin import (
     attempts,
     brought,
     cases,
+    choices,
     facts,
     junit,
     launching,
@@ -65,6 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requirement(requirement): a requirement that the test proves.")
     config.addinivalue_line(
         "markers",
+        f"{choices.MARKER}: test each value of each parameter once by default, and all combinations with --thorough.",
+    )
+    config.addinivalue_line(
+        "markers",
         f"{seeds.MARKER}: the test draws its examples from --concord-seed. Tests of suites have it by themselves.",
     )
     if has_folder(config):
@@ -91,6 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(seed, "concord-seeds")
     config.pluginmanager.register(facts.Facts(config, run_profiles), "concord-facts")
     config.pluginmanager.register(cases.Cases(), "concord-cases")
+    config.pluginmanager.register(choices.Choices(config), "concord-choices")
     config.pluginmanager.register(brought.Brought(config), "concord-brought")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(summary.Summary(config, run_profiles, seed, recording), "concord-summary")

@@ -96,7 +96,8 @@ def add(parser: pytest.Parser) -> None:
     group.addoption(
         "--thorough",
         action="store_true",
-        help="Sweep what suites only sample by default: every count, size, dtype, layout and group, with many repeats.",
+        help="Sweep what suites only sample by default: every count, size, dtype, layout and group, with many repeats, "
+        "and every combination of parameters.",
     )
     group.addoption(
         "--start-over",

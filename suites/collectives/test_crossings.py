@@ -25,6 +25,7 @@ BETWEEN = [name for name in COLLECTIVES if name not in IN_PLACE]
 )
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.world(3, 4)
+@pytest.mark.each_choice
 def test_dense(world: World, collective: str, thorough: bool) -> None:
     """Calls are synchronous, asynchronous or, where supported, coalesced."""
     forms = ["sync", "async", *(["coalesced"] if collective in COALESCED else [])]
@@ -40,6 +41,7 @@ def test_dense(world: World, collective: str, thorough: bool) -> None:
 @pytest.mark.parametrize("layout", ["column", "transposed", "expanded"])
 @pytest.mark.parametrize("collective", BETWEEN)
 @pytest.mark.world(3)
+@pytest.mark.each_choice
 def test_strided_input(world: World, collective: str, layout: str, thorough: bool) -> None:
     """The output is contiguous or has an offset."""
     assert_right(world, crossing(collective, world.size, thorough, layouts=[layout]))
@@ -54,6 +56,7 @@ def test_strided_input(world: World, collective: str, layout: str, thorough: boo
 @pytest.mark.parametrize("layout", ["column", "transposed"])
 @pytest.mark.parametrize("collective", BETWEEN)
 @pytest.mark.world(3)
+@pytest.mark.each_choice
 def test_strided_output(world: World, collective: str, layout: str, thorough: bool) -> None:
     """The input is contiguous or has an offset."""
     assert_right(world, crossing(collective, world.size, thorough, out_layouts=[layout]))
@@ -68,6 +71,7 @@ def test_strided_output(world: World, collective: str, layout: str, thorough: bo
 @pytest.mark.parametrize("layout", ["column", "transposed"])
 @pytest.mark.parametrize("collective", sorted(IN_PLACE))
 @pytest.mark.world(3)
+@pytest.mark.each_choice
 def test_strided_in_place(world: World, collective: str, layout: str, thorough: bool) -> None:
     """All ranks use the same strides."""
     assert_right(world, crossing(collective, world.size, thorough, layouts=[layout]))

@@ -147,6 +147,7 @@ def test_all_gather_coalesced(rank: Rank) -> None:
 )
 @pytest.mark.parametrize("collective", FUNCTIONAL)
 @pytest.mark.world(1, 2, 3, 4)
+@pytest.mark.each_choice
 def test_functional(world: World, collective: str, thorough: bool) -> None:
     """Test every dtype at many counts, on the default group."""
     base = Case(collective, form="functional")

@@ -332,6 +332,7 @@ def test_after_a_refused_group(world: World) -> None:
 )
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.world(3, 4)
+@pytest.mark.each_choice
 def test_operations_in_subgroups(world: World, op: str) -> None:
     """An average over two of the ranks is divided by two."""
     dtype = dtypes_of(op)[0]

@@ -19,6 +19,7 @@ from suites.collectives.cases import OPS, dtypes_of, repeated, shaped, swept
 )
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.world(1, 2, 3, 5)
+@pytest.mark.each_choice
 def test_of_lists(world: World, op: str, thorough: bool) -> None:
     """Test every dtype at many counts."""
     assert_right(world, swept(Case("reduce_scatter", op), dtypes_of(op), thorough))
@@ -31,6 +32,7 @@ def test_of_lists(world: World, op: str, thorough: bool) -> None:
 )
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.world(1, 2, 3, 4, 5)
+@pytest.mark.each_choice
 def test_of_tensors(world: World, op: str, thorough: bool) -> None:
     """Test every dtype at many counts, joined along dimension 0."""
     assert_right(world, swept(Case("reduce_scatter_tensor", op), dtypes_of(op), thorough))

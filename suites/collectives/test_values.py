@@ -158,6 +158,7 @@ def extremes(rank: Rank, collective: str, op: str, who: int, dtype: torch.dtype)
 @pytest.mark.parametrize("op", ["MAX", "MIN"])
 @pytest.mark.parametrize("collective", sorted(REDUCING))
 @pytest.mark.world(3, 4)
+@pytest.mark.each_choice
 def test_extremes_beside_nan(world: World, collective: str, op: str, who: str) -> None:
     """Ranks hold 1, 2, 3 and so on, except one that holds NaN, in every floating-point dtype."""
     floats = claimed(FLOATS, collective, op)
@@ -182,6 +183,7 @@ def test_extremes_beside_nan(world: World, collective: str, op: str, who: str) -
 @pytest.mark.parametrize("op", ["MAX", "MIN"])
 @pytest.mark.parametrize("collective", sorted(REDUCING))
 @pytest.mark.world(2, 3)
+@pytest.mark.each_choice
 def test_nan_of_each_rank(world: World, collective: str, op: str) -> None:
     """Each rank in turn holds the NaN."""
     floats = claimed(FLOATS, collective, op)

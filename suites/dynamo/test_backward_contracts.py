@@ -75,6 +75,7 @@ BACKWARDS = {
 @pytest.mark.parametrize("captured", [True, False], ids=["compiled-autograd", "aot-autograd"])
 @pytest.mark.parametrize("name", BACKWARDS)
 @pytest.mark.world(2, timeout=180)
+@pytest.mark.each_choice
 def test_backward(world: World, name: str, captured: bool) -> None:
     """Run two steps, whose values differ by step, rank and element."""
 

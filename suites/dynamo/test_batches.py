@@ -72,6 +72,7 @@ def test_tags(world: World, backend: str) -> None:
 @pytest.mark.parametrize("named", ["global", "group"])
 @pytest.mark.parametrize("members", [(0, 1), (1, 2)], ids=["first-two", "last-two"])
 @pytest.mark.world(3, timeout=15)
+@pytest.mark.each_choice
 def test_groups(world: World, members: tuple[int, int], named: str) -> None:
     """Two of three ranks send each other four messages of other kinds."""
 

@@ -100,6 +100,7 @@ def test_rewritten(world: World, name: str, members: tuple[int, ...]) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bfloat16], ids=lambda d: str(d)[6:])
 @pytest.mark.world(2)
+@pytest.mark.each_choice
 def test_in_place(world: World, dtype: torch.dtype, shape: tuple[int, ...], layout: str) -> None:
     """The memory between the elements stays unchanged."""
 
@@ -325,6 +326,7 @@ def gradient(name: str, weights: list[torch.Tensor], index: int) -> torch.Tensor
 @pytest.mark.parametrize("how", ["compiled", "uncompiled"])
 @pytest.mark.parametrize("collective", [_summed, _gathered, _scattered, _exchanged], ids=lambda f: f.__name__[1:])
 @pytest.mark.world(2, 3)
+@pytest.mark.each_choice
 def test_gradients(world: World, collective: Callable[[torch.Tensor], torch.Tensor], how: str) -> None:
     """Each rank weights every element of its output differently; the expected gradient uses all weights."""
 

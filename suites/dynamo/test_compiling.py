@@ -96,6 +96,7 @@ def test_modes(world: World, wrapped: bool) -> None:
 )
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "replicated"])
 @pytest.mark.world(1, 3)
+@pytest.mark.each_choice
 def test_compiled_once(world: World, wrapped: bool) -> None:
     """Run three steps, three with another number of rows, and one with a third number, which is dynamic."""
 
@@ -128,6 +129,7 @@ def test_compiled_once(world: World, wrapped: bool) -> None:
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(("layers", "width", "graphs"), [(4, WIDE, 4), (4, 8, 1)], ids=["four-buckets", "one-bucket"])
 @pytest.mark.world(2)
+@pytest.mark.each_choice
 def test_buckets(world: World, layers: int, width: int, graphs: int, dynamic: bool | None) -> None:
     """Buckets have 1 MiB, and layers that size or less; run steps of two, three and two rows."""
 
@@ -159,6 +161,7 @@ def test_buckets(world: World, layers: int, width: int, graphs: int, dynamic: bo
 )
 @pytest.mark.parametrize("kind", ["hook", "pre-hook", "both"])
 @pytest.mark.world(1, 2)
+@pytest.mark.each_choice
 def test_backward_hooks(world: World, kind: str) -> None:
     """Hooks on a middle layer change the gradients, each differently, in two steps."""
 
@@ -239,6 +242,7 @@ def test_forward_hooks(world: World) -> None:
 @pytest.mark.parametrize("named", ["global", "group"])
 @pytest.mark.parametrize("members", [(0, 1), (1, 2), (0, 2)], ids=["first-two", "last-two", "ends"])
 @pytest.mark.world(3, timeout=15)
+@pytest.mark.each_choice
 def test_messages(world: World, members: tuple[int, int], named: str) -> None:
     """Two ranks send each other their tensors, twice."""
 

@@ -51,6 +51,7 @@ def setting(rank: Rank) -> tuple[Setting, dict[str, Any]]:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 @pytest.mark.parametrize("family", CONSTRUCTS)
 @pytest.mark.world(2, timeout=180)
+@pytest.mark.each_choice
 def test_contract(world: World, family: str, backend: str) -> None:
     """Check every construct of a family on both ranks."""
 
@@ -98,6 +99,7 @@ def test_contract(world: World, family: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("family", CONSTRUCTS)
 @pytest.mark.world(2, timeout=180)
+@pytest.mark.each_choice
 def test_sized(world: World, family: str, backend: str) -> None:
     """Check every construct of a family with tensors of three sizes."""
 

@@ -90,6 +90,7 @@ def test_bucket_sizes(world: World, megabytes: float) -> None:
 @pytest.mark.parametrize("cleared", [False, True], ids=["accumulated", "cleared"])
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
 @pytest.mark.world(2)
+@pytest.mark.each_choice
 def test_compiled_again(world: World, strategy: str, cleared: bool) -> None:
     """Run two backwards, one of four rows and one of one row, and clear the gradients between them or not."""
 

@@ -47,6 +47,7 @@ def made(
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("first", ["plain", "trained"])
 @pytest.mark.world(2, timeout=180)
+@pytest.mark.each_choice
 def test_gradients_in_turn(world: World, first: str, backend: str) -> None:
     """Call with and without requires_grad, without gradients, and with another dtype, and then again in that order."""
 

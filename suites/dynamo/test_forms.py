@@ -29,6 +29,7 @@ from harness.stacks.collectives import functional, reduction
 @pytest.mark.needs(collective="all_reduce")
 @pytest.mark.parametrize("op", ["AVG", "PRODUCT", "MAX"])
 @pytest.mark.world(2, 3)
+@pytest.mark.each_choice
 def test_operation(world: World, op: str) -> None:
     """Reduce numbers whose sum, mean, product and maximum differ; what the backend refuses, compiled code refuses."""
 

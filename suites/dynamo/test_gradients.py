@@ -37,6 +37,7 @@ def train_on_rank(rank: Rank, backend: str) -> tuple[int, list[Step]]:
 )
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.world(1, 2, 3, 4)
+@pytest.mark.each_choice
 def test_compiled_training_is_eager_training(world: World, backend: str) -> None:
     """Three compiled steps on ranks equal three eager steps on one device, bit for bit, from at least one graph."""
     graphs, ranks = zip(*world.run(train_on_rank, backend), strict=True)

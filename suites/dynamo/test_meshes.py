@@ -156,6 +156,7 @@ def test_slices(world: World) -> None:
 @pytest.mark.parametrize("target", [ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.parametrize("source", [ROWS, COLUMNS, WHOLE, Partial()], ids=str)
 @pytest.mark.world(2)
+@pytest.mark.each_choice
 def test_made_inside(world: World, source: Placement, target: Placement) -> None:
     """One graph serves two calls with different data, compared with uncompiled code."""
 

@@ -138,6 +138,7 @@ def _as_uncompiled(world: World, call: Call, make: Make) -> None:
 )
 @pytest.mark.parametrize("case", _cases(MISMATCHED))
 @pytest.mark.world(2)
+@pytest.mark.each_choice
 def test_mismatched(world: World, case: str) -> None:
     """Where the uncompiled collective accepts such tensors, the compiled one gives the same result."""
     _as_uncompiled(world, *MISMATCHED[case])

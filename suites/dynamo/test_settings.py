@@ -160,6 +160,7 @@ def _replicated(model: Blocks, rank: Rank) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("wrap", [_root, _blocks, _lists, _replicated], ids=lambda f: f.__name__.strip("_"))
 @pytest.mark.world(2)
+@pytest.mark.each_choice
 def test_layers_of_fsdp(world: World, wrap: Callable[[Blocks, Rank], None], backend: str) -> None:
     """Run two steps, and count the layers in the graphs."""
 

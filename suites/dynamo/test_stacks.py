@@ -79,6 +79,7 @@ def _tensor_parallel(module: nn.Module, rank: Rank) -> nn.Module:
     ids=lambda f: f.__name__.strip("_"),
 )
 @pytest.mark.world(2)
+@pytest.mark.each_choice
 def test_as_uncompiled(
     world: World, stack: Callable[..., nn.Module], how: Callable[[nn.Module, Tracer], Callable[..., Any]]
 ) -> None:
@@ -138,6 +139,7 @@ class Stacked(nn.Module):
 @HOW
 @pytest.mark.parametrize("stack", [_ddp, _replicated], ids=["ddp", "replicate"])
 @pytest.mark.world(1)
+@pytest.mark.each_choice
 def test_cuts(
     world: World, stack: Callable[..., nn.Module], how: Callable[[nn.Module, Tracer], Callable[..., Any]]
 ) -> None:

@@ -56,6 +56,7 @@ FORMS: dict[str, Callable[[DTensor, Any], Any]] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 @pytest.mark.world(2, timeout=180)
+@pytest.mark.each_choice
 def test_given(world: World, backend: str, form: str) -> None:
     """Test every redistribution in two calls; in the second, other ranks join after rank 0 launched the collective."""
     tag = uuid.uuid4().hex
@@ -92,6 +93,7 @@ def test_given(world: World, backend: str, form: str) -> None:
 @pytest.mark.parametrize("first", ["waited-for", "late"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 @pytest.mark.world(2, timeout=180)
+@pytest.mark.each_choice
 def test_by_turns(world: World, backend: str, first: str) -> None:
     """Call four times with an initially empty cache on disk."""
     tag = uuid.uuid4().hex

@@ -30,6 +30,7 @@ alike = requirement(
 @timed
 @alike
 @pytest.mark.world(2, 4, record=False, exclusive="measured", timeout=180)
+@pytest.mark.each_choice
 def test_steps(world: World, eager_step: Step, perf: Perf) -> None:
     """Time eager steps; with ``--perf-more overlap``, also with more compute to hide communication behind."""
     perf.keep(*timed_on(world, eager_step, perf.effort))
@@ -50,6 +51,7 @@ def test_compiled_steps(world: World, compiled_step: Step, perf: Perf) -> None:
 @pytest.mark.parametrize("synced", [True, False], ids=["every", "last"])
 @pytest.mark.parametrize("stack", ["replicate", "replicate_fsdp"])
 @pytest.mark.world(2, record=False, exclusive="measured")
+@pytest.mark.each_choice
 def test_accumulation(world: World, stack: str, synced: bool, perf: Perf) -> None:
     """Of four micro-batches, average each or only the last."""
     perf.keep(*timed_on(world, replace(ACCUMULATING, stack=stack, synced=synced), perf.effort))

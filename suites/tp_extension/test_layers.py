@@ -46,6 +46,7 @@ def trained(model: nn.Module, dtype: torch.dtype, device: torch.device) -> list[
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.world(1, 2, 3, 4)
+@pytest.mark.each_choice
 def test_columns_and_rows(world: World, dtype: str) -> None:
     """All ranks have the same rows; compare the gradient of the input as well."""
     kind = getattr(torch, dtype)

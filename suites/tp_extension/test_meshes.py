@@ -119,6 +119,7 @@ def load(model: Any, state: dict[str, Any]) -> None:
 )
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
 @pytest.mark.world(4, 6, 8)
+@pytest.mark.each_choice
 def test_sequences(world: World, original: bool) -> None:
     """Train one step with each sharding strategy, on two data-parallel by two to four tensor-parallel ranks."""
     expected = trained()
@@ -230,6 +231,7 @@ def test_without_first_rank(world: World) -> None:
 )
 @pytest.mark.parametrize("offload", [False, True], ids=["there", "offloaded"])
 @pytest.mark.world(4, 6)
+@pytest.mark.each_choice
 def test_another_mesh(world: World, tmp_path: Path, offload: bool) -> None:
     """Tensor-parallel groups grow, shrink, or become one rank; saved from the device or offloaded to the host."""
     expected = {name: p.detach() for name, p in layers().named_parameters()}

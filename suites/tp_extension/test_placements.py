@@ -122,6 +122,7 @@ def test_two_dimensions(world: World, placements: tuple[Placement, Placement]) -
     "placements", list(itertools.product((ROWS, COLUMNS, WHOLE), repeat=2)), ids=lambda p: "-".join(map(str, p))
 )
 @pytest.mark.world(4, 6)
+@pytest.mark.each_choice
 def test_flattened(world: World, placements: tuple[Placement, Placement]) -> None:
     """Distribute a tensor, and scatter the sum of different tensors; use even and uneven sizes."""
 

@@ -88,6 +88,7 @@ def state_type(model: Any, kind: str, **options: Any) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("kind", ["sharded", "full"])
 @pytest.mark.world(2, 3, 4)
+@pytest.mark.each_choice
 def test_saved(world: World, kind: str, dtype: torch.dtype) -> None:
     """Save after two steps, read after two more."""
 
@@ -116,6 +117,7 @@ def test_saved(world: World, kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("offload", [False, True], ids=["there", "offloaded"])
 @pytest.mark.parametrize("kind", ["sharded", "full", "local"])
 @pytest.mark.world(2, 3, 4)
+@pytest.mark.each_choice
 def test_loaded(world: World, kind: str, offload: bool) -> None:
     """Save, train two more steps, then load."""
 

@@ -316,6 +316,7 @@ def test_norms(world: World, local: bool) -> None:
 @pytest.mark.parametrize("layout", [Replicate(), Shard(0), Shard(1), Shard(-1)], ids=str)
 @pytest.mark.parametrize("style", [RowwiseParallel, ColwiseParallel], ids=["rows", "columns"])
 @pytest.mark.world(1, 2, 3)
+@pytest.mark.each_choice
 def test_embedding(world: World, style: Any, layout: Placement, local: bool) -> None:
     """Look up each row once, and some twice; 3 ranks do not divide the 7 rows."""
 

@@ -84,3 +84,45 @@ def test_collect_only(folder: Folder) -> None:
         "test_it.py::test_third[3ranks]",
     ]
     assert session.out.splitlines()[-1] == "no torch"
+
+
+COMBINED = """
+    import pytest
+
+    @pytest.mark.each_choice
+    @pytest.mark.parametrize("op", ["sum", "max", "min"])
+    @pytest.mark.world(1, 2)
+    def test_op(world, op):
+        world.run(lambda rank: rank.size)
+
+    @pytest.mark.parametrize("letter", "ab")
+    @pytest.mark.parametrize("digit", "12")
+    def test_unmarked(letter, digit):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "left"),
+    [
+        ((), ["1rank-sum", "2ranks-max", "1rank-min"], 3),
+        (("-n", "2"), ["1rank-sum", "2ranks-max", "1rank-min"], 3),
+        (("--thorough",), [f"{size}-{op}" for size in ("1rank", "2ranks") for op in ("sum", "max", "min")], 0),
+        (("-k", "2ranks or unmarked"), ["2ranks-sum", "2ranks-max", "2ranks-min"], 0),
+        (("-k", "2ranks and max"), ["2ranks-max"], 0),
+        (("test_it.py::test_op[2ranks-sum]",), ["2ranks-sum"], 0),
+        (("test_it.py::test_op",), ["1rank-sum", "2ranks-max", "1rank-min"], 3),
+    ],
+    ids=["default", "workers", "thorough", "of-a-size", "of-one", "named", "function"],
+)
+def test_each_choice(
+    make_folder: Callable[[dict[str, str]], Folder], options: tuple[str, ...], expected: list[str], left: int
+) -> None:
+    """Each value of each parameter is tested once, unless all combinations or one by name are asked for."""
+    named = any("::" in option for option in options)
+    session = make_folder({"test_it.py": COMBINED}).run(*options, "--concord-results", "out")
+    ran = [test for test in session.results.tests if "test_op" in test]
+    assert {test.partition("[")[2].rstrip("]") for test in ran} == set(expected)
+    assert session.counts["passed"] == len(expected) + (0 if named or "and" in str(options) else 4)
+    said = f"{left} more combinations of parameters are tested with --thorough"
+    assert (said in session.out) is (left > 0)

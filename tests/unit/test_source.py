@@ -26,7 +26,7 @@ PRIVATE_TORCH = {
     "harness/worlds/runtimes.py": "what starts the runtime of a device is in torch._C alone",
     "harness/versions/scripts_on_ranks.py": "names of modules that scripts of findings import, imported once for all",
     "harness/worlds/preloading.py": "names of modules that the server imports ahead, so that no rank has to",
-    "harness/worlds/tables.py": "what torch keeps from its first use, which the server makes ahead; without it, ranks do",
+    "harness/worlds/tables.py": "what torch keeps from its first use, made ahead in the server; without it, ranks do",
     "harness/reference/replicate.py": "the registry of composable APIs, and what runs at the end of a backward",
     "harness/reference/replicate_fsdp.py": "the registry, the end of a backward, and the mesh that a dimension is of",
     "harness/reference/tp_extension.py": "sharded tensors, and collectives that have not ended, have no public names",
