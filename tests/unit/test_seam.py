@@ -27,6 +27,7 @@ BELOW = {
     "residue": "runs on the rank",
     "runtimes": "runs in the server, on the ranks' host",
     "server": "runs on the ranks' host",
+    "tables": "runs in the server, and tells it from ranks",
     "unpickling": "runs in the process that reads results first",
     "wire": "frames on a socket, for both ends of one",
 }
