@@ -12,6 +12,7 @@ import torch
 from harness import Pool, Rank, WorldSpec
 from harness.worlds.frames import roomy
 from harness.worlds.local import LocalLauncher
+from harness.worlds.preloading import PRELOAD
 from tests.bench.worlds import Bare, seconds_of
 from tests.unit.test_frames import call_at_every_depth
 
@@ -96,5 +97,45 @@ def test_first_compilation(compare: Callable[..., Any], pools: tuple[Pool, Pool]
         against="one whose server imported Dynamo alone",
         wanted="0.7 at most",
         rounds=30,
+        ours=lambda: median(figures),
+    )
+
+
+def with_inductor(rank: Rank) -> float:
+    """Compile a sum by Inductor."""
+    return float(torch.compile(lambda x: x.cos() + x, fullgraph=True)(torch.zeros(3)).sum())
+
+
+@pytest.fixture
+def prepared(asked_for: None) -> Iterator[tuple[Pool, Pool]]:
+    """One whose server makes torch's tables, and one whose server does not."""
+    both = Pool(), Pool(launcher=lambda **how: LocalLauncher([*PRELOAD, "tests.bench.without_tables"], **how))
+    yield both
+    for pool in both:
+        pool.close()
+
+
+@pytest.mark.parametrize(("function", "wanted"), [(compiled, "0.9 at most"), (with_inductor, "0.5 at most")])
+def test_tables(
+    compare: Callable[..., Any], prepared: tuple[Pool, Pool], function: Callable[[Rank], float], wanted: str
+) -> None:
+    """Compile in two fresh ranks, after others have."""
+
+    def fresh(pool: Pool) -> float:
+        world = pool.acquire(WorldSpec(2))
+        seconds = seconds_of(lambda: world.run(function))
+        pool.release(world)
+        return seconds
+
+    for pool in (*prepared, *prepared):
+        fresh(pool)
+    figures: list[float] = []
+    compare(
+        f"{function.__name__} in two fresh ranks",
+        lambda: figures.append(fresh(prepared[0])),
+        lambda: fresh(prepared[1]),
+        against="ranks that make torch's tables themselves",
+        wanted=wanted,
+        rounds=12,
         ours=lambda: median(figures),
     )
