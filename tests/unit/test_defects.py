@@ -291,10 +291,10 @@ class TestMistakes:
     def test_hostile_names(self) -> None:
         """A profile that names very many defects that there are not is some mistakes, in no time."""
         shipped = Shelf(ROOT).defects()
-        began = time.monotonic()
+        began = time.process_time()
         with pytest.raises(ProfileError) as caught:
             parse(f"{HEAD}[defects]\nwithout = {[f'gloo/x{i}' for i in range(20_000)]}\n", "p.toml", None, shipped)
-        assert time.monotonic() - began < 5
+        assert time.process_time() - began < 5
         assert len(caught.value.mistakes) == 51
 
 
