@@ -75,8 +75,9 @@ _OF_INDUCTOR = re.compile(r"c[a-z2-7]{51}\.py")
 
 
 def is_generated(file: str) -> bool:
-    """Return whether code is of no file (``<string>``, a graph's ``<eval_with_key>``) or of one that Inductor wrote."""
-    return file.startswith("<") or bool(_OF_INDUCTOR.fullmatch(os.path.basename(file)))
+    """Return whether code is from a string, from a graph of torch.fx or from a file that Inductor wrote."""
+    of_a_string = file == "<string>" or file.startswith("<eval_with_key>")
+    return of_a_string or bool(_OF_INDUCTOR.fullmatch(os.path.basename(file)))
 
 
 def in_torch(file: str) -> bool:

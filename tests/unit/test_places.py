@@ -48,3 +48,21 @@ def test_working_directory_that_is_gone(folder: Path) -> None:
 def test_no_path(file: str) -> None:
     """What is no absolute path stays as it is."""
     assert short_path(file) == file
+
+
+@pytest.mark.parametrize(
+    ("file", "generated"),
+    [
+        ("<string>", True),
+        ("<eval_with_key>.1", True),
+        ("<eval_with_key>.1 from /lib/torch/fx/experimental/proxy_tensor.py:1738 in wrapped", True),
+        (f"/tmp/torchinductor_me/ab/c{'a2' * 25}b.py", True),
+        ("<stdin>", False),
+        ("<ipython-input-3-0d>", False),
+        ("/home/me/compiled.py", False),
+        ("", False),
+    ],
+)
+def test_generated(file: str, generated: bool) -> None:
+    """Graphs and Inductor's files are of no user; what is typed into a notebook or a prompt is."""
+    assert places.is_generated(file) is generated
