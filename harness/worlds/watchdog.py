@@ -284,7 +284,7 @@ def standing(view: View) -> str:
     if in_collective(view) and view.outstanding:
         names = ", ".join(str(r) for r in view.outstanding[:3])
         return f"in {names}{location(view)}"
-    inner = view.frames[-1][2] if view.frames else "?"
+    inner = view.operator or (view.frames[-1][2] if view.frames else "?")
     return f"in {inner}{location(view)}"
 
 

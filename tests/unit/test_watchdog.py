@@ -104,6 +104,7 @@ class TestProven:
         """A rank waits in an operator of torch.distributed, whichever code calls it."""
         assert blocked(view(0, record(), frames=frames, operator=operator), RUN_TIMEOUT)
         assert standing(view(0, record(), frames=frames, operator=operator)).endswith(f"{TEST[0]}:{TEST[1]}")
+        assert standing(view(0, frames=frames, operator=operator)) == f"in {operator} at {TEST[0]}:{TEST[1]}"
 
     def test_without_flight_recorder(self) -> None:
         """Inside torch.distributed a rank waits, whether or not the backend keeps a record."""
