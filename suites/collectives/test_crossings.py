@@ -41,7 +41,6 @@ def test_dense(world: World, collective: str, thorough: bool) -> None:
 @pytest.mark.parametrize("layout", ["column", "transposed", "expanded"])
 @pytest.mark.parametrize("collective", BETWEEN)
 @pytest.mark.world(3)
-@pytest.mark.each_choice
 def test_strided_input(world: World, collective: str, layout: str, thorough: bool) -> None:
     """The output is contiguous or has an offset."""
     assert_right(world, crossing(collective, world.size, thorough, layouts=[layout]))

@@ -326,7 +326,6 @@ def gradient(name: str, weights: list[torch.Tensor], index: int) -> torch.Tensor
 @pytest.mark.parametrize("how", ["compiled", "uncompiled"])
 @pytest.mark.parametrize("collective", [_summed, _gathered, _scattered, _exchanged], ids=lambda f: f.__name__[1:])
 @pytest.mark.world(2, 3)
-@pytest.mark.each_choice
 def test_gradients(world: World, collective: Callable[[torch.Tensor], torch.Tensor], how: str) -> None:
     """Each rank weights every element of its output differently; the expected gradient uses all weights."""
 

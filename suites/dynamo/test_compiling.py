@@ -129,7 +129,6 @@ def test_compiled_once(world: World, wrapped: bool) -> None:
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(("layers", "width", "graphs"), [(4, WIDE, 4), (4, 8, 1)], ids=["four-buckets", "one-bucket"])
 @pytest.mark.world(2)
-@pytest.mark.each_choice
 def test_buckets(world: World, layers: int, width: int, graphs: int, dynamic: bool | None) -> None:
     """Buckets have 1 MiB, and layers that size or less; run steps of two, three and two rows."""
 

@@ -251,7 +251,6 @@ def test_chunks(world: World, placement: Placement | None) -> None:
 )
 @pytest.mark.parametrize("placement", [None, ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(2, 3, 4, 6)
-@pytest.mark.each_choice
 def test_gathering(world: World, placement: Placement | None) -> None:
     """Parts are even, uneven or empty."""
 
