@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from harness.worlds import answers, evidence, issued, monitor, residue, tables, unpickling, wire
+from harness.worlds import answers, evidence, issued, monitor, residue, unpickling, wire
 from harness.worlds.blackbox import BlackBox
 from harness.worlds.debugging import Debugging
 from harness.worlds.frames import roomy
@@ -326,7 +326,6 @@ class _RankProcess:
         try:
             value = fn(self.rank, *args, **kwargs)
             self.end_if_forked(None)
-            tables.INDUCTOR.tell()
         except BaseException as e:
             self.end_if_forked(e)
             self.debugging.failed(e)

@@ -172,7 +172,7 @@ class _Server:
     def spawn(self, token: int, fds: list[int]) -> None:
         self.forked += 1
         if self.start != SPAWN:
-            tables.INDUCTOR.fill_if_used()
+            tables.INDUCTOR.fill_next()
             if self.forked == _MANY:
                 pages.collapse()
         pid = os.fork()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import mmap
-import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -32,6 +32,8 @@ def fill(imported: Collection[str]) -> None:
             lambda: torch._functorch.partitioners.get_default_op_list(),
             lambda: _leave_out_latency(dynamo.guards),
         )
+    if "torch._inductor.compile_fx" in imported:
+        _each(INDUCTOR.share)
 
 
 def _funcnames() -> Any:
@@ -55,50 +57,84 @@ def _leave_out_latency(guards: Any) -> None:
         guards.profile_guard_manager = lambda *_: 0.0
 
 
-class InductorTables:
-    """What Inductor works out at its first use, which takes longer than all the rest of a short test.
+_SLOTS = 128
+_MARK = 8  # bytes of a digest
 
-    It tries in child processes which vector instructions work, hashes torch's sources and traces its patterns.  The
-    server does so once a rank has used Inductor, so sessions that never do pay nothing.  A page of memory that the
-    server and its ranks share tells it.
+
+class SharedAnswers:
+    """Answers yes or no to questions of the ranks of a server, in a page of memory that it shares with them.
+
+    A question has one slot.  An answer that another has overwritten, or that is half written, is none.
     """
 
     def __init__(self) -> None:
-        self._told = mmap.mmap(-1, mmap.PAGESIZE)
-        self._filled = False
+        self._page = mmap.mmap(-1, _SLOTS * (_MARK + 1))
 
-    def tell(self) -> None:
-        """Tell the server, in a rank, if Inductor has been used here."""
-        if _tried() and not self._filled:
-            self._told[0] = 1
+    def answer(self, question: str, find: Callable[[], bool]) -> bool:
+        """Return the answer of whoever asked first, or find it."""
+        digest = hashlib.sha256(question.encode()).digest()
+        place = digest[0] % _SLOTS * (_MARK + 1)
+        for known in (b"y", b"n"):
+            if self._page[place : place + _MARK + 1] == self._entry(digest, known):
+                return known == b"y"
+        found = find()
+        self._page[place : place + _MARK + 1] = self._entry(digest, b"y" if found else b"n")
+        return found
 
-    def fill_if_used(self) -> None:
-        """Fill the tables in the server, the first time after a rank has used Inductor.
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return any(self._page[:])
+
+    @staticmethod
+    def _entry(digest: bytes, known: bytes) -> bytes:
+        return hashlib.sha256(digest + known).digest()[:_MARK] + known
+
+
+class InductorTables:
+    """What Inductor works out at its first use, which takes longer than all the rest of a short test.
+
+    Which vector instructions work: it compiles a file for each kind and loads it in a new process.  The first rank that
+    uses Inductor does so, and the others have its answers.
+
+    A hash of torch's sources, and Inductor's patterns: once there is such an answer, the server makes them, a table at
+    a fork, since it serves nobody meanwhile.  So sessions without Inductor pay nothing.
+    """
+
+    def __init__(self) -> None:
+        self._answers = SharedAnswers()
+        self._steps: list[Callable[[], Any]] = [
+            lambda: self._module("codecache").torch_key(),
+            lambda: self._module("fx_passes.post_grad").lazy_init(),
+            lambda: self._module("fx_passes.joint_graph").lazy_init(importlib.import_module("torch").device("cpu")),
+        ]
+
+    def share(self) -> None:
+        """Have Inductor, in ranks that are forked from now on, ask once which instructions work."""
+        kind = self._module("cpu_vec_isa").VecISA
+        build = kind.check_build
+
+        def check_build(isa: Any, code: str) -> bool:
+            question = f"{type(isa).__name__} {isa.build_arch_flags()} {isa._arch_flags} {code}"
+            return self._answers.answer(question, lambda: bool(build(isa, code)))
+
+        kind.check_build = check_build
+
+    def fill_next(self) -> None:
+        """Make a table in the server, if a rank has used Inductor and one is missing.
 
         Not where the kernel shows an accelerator: tracing a pattern starts autograd, which asks for devices.
         """
-        if self._filled or not self._told[0]:
+        if not (self._steps and self._answers):
             return
-        self._filled = True
         if runtimes.shown():
+            self._steps.clear()
             return
-        inductor: Any = importlib.import_module("torch._inductor")
-        cpu: Any = importlib.import_module("torch").device("cpu")
-        passes = f"{inductor.__name__}.fx_passes"
         with runtimes.out_of_reach():
-            _each(
-                lambda: inductor.cpu_vec_isa.valid_vec_isa_list(),
-                lambda: inductor.codecache.torch_key(),
-                lambda: importlib.import_module(f"{passes}.joint_graph").lazy_init(cpu),
-                lambda: importlib.import_module(f"{passes}.post_grad").lazy_init(),
-            )
+            _each(self._steps.pop(0))
 
-
-def _tried() -> bool:
-    """Whether Inductor has tried in this process which vector instructions work."""
-    module: Any = sys.modules.get("torch._inductor.cpu_vec_isa")
-    tried: Any = getattr(module, "valid_vec_isa_list", None)
-    return hasattr(tried, "cache_info") and tried.cache_info().currsize > 0
+    @staticmethod
+    def _module(name: str) -> Any:
+        return importlib.import_module(f"torch._inductor.{name}")
 
 
 INDUCTOR = InductorTables()

@@ -5,4 +5,4 @@ from __future__ import annotations
 from harness.worlds import tables
 
 tables.fill = lambda imported: None  # type: ignore[assignment]
-tables.INDUCTOR.fill_if_used = lambda: None  # type: ignore[method-assign]
+tables.INDUCTOR.fill_next = lambda: None  # type: ignore[method-assign]

@@ -59,7 +59,7 @@ def test_no_path(file: str) -> None:
         (f"/tmp/torchinductor_me/ab/c{'a2' * 25}b.py", True),
         ("<stdin>", False),
         ("<ipython-input-3-0d>", False),
-        ("/home/me/compiled.py", False),
+        ("suites/compiled.py", False),
         ("", False),
     ],
 )

@@ -334,21 +334,70 @@ def compiled(rank: Rank, backend: str) -> float:
 
 
 def test_tables_of_inductor(pool: Pool) -> None:
-    """They are made once a rank has used Inductor, and not before; results are the same."""
+    """They are made after a rank has used Inductor, one at a fork, and not before; results are the same."""
 
-    def made(rank: Rank) -> bool:
-        module: Any = sys.modules["torch._inductor.cpu_vec_isa"]
-        return bool(module.valid_vec_isa_list.cache_info().currsize)
+    def made(rank: Rank) -> list[int]:
+        import torch._inductor.fx_passes.joint_graph as joint
+        import torch._inductor.fx_passes.post_grad as post
+
+        return [each.lazy_init.cache_info().currsize for each in (post, joint)]
 
     found = []
     for backend in ("", "aot_eager", "inductor", ""):
         world = pool.acquire(WorldSpec(2, "gloo"))
         found += [(backend, world.run(made))]
         if backend:
-            assert world.run(compiled, backend) == [4.0, 4.0]
+            assert world.run(compiled, backend, timeout=200) == [4.0, 4.0]
         pool.release(world)
-    no = [False] * 2
-    assert found == [("", no), ("aot_eager", no), ("inductor", no), ("", [not runtimes.shown()] * 2)]
+    no, yes = [0, 0], [int(not runtimes.shown())] * 2
+    before = [(backend, [no, no]) for backend in ("", "aot_eager", "inductor")]
+    assert found[:3] == before
+    world = pool.acquire(WorldSpec(2, "gloo"))
+    assert world.run(made) == [yes, yes]
+    assert world.run(compiled, "inductor", timeout=200) == [4.0, 4.0]
+    pool.release(world)
+
+
+def test_instructions_are_tried_once(pool: Pool) -> None:
+    """A later rank has the answers of an earlier one, and finds the same instructions."""
+
+    def tried(rank: Rank) -> tuple[int, list[str]]:
+        import subprocess
+
+        import torch._inductor.cpu_vec_isa as instructions
+
+        calls: list[object] = []
+        for name in ("run", "check_call"):
+            real = getattr(subprocess, name)
+            setattr(subprocess, name, lambda *a, real=real, **k: (calls.append(a), real(*a, **k))[1])
+        return len(calls), [str(each) for each in instructions.valid_vec_isa_list()] + [str(len(calls))]
+
+    one, other = pool.acquire(WorldSpec(1)), None
+    ((_, first),) = one.run(tried, timeout=200)
+    pool.release(one)
+    other = pool.acquire(WorldSpec(1))
+    ((_, second),) = other.run(tried, timeout=200)
+    pool.release(other)
+    assert first[:-1] == second[:-1]
+    assert second[-1] == "0"
+
+
+def test_answers_are_shared() -> None:
+    """An answer is found once, by a child or by its parent; a slot that holds another answer is none."""
+    answers = tables.SharedAnswers()
+    assert not answers
+    child = os.fork()
+    if child == 0:
+        answers.answer("is it?", lambda: True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert answers
+    assert answers.answer("is it?", lambda: pytest.fail("asked again"))
+    assert not answers.answer("is that?", lambda: False)
+    assert not answers.answer("is that?", lambda: pytest.fail("asked again"))
+    for number in range(1000):
+        assert answers.answer(f"{number}", lambda number=number: number % 3 == 0) == (number % 3 == 0)
+        assert answers.answer(f"{number}", lambda: pytest.fail("asked again")) == (number % 3 == 0)
 
 
 def test_latency_of_guards_is_not_measured(pool: Pool) -> None:
