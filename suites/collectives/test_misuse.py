@@ -296,4 +296,4 @@ def test_timeouts_at_debug_level(world: World) -> None:
             for what, seconds in pool.map(alone, made[mine], calls):
                 assert 0.9 * SHORT.total_seconds() <= seconds < SHORT.total_seconds() + 5, what
 
-    world.run(body, watch=False, timeout=15)
+    world.run(body, watch=False, timeout=10)
