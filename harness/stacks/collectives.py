@@ -87,7 +87,7 @@ def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
 
 def unflattened(mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Sequence[str]) -> DeviceMesh:
     """Divide a dimension of a mesh into several, of these sizes and names."""
-    divided: DeviceMesh = mesh._unflatten(dim, tuple(sizes), tuple(names))
+    divided: DeviceMesh = mesh._unflatten(dim, tuple(sizes), names)  # type: ignore[arg-type]  # a list will do
     return divided
 
 

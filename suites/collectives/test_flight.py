@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import torch.distributed as dist
 from fixtures.tensors import moved
 from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
-from harness.stacks.collectives import claimed_cases, issue
+from harness.stacks.collectives import claimed_cases, functional, issue
 from suites.collectives.cases import every_collective
 
 
@@ -283,3 +285,74 @@ def test_objects_beside_other_work(rank: Rank) -> None:
         assert several == [("from", 0, call), "x" * call]
         pending.wait()
         assert total.eq(sum(i + call for i in range(rank.size))).all()
+
+
+@requirement(
+    "COLL-PROFILE-01",
+    "A profile shows a collective under the name of the innermost record_comm block around its call.",
+    source="torch.distributed.record_comm: 'all c10d collectives issued within this context will use name as their "
+    "profiling title'",
+)
+@pytest.mark.needs(torch="torch.distributed.record_comm")
+@pytest.mark.world(2)
+def test_recorded_names(world: World) -> None:
+    """Name every collective, or none; nest blocks, also of one name, leave one by an error, and one without calls."""
+    cases = claimed_cases(every_collective())
+
+    def body(rank: Rank) -> None:
+        one = torch.ones(1, device=rank.device)
+
+        def named(call: Callable[[], Any]) -> list[str]:
+            """Return those of the test's names that are in a profile of a call."""
+            with torch.autograd.profiler.profile(use_kineto=False) as profile:
+                call()
+            return [event.name for event in profile.function_events if event.name in names]
+
+        def issued(case: Case) -> None:
+            given = moved(inputs(case, rank.size, rank.index, 0), rank.device)
+            right = outputs(case, rank.size, rank.index, 0)
+            results = given if case.collective in IN_PLACE else [torch.zeros_like(o, device=rank.device) for o in right]
+            issue(case, given, results, None).wait()
+
+        def within(name: str, call: Callable[[], Any]) -> None:
+            with dist.record_comm(name):
+                call()
+
+        def add() -> None:
+            dist.all_reduce(one)
+
+        def failing() -> None:
+            add()
+            raise KeyError
+
+        def nested() -> None:
+            add()
+            with dist.record_comm("outer"):
+                add()
+                within("inner", add)
+                add()
+                with dist.record_comm("middle"):
+                    within("inner", add)
+                    within("outer", add)
+                    add()
+                add()
+                with pytest.raises(KeyError):
+                    within("failed", failing)
+                add()
+                within("empty", lambda: None)
+                add()
+            add()
+
+        calls: dict[str, Callable[[], Any]] = {f"my {case.collective}": partial(issued, case) for case in cases}
+        peer = 1 - rank.index
+        calls["my barrier"] = dist.barrier
+        calls["my message"] = lambda: dist.send(one, peer) if rank.index else dist.recv(one, peer)
+        calls["my functional"] = lambda: functional.wait_tensor(functional.all_reduce(one, "sum", rank.group))
+        names = {*calls, "outer", "inner", "middle", "failed", "empty"}
+        for what, call in calls.items():
+            assert set(named(partial(within, what, call))) == {what}  # of some backends it is several operations
+            assert named(call) == [], what
+        order = ["outer", "inner", "outer", "inner", "outer", "middle", "outer", "failed", "outer", "outer"]
+        assert named(nested) == order
+
+    world.run(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import time
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,30 @@ READ: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 """Ways to read all numbers of a result of two rows and two columns."""
 
+
+CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "add_": lambda t: t.add_(1),
+    "+=": lambda t: operator.iadd(t, 1),
+    "*= by a tensor": lambda t: operator.imul(t, torch.full((2, 2), 3.0, device=t.device)),
+    "fill_": lambda t: t.fill_(7),
+    "zero_": lambda t: t.zero_(),
+    "copy_": lambda t: t.copy_(torch.eye(2)),
+    "out": lambda t: torch.add(t, 1, out=t),
+    "an element": lambda t: operator.setitem(t, (0, 1), 9.0),
+    "a row": lambda t: operator.setitem(t, 1, torch.tensor([5.0, 6.0], device=t.device)),
+    "a mask": lambda t: operator.setitem(t, t > 3, 0.5),
+    "masked_fill_": lambda t: t.masked_fill_(torch.eye(2, dtype=torch.bool, device=t.device), -1),
+    "index_add_": lambda t: t.index_add_(0, torch.tensor([1], device=t.device), torch.ones(1, 2, device=t.device)),
+    "relu_": lambda t: torch.nn.functional.relu(t, inplace=True),
+    "clamp_": lambda t: t.clamp_(min=0, max=5),
+    "no_grad": lambda t: torch.no_grad()(t.neg_)(),
+    "view": lambda t: t.view(4).add_(1),
+    "transposed": lambda t: t.t().mul_(2),
+    "column": lambda t: t[:, 1].sub_(1),
+    "detached": lambda t: t.detach().mul_(3),
+    "two": lambda t: t.add_(1).mul_(2),
+}
+"""Ways to change a tensor of two rows and two columns in place."""
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "view": lambda t: t.view(-1),
@@ -112,6 +137,49 @@ def test_waits_however_it_is_read(rank: Rank) -> None:
             rank.store.set(f"read {number}", "")
         assert read(total) == [[12.0, 24.0], [36.0, 48.0]], name
         assert unwaited() == 0, f"{name}: nothing has waited for the collective"
+
+
+@requirement(
+    "COLL-FUNC-32",
+    "An in-place operation changes the result of a functional collective, also if it is the first use of it.",
+    source="torch.distributed._functional_collectives: AsyncCollectiveTensor; torch.Tensor: in-place operations",
+)
+@pytest.mark.needs(collective="all_reduce")
+@spmd(2)
+def test_changed_in_place(rank: Rank) -> None:
+    """Change the result of a sum in every way; results of every collective, of which there is a view before."""
+    group: Any = dist.group.WORLD
+    given = torch.tensor([[1.0, -2.0], [3.0, 4.0]], device=rank.device)
+    for name, change in CHANGES.items():
+        right = 2 * given
+        total = functional.all_reduce(given, "sum", group)
+        for turn in range(2):
+            change(right)
+            change(total)
+            assert total.tolist() == right.tolist(), f"{name}, change {turn + 1}"
+        assert_same(right.cpu(), functional.wait_tensor(total), name)
+        assert unwaited() == 0, name
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: functional.all_reduce(given, "sum", group),
+        "broadcast": lambda: functional.broadcast(given, 0, group),
+        "all_gather": lambda: functional.all_gather_tensor(given, 0, group),
+        "all_gather along 1": lambda: functional.all_gather_tensor(given, 1, group),
+        "reduce_scatter": lambda: functional.reduce_scatter_tensor(given, "sum", 0, group),
+        "reduce_scatter along 1": lambda: functional.reduce_scatter_tensor(given, "sum", 1, group),
+        "all_to_all_single": lambda: functional.all_to_all_single(given, None, None, group),
+        "permute": lambda: functional.permute_tensor(given.view(4), [1, 0], group),  # of a vector only
+        "all_reduce_coalesced": lambda: functional.all_reduce_coalesced([given], "sum", group)[0],
+        "all_gather_coalesced": lambda: functional.all_gather_into_tensor_coalesced([given], group)[0],
+        "reduce_scatter_coalesced": lambda: functional.reduce_scatter_tensor_coalesced([given], "sum", [0], group)[0],
+    }
+    for name, call in calls.items():
+        right = functional.wait_tensor(call()).clone() + 1
+        pending = call()
+        seen = pending.view(-1)
+        pending.add_(1)
+        assert_same(right.cpu(), functional.wait_tensor(pending), name)
+        assert seen.tolist() == right.flatten().tolist(), f"{name}: a view"
+    assert unwaited() == 0
 
 
 @requirement(

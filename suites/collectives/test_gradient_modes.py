@@ -156,6 +156,45 @@ def test_kinds_of_gradients(world: World, way: str) -> None:
     each(world, way, body)
 
 
+@requirement(
+    "COLL-GRAD-05",
+    "A collective's backward accepts an expanded gradient, such as the gradient of a sum.",
+    source="torch.Tensor.sum: its gradient is expanded",
+)
+@requirement(
+    "COLL-GRAD-14",
+    "A collective's backward accepts a gradient with any strides, whose elements have the effect of contiguous ones.",
+    source="torch.distributed.nn.functional; torch.distributed._functional_collectives; torch.autograd.backward",
+)
+@BOTH
+@pytest.mark.world(2, 3)
+def test_layouts_of_gradients(world: World, way: str) -> None:
+    """Give one number for all elements of a result, and different ones that do not lie side by side."""
+
+    def body(name: str, rank: Rank, call: Callable[..., list[torch.Tensor]]) -> None:
+        if name == "gather":
+            return  # its backward scatters the gradients as they are, and COLL-LAYOUT-01 is about that
+        pairs = torch.tensor([1.0, 3.0], device=rank.device)
+        for layout in ("expanded", "stepped"):
+            x = data(name, rank).requires_grad_()
+            results, gradients = call(x), []
+            for i, out in enumerate(results):
+                weight = (i + 1) * torch.tensor(10.0**rank.index, device=rank.device)
+                laid = weight.expand(out.shape)
+                if layout != "expanded":  # the second element of each pair weighs three times as much
+                    laid = (weight * pairs).repeat(len(out) // 2).repeat_interleave(3)[::3]
+                gradients.append(laid)
+            torch.autograd.backward(results, gradients)
+            for out in results:
+                functional.wait_tensor(out.detach())  # nothing else reads it
+            right = torch.tensor(expected_gradient(name, rank.index, rank.size), dtype=torch.float32)
+            right = right if layout == "expanded" else right * pairs.cpu().repeat(len(right) // 2)
+            assert x.grad is not None
+            assert_same(right, x.grad, f"{name}, {layout}")
+
+    each(world, way, body)
+
+
 def _to_base_four(value: float) -> float:
     """Read the digits of a gradient of two ranks, whose weights are powers of ten, as those of powers of four."""
     doubled = round(value * 2)  # an average has halves

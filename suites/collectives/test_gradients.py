@@ -5,6 +5,7 @@ Output i of member r is weighted with (i + 1) 10^r, so that a gradient's digits 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isnan
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as differentiable
 
+from fixtures.tensors import moved
 from harness import Rank, World, assert_same, requirement
-from harness.stacks.collectives import functional
-from suites.collectives.cases import here
+from harness.oracles.collectives import Case, inputs, outputs
+from harness.stacks.collectives import claimed_cases, functional, reduction
+from suites.collectives.cases import OPS, dtypes_of, here
 
 GROUPS = pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
 MODULE = ("broadcast", "gather", "scatter", "reduce", "reduce_scatter", "all_gather", "all_to_all", "all_to_all_single")
@@ -137,6 +140,46 @@ def assert_gradients(world: World, name: str, ranks: tuple[int, ...], through: A
 def test_differentiable(world: World, name: str, ranks: tuple[int, ...]) -> None:
     """The first member is the root."""
     assert_gradients(world, name, ranks, through_module)
+
+
+@requirement(
+    "COLL-GRAD-15",
+    "A differentiable reduction applies the operation that it is given.",
+    source="torch.distributed.nn.functional: all_reduce, reduce, reduce_scatter: op",
+)
+@GROUPS
+@pytest.mark.world(3)
+def test_operations(world: World, ranks: tuple[int, ...]) -> None:
+    """Reduce floats and whole numbers with each operation that is defined for them; the last member is the root."""
+    base = [Case(name) for name in ("all_reduce", "reduce", "reduce_scatter")]
+    cases = claimed_cases(
+        [
+            replace(case, op=op, dtype=dtype, shape=(5,), root=len(ranks) - 1)
+            for case in base
+            for op in OPS
+            for dtype in (torch.float32, torch.float64, torch.int64)
+            if dtype in dtypes_of(op)
+        ]
+    )
+
+    def body(rank: Rank) -> None:
+        group: Any = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return
+        member, size = ranks.index(rank.index), len(ranks)
+        for call, case in enumerate(cases):
+            given = moved(inputs(case, size, member, call), rank.device)
+            op = reduction(case.op)
+            if case.collective == "all_reduce":
+                result = differentiable.all_reduce(given[0], op, group)
+            elif case.collective == "reduce":
+                result = differentiable.reduce(given[0], ranks[-1], op, group)
+            else:
+                result = differentiable.reduce_scatter(torch.zeros_like(given[0]), given, op, group)
+            for right in outputs(case, size, member, call):  # reduce has a result only on its root
+                assert_same(right, result, str(case))
+
+    world.run(body)
 
 
 @requirement(

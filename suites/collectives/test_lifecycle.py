@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from harness import Rank, World, assert_on_ranks, requirement, spmd
 from harness.stacks.collectives import set_timeout
+from suites.collectives.test_restarts import assert_usable
 
 SECONDS = 1.0
 
@@ -264,6 +266,52 @@ def test_registered_for_devices(world: World, devices: str | list[str]) -> None:
 
     named = [devices] if isinstance(devices, str) else devices
     assert_on_ranks([(dict.fromkeys(named, "made_up"), set())], world.run(body))
+
+
+@requirement(
+    "COLL-LIFE-18",
+    "A backend that is registered for a device that has a default backend does not replace it.",
+    source="torch.distributed.Backend.register_backend: devices; torch.distributed.get_default_backend_for_device, "
+    "init_process_group: backend",
+)
+@pytest.mark.world(2, warm=False)
+def test_registered_beside_another(world: World) -> None:
+    """Register a second backend for a new device, the rank's device and such like it; start without a name."""
+
+    def body(rank: Rank) -> None:
+        own, defaults = rank.device.type, dist.Backend.default_device_backend_map
+
+        def refused(*arguments: Any) -> Any:
+            raise AssertionError("a backend is made that nobody has named")
+
+        def configuration() -> str:
+            dist.barrier()
+            dist.destroy_process_group()
+            started = len(begun)
+            begun.append(started)
+            store = dist.PrefixStore(f"registered {started}", rank.store)
+            dist.init_process_group(store=store, rank=rank.index, world_size=rank.size)
+            assert_usable(None, [0, 1], rank.index, rank.device)
+            assert_usable(dist.new_group(), [0, 1], rank.index, rank.device)
+            return f"{dist.get_backend_config()} {dist.get_backend()}"
+
+        begun: list[int] = []
+        dist.Backend.register_backend("made_up", refused, devices=["ve"])
+        assert _default_of("ve") == "made_up"
+        before, of_world = dict(defaults), configuration()
+        alike = [device for device, default in before.items() if default == before[own]]  # others have a placeholder
+        for name, devices in (("other", ["ve"]), ("another", [own]), ("third", alike), ("fourth", ["ve", own])):
+            dist.Backend.register_backend(name, refused, devices=devices)
+            assert dict(defaults) == before, name
+            assert {device: _default_of(device) for device in before} == before, name
+            assert dist.Backend.backend_capability[name] == devices
+            assert dist.is_backend_available(name)
+        with pytest.warns(UserWarning, match="devices"):
+            dist.Backend.register_backend("fifth", refused)
+        assert dict(defaults) == before
+        assert configuration() == of_world
+
+    world.run(body)
 
 
 def _default_of(device: str) -> str:

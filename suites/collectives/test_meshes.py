@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from harness import Rank, World, requirement, spmd
 from harness.stacks.collectives import concatenated, flattened, functional, unflattened
@@ -427,6 +427,95 @@ def test_divided_and_joined(rank: Rank) -> None:
     with pytest.raises((ValueError, RuntimeError)):
         concatenated([square["a"], square["a"]])
     assert dist.get_pg_count() == count
+
+
+@requirement(
+    "COLL-MESH-20",
+    "Names of dimensions may be in a list, which gives the same mesh as a tuple, whatever happens to the list.",
+    source="torch.distributed.device_mesh.DeviceMesh: mesh_dim_names: __init__ makes a tuple of them; __hash__",
+)
+@spmd(2)
+def test_lists_of_names(rank: Rank) -> None:
+    """Make meshes in every way that takes names, compare, hash, slice and pickle them, and distribute on them."""
+    device, table = rank.device.type, torch.arange(2).view(2, 1)
+    source = init_device_mesh(device, (2, 1), mesh_dim_names=("a", "b"))
+    line = init_device_mesh(device, (2,), mesh_dim_names=("a",))
+    ways: dict[str, Callable[[Any], DeviceMesh]] = {
+        "init_device_mesh": lambda names: init_device_mesh(device, (2, 1), mesh_dim_names=names),
+        "backend_override": lambda names: init_device_mesh(
+            device, (2, 1), mesh_dim_names=names, backend_override={"b": dist.get_backend()}
+        ),
+        "DeviceMesh": lambda names: DeviceMesh(device, [[0], [1]], mesh_dim_names=names),
+        "from groups": lambda names: DeviceMesh.from_group(
+            source.get_all_groups(), device, table, mesh_dim_names=names
+        ),
+        "from a group": lambda names: DeviceMesh.from_group(source.get_group("a"), device, mesh_dim_names=names[:1]),
+        "one dimension": lambda names: init_device_mesh(device, (2,), mesh_dim_names=names[:1]),
+        "divided": lambda names: unflattened(line, 0, (2, 1), names),
+    }
+    for what, make in ways.items():
+        names = ["a", "b"]
+        mesh, right = make(names), make(("a", "b"))
+        names[:] = ["y", "z"]
+        called = ("a", "b")[: right.ndim]
+        check(rank, mesh, table if right.ndim == 2 else table.flatten(), called, what)
+        assert mesh == right, what
+        assert hash(mesh) == hash(right), what
+        assert len({mesh, right}) == 1, what
+        assert pickle.loads(pickle.dumps(mesh)) == right, what
+        assert mesh[called] is mesh, what
+        assert mesh["a"] == right["a"], what
+        tensor = torch.arange(4.0, device=rank.device)
+        whole = distribute_tensor(tensor, mesh, [Shard(0), *[Replicate()] * (right.ndim - 1)])
+        assert whole.to_local().tolist() == [2.0 * rank.index, 2.0 * rank.index + 1], what
+        assert (whole + whole).full_tensor().tolist() == (2 * tensor).tolist(), what
+
+
+@requirement(
+    "COLL-MESH-21",
+    "A dimension of a mesh that has all ranks uses the default group instead of making one.",
+    source="torch/distributed/device_mesh.py: DeviceMesh: 'Append the default pg to the first dim groups only if the "
+    "default pg is compatible'",
+)
+@spmd(1, 3)
+def test_dimensions_of_all_ranks(rank: Rank) -> None:
+    """All ranks in order and not, in the first, the last and the middle dimension, flattened, divided, twice."""
+    device, size = rank.device.type, rank.size
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and accelerator.type != device:
+        return  # then a mesh has groups of its own, as the default group may be unfit for the accelerator
+    everyone = list(range(size))
+    lines: dict[str, Callable[[], DeviceMesh]] = {
+        "init_device_mesh": lambda: init_device_mesh(device, (size,)),
+        "named": lambda: init_device_mesh(device, (size,), mesh_dim_names=("a",)),
+        "DeviceMesh": lambda: DeviceMesh(device, everyone),
+        "tensor": lambda: DeviceMesh(device, torch.arange(size)),
+        "reversed": lambda: DeviceMesh(device, everyone[::-1]),
+        "from group": lambda: DeviceMesh.from_group(_world(), device),
+        "loaded": lambda: pickle.loads(pickle.dumps(init_device_mesh(device, (size,)))),
+    }
+    for what, make in lines.items():
+        for _ in range(2):
+            count = dist.get_pg_count()
+            mesh = make()
+            assert dist.get_pg_count() == count, f"{what}: a group is made"
+            assert mesh.get_group() is mesh.get_group(0) is _world(), what
+            assert mesh.get_all_groups() == [_world()], what
+            assert total(rank, mesh.get_group()) == sum(10**i for i in everyone), what
+    for shape in ((size, 1), (1, size), (1, size, 1)):
+        names = NAMES[: len(shape)]
+        mesh = init_device_mesh(device, shape, mesh_dim_names=names)
+        groups = mesh.get_all_groups()
+        assert [group is _world() for group in groups] == [length == size for length in shape], shape
+        count = dist.get_pg_count()
+        assert flattened(mesh, "flat").get_group() is _world(), shape
+        assert dist.get_pg_count() == count, f"{shape}: flattening makes a group"
+        divided = unflattened(init_device_mesh(device, (size,), mesh_dim_names=("w",)), 0, shape, names)
+        assert [group is _world() for group in divided.get_all_groups()] == [length == size for length in shape], shape
+
+
+def _world() -> Any:
+    return dist.group.WORLD
 
 
 @requirement(

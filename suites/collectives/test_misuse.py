@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -75,6 +77,49 @@ def test_wrong_arguments(rank: Rank) -> None:
             misuse()
     dist.all_reduce(tensor)
     assert tensor.tolist() == [2, 2]
+
+
+@requirement(
+    "COLL-MISUSE-06",
+    "A list of tensors must have exactly one for each rank of the group.",
+    source="torch.distributed: all_gather: tensor_list, gather: gather_list, scatter: scatter_list, reduce_scatter: "
+    "input_list, all_to_all: output_tensor_list, input_tensor_list",
+)
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
+@pytest.mark.world(3)
+def test_lengths_of_lists(world: World, ranks: tuple[int, ...]) -> None:
+    """Give no tensor, one too few, one too many, twice as many; synchronously and not; then the right number."""
+
+    def body(rank: Rank) -> None:
+        group: Any = dist.new_group(list(ranks)) if len(ranks) < rank.size else None
+        if rank.index not in ranks:
+            return
+        size = len(ranks)
+
+        def some(count: int) -> list[torch.Tensor]:
+            return [torch.full((2,), 5.0, device=rank.device) for _ in range(count)]
+
+        one, right = some(1)[0], some(size)
+        wrong: dict[str, Callable[[list[torch.Tensor], dict[str, Any]], Any]] = {
+            "all_gather": lambda tensors, options: dist.all_gather(tensors, one, **options),
+            "reduce_scatter": lambda tensors, options: dist.reduce_scatter(one, tensors, **options),
+            "all_to_all, received": lambda tensors, options: dist.all_to_all(tensors, right, **options),
+            "all_to_all, sent": lambda tensors, options: dist.all_to_all(right, tensors, **options),
+            "gather": lambda tensors, options: dist.gather(one, tensors, rank.index, **options),
+            "scatter": lambda tensors, options: dist.scatter(one, tensors, rank.index, **options),
+        }
+        for name, call in wrong.items():
+            for count in (0, size - 1, size + 1, 2 * size):
+                for asynchronous in (False, True):
+                    given = some(count)
+                    with pytest.raises((TypeError, ValueError, RuntimeError)):
+                        call(given, {"group": group, "async_op": asynchronous})
+                    assert [t.tolist() for t in (*given, one, *right)] == [[5, 5]] * (count + 1 + size), name
+        gathered = some(size)
+        dist.all_gather(gathered, torch.full((2,), float(rank.index), device=rank.device), group)
+        assert [t.tolist() for t in gathered] == [[i, i] for i in ranks]
+
+    world.run(body)
 
 
 @requirement(
@@ -200,3 +245,55 @@ def test_differences_at_debug_level(world: World) -> None:
                 assert total.tolist() == [2, 2], f"{name} after another {what}"
 
     world.run(body)
+
+
+@requirement(
+    "COLL-TIMEOUT-05",
+    "At debug level DETAIL, a rank whose peer never joins a collective raises an error after the group's timeout.",
+    source="torch.distributed.new_group, init_process_group: timeout; Debugging torch.distributed applications: "
+    "TORCH_DISTRIBUTED_DEBUG",
+)
+@pytest.mark.needs(features=["timeouts"])
+@pytest.mark.world(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+def test_timeouts_at_debug_level(world: World) -> None:
+    """Each rank joins alone, at once, one collective in each of its groups, which are made in every way."""
+
+    def body(rank: Rank) -> None:
+        dist.barrier()
+        dist.destroy_process_group()
+        store = dist.PrefixStore("short", rank.store)
+        dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=2, timeout=SHORT)
+        ways: dict[str, Callable[[], Any]] = {
+            "new group": lambda: dist.new_group(timeout=SHORT),
+            "group with options": lambda: dist.new_group(
+                [0, 1], SHORT, group_desc="options", use_local_synchronization=True
+            ),
+            "group with a backend": lambda: dist.new_group(timeout=SHORT, backend=dist.get_backend()),
+            "subgroup": lambda: dist.new_subgroups(2, timeout=SHORT)[0],
+            "enumerated": lambda: dist.new_subgroups_by_enumeration([[0, 1]], timeout=SHORT)[0],
+        }
+        mine = rank.index
+        made = [{name: make() for name, make in ways.items()} for _ in range(2)]  # of each, one for each rank
+        if rank.index == 0:
+            made[mine]["world"] = None
+        one = torch.ones(1, device=rank.device)
+        calls: dict[str, Callable[[Any], Any]] = {
+            "all_reduce": lambda group: dist.all_reduce(one.clone(), group=group),
+            "broadcast": lambda group: dist.broadcast(one.clone(), 0, group),
+            "all_gather": lambda group: dist.all_gather([one.clone(), one.clone()], one, group),
+            "barrier": dist.barrier,
+            "reduce_scatter": lambda group: dist.reduce_scatter(one.clone(), [one, one], group=group),
+            "in flight": lambda group: dist.all_reduce(one.clone(), group=group, async_op=True).wait(),
+        }
+
+        def alone(name: str, what: str) -> tuple[str, float]:
+            began = time.monotonic()
+            with pytest.raises(RuntimeError):
+                calls[what](made[mine][name])
+            return f"{what} in {name}", time.monotonic() - began
+
+        with ThreadPoolExecutor(len(calls)) as pool:
+            for what, seconds in pool.map(alone, made[mine], calls):
+                assert 0.9 * SHORT.total_seconds() <= seconds < SHORT.total_seconds() + 5, what
+
+    world.run(body, watch=False, timeout=10)

@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness import Rank, World, assert_on_ranks, requirement, spmd
-from harness.stacks.collectives import functional
+from harness.stacks.collectives import claimed_cases, functional, run_cases
+from suites.collectives.cases import every_collective
 
 
 def started(rank: Rank, name: str, me: int, size: int) -> None:
@@ -137,6 +139,73 @@ def test_groups_of_a_new_world(rank: Rank) -> None:
                 own = torch.zeros(1, device=rank.device)
                 assert dist.recv(own, group_src=0, group=group) == part[0]
                 assert own.item() == part[0]
+
+
+@requirement(
+    "COLL-LIFE-19",
+    "Without a group, a call is for the world that was started last.",
+    source="torch.distributed.destroy_process_group, init_process_group; 'If None, the default process group will be "
+    "used'",
+)
+@pytest.mark.world(2)
+def test_calls_in_a_new_world(world: World) -> None:
+    """In the first world and in two later ones, call every collective, send messages and objects of every form."""
+    cases = claimed_cases([replace(case, root=root) for root in (0, 1) for case in every_collective()])
+
+    def body(rank: Rank) -> None:
+        me, peer = rank.index, 1 - rank.index
+
+        def sent(kind: str, tensor: torch.Tensor, to: int) -> None:
+            if kind == "objects":
+                dist.send_object_list([tensor], to)
+            elif kind == "in flight":
+                work: Any = dist.isend(tensor, to)
+                work.wait()
+            else:
+                dist.send(tensor, to)
+
+        def received(kind: str, tensor: torch.Tensor, of: int) -> torch.Tensor:
+            objects: list[Any] = [None]
+            if kind == "objects":
+                assert dist.recv_object_list(objects, of) == of
+                return objects[0]  # type: ignore[no-any-return]
+            if kind == "in flight":
+                work: Any = dist.irecv(tensor, of)
+                work.wait()
+            else:
+                assert dist.recv(tensor, of) == of
+            return tensor
+
+        for cycle in range(3):
+            if cycle:
+                dist.barrier()
+                dist.destroy_process_group()
+                started(rank, f"world-{cycle}", me, 2)
+            assert run_cases(rank, cases) == [], cycle
+            for root in (0, 1):
+                objects: list[Any] = [(cycle, me), None]
+                dist.broadcast_object_list(objects, root)
+                assert objects == [(cycle, root), None]
+                dist.scatter_object_list(objects, [cycle, "second"] if me == root else None, root)
+                assert objects[0] == [cycle, "second"][me]
+                dist.gather_object(me, objects if me == root else None, root)
+                assert me != root or objects == [0, 1]
+            dist.all_gather_object(objects, (me, cycle))
+            assert objects == [(0, cycle), (1, cycle)]
+            own, other = (torch.tensor([x], device=rank.device) for x in (float(me), -1.0))
+            for sender in (0, 1):
+                for kind in ("plain", "in flight", "objects"):
+                    if me == sender:
+                        sent(kind, own, peer)
+                    else:
+                        assert received(kind, other.fill_(-1), peer).item() == sender, f"{kind}, world {cycle}"
+            other.fill_(-1)
+            batch = [dist.P2POp(dist.isend, own, peer), dist.P2POp(dist.irecv, other, peer)]
+            for work in dist.batch_isend_irecv(batch):
+                work.wait()
+            assert other.item() == peer
+
+    world.run(body)
 
 
 def free_port(rank: Rank) -> int:

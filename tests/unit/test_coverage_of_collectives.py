@@ -27,7 +27,6 @@ NO_COLLECTIVE = {
         " get_pg_count is_backend_available is_gloo_available is_initialized is_mpi_available is_nccl_available"
         " is_torchelastic_launched is_ucc_available is_xccl_available"
     ),
-    "names collectives for a profiler": "record_comm",
 }
 NO_FUNCTIONAL_COLLECTIVE = {
     "what autograd calls; the gradient has a requirement": (
