@@ -16,8 +16,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
 from fixtures.layers import alone, layers, row, train
+from fixtures.managed import ways
 from harness import Rank, World, assert_on_ranks, requirement, unsupported
 from harness.results import TorchLacks
+from harness.stacks import replicate_fsdp
 from harness.stacks.replicate_fsdp import MESH, ReplicateModule, replicate
 from harness.stacks.training import clear_shardings
 
@@ -336,3 +338,50 @@ def test_one_class_both_ways(world: World, first: str) -> None:
         return found
 
     assert_on_ranks([{"sharded": False, "replicated": True}] * 2, world.run(body))
+
+
+def named_alike(factor: float, base: type[nn.Module] = nn.Module) -> type[nn.Module]:
+    """Make a class whose name is that of every other class that this function makes."""
+
+    class Alike(base):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.weight * x * factor
+
+        def twice(self) -> float:
+            return 2 * factor
+
+    return Alike
+
+
+@requirement(
+    "RFSDP-APPLY-12",
+    "A managed module keeps the forward, the methods and the class of its own, whatever other class has the same name.",
+    source="torch.distributed.fsdp.fully_shard; torch/distributed/_composable/replicate_with_fsdp.py: replicate",
+)
+@pytest.mark.world(2)
+def test_classes_of_one_name(world: World) -> None:
+    """Manage modules of three classes with one name, the last of which is derived from the first, and of one again."""
+
+    def body(rank: Rank) -> None:
+        for way, managed in ways(rank).items():
+            first, second = named_alike(2.0), named_alike(4.0)
+            classes = {first: 2.0, second: 4.0, named_alike(8.0, first): 8.0}
+            modules: list[Any] = [managed(made().to(rank.device)) for made in (*classes, first)]
+            assert type(modules[0]) is type(modules[3]), way
+            assert len({type(module) for module in modules}) == 3, way
+            for module, (made, factor) in zip(modules, [*classes.items(), (first, 2.0)], strict=True):
+                what = f"{way}, {factor}"
+                assert [isinstance(module, other) for other in classes] == [issubclass(made, c) for c in classes], what
+                assert isinstance(module, FSDPModule), what
+                assert type(module).__name__.endswith("Alike"), what
+                assert module.twice() == 2 * factor, what
+                output = module(torch.full((2,), 1.0 + rank.index, device=rank.device))
+                assert output.tolist() == [factor * (1 + rank.index)] * 2, what
+                output.sum().backward()
+                assert replicate_fsdp.gradients(module)["weight"].tolist() == [1.5 * factor] * 2, what
+
+    world.run(body)

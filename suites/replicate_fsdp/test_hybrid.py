@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from harness import Rank, World, requirement
+from harness.stacks import replicate_fsdp
 from suites.replicate_fsdp.test_sharded_schedule import FORWARD, LAYERS, Log, Model, step
 
 SOURCE = "torch.distributed.fsdp.fully_shard: mesh"
@@ -155,5 +157,50 @@ def test_all_reduce_hook(world: World) -> None:
             seen.clear()
         with pytest.raises(ValueError, match="stream"):
             layer.set_all_reduce_hook(hook, stream=object())
+
+    world.run(body)
+
+
+FACTORS = {
+    "float64": ({"dtype": torch.float64}, None, False, (1.0, 4.0, 0.5)),
+    "float16": ({"dtype": torch.float16}, None, False, (2.0, 8.0)),
+    "reduced-wide": ({}, torch.float64, False, (4.0, 2.0)),
+    "sums": ({}, None, True, (1.0, 4.0, 0.5)),
+    "narrow-sums": ({"dtype": torch.bfloat16}, None, True, (2.0, 8.0)),
+}
+"""Options of a layer, the dtype of reduction, whether sums are forced, and gradient divide factors.
+
+Those that need multiplication in a reduction, which not every backend has, are left out.
+"""
+
+
+@requirement(
+    "RFSDP-DIV-05",
+    "With full or hybrid sharding, the sum of all ranks' gradients is divided by a gradient divide factor once.",
+    source="torch.distributed.fsdp.FSDPModule: set_gradient_divide_factor, set_force_sum_reduction_for_comms",
+)
+@pytest.mark.world(4)
+def test_divide_factor(world: World) -> None:
+    """Step without a factor and with several, in all dtypes and reductions, at once or over two micro-batches."""
+
+    def body(rank: Rank) -> None:
+        for name, (options, reduced, sums, factors) in FACTORS.items():
+            for shape in ((4,), (2, 2)):
+                mesh = rank.mesh(*shape, names=("replicas", "shards")[-len(shape) :])
+                model: Any = nn.Linear(4, 4, bias=False, device=rank.device, **options)
+                fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduced))
+                model.set_force_sum_reduction_for_comms(sums)
+                for factor in (None, *factors):
+                    if factor is not None:
+                        model.set_gradient_divide_factor(factor)
+                    for synced in ([True], [False, True]) if factor == factors[-1] else ([True],):
+                        for on in synced:
+                            model.set_requires_all_reduce(on)
+                            x = torch.full((1, 4), 8.0 * (1 + rank.index), device=rank.device, **options)
+                            model(x).sum().backward()
+                        found = replicate_fsdp.gradients(model)["weight"].unique().tolist()
+                        right = 80.0 * len(synced) / (factor or 4.0)
+                        assert found == [right], f"{name}, {shape}, {factor}, {len(synced)} micro-batches"
+                        model.zero_grad()
 
     world.run(body)

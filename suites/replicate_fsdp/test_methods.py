@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import register_fsdp_forward_method
+from torch.distributed.fsdp import MixedPrecisionPolicy, register_fsdp_forward_method
 
 from fixtures.managed import ways
 from harness import Rank, World, requirement
@@ -73,5 +74,86 @@ def test_modules_of_one_class(world: World) -> None:
 
     def gradient(module: nn.Module) -> Any:
         return replicate_fsdp.gradients(module)["weight"].tolist()
+
+    world.run(body)
+
+
+class Looking(nn.Module):
+    """A weight, and methods that keep the dtypes of it and of their inputs."""
+
+    seen: tuple[torch.dtype, ...]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor, *, named: torch.Tensor, rows: torch.Tensor) -> Any:
+        self.seen = self.weight.dtype, x.dtype, named.dtype, rows.dtype
+        y = self.weight * x
+        return y, {"rows": rows, "named": [self.weight * named]}
+
+    def first(self, x: torch.Tensor, *, named: torch.Tensor, rows: torch.Tensor) -> Any:
+        """Return what the forward does."""
+        return Looking.forward(self, x, named=named, rows=rows)
+
+    def second(self, x: torch.Tensor, *, named: torch.Tensor, rows: torch.Tensor) -> Any:
+        """Return what the forward does."""
+        return Looking.forward(self, x, named=named, rows=rows)
+
+
+class Calling(nn.Module):
+    """A module that calls a method of its part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.called = Looking(), "forward"
+
+    def forward(self, x: torch.Tensor, **named: Any) -> Any:
+        return (self.part if self.called == "forward" else getattr(self.part, self.called))(x, **named)
+
+
+@requirement(
+    "RFSDP-METHOD-03",
+    "A registered method casts parameters, inputs and outputs by the policy of its module, as the forward does.",
+    source="torch.distributed.fsdp: register_fsdp_forward_method, MixedPrecisionPolicy",
+)
+@pytest.mark.world(2)
+def test_dtypes(world: World) -> None:
+    """Call the forward and two registered methods, of a root or of a part, with gradients or without, twice."""
+    narrow, single, wide = torch.bfloat16, torch.float32, torch.float64
+    policies = {
+        MixedPrecisionPolicy(): (single, single, single),
+        MixedPrecisionPolicy(narrow): (narrow, narrow, narrow),
+        MixedPrecisionPolicy(output_dtype=narrow): (single, single, narrow),
+        MixedPrecisionPolicy(narrow, output_dtype=wide): (narrow, narrow, wide),
+        MixedPrecisionPolicy(narrow, output_dtype=wide, cast_forward_inputs=False): (narrow, single, wide),
+        MixedPrecisionPolicy(wide, output_dtype=narrow): (wide, wide, narrow),
+    }
+
+    def body(rank: Rank) -> None:
+        x, rows = torch.full((2,), 1.0 + rank.index, device=rank.device), torch.arange(2, device=rank.device)
+        for way, managed in ways(rank).items():
+            for (policy, (computes, takes, returns)), inside in itertools.product(policies.items(), (False, True)):
+                model: Any = (Calling() if inside else Looking()).to(rank.device)
+                module = managed(model.part if inside else model, mp_policy=policy)
+                if inside:
+                    managed(model)
+                for name in ("first", "second"):
+                    register_fsdp_forward_method(module, name)
+                for name, grad in (("first", True), ("second", False), ("forward", True), ("second", True)):
+                    what = f"{way}, {policy}, {inside=}, {name}, {grad=}"
+                    model.called = name
+                    called = model if inside or name == "forward" else getattr(model, name)
+                    with torch.set_grad_enabled(grad):
+                        y, nested = called(x, named=x, rows=rows)
+                    assert module.seen == (computes, takes, takes, torch.int64), what
+                    assert (y.dtype, nested["named"][0].dtype) == (returns, returns), what
+                    assert nested["rows"].dtype == torch.int64, what
+                    assert y.tolist() == nested["named"][0].tolist() == [1.0 + rank.index] * 2, what
+                    if grad:
+                        (y + nested["named"][0]).sum().backward()
+                        gradient = replicate_fsdp.gradients(module)["weight"]
+                        assert (gradient.dtype, gradient.tolist()) == (single, [3.0] * 2), what
+                        model.zero_grad()
 
     world.run(body)

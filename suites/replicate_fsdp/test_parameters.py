@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import time
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import checkpoint
 
+from fixtures.managed import ways
 from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
-from harness.stacks import replicate_fsdp
+from harness.stacks import messages, replicate_fsdp
 
 SOURCE = "torch/distributed/_composable/replicate_with_fsdp.py: replicate"
 
@@ -292,6 +294,49 @@ def test_unshard(world: World, asynchronous: bool) -> None:
         return values
 
     assert_on_ranks([[1.0, 2.0]] * 2, world.run(body))
+
+
+@requirement(
+    "RFSDP-UNSHARD-04",
+    "unshard() and reshard() of a managed module without parameters of its own neither fail nor change any parameter.",
+    source="torch.distributed.fsdp.FSDPModule: unshard, reshard; UnshardHandle.wait: 'This method is not recursive'",
+)
+@pytest.mark.world(2)
+def test_unshard_without_parameters(world: World) -> None:
+    """All parameters belong to managed submodules or are ignored, or there are none; before and after a step."""
+
+    def body(rank: Rank) -> None:
+        for way, managed in ways(rank).items():
+            for whose in "submodules", "ignored", "nobody":
+                model: Any = nn.Sequential(layer(2.0), layer(3.0)) if whose != "nobody" else nn.Sequential(nn.ReLU())
+                model.to(rank.device)
+                if whose == "submodules":
+                    for part in model:
+                        managed(part)
+                managed(model, ignored_params=set(model.parameters()) if whose == "ignored" else None)
+                for step in range(2):
+                    for asynchronous in False, True:
+                        what, at = f"{way}, {whose}, {asynchronous=}, step {step}", messages.mark()
+                        before = list(model.parameters())
+                        handle = model.unshard(async_op=asynchronous)
+                        assert (handle is not None) == asynchronous, what
+                        if asynchronous:
+                            handle.wait()
+                            handle.wait()
+                        for _ in range(2):
+                            assert all(map(operator.is_, before, model.parameters())), what
+                            model.reshard()
+                        assert messages.since(at) == [], what
+                    x = torch.full((1, 1), 1.0 + rank.index, device=rank.device, requires_grad=True)
+                    output = model(x)
+                    output.sum().backward()
+                    assert output.item() == (1 + rank.index) * (1 if whose == "nobody" else 6), what
+                    mean = 1.0 + rank.index if whose == "ignored" else 1.5
+                    gradients = [g.item() for g in replicate_fsdp.gradients(model).values()]
+                    assert gradients == ([] if whose == "nobody" else [3 * mean, 2 * mean]), what
+                    model.zero_grad()
+
+    world.run(body)
 
 
 @requirement(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 from fixtures.managed import ways
 from harness import Rank, World, requirement
@@ -233,5 +233,59 @@ def test_all_reduce_hooks(world: World) -> None:
                     found = [g.unique().tolist() for g in replicate_fsdp.gradients(model).values()]
                     assert found == [[factor * mean(policy)] for factor in factors], what
                     model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-HOOK-08",
+    "Post-accumulate gradient hooks run in their order, once in each synchronized backward and in no other, also of "
+    "offloaded parameters.",
+    source="torch.Tensor.register_post_accumulate_grad_hook; torch.distributed.fsdp: fully_shard, CPUOffloadPolicy",
+)
+@pytest.mark.world(2)
+def test_post_accumulate_hooks(world: World) -> None:
+    """Train in hooks of the root and of a part, over backwards with and without synchronization; then remove a hook."""
+    kept: dict[str, OffloadPolicy] = {"kept": OffloadPolicy(), "offloaded": CPUOffloadPolicy(pin_memory=False)}
+
+    def body(rank: Rank) -> None:
+        for (way, managed), (place, offload), name in itertools.product(
+            ways(rank).items(), kept.items(), ("none", "computes-narrow", "reduces-wide")
+        ):
+            model: Any = Parts(4).to(rank.device)
+            for module in (model.parts[0], model):
+                managed(module, mp_policy=POLICIES[name], offload_policy=offload)
+            seen: list[tuple[str, str, list[float]]] = []
+
+            def hook(who: str, parameter: Any, order: str, seen: list[Any] = seen) -> Any:
+                def run(given: Any) -> None:
+                    assert given is parameter
+                    seen.append((who, order, given.grad.to_local().unique().tolist()))
+                    if order == "second":
+                        with torch.no_grad():
+                            given.sub_(given.grad)
+                        given.grad = None
+
+                return parameter.register_post_accumulate_grad_hook(run)
+
+            handles = [hook(who, p, order) for order in ("first", "second") for who, p in model.named_parameters()]
+            weight = 1.0
+            for step, (synced, backwards) in enumerate([(True, 1), (False, 0), (True, 2), (True, 1)]):
+                what = f"{way}, {place}, {name}, step {step}"
+                model.set_requires_gradient_sync(synced)
+                if step == 3:
+                    for handle in handles[:2]:
+                        handle.remove()
+                model(torch.full((1,), GIVEN[rank.index], device=rank.device)).sum().backward()
+                orders = ("first", "second") if step < 3 else ("second",)
+                for who, p in model.named_parameters():
+                    mine = [(order, values) for of, order, values in seen if of == who]
+                    assert mine == [(order, [257.0 * backwards]) for order in orders if synced], f"{what}: {who}"
+                    assert p.grad is None, what
+                seen.clear()
+                weight -= 257.0 * backwards
+                if synced:
+                    values = replicate_fsdp.parameters(model).values()
+                    assert {x for p in values for x in p.unique().tolist()} == {weight}, what
 
     world.run(body)

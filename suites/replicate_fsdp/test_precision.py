@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
+from fixtures.managed import ways
+from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import replicate_fsdp
 
@@ -280,6 +283,30 @@ class Held:
     rows: torch.Tensor
 
 
+class OwnOrdered(OrderedDict[str, Any]):
+    """An ordered dict of a class of its own, as model outputs often are."""
+
+
+class OwnList(list[Any]):
+    """A list of a class of its own."""
+
+
+class OwnTuple(tuple[Any, ...]):
+    """A tuple of a class of its own."""
+
+
+class OwnSet(set[Any]):
+    """A set of a class of its own."""
+
+
+class OwnPair(Pair):
+    """A named tuple of a class of its own."""
+
+
+class OwnHeld(Held):
+    """A dataclass of a class of its own."""
+
+
 Make = Callable[[torch.Tensor, torch.Tensor], Any]
 CONTAINERS: dict[str, tuple[Make, Callable[[Any], list[Any]]]] = {
     "list": (lambda x, rows: [x, rows, "text", None], lambda given: given),
@@ -292,6 +319,16 @@ CONTAINERS: dict[str, tuple[Make, Callable[[Any], list[Any]]]] = {
     "dataclass": (Held, lambda given: [given.x, given.rows]),
     "nested": (lambda x, rows: {"pairs": [Pair(x, rows)]}, lambda given: list(given["pairs"][0])),
     "in-a-named-one": (lambda x, rows: Pair((x, x), {"rows": rows}), lambda given: [*given.x, given.rows["rows"]]),  # type: ignore[arg-type]
+    "own-ordered": (lambda x, rows: OwnOrdered(rows=rows, x=x), lambda given: list(given.values())),
+    "own-list": (lambda x, rows: OwnList([x, rows]), list),
+    "own-tuple": (lambda x, rows: OwnTuple([x, rows]), list),
+    "own-set": (lambda x, rows: OwnSet([x]), list),
+    "own-named": (OwnPair, list),
+    "own-dataclass": (OwnHeld, lambda given: [given.x, given.rows]),
+    "in-an-own-one": (
+        lambda x, rows: OwnOrdered(inner=OwnOrdered(x=x), rows=[rows]),
+        lambda given: [OwnOrdered(given["inner"])["x"], *given["rows"]],
+    ),
     "in-a-dataclass": (lambda x, rows: Held([x], One(rows)), lambda given: [*given.x, *given.rows]),  # type: ignore[arg-type]
 }
 """How to put tensors into a container, and what to take out of it again."""
@@ -359,5 +396,76 @@ def test_containers(world: World, stack: str) -> None:
                 assert (x.grad.dtype, x.grad.tolist()) == (torch.float32, [1.0, 1.0]), what
             gradient = replicate_fsdp.gradients(model)["weight"]
             assert gradient.tolist() == [3.0 * len(CONTAINERS)] * 2, policy
+
+    world.run(body)
+
+
+class Adapted(nn.Module):
+    """A weight that trains, among frozen ones of several dtypes, and the dtypes of all in the last forward."""
+
+    seen: dict[str, torch.dtype]
+
+    def __init__(self, dtype: torch.dtype, frozen: Sequence[torch.dtype], first: bool) -> None:
+        super().__init__()
+        bases = {f"base{i}": nn.Parameter(numbers(4).to(other), requires_grad=False) for i, other in enumerate(frozen)}
+        adapter = {"adapter": nn.Parameter(torch.ones(3, 2, dtype=dtype))}
+        for name, parameter in {**adapter, **bases}.items() if first else {**bases, **adapter}.items():
+            self.register_parameter(name, parameter)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the weight times the input and the sum of all frozen weights."""
+        self.seen = {name: parameter.dtype for name, parameter in self.named_parameters()}
+        factor = sum(float(p.detach().double().sum()) for name, p in self.named_parameters() if name != "adapter")
+        return (self.adapter * x).sum() * factor
+
+
+@requirement(
+    "RFSDP-FROZEN-02",
+    "Frozen parameters may have other dtypes than the trainable ones beside them, and are cast to param_dtype unless "
+    "they are integers.",
+    source=f"{SOURCE}: param_dtype; torch.distributed.fsdp.fully_shard",
+)
+@pytest.mark.world(2)
+def test_frozen_dtypes(world: World) -> None:
+    """Train a weight among frozen ones of one to three dtypes, registered first or last, under several policies."""
+    half, narrow, single, wide, whole = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8
+    dtypes = [(single, [other]) for other in (half, narrow, wide, whole)]
+    dtypes += [
+        (narrow, [single]),
+        (single, [wide, narrow]),
+        (narrow, [narrow, half, whole]),
+        (single, [narrow, single]),
+    ]
+    policies = [
+        MixedPrecisionPolicy(),
+        MixedPrecisionPolicy(narrow),
+        MixedPrecisionPolicy(narrow, single),
+        MixedPrecisionPolicy(reduce_dtype=wide),
+    ]
+
+    def body(rank: Rank) -> None:
+        every = itertools.cycle(itertools.product((True, False), ways(rank).items()))
+        for ((own, frozen), policy), (first, (way, managed)) in zip(
+            itertools.product(dtypes, policies), every, strict=False
+        ):
+            what = f"{way}, {own}, {frozen}, {policy}, {first=}"
+            model: Any = managed(Adapted(own, frozen, first).to(rank.device), mp_policy=policy)
+            for grad in (True, False, True):
+                with torch.set_grad_enabled(grad):
+                    output = model(torch.full((2,), 1.0 + rank.index, device=rank.device, dtype=own))
+                seen = {f"base{i}": other for i, other in enumerate(frozen)} | {"adapter": own}
+                right = {n: policy.param_dtype if policy.param_dtype and d is not whole else d for n, d in seen.items()}
+                assert model.seen == right, what
+                assert output.item() == 60.0 * (1 + rank.index) * len(frozen), what
+                if grad:
+                    output.backward()
+                    assert {n: p.dtype for n, p in model.named_parameters()} == seen, what
+                    gradients = replicate_fsdp.gradients(model)
+                    assert {n: (g.dtype, g.unique().tolist()) for n, g in gradients.items()} == {
+                        "adapter": (own, [15.0 * len(frozen)])
+                    }, what
+                    model.zero_grad()
+            for name, parameter in replicate_fsdp.parameters(model).items():
+                assert name == "adapter" or parameter.tolist() == [1, 2, 3, 4], what
 
     world.run(body)

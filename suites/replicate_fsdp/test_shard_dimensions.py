@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_same, requirement
@@ -162,5 +162,67 @@ def test_refused(world: World) -> None:
                 fully_shard(model, mesh=rank.mesh(), shard_placement_fn=lambda p, dim=dim: Shard(dim))  # type: ignore[misc]
                 weight: Any = model.weight
                 assert weight.placements == (Shard(dim),), (shape, dim)
+
+    world.run(body)
+
+
+class Divided(nn.Module):
+    """Weights that tensor parallelism divides in each way, each times its elements' numbers times the input."""
+
+    def __init__(self, mesh: Any, device: torch.device) -> None:
+        super().__init__()
+        for name, placement in TENSOR_PARALLEL.items():
+            whole = distribute_tensor(numbers(*TENSOR_PARALLEL_SHAPE).to(device), mesh, [placement])
+            self.register_parameter(name, nn.Parameter(whole))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return one number."""
+        parts = {name: (p.to_local(), p.detach().to_local()) for name, p in self.named_parameters()}  # type: ignore[operator]
+        return sum(((part * factor).sum() for part, factor in parts.values()), x.new_zeros(())) * x
+
+
+TENSOR_PARALLEL_SHAPE = (8, 4)
+TENSOR_PARALLEL = {"rows": Shard(0), "columns": Shard(1), "not": Replicate()}
+"""How tensor parallelism places weights, by their names."""
+
+
+@requirement(
+    "RFSDP-TP-03",
+    "A parameter that tensor parallelism and fully_shard divide, over one dimension or two, is put together in order.",
+    source=f"{SOURCE}; torch.distributed.tensor.DTensor.full_tensor; torch.distributed.checkpoint.state_dict",
+)
+@pytest.mark.world(4)
+def test_tensor_parallel(world: World) -> None:
+    """Put parameters and gradients together by full_tensor, redistribute and state dicts, also with replicas."""
+
+    def body(rank: Rank) -> None:
+        meshes = [
+            rank.mesh(2, 2, names=("shards", "tensor")),
+            rank.mesh(1, 2, 2, names=("replicas", "shards", "tensor")),
+        ]
+        for mesh, dim in itertools.product(meshes, (0, 1)):
+            data = mesh["shards"] if mesh.ndim == 2 else mesh["replicas", "shards"]
+            model: Any = Divided(mesh["tensor"], rank.device)
+            fully_shard(model, mesh=data, shard_placement_fn=lambda p, dim=dim: Shard(dim))  # type: ignore[misc]
+            right, at = numbers(*TENSOR_PARALLEL_SHAPE), mesh["tensor"].get_local_rank()
+            model(torch.tensor(1.0 + rank.index // 2, device=rank.device)).backward()
+            state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+            for name, parameter in model.named_parameters():
+                what, placed = f"{mesh.shape}, dimension {dim}, {name}", TENSOR_PARALLEL[name]
+                own = chunk(right, 2, at, placed.dim) if isinstance(placed, Shard) else right
+                part = chunk(own, data.size(-1), data.get_local_rank(data.ndim - 1), dim)
+                everywhere = [Replicate()] * parameter.device_mesh.ndim
+                assert parameter.grad.placements == parameter.placements, what
+                for tensor, factor in ((parameter.detach(), 1.0), (parameter.grad, 1.5)):
+                    assert_same(part * factor, tensor.to_local(), what)
+                    assert_same(right * factor, tensor.full_tensor(), what)
+                assert_same(right, parameter.detach().redistribute(placements=everywhere).to_local(), what)
+                assert_same(right, state[name], what)
+            other: dict[str, Any] = {name: (right + 7).to(rank.device) for name in TENSOR_PARALLEL}
+            set_model_state_dict(model, other, options=StateDictOptions(full_state_dict=True))
+            for name, parameter in model.named_parameters():
+                assert_same(
+                    right + 7, parameter.detach().full_tensor(), f"{mesh.shape}, dimension {dim}, {name}: loaded"
+                )
 
     world.run(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fixtures.layers import alone, layers, row, train
+from fixtures.managed import ways
 from fixtures.tensors import chunk
 from harness import Rank, World, requirement
 from harness.stacks import messages, replicate_fsdp
+from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.fsdp.fully_shard"
 
@@ -128,6 +131,64 @@ def test_memory(world: World) -> None:
                 assert held(model) == [not after_forward, True, not after_forward], f"{what}: after unshard()"
                 model[1].reshard()
                 assert held(model) == [not after_forward, False, not after_forward], f"{what}: after reshard()"
+
+    world.run(body)
+
+
+class Some(nn.Module):
+    """Layers that are called in an order that can be changed."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers, self.order = nn.ModuleList(Keeping(4, 4, bias=False) for _ in range(count)), list[int]()
+        for layer in self.layers:
+            nn.init.eye_(layer.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i in self.order:
+            x = self.layers[i](x)
+        return x * 1
+
+
+@requirement(
+    "RFSDP-SHARDPAR-05",
+    "A forward that ran only some modules of a list leaves the parameters of all of them as one that ran all.",
+    source=f"{SOURCE}: module, reshard_after_forward",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, a list of which a forward runs a part stays gathered")
+@pytest.mark.world(2)
+def test_in_part(world: World) -> None:
+    """Run some or all of two or three listed modules and of others, once or twice, in several orders, twice each."""
+    orders = [[0], [1, 3], [3, 2], [2, 2, 0], [0, 1, 2, 3], [2, 3, 1]]
+
+    def body(rank: Rank) -> None:
+        every = ways(rank)
+        for way, size, kept in itertools.product(("sharded", "hybrid"), (2, 3), (None, False, True)):
+            model: Any = Some(4).to(rank.device)
+            options = {} if kept is None else {"reshard_after_forward": not kept}
+            every[way](list(model.layers)[:size], **options)
+            every[way](model)
+            for order, grad in itertools.product(orders, (True, False)):
+                what = f"{way}, {size} listed, {kept=}, {order}, {grad=}"
+                model.order = order
+                x = torch.full((1, 4), 1.0 + rank.index, device=rank.device)
+                with torch.set_grad_enabled(grad):
+                    output = model(x)
+                listed = [layer for i, layer in enumerate(model.layers) if i < size]
+                gathered = bool(kept) and any(i < size for i in order)
+                assert [not isinstance(layer.weight, DTensor) for layer in listed] == [gathered] * size, what
+                memory = [model.layers[i].used.untyped_storage().size() > 0 for i in order if i < size]
+                assert memory == [gathered] * len(memory), what
+                if grad:
+                    output.sum().backward()
+                    assert all(isinstance(p, DTensor) for p in model.parameters()), what
+                    found = {name: g.unique().tolist() for name, g in replicate_fsdp.gradients(model).items()}
+                    right = {f"layers.{i}.weight": [1.5 * order.count(i)] for i in sorted(set(order))}
+                    assert found == right, what
+                    model.zero_grad()
+                elif gathered:
+                    for module in (model.layers[0], model):
+                        module.reshard()
 
     world.run(body)
 
