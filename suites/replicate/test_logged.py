@@ -37,7 +37,7 @@ def step(rank: Rank, model: nn.Module, count: int = 3) -> None:
 
 @requirement(
     "DDP-LOG-01",
-    "The logging data of a DDP module tell its options, its parameters, and the rank and size of its world.",
+    "The logging data of a DDP module tell its options, its parameters, its rank and its world's size.",
     source=SOURCE,
 )
 @requirement(

@@ -63,7 +63,7 @@ def watched(module: nn.Module, name: str, calls: list[str]) -> list[Any]:
 )
 @requirement(
     "DDP-MODHOOK-02",
-    "What forward hooks make of inputs and outputs counts in the output and in the averaged gradients.",
+    "Forward hooks of a replicated module may change inputs or outputs, which counts in the averaged gradients.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("how", ["DDP", "replicate"])
@@ -111,7 +111,7 @@ def test_forward_hooks(world: World, how: str) -> None:
 
 @requirement(
     "DDP-MODHOOK-03",
-    "Backward hooks of a replicated module and of its layers see the rank's own gradients, and may change them.",
+    "Backward hooks of a replicated module, or of its layers, see the rank's own gradients and may change them.",
     source="torch.nn.Module: register_full_backward_pre_hook, register_full_backward_hook",
 )
 @pytest.mark.parametrize("how", ["DDP", "replicate"])

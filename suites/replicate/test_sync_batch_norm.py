@@ -52,7 +52,7 @@ def norms(module: nn.Module) -> dict[str, Any]:
 )
 @requirement(
     "DDP-NORM-02",
-    "A converted batch norm keeps its options, its mode, and its parameters and buffers themselves.",
+    "A converted batch norm keeps its options and mode, with the same objects as parameters or buffers.",
     source=SOURCE,
 )
 @requirement(
