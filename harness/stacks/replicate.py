@@ -46,7 +46,10 @@ __all__ = [
     "buckets_of",
     "gradients",
     "leave_alone",
+    "log_every",
+    "logged",
     "names",
+    "optimize_buckets",
     "optimize_in_backward",
     "parameters",
     "parts",
@@ -89,6 +92,23 @@ def register_buffer_hook(model: DistributedDataParallel, state: Any, hook: Any, 
 def leave_alone(module: nn.Module, names: Sequence[str]) -> None:
     """Have a later DistributedDataParallel of the module ignore parameters and buffers."""
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, list(names))  # type: ignore[no-untyped-call]
+
+
+def optimize_buckets(
+    model: DistributedDataParallel, kind: type, *arguments: Any, parameters: Any = None, **options: Any
+) -> None:
+    """Let an optimizer update the parameters of each bucket once it is reduced; ``parameters``: these alone."""
+    model._register_fused_optim(kind, *arguments, optim_params=parameters, **options)
+
+
+def logged(model: DistributedDataParallel) -> dict[str, Any]:
+    """Return what DDP logs about a module and its latest step."""
+    return dict(model._get_ddp_logging_data())  # type: ignore[no-untyped-call]
+
+
+def log_every(model: DistributedDataParallel, rate: int) -> None:
+    """Have DDP log only every step that the rate divides, after the first ten."""
+    model._set_ddp_runtime_logging_sample_rate(rate)  # type: ignore[no-untyped-call]
 
 
 def parts(size: int) -> list[int]:

@@ -200,3 +200,88 @@ def test_every_bit_of_rank_0(world: World, dtype: torch.dtype, first: str) -> No
 
     third = float(torch.tensor(1 / 3, dtype=dtype))
     assert_on_ranks([[third] * 4] * world.size, world.run(body))
+
+
+def made(on: torch.device | str) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(1, 1, bias=False, device=on) for _ in range(3)))
+
+
+def assigned(model: Any) -> None:
+    model.load_state_dict({name: p.detach().clone() for name, p in model.state_dict().items()}, assign=True)
+
+
+def replaced(model: Any) -> None:
+    model[1].weight = nn.Parameter(model[1].weight.detach().clone())
+
+
+def tied(model: Any) -> None:
+    model[2].weight = model[0].weight
+
+
+def named(model: Any) -> None:
+    model.register_parameter("extra", nn.Parameter(torch.ones_like(model[0].weight)))
+    model[0].register_forward_hook(lambda module, args, output: output * model.extra)
+
+
+CHANGES: dict[str, Callable[[Any, torch.device], object]] = {
+    "none": lambda model, device: None,
+    "replaced": lambda model, device: replaced(model),
+    "another layer": lambda model, device: model.__setitem__(0, nn.Linear(1, 1, bias=False, device=device)),
+    "assigned": lambda model, device: assigned(model),
+    "added": lambda model, device: model.append(nn.Linear(1, 1, bias=False, device=device)),
+    "named": lambda model, device: named(model),
+    "removed": lambda model, device: model.__delitem__(1),
+    "tied": lambda model, device: tied(model),
+    "frozen": lambda model, device: model[1].requires_grad_(False),
+    "wider": lambda model, device: model.double(),
+    "from meta": lambda model, device: model.to_empty(device=device),
+}
+"""What may happen to a model between its replication and its first forward."""
+
+
+@requirement(
+    "REPL-INIT-08",
+    "replicate() averages the parameters that the module has in its first forward, whatever they were before.",
+    source="torch/distributed/_composable/replicate.py: _ReplicateState.lazy_init",
+)
+@pytest.mark.world(2)
+def test_changed_before_the_first_forward(world: World) -> None:
+    """Change a model, then compare two steps, of which the first is an evaluation or not, with those of one device."""
+
+    def fill(model: nn.Module, rank: int) -> None:
+        for number, parameter in enumerate(model.parameters()):
+            nn.init.constant_(parameter, 2.0 + number + 10 * rank)
+
+    def body(rank: Rank) -> None:
+        for name, change in CHANGES.items():
+            for evaluates in (False, True):
+                device = torch.device("meta") if name == "from meta" else rank.device
+                model: Any = replicate.replicate(made(device))
+                alone = made(device)
+                change(model, rank.device)
+                change(alone, rank.device)
+                fill(model, rank.index)
+                fill(alone, 0)
+                right = dict(alone.named_parameters())
+                dtype = next(iter(right.values())).dtype
+                x = torch.full((1, 1), 1.0 + rank.index, dtype=dtype, device=rank.device)
+                mean = torch.full((1, 1), 1.5, dtype=dtype, device=rank.device)
+                if evaluates:
+                    with torch.no_grad():
+                        model(x)
+                for number in range(2):
+                    model(x).sum().backward()
+                    alone(mean).sum().backward()
+                    found = dict(model.named_parameters())
+                    assert list(found) == list(right)
+                    for key, p in right.items():
+                        assert torch.equal(found[key], p), (name, key)
+                        assert (found[key].grad is None) == (p.grad is None), (name, number, key)
+                        assert p.grad is None or torch.equal(found[key].grad, p.grad), (name, number, key)
+                    model.zero_grad()
+                    alone.zero_grad()
+                every = dict(model.named_parameters(remove_duplicate=False))
+                averaged = {every[key] for key in replicate.names(model) if every[key].requires_grad}
+                assert averaged == {p for p in found.values() if p.requires_grad}, name
+
+    world.run(body)

@@ -218,6 +218,58 @@ def test_messages(world: World, option: str) -> None:
     world.run(body)
 
 
+class Wide(nn.Module):
+    """Eight layers of 256 KiB each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+WIDE: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "default": ({}, [4, 4]),
+    "1": ({"bucket_cap_mb": 1}, [4, 4]),
+    "1.5": ({"bucket_cap_mb": 1.5}, [6, 2]),
+    "1.25, views": ({"bucket_cap_mb": 1.25, "gradient_as_bucket_view": True}, [5, 3]),
+    "1.75, static": ({"bucket_cap_mb": 1.75, "static_graph": True}, [7, 1]),
+    "1.5, find": ({"bucket_cap_mb": 1.5, "find_unused_parameters": True}, [2, 6]),  # not rebuilt
+    "default, find": ({"find_unused_parameters": True}, [4, 4]),
+    "2": ({"bucket_cap_mb": 2}, [8]),
+    "25": ({"bucket_cap_mb": 25}, [8]),
+}
+"""Options, and how many layers are in the buckets that are reduced one after the other in the third step."""
+
+
+@requirement(
+    "DDP-SENT-05",
+    "With a bucket_cap_mb above 1, every bucket takes as much as it says, also the first one to be reduced.",
+    source=f"{SOURCE}: bucket_cap_mb",
+)
+@pytest.mark.world(2)
+def test_large_buckets(world: World) -> None:
+    """By default the first bucket ends at 1 MiB; limits are above or below the 2 MiB of the model, or its size."""
+
+    def body(rank: Rank) -> None:
+        if not recorded(rank):
+            return
+        for name, (options, counts) in WIDE.items():
+            made: list[Any] = [DistributedDataParallel, replicate.replicate]
+            for make in made if name in ("default", "1.5") else made[:1]:
+                model = make(Wide().to(rank.device), **options)
+                for _ in range(3):
+                    before = messages.mark()
+                    model(torch.ones(1, 256, device=rank.device)).sum().backward()
+                    found = of(sent(before), "all_reduce")
+                assert found == [256 * 256 * count for count in counts], (name, make)
+
+    world.run(body)
+
+
 @requirement(
     "DDP-VIEW-01",
     "With gradient_as_bucket_view, gradients share the memory of their bucket under every other option.",

@@ -87,3 +87,35 @@ def test_copies(world: World, option: str) -> None:
         assert all(torch.equal(p, eye) and p.grad is None for p in original.parameters()), name
 
     world.run(body)
+
+
+@requirement(
+    "DDP-COPY-03",
+    "Copying or pickling a DDP module with another process group than the default one raises an error that names it.",
+    source="torch.nn.parallel.DistributedDataParallel: __getstate__",
+)
+@pytest.mark.world(2)
+def test_copies_of_groups(world: World) -> None:
+    """Groups of both ranks and of one; the original trains on, and a copy of one with the default group averages."""
+
+    def body(rank: Rank) -> None:
+        both, alone = rank.subgroup([0, 1]), [rank.subgroup([0]), rank.subgroup([1])][rank.index]
+        for group, mean in ((both, 1.5), (alone, 1.0 + rank.index)):
+            model: Any = DistributedDataParallel(layers(False).to(rank.device), process_group=group)
+            for used in (False, True):
+                for copied in (*COPIES, copy.copy):
+                    with pytest.raises(RuntimeError, match="default process group"):
+                        copied(model)
+                for holder in ([model], {"model": model}, nn.ModuleList([model])):
+                    with pytest.raises(RuntimeError, match="default process group"):
+                        copy.deepcopy(holder)
+                step(rank, model)
+                assert all(bool((p.grad == mean).all()) for p in model.parameters()), used
+                assert copy.deepcopy(model.state_dict()).keys() == model.state_dict().keys()
+                model.zero_grad()
+        for group in (None, rank.group):
+            model = copy.deepcopy(DistributedDataParallel(layers(False).to(rank.device), process_group=group))
+            step(rank, model)
+            assert all(bool((p.grad == 1.5).all()) for p in model.parameters())
+
+    world.run(body)

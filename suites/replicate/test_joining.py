@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, requirement
+from harness.stacks import messages
+from suites.replicate.test_buckets import sent
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel.join"
 BATCHES = [1, 2, 4]
@@ -239,5 +243,62 @@ def test_errors(world: World) -> None:
         other = DistributedDataParallel(Model().to(rank.device), process_group=group)
         with pytest.raises(ValueError, match="multiple process groups"):
             Join([model, other])
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-JOIN-10",
+    "With enable=False, join sends nothing, so that every rank keeps the model that it has at the end.",
+    source="torch.distributed.algorithms.join.Join: enable",
+)
+@pytest.mark.world(2)
+def test_disabled(world: World) -> None:
+    """Steps of the rank's own, as many on both ranks or not, and shared ones, in a join of one or two models."""
+    options: list[dict[str, bool]] = [
+        {},
+        {"throw_on_early_termination": True},
+        {"divide_by_initial_world_size": False},
+        {"divide_by_initial_world_size": True, "throw_on_early_termination": True},
+    ]
+
+    def body(rank: Rank) -> None:
+        def joined(models: list[Any], how: dict[str, bool]) -> Any:
+            return models[0].join(enable=False, **how) if len(models) == 1 else Join(models, enable=False, **how)
+
+        for how in options:
+            for count in (1, 2):
+                models: list[Any] = [DistributedDataParallel(Model().to(rank.device)) for _ in range(count)]
+                for number, steps in enumerate(([0, 0], [2, 2], [1, 3], [3, 0])):
+                    for model in models:
+                        for tensor in (*model.module.parameters(), *model.module.buffers()):
+                            tensor.detach().fill_(10.0 * rank.index + number)
+                    before = messages.mark()
+                    with joined(models, how):
+                        for _ in range(steps[rank.index]):
+                            for model in models:
+                                model.module(torch.ones((), device=rank.device)).sum().backward()
+                    assert sent(before) == [], (how, steps)
+                    for model in models:
+                        own = 10.0 * rank.index + number
+                        assert [p.tolist() for p in model.module.parameters()] == [[own] * 3] * 3, (how, steps)
+                        assert model.module.count.tolist() == [own + steps[rank.index]] * 2, (how, steps)
+                        model.zero_grad()
+                told = []
+                for block in (nullcontext(), nullcontext(), nullcontext(), joined(models, how), nullcontext()):
+                    before = messages.mark()
+                    with block:
+                        for model in models:
+                            model(torch.tensor(12.0 * rank.index, device=rank.device)).sum().backward()
+                            assert model.module.first.grad.tolist() == [6.0] * 3, how
+                            model.zero_grad()
+                    told.append(sorted(sent(before)))
+                assert told[2] == told[3] == told[4], how  # buckets are as they stay from the third step on
+                with Join(models):
+                    pass
+                ends = [p.tolist() for model in models for p in model.module.parameters()]
+                gathered: list[Any] = [None, None]
+                dist.all_gather_object(gathered, ends)
+                assert gathered[0] == gathered[1], how
 
     world.run(body)

@@ -251,7 +251,7 @@ class Matrices(nn.Module):
 
 
 def of_rank(rank: int, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-    """Return tensors of the shapes, of which matrices have a rank of 1 or 2."""
+    """Return tensors of the shapes, no two of which are equal, and of which matrices have a rank of 1 or 2."""
 
     def value(shape: tuple[int, ...]) -> torch.Tensor:
         first, *others = (torch.arange(1.0, n + 1) for n in shape)
@@ -260,7 +260,7 @@ def of_rank(rank: int, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
         both = torch.outer(first, *others)
         return both if rank == 1 else both + 50 * torch.outer((-1.0) ** first, (-1.0) ** others[0])
 
-    return [value(shape) for shape in shapes]
+    return [(number + 1) * value(shape) for number, shape in enumerate(shapes)]
 
 
 @requirement(

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
     set_state_dict,
 )
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.states import gradients_of
@@ -426,5 +427,57 @@ def test_several_optimizers(world: World, how: str) -> None:
         set_optimizer_state_dict(again, loaded, short, options=StateDictOptions(strict=False))
         weight = other[0].layer.weight
         assert torch.equal(loaded[0].state[weight]["exp_avg"], both[0].state[module[0].layer.weight]["exp_avg"])
+
+    world.run(body)
+
+
+class Prefixed(nn.Module):
+    """A model whose names have the prefix of a DDP module's state dict in the middle, alone, or nearly."""
+
+    def __init__(self, deep: int = 2) -> None:
+        super().__init__()
+        self.weight, self.module_ = nn.Parameter(torch.randn(2)), nn.Parameter(torch.randn(2))
+        self.register_buffer("submodule", torch.randn(1))
+        self.inner = nn.ModuleDict({"module": nn.Linear(2, 2), "module_list": nn.BatchNorm1d(2)})
+        self.module = Prefixed(deep - 1) if deep else nn.Linear(2, 2)
+
+
+@requirement(
+    "DDP-PREFIX-01",
+    "Stripping a prefix from a state dict strips it once, from the beginning of names alone, in any kind of dict.",
+    source="torch.nn.modules.utils.consume_prefix_in_state_dict_if_present",
+)
+@requirement(
+    "DDP-PREFIX-02",
+    "A DDP module's state dict without its prefix is that of the plain module, with the versions of its layers.",
+    source="torch.nn.modules.utils.consume_prefix_in_state_dict_if_present: _metadata",
+)
+@pytest.mark.world(1)
+def test_prefixes(world: World) -> None:
+    """Names that have the prefix several times, in the middle, without its dot, or not at all; nested wrappers."""
+
+    def body(rank: Rank) -> None:
+        plain = Prefixed().to(rank.device)
+        model: Any = DistributedDataParallel(plain)
+        right = plain.state_dict()
+        for times, wrapped in enumerate((model, nn.ModuleDict({"module": model})), 1):
+            state = wrapped.state_dict()
+            for _ in range(times):
+                consume_prefix_in_state_dict_if_present(state, "module.")
+            assert list(state) == list(right)
+            assert all(same(value, right[name]) for name, value in state.items())
+            assert state._metadata == right._metadata
+            other = Prefixed().to(rank.device)
+            other.load_state_dict(state)
+            assert all(torch.equal(a, b) for a, b in zip(other.parameters(), plain.parameters(), strict=True))
+        for prefix in ("module.", "_orig_mod.", "a.module.", "m"):
+            given = {f"{prefix}{name}": number for number, name in enumerate(("x", f"y.{prefix}z", f"{prefix}w"))}
+            given |= {f"-{prefix}x": 3, f"y{prefix}": 4, prefix.removesuffix(".") + "_": 5}
+            stripped = {name[len(prefix) :] if name.startswith(prefix) else name: n for name, n in given.items()}
+            consume_prefix_in_state_dict_if_present(given, prefix)
+            assert given == stripped, prefix
+        empty: dict[str, Any] = {}
+        consume_prefix_in_state_dict_if_present(empty, "module.")
+        assert empty == {}
 
     world.run(body)

@@ -1,0 +1,149 @@
+"""What DistributedDataParallel writes down about itself: its options, its hook, its steps and its buckets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import Rank, World, requirement
+from harness.stacks import replicate
+
+SOURCE = "torch.nn.parallel.DistributedDataParallel: _get_ddp_logging_data"
+MIB = 1 << 20
+pytestmark = pytest.mark.usefixtures("with_buckets")
+
+
+class Layers(nn.Module):
+    """Three layers of 1 KiB, of which the last may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, count: int = 3) -> torch.Tensor:
+        for layer in self.layers[:count]:
+            x = layer(x)
+        return x
+
+
+def step(rank: Rank, model: nn.Module, count: int = 3) -> None:
+    model(torch.ones(1, 16, device=rank.device), count).sum().backward()
+
+
+@requirement(
+    "DDP-LOG-01",
+    "The logging data of a DDP module tell its options, its parameters, its rank and its world's size.",
+    source=SOURCE,
+)
+@requirement(
+    "DDP-LOG-02",
+    "The logging data of a DDP module tell a hook, a static graph or a join from when it is there.",
+    source=SOURCE,
+)
+@requirement(
+    "DDP-LOG-03",
+    "The logging data of a DDP module tell the latest step, and what its buckets are since they were rebuilt.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_logged(world: World) -> None:
+    """Ask for the data as soon as the module is made, after its hook, after each of four steps, and after a join."""
+    cases: list[tuple[dict[str, Any], dict[str, int]]] = [
+        ({}, {"bucket_cap_bytes": 25 * MIB, "broadcast_buffers": 1}),
+        ({"bucket_cap_mb": 1, "broadcast_buffers": False}, {"bucket_cap_bytes": MIB, "broadcast_buffers": 0}),
+        ({"gradient_as_bucket_view": True}, {"gradient_as_bucket_view": 1}),
+        ({"find_unused_parameters": True}, {"find_unused_parameters": 1}),
+        ({"static_graph": True}, {"static_graph": 1}),
+    ]
+    hooks: list[Any] = [default_hooks.allreduce_hook, default_hooks.fp16_compress_hook, powerSGD_hook.powerSGD_hook]
+
+    def body(rank: Rank) -> None:
+        for number, (options, says) in enumerate(cases):
+            model: Any = DistributedDataParallel(Layers().to(rank.device), **options)
+            always: dict[str, Any] = {
+                "module_name": "Layers",
+                "rank": rank.index,
+                "world_size": 2,
+                "num_parameter_tensors": 3,
+                "total_parameter_size_bytes": 3 * 1024,
+                "dtypes": "float",
+                "bucket_sizes": "3072",
+                "has_sync_bn": 0,
+                "find_unused_parameters": 0,
+                "gradient_as_bucket_view": 0,
+                "static_graph": None,
+                "join_uneven_inputs": None,
+                "comm_hook": None,
+                **says,
+            }
+
+            def check(model: Any = model, always: dict[str, Any] = always, where: Any = options, **more: Any) -> None:
+                found = replicate.logged(model)
+                for key, value in {**always, **more}.items():
+                    assert found.get(key) == value, (where, key)
+
+            check(iteration=0, rebuilt_bucket_sizes=None)
+            if number < len(hooks):
+                hook = hooks[number]
+                state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=100) if number == 2 else None
+                model.register_comm_hook(state, hook)
+                always["comm_hook"] = hook.__qualname__
+                check(iteration=0)
+            finds = "find_unused_parameters" in options
+            for done in range(4):
+                step(rank, model, 2 if finds and done > 1 else 3)
+                check(iteration=done)
+            check(
+                has_rebuilt_buckets=int(not finds),
+                rebuilt_bucket_sizes=None if finds else "3072",
+                unused_parameter_size=1024 if finds else 0,
+            )
+            with model.join():
+                step(rank, model)
+            check(iteration=4, join_uneven_inputs=1)
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-LOG-04",
+    "Changing the logging data that a DDP module returned changes neither the module nor data that it returns later.",
+    source=SOURCE,
+)
+@requirement(
+    "DDP-LOG-05",
+    "From its tenth step on, a DDP module logs those steps alone that the sample rate divides.",
+    source="torch.nn.parallel.DistributedDataParallel: _set_ddp_runtime_logging_sample_rate",
+)
+@pytest.mark.world(1)
+def test_sampled(world: World) -> None:
+    """Steps with the default rate of 100, then with rates of two and three."""
+
+    def body(rank: Rank) -> None:
+        model: Any = DistributedDataParallel(Layers().to(rank.device))
+        first = replicate.logged(model)
+        first["rank"] = first["iteration"] = 77
+        found = []
+        for _ in range(12):
+            step(rank, model)
+            found.append(replicate.logged(model)["iteration"])
+        assert found == [*range(11), 10]
+        assert replicate.logged(model)["rank"] == 0
+        assert first["iteration"] == 77
+        for rate, right in ((2, [12, 12, 14, 14]), (3, [14, 14, 18, 18])):
+            replicate.log_every(model, rate)
+            found = []
+            for _ in range(4):
+                step(rank, model)
+                found.append(replicate.logged(model)["iteration"])
+            assert found == right, rate
+        for wrong in (0, -1):
+            with pytest.raises(ValueError, match="sample rate"):
+                replicate.log_every(model, wrong)
+
+    world.run(body)

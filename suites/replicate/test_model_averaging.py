@@ -1,0 +1,257 @@
+"""Averages of parameters in place of gradients: model averagers, and post-local SGD."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.model_averaging import utils
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
+
+from harness import Rank, World, requirement
+
+FOLDER = "torch/distributed/algorithms/model_averaging"
+SCHEDULES = [(1, 0), (1, 2), (2, 0), (2, 1), (2, 3), (3, 1), (3, 2), (3, 5), (4, 2), (2, 4)]
+"""Periods, and the steps of warm-up."""
+
+
+def ready(
+    value: float, device: torch.device, shape: tuple[int, ...] = (2,), dtype: torch.dtype = torch.float32
+) -> nn.Parameter:
+    """Return a parameter of one value that has a gradient, without which it is not averaged."""
+    parameter = nn.Parameter(torch.full(shape, value, dtype=dtype, device=device))
+    parameter.grad = torch.zeros_like(parameter)
+    return parameter
+
+
+@requirement(
+    "DDP-AVG-01",
+    "A PeriodicModelAverager averages in the first step after its warm-up, then in every period-th, and in no other.",
+    source=f"{FOLDER}/averagers.py: PeriodicModelAverager, period, warmup_steps",
+)
+@requirement(
+    "DDP-AVG-02",
+    "Model averagers average over their group, which is the default one if none is given, and leave other ranks alone.",
+    source=f"{FOLDER}/averagers.py: process_group",
+)
+@pytest.mark.filterwarnings("ignore:When period is 1")
+@pytest.mark.world(3)
+def test_schedules(world: World) -> None:
+    """Every step begins with a value of the rank's own, with periods and warm-ups that divide each other or do not."""
+
+    def body(rank: Rank) -> None:
+        pair = dist.new_group([1, 2])
+        for group, members in ((None, [0, 1, 2]), (rank.group, [0, 1, 2]), (pair, [1, 2])):
+            for period, warmup in SCHEDULES:
+                averager = PeriodicModelAverager(period, warmup, group)
+                parameter = ready(0.0, rank.device)
+                averaged = []
+                for step in range(warmup + 2 * period + 1):
+                    own = [6.0 * (r + 1) + step for r in range(3)]
+                    parameter.data.fill_(own[rank.index])
+                    averager.average_parameters([parameter])
+                    mean = sum(own[member] for member in members) / len(members)
+                    found = parameter.tolist()
+                    assert found in ([mean] * 2, [own[rank.index]] * 2), (period, warmup, step)
+                    if found == [mean] * 2 != [own[rank.index]] * 2:
+                        averaged.append(step)
+                    assert averager.step == step + 1
+                moves = rank.index in members and mean != own[rank.index]  # the middle rank has the mean itself
+                right = [warmup, warmup + period, warmup + 2 * period] if moves else []
+                assert averaged == right, (period, warmup, members)
+        for period, warmup in ((0, 0), (-1, 0), (2, -1)):
+            with pytest.raises(ValueError, match="period" if period < 1 else "warmup_steps"):
+                PeriodicModelAverager(period, warmup)
+        with pytest.warns(UserWarning, match="period is 1"):
+            PeriodicModelAverager(1)
+
+    world.run(body)
+
+
+FORMS: dict[str, Callable[[list[nn.Parameter]], Any]] = {
+    "parameters": lambda every: every,
+    "a generator": lambda every: (p for p in every),
+    "a module's": lambda every: nn.ParameterList(every).parameters(),
+    "one group": lambda every: [{"params": every, "lr": 0.5}],
+    "two groups": lambda every: [{"params": every[:2]}, {"params": every[2:], "lr": 0.5}],
+    "a group each": lambda every: [{"params": [p]} for p in every],
+    "an optimizer's": lambda every: torch.optim.SGD([{"params": every[:-1]}, {"params": every[-1:]}]).param_groups,
+}
+KINDS: dict[str, list[torch.dtype]] = {
+    "one": [torch.float32] * 4,
+    "wide and narrow": [torch.float32, torch.float64, torch.float32, torch.bfloat16],
+    "narrow": [torch.bfloat16, torch.float16, torch.float16, torch.bfloat16],
+    "complex": [torch.complex64, torch.complex64, torch.complex64],
+}
+SHAPES = [(2, 3), (), (4,), (1, 2, 2)]
+
+
+@requirement(
+    "DDP-AVG-03",
+    "Averaging leaves every parameter the object that it was, with its shape, dtype, device and gradient.",
+    source=f"{FOLDER}/utils.py: average_parameters",
+)
+@requirement(
+    "DDP-AVG-04",
+    "Model averagers average every parameter that has a gradient, given as parameters or as groups, but no other.",
+    source=f"{FOLDER}/utils.py: get_params_to_average, average_parameters_or_parameter_groups",
+)
+@pytest.mark.world(2)
+def test_parameters(world: World) -> None:
+    """Give parameters of one or several dtypes in every form, all of them with gradients or one without."""
+
+    def body(rank: Rank) -> None:
+        averagers: list[Callable[[Any], None]] = [
+            lambda given: PeriodicModelAverager(2).average_parameters(given),
+            lambda given: HierarchicalModelAverager(OrderedDict({2: 2})).average_parameters(given),
+            lambda given: utils.average_parameters_or_parameter_groups(given, rank.group),
+        ]
+        for kind, dtypes in KINDS.items():
+            for form, give in FORMS.items():
+                for without in (None, 0, len(dtypes) - 1):
+                    average = averagers[(without or 0) % 3]
+                    every = [
+                        ready(4.0 * rank.index + i, rank.device, shape, dtype)
+                        for i, (shape, dtype) in enumerate(zip(SHAPES, dtypes, strict=False))
+                    ]
+                    gradients = [p.grad for p in every]
+                    if without is not None:
+                        every[without].grad = gradients[without] = None
+                    average(give(every))
+                    for i, (p, dtype) in enumerate(zip(every, dtypes, strict=True)):
+                        value = 4.0 * rank.index + i if i == without else 2.0 + i
+                        where = (kind, form, without, i)
+                        assert (p.dtype, p.shape, p.device) == (dtype, SHAPES[i], rank.device), where
+                        assert torch.equal(p.detach(), torch.full_like(p, value)), where
+                        assert p.grad is gradients[i], where
+                        assert p.requires_grad, where
+                        assert p.is_leaf, where
+        with pytest.raises(NotImplementedError):
+            PeriodicModelAverager(2).average_parameters([torch.ones(1)])  # type: ignore[list-item]
+        assert utils.get_params_to_average([{"params": every}, {"params": every[:2]}]) == [*every[:-1], *every[:2]]  # type: ignore[list-item]
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-AVG-05",
+    "A HierarchicalModelAverager averages after its warm-up, in the group of the largest period that divides the step.",
+    source=f"{FOLDER}/hierarchical_model_averager.py: period_group_size_dict, warmup_steps",
+)
+@pytest.mark.world(4)
+def test_hierarchies(world: World) -> None:
+    """Pairs and all four ranks have periods of which one divides the other or not, after several warm-ups."""
+
+    def body(rank: Rank) -> None:
+        for periods in ([2, 4], [2, 3], [1, 2], [3]):
+            sizes = OrderedDict(zip(periods, [2, 4] if len(periods) > 1 else [4], strict=True))
+            for warmup in (0, 3):
+                averager = HierarchicalModelAverager(sizes, warmup)
+                parameter = ready(0.0, rank.device)
+                for step in range(10):
+                    own = [8.0 * 3**r + step for r in range(4)]
+                    parameter.data.fill_(own[rank.index])
+                    averager.average_parameters([parameter])
+                    size = max([sizes[p] for p in periods if step >= warmup and step % p == 0], default=1)
+                    first = rank.index - rank.index % size
+                    assert parameter.tolist() == [sum(own[first : first + size]) / size] * 2, (periods, warmup, step)
+        wrong: list[Any] = [{}, {0: 4}, {-1: 2, 2: 4}, {2: 2}, {2: 4, 4: 2}]
+        for sizes in wrong:
+            with pytest.raises(ValueError, match="period_group_size_dict"):
+                HierarchicalModelAverager(OrderedDict(sizes))
+        with pytest.raises(ValueError, match="warmup_steps"):
+            HierarchicalModelAverager(OrderedDict({2: 4}), -1)
+
+    world.run(body)
+
+
+class Local:
+    """Two parameters in groups of their own, an optimizer with momentum, and post-local SGD from a third step on."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.both = [nn.Parameter(torch.zeros(2, device=rank.device)) for _ in range(2)]
+        groups = [{"params": [p], "lr": 2.0**-i} for i, p in enumerate(self.both)]
+        self.inner = torch.optim.SGD(groups, momentum=0.5)
+        self.averager = PeriodicModelAverager(3, 2)
+        self.optimizer = PostLocalSGDOptimizer(self.inner, self.averager)
+
+    def step(self, number: int) -> list[list[float]]:
+        """Run a step and return the parameters, which are equal on all ranks after an average alone."""
+        for i, p in enumerate(self.both):
+            p.grad = torch.full_like(p, 2.0 * self.rank.index + number + i)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        assert all(p.grad is None for p in self.both)
+        return [p.tolist() for p in self.both]
+
+
+@requirement(
+    "DDP-AVG-06",
+    "Every step of a PostLocalSGDOptimizer is one of the local optimizer, and an average of all groups if it is due.",
+    source="torch.distributed.optim.PostLocalSGDOptimizer: step",
+)
+@requirement(
+    "DDP-AVG-07",
+    "A PostLocalSGDOptimizer with a loaded state dict goes on as the one that was saved, at whichever step that was.",
+    source="torch.distributed.optim.PostLocalSGDOptimizer: state_dict, load_state_dict",
+)
+@requirement(
+    "DDP-AVG-08",
+    "A state dict without a step sets a PostLocalSGDOptimizer to its first step, with a warning.",
+    source="torch.distributed.optim.PostLocalSGDOptimizer: load_state_dict",
+)
+@pytest.mark.world(2)
+def test_post_local_sgd(world: World) -> None:
+    """Save before each of nine steps, and load into an optimizer that has not run or that is two steps ahead."""
+    steps = 9
+
+    def body(rank: Rank) -> list[list[list[float]]]:
+        local, states, seen = Local(rank), [], []
+        for number in range(steps):
+            state = copy.deepcopy(local.optimizer.state_dict())
+            assert state["step"] == number
+            states.append((state, [p.detach().clone() for p in local.both]))
+            seen.append(local.step(number))
+        assert local.optimizer.state is local.inner.state
+        assert local.optimizer.param_groups is local.inner.param_groups
+        for number, (state, values) in enumerate(states):
+            for ahead in (0, 2):
+                other = Local(rank)
+                for _ in range(ahead):
+                    other.step(0)
+                for p, value in zip(other.both, values, strict=True):
+                    p.data.copy_(value)
+                other.optimizer.load_state_dict(copy.deepcopy(state))
+                assert other.averager.step == number
+                assert [other.step(n) for n in range(number, steps)] == seen[number:], (number, ahead)
+        local.optimizer.load_state_dict(states[4][0])
+        without = {key: value for key, value in states[4][0].items() if key != "step"}
+        with pytest.warns(UserWarning, match="step counter"):
+            local.optimizer.load_state_dict(without)
+        assert local.averager.step == 0
+        added = nn.Parameter(torch.zeros(1, device=rank.device))
+        local.optimizer.add_param_group({"params": [added]})
+        assert local.inner.param_groups[-1]["params"] == [added]
+        return seen
+
+    first, second = world.run(body)
+    speeds = torch.zeros(2, 2)  # of ranks and parameters
+    values = torch.zeros(2, 2)
+    for number in range(steps):
+        for rank in range(2):
+            for i in range(2):
+                speeds[rank, i] = 0.5 * speeds[rank, i] + 2.0 * rank + number + i
+                values[rank, i] -= speeds[rank, i] * 2.0**-i
+        if number >= 2 and (number - 2) % 3 == 0:
+            values[:] = values.mean(0)
+        found = torch.tensor([first[number], second[number]])
+        assert torch.equal(found, values[:, :, None].expand(2, 2, 2)), number
