@@ -207,8 +207,10 @@ def test_alone(world: World) -> None:
                 assert x.detach().placements == (layout,), what
                 file = io.BytesIO()
                 torch.save(x, file)
-                file.seek(0)
-                copies = [torch.load(file, weights_only=False), pickle.loads(pickle.dumps(x))]
+                copies = [pickle.loads(pickle.dumps(x))]
+                for unsafe in False, True:
+                    file.seek(0)
+                    copies.append(torch.load(file, weights_only=not unsafe))
                 if layout != Partial():  # PyTorch copies the sum of partial values
                     copies.append(copy.deepcopy(x))
                 for i, other in enumerate(copies):
@@ -232,6 +234,56 @@ def test_alone(world: World) -> None:
             assert copied.weight.placements == (Shard(0),)
             assert copied.weight.to_local().data_ptr() != module.weight.to_local().data_ptr()  # type: ignore[operator]
         assert not messages.since(at)
+
+    world.run(body)
+
+
+@requirement(
+    "TP-MOVE-08",
+    "torch.load with weights_only loads a DTensor on a mesh of two dimensions with its placements, mesh and values.",
+    source="torch.load: weights_only; torch/distributed/tensor/__init__.py: add_safe_globals",
+)
+@requirement(
+    "TP-MOVE-09",
+    "A rank alone can redistribute a DTensor to the placements it has, and get the full tensor of replicas.",
+    source=f"{SOURCE}: redistribute, full_tensor",
+)
+@pytest.mark.world(2)
+def test_alone_on_two_dimensions(world: World) -> None:
+    """One rank loads and redistributes tensors in any layout, and gets the full tensor of those that are replicated."""
+
+    def body(rank: Rank) -> None:
+        whole = (numbers(4, 6) * 2).to(rank.device)
+        flat, deep = rank.mesh(), rank.mesh(1, 2, names=("dp", "tp"))
+        layouts: list[tuple[Any, tuple[Placement, ...]]] = [(flat, (layout,)) for layout in SOURCES]
+        layouts += [(deep, pair) for pair in itertools.product(SOURCES, repeat=2)]
+        for mesh, placements in layouts:
+            what = f"{placements}"
+            given = DTensor.from_local(part(whole, rank, placements[-1]).clone(), mesh, placements).requires_grad_()
+            local, replicated = given.to_local().detach().clone(), all(p == Replicate() for p in placements)
+            at = messages.mark()
+            if rank.index == 1:
+                file = io.BytesIO()
+                torch.save({"state": [given]}, file)
+                file.seek(0)
+                (loaded,) = torch.load(file)["state"]
+                assert (loaded.placements, loaded.device_mesh) == (placements, mesh), what
+                assert loaded.device_mesh.mesh_dim_names == mesh.mesh_dim_names, what
+                assert_same(local, loaded.to_local().detach(), f"{what}: loaded")
+                moved = [given.redistribute(placements=placements, async_op=late) for late in (False, True)]
+                for same in moved:
+                    assert same.placements == placements, what
+                    assert_same(local, same.to_local().detach() + 0, f"{what}: redistributed")
+                if replicated:
+                    with torch.no_grad():
+                        assert_same(local, given.full_tensor() + 0, f"{what}: without gradients")
+                    full = given.full_tensor()
+                    assert_same(whole, full.detach() + 0, f"{what}: full")
+                    (full * 3).sum().backward()
+                    gradient: Any = given.grad
+                    assert gradient.placements == placements, what
+                    assert (gradient.to_local() == 3).all(), what
+            assert not messages.since(at), what
 
     world.run(body)
 

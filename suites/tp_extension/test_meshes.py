@@ -18,7 +18,7 @@ from torch.distributed.fsdp import (
     StateDictType,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -27,6 +27,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from fixtures.placements import REDUCED
 from harness import Rank, World, assert_on_ranks, assert_same_all, dyadic, requirement
 from harness.stacks import tp_extension
 
@@ -251,6 +252,43 @@ def test_another_mesh(world: World, tmp_path: Path, offload: bool) -> None:
             checkpoint.load(state, checkpoint_id=tmp_path / str(other[0]))
             load(model, state)
             assert_same_all(expected, tp_extension.parameters(model), "parameter")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-21",
+    "A distributed checkpoint refuses to save or load a DTensor with a pending reduction on every rank.",
+    source="torch/distributed/tensor/_api.py: DTensor",
+)
+@pytest.mark.world(2)
+def test_pending(world: World, tmp_path: Path) -> None:
+    """Any reduction is pending, over one mesh dimension or one of two; once reduced, the tensor is saved and loaded."""
+
+    def body(rank: Rank) -> None:
+        flat, deep = rank.mesh(), rank.mesh(1, 2, names=("dp", "tp"))
+        layouts: list[tuple[DeviceMesh, list[Placement]]] = [(flat, [Partial(op)]) for op in REDUCED]
+        layouts += [
+            (deep, [Shard(0), Partial()]),
+            (deep, [Partial(), Shard(0)]),
+            (deep, [Partial("max"), Partial("max")]),
+        ]
+        whole = {"w": DTensor.from_local(torch.ones(2, 3), flat, [Replicate()])}
+        checkpoint.save(whole, checkpoint_id=tmp_path / "whole")
+        for i, (mesh, placements) in enumerate(layouts):
+            state = {"w": DTensor.from_local(torch.full((2, 3), 1.0 + rank.index), mesh, placements)}
+            before = state["w"].to_local().clone()
+            with pytest.raises(checkpoint.CheckpointException, match="partial placements"):
+                checkpoint.save(state, checkpoint_id=tmp_path / str(i))
+            assert not (tmp_path / str(i) / ".metadata").exists(), placements
+            with pytest.raises(checkpoint.CheckpointException, match="ValueError"):
+                checkpoint.load(state, checkpoint_id=tmp_path / "whole")
+            assert torch.equal(state["w"].to_local(), before), placements
+        reduced = {"w": state["w"].redistribute(placements=[Replicate(), Replicate()])}
+        checkpoint.save(reduced, checkpoint_id=tmp_path / "reduced")
+        loaded = {"w": torch.zeros(2, 3)}
+        checkpoint.load(loaded, checkpoint_id=tmp_path / "reduced")
+        assert torch.equal(loaded["w"], torch.full((2, 3), 2.0))
 
     world.run(body)
 

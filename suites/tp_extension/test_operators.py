@@ -138,6 +138,8 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "scatter_add over rows": _scattered("scatter_add", 0, 5, 7),
         "scatter_add over columns": _scattered("scatter_add", -1, 5, 7),
         "embedding": (functional.embedding, (LABELS, MATRIX)),
+        "embedding of sequences": (functional.embedding, (_classes(7, 5, 3), MATRIX)),
+        "embedding with padding": (lambda i, w: functional.embedding(i, w, padding_idx=2), (_classes(7, 3, 5), MATRIX)),
         "masked_fill": (lambda a: a.masked_fill(a > 0, 9), (A,)),
     },
     "slices": {
@@ -216,6 +218,18 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "mse_loss": (functional.mse_loss, (IMAGES[0, :2], IMAGES[1, :2])),
         "huber_loss": (functional.huber_loss, (IMAGES[0, :2], IMAGES[1, :2])),
         "nll_loss": (functional.nll_loss, (_floats(12, 6), _classes(6, 12))),
+    },
+    "losses-of-batches": {
+        "cross_entropy": (functional.cross_entropy, (_floats(12, 6), _classes(6, 12))),
+        "cross_entropy with ignored": (
+            lambda a, i: functional.cross_entropy(a, i, ignore_index=1),
+            (_floats(12, 6), _classes(6, 12)),
+        ),
+        "cross_entropy with weights": (
+            lambda a, i, w: functional.cross_entropy(a, i, w.detach()),
+            (_floats(12, 6), _classes(6, 12), ROW[:6].abs() + 1),
+        ),
+        "cross_entropy of sequences": (functional.cross_entropy, (_floats(4, 6, 2), _classes(6, 4, 2))),
     },
     "batches": {"conv1d": (lambda a, w: functional.conv1d(a, w, padding=1), (IMAGES, KERNELS))},
     "convolution": {"conv1d": (lambda a, w: functional.conv1d(a, w, padding=1), (IMAGES, KERNELS))},
@@ -365,7 +379,7 @@ def test_operators(world: World, family: str) -> None:
 DIFFERENTIABLE = {
     "values": ("pointwise", "of-sums", "scans"),
     "elements": ("views", "indexing", "slices"),
-    "layers": ("products", "normalization", "losses"),
+    "layers": ("products", "normalization", "losses", "losses-of-batches"),
 }
 """Families of which the gradients are tried."""
 

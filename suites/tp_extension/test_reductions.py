@@ -83,8 +83,8 @@ FAMILIES: dict[str, tuple[Sequence[Dims], Mapping[str, Reduction]]] = {
     "truth": (
         SEVERAL,
         {
-            "any": lambda x, dim, keepdim: _named("any")(x > 30, dim, keepdim),
-            "all": lambda x, dim, keepdim: _named("all")(x > 5, dim, keepdim),
+            "any": lambda x, dim, keepdim: _named("any")(x < 4, dim, keepdim),  # some are in each array
+            "all": lambda x, dim, keepdim: _named("all")(x > 3, dim, keepdim),
             "count": lambda x, dim, keepdim: (x > 5).count_nonzero(dim),
         },
     ),

@@ -344,6 +344,50 @@ def test_embedding(world: World, style: Any, layout: Placement, local: bool) -> 
     world.run(body)
 
 
+@requirement(
+    "TP-PLAN-20",
+    "A parallel embedding takes other tokens of the same shape in each call, whether or not a backward came between.",
+    source=f"{SOURCE}: ColwiseParallel, RowwiseParallel",
+)
+@pytest.mark.world(2, 3)
+def test_other_tokens(world: World) -> None:
+    """Use two embeddings of one size in turns, with and without gradients; backwards come at once or at the end."""
+
+    def body(rank: Rank) -> None:
+        for style, dim, local in itertools.product((RowwiseParallel, ColwiseParallel), (None, 0, -1), (True, False)):
+            late = local == (dim == 0)
+            what = f"{style.__name__}, {dim=}, {local=}, {late=}"
+            layout = Replicate() if dim is None else Shard(dim)
+            plains, modules = ([nn.Embedding(7, 6, device=rank.device) for _ in range(2)] for _ in range(2))
+            for i, embedding in enumerate((*plains, *modules)):
+                with torch.no_grad():
+                    embedding.weight.copy_(numbers(7, 6) + i % 2)
+            for module in modules:
+                options: Any = {"input_layouts": Replicate(), "output_layouts": layout, "use_local_output": local}
+                parallelize_module(module, rank.mesh(), style(**options))
+            losses: list[torch.Tensor] = []
+            for call in range(6):
+                tokens = (torch.arange(6, device=rank.device) * 3 + call).remainder(7).reshape(6, 1)
+                found = []
+                for embedding in plains[call // 2 % 2], modules[call // 2 % 2]:
+                    with torch.no_grad() if call == 2 else nullcontext():
+                        found.append(embedding(tokens))
+                expected, output = found[0], found[1].to_local() if isinstance(found[1], DTensor) else found[1]
+                mine = expected if dim is None else chunk(expected, rank.size, rank.index, dim % 3)
+                assert_same(mine.detach(), output.detach() + 0, f"{what}: call {call}")
+                if call != 2:
+                    losses += [expected.sum() * (call + 1), output.sum() * (call + 1)]
+                if losses and not late:
+                    torch.stack(losses).sum().backward()
+                    losses = []
+            if losses:
+                torch.stack(losses).sum().backward()
+            for plain, module in zip(plains, modules, strict=True):
+                assert_same(plain.weight.grad, whole(module.weight.grad), f"{what}: gradient")
+
+    world.run(body)
+
+
 WITHOUT_GRADIENTS = {"grad": nullcontext, "no-grad": torch.no_grad, "inference": torch.inference_mode}
 
 
