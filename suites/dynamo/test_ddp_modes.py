@@ -291,13 +291,10 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "method of the weight": lambda x, w: w.matmul(x.t()).t(),
     "transposed by a method": lambda x, w: x @ w.t(),
     "transposed by an attribute": lambda x, w: x @ w.T,
-    "viewed by a method": lambda x, w: torch.matmul(x, w.view(WIDE, WIDE)),
     "viewed by a function": lambda x, w: torch.matmul(x, torch.transpose(w, 0, 1)),
     "methods in a row": lambda x, w: torch.matmul(x, w.unsqueeze(0).squeeze(0).transpose(0, 1)),
-    "in a list": lambda x, w: torch.matmul(x, torch.cat([w[:1], w[1:]])),
-    "cast": lambda x, w: torch.matmul(x, w.double().float()),
 }
-"""How a layer uses its weight. DDPOptimizer does not see a weight that is given by keyword, or to a result's method."""
+"""How a layer uses its weight. DDPOptimizer does not see one that is given by keyword or to a result's method."""
 
 
 class Using(nn.Module):

@@ -68,13 +68,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Plan, Given]] = {
     "columns of a sequence": (lambda: nn.Linear(6, 8), ColwiseParallel(input_layouts=S0), PART),
     "columns made whole": (lambda: nn.Linear(6, 8), ColwiseParallel(output_layouts=R), WHOLE),
     "columns to a sequence": (lambda: nn.Linear(6, 8), ColwiseParallel(output_layouts=S0), WHOLE),
-    "columns to a DTensor": (lambda: nn.Linear(6, 8), ColwiseParallel(use_local_output=False), WHOLE),
     "uneven columns": (lambda: nn.Linear(6, 7), ColwiseParallel(output_layouts=R), WHOLE),
     "columns of a DTensor": (lambda: nn.Linear(6, 8), ColwiseParallel(), as_dtensor(R)),
     "rows": (lambda: nn.Linear(12, 4), RowwiseParallel(), PART),
     "rows of the whole": (lambda: nn.Linear(6, 4), RowwiseParallel(input_layouts=R), WHOLE),
     "rows to a sequence": (lambda: nn.Linear(12, 4), RowwiseParallel(output_layouts=S0), PART),
-    "rows to columns": (lambda: nn.Linear(12, 4), RowwiseParallel(output_layouts=S1), PART),
     "rows to a DTensor": (lambda: nn.Linear(12, 4), RowwiseParallel(use_local_output=False), PART),
     "rows of a DTensor": (lambda: nn.Linear(12, 4), RowwiseParallel(), as_dtensor(S1)),
     "columns and rows": (pair, {"0": ColwiseParallel(), "2": RowwiseParallel()}, WHOLE),
@@ -83,14 +81,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Plan, Given]] = {
     "a sequence of the whole": (Scale, SequenceParallel(sequence_dim=0), as_dtensor(R)),
     "an input": (Double, PrepareModuleInput(**PREPARED), PART),
     "an input that is a DTensor": (Double, PrepareModuleInput(**PREPARED), as_dtensor(S0)),
-    "an input to local": (Double, PrepareModuleInput(**PREPARED, use_local_output=True), PART),
     "a DTensor to local": (Double, PrepareModuleInput(**PREPARED, use_local_output=True), as_dtensor(S0)),
     "an output": (Double, PrepareModuleOutput(output_layouts=S0, desired_output_layouts=R), PART),
-    "an output of a DTensor": (
-        Double,
-        PrepareModuleOutput(output_layouts=S0, desired_output_layouts=R),
-        as_dtensor(S0),
-    ),
     "an output to a DTensor": (
         Double,
         PrepareModuleOutput(output_layouts=S0, desired_output_layouts=S1, use_local_output=False),
@@ -110,13 +102,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Plan, Given]] = {
 """Modules, their plans, and their inputs, of which each rank has four rows of six features."""
 KEYWORDS: dict[str, Any] = {"input_kwarg_layouts": {"y": S1}, "desired_input_kwarg_layouts": {"y": R}}
 EMBEDDINGS: dict[str, tuple[int, Plan]] = {
-    "columns": (8, ColwiseParallel()),
     "columns made whole": (8, ColwiseParallel(output_layouts=R)),
     "rows": (8, RowwiseParallel(input_layouts=R)),
     "uneven rows": (7, RowwiseParallel(input_layouts=R)),
     "rows to a sequence": (8, RowwiseParallel(input_layouts=R, output_layouts=S0)),
     "uneven rows to columns": (7, RowwiseParallel(input_layouts=R, output_layouts=S1)),
-    "rows to a DTensor": (8, RowwiseParallel(input_layouts=R, use_local_output=False)),
 }
 """The number of tokens of embeddings, and their plans."""
 
