@@ -214,8 +214,9 @@ WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
     "reduce_scatter_tensor": lambda y: dist.reduce_scatter_tensor(y, torch.cat([y, y * 2])),
     "all_to_all_single": lambda y: dist.all_to_all_single(y.view(-1), y.view(-1) * 3),
     "all_gather": lambda y: dist.all_gather(list(y.view(2, -1)), y.view(2, -1)[1] * 2),
-    "broadcast": lambda y: dist.broadcast(y, 1),
 }
+OTHERS = ("data", "data of the gradient")
+"""The ways that other collectives than all_reduce take."""
 
 
 @requirement(
@@ -228,30 +229,27 @@ def test_in_shared_memory(world: World) -> None:
     """All-reduce by every way to the memory of parameters and gradients, and call other collectives by two ways."""
 
     def body(rank: Rank) -> None:
-        for name, write in WRITES.items():
-            ways = {
-                how: into
-                for how, into in INTO.items()
-                if name == "all_reduce" or how in ("data", "data of the gradient")
-            }
+        calls = [(name, how) for name in WRITES for how in INTO if name == "all_reduce" or how in OTHERS]
 
-            def everything(xs: dict[str, torch.Tensor], write: Any = write, ways: Any = ways) -> list[torch.Tensor]:
-                for how, into in ways.items():
-                    write(into(xs[how]))
-                return [x.detach() * 2 for x in xs.values()]
+        def everything(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+            for x, (name, how) in zip(xs, calls, strict=True):
+                WRITES[name](INTO[how](x))
+            return [x.detach() * 2 for x in xs]
 
-            found = []
-            for run in (everything, dynamo.compiled(everything, fullgraph=name != "broadcast")[0]):
-                xs = {}
-                for key, how in enumerate(ways):
-                    x = dyadic(2, 2, key=(rank.index, key), dtype=torch.float32).to(rank.device).requires_grad_()
-                    x.grad = dyadic(2, 2, key=("g", rank.index, key), dtype=torch.float32).to(rank.device)
-                    xs[how] = x
-                results = run(xs)
-                found.append({h: (x.detach(), x.grad, y) for (h, x), y in zip(xs.items(), results, strict=True)})
-            for how, rights in found[0].items():
-                for one, other in zip(rights, found[1][how], strict=True):
-                    assert_same(one, other, f"{name} into {how}")
+        found = []
+        for run in (everything, dynamo.compiled(everything)[0]):
+            xs = []
+            for key in range(len(calls)):
+                x = dyadic(2, 2, key=(rank.index, key), dtype=torch.float32).to(rank.device).requires_grad_()
+                x.grad = dyadic(2, 2, key=("g", rank.index, key), dtype=torch.float32).to(rank.device)
+                xs.append(x)
+            results = run(xs)
+            found.append([(x.detach(), x.grad, y) for x, y in zip(xs, results, strict=True)])
+        for (name, how), rights, others in zip(calls, *found, strict=True):
+            for one, other in zip(rights, others, strict=True):
+                assert one is not None
+                assert other is not None
+                assert_same(one, other, f"{name} into {how}")
 
     world.run(body)
 
