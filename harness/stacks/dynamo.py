@@ -16,6 +16,7 @@ from torch import nn
 from torch._dynamo import compiled_autograd
 from torch._dynamo import distributed as compile_groups
 from torch._dynamo.backends.registry import lookup_backend
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
 from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
 from harness.specs.program import Compile, Hooked
@@ -40,6 +41,7 @@ __all__ = [
     "apply",
     "budget",
     "cached_as",
+    "checkpointed",
     "compiled",
     "compiled_backward",
     "compiled_messages",
@@ -196,6 +198,13 @@ def explained(function: Compiled, *arguments: Any) -> Explained:
     reasons = tuple(str(each.reason).splitlines()[0] for each in told.break_reasons)
     assert len(told.graphs) == told.graph_count
     return Explained(told.graph_count, told.graph_break_count, reasons)
+
+
+def checkpointed(module: nn.Module, *, reentrant: bool = False, **options: Any) -> nn.Module:
+    """Wrap a module by ``checkpoint_wrapper``: its backward computes its forward again."""
+    kind = CheckpointImpl.REENTRANT if reentrant else CheckpointImpl.NO_REENTRANT
+    wrapped: nn.Module = checkpoint_wrapper(module, checkpoint_impl=kind, **options)
+    return wrapped
 
 
 def graph_break() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from harness import Rank, World, assert_same, dyadic, requirement
+from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.tracing import Tracer
 
@@ -86,5 +88,64 @@ def test_policies(world: World, collective: str) -> None:
             found = gradient(torch.compile(checkpointed, backend=tracer, fullgraph=True))
             assert_same(right, found, name)
             assert [len(g.collectives()) for g in (*tracer.forwards, *tracer.backwards)] == [1, count], name
+
+    world.run(body)
+
+
+class Summed(nn.Module):
+    """A linear layer whose output is summed over the ranks and squared."""
+
+    def __init__(self, key: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3, dtype=torch.float64)
+        for name, parameter in self.layer.named_parameters():
+            with torch.no_grad():
+                parameter.copy_(dyadic(*parameter.shape, key=(name, key), span=2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map float[rows, 3] to float[rows, 3]."""
+        return functional.all_reduce(self.layer(x), "sum", dist.group.WORLD).square() / 4
+
+
+WRAPPERS: list[Callable[[nn.Module], nn.Module]] = [
+    dynamo.checkpointed,
+    partial(dynamo.checkpointed, reentrant=True),
+    partial(dynamo.checkpointed, checkpoint_fn=partial(checkpoint, use_reentrant=False)),
+]
+"""The ways to wrap a layer: by default, by a reentrant checkpoint, and by a function of its own."""
+
+
+@requirement(
+    "DYN-CKPT-03",
+    "A compiled model whose layers are wrapped by checkpoint_wrapper is one graph.",
+    source="torch.distributed.algorithms: checkpoint_wrapper; torch.compile: fullgraph",
+)
+@requirement(
+    "DYN-CKPT-04",
+    "A compiled model whose layers are wrapped by checkpoint_wrapper has the outputs and gradients of the plain one.",
+    source="torch.distributed.algorithms: checkpoint_wrapper",
+)
+@pytest.mark.world(2)
+def test_wrapped_layers(world: World) -> None:
+    """Wrap three of four layers, each in another way; run two steps."""
+
+    def body(rank: Rank) -> None:
+        plain = nn.Sequential(*(Summed(key) for key in range(4))).to(rank.device)
+        wrapped = [wrap(Summed(key)) for key, wrap in enumerate(WRAPPERS)]
+        model = nn.Sequential(*wrapped, Summed(3)).to(rank.device)
+        function, counter = dynamo.compiled(model)
+        for step in range(2):
+            results = []
+            for module, run in ((plain, plain), (model, function)):
+                x = dyadic(2, 3, key=(rank.index, step)).to(rank.device).requires_grad_()
+                y = run(x)
+                y.sum().backward()
+                results.append([(y + 0).detach(), x.grad, *(p.grad for p in module.parameters())])
+                module.zero_grad()
+            for number, (right, found) in enumerate(zip(*results, strict=True)):
+                assert right is not None
+                assert found is not None
+                assert_same(right, found, f"tensor {number} of step {step}")
+        assert counter.graphs == 1
 
     world.run(body)

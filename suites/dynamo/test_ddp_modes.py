@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -256,5 +257,75 @@ def test_cuts_by_gradients(world: World) -> None:
             what = f"frozen {frozen}"
             assert_same_gradients(found[0], found[1], what)
             assert [sum(o.name == "linear" for o in graph.operators) for graph in tracer.graphs] == layers, what
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-DDP-17",
+    "The graphs of a compiled module under DDP end where its buckets end, also after a forward under no_sync.",
+    source="torch/_dynamo/backends/distributed.py: DDPOptimizer; torch.nn.parallel.DistributedDataParallel.no_sync",
+)
+@pytest.mark.world(2)
+def test_cuts_without_synchronization(world: World) -> None:
+    """Put none, the first, the first two or all of three steps under no_sync; layers and buckets have 1 MiB."""
+
+    def body(rank: Rank) -> None:
+        for synced in ((True,) * 3, (False, True, True), (False, False, True), (False,) * 3):
+            torch.compiler.reset()
+            tracer = Tracer("eager")
+            ddp = DistributedDataParallel(Layers(width=WIDE, count=3).to(rank.device), bucket_cap_mb=1)
+            function: Any = torch.compile(ddp, backend=tracer)
+            for step, sync in enumerate(synced):
+                with nullcontext() if sync else ddp.no_sync():
+                    function(given(rank, step, WIDE)).sum().backward()
+                linear = [sum(o.name == "linear" for o in graph.operators) for graph in tracer.graphs]
+                assert len(linear) >= 3, f"{synced}, step {step}: {linear}"
+                assert linear == [1] * len(linear), f"{synced}, step {step}: {linear}"
+
+    world.run(body)
+
+
+USES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "function": lambda x, w: nn.functional.linear(x, w),
+    "method of the weight": lambda x, w: w.matmul(x.t()).t(),
+    "transposed by a method": lambda x, w: x @ w.t(),
+    "transposed by an attribute": lambda x, w: x @ w.T,
+    "viewed by a function": lambda x, w: torch.matmul(x, torch.transpose(w, 0, 1)),
+    "methods in a row": lambda x, w: torch.matmul(x, w.unsqueeze(0).squeeze(0).transpose(0, 1)),
+}
+"""How a layer uses its weight. DDPOptimizer does not see one that is given by keyword or to a result's method."""
+
+
+class Using(nn.Module):
+    """Three weights of 1 MiB without layers, used in one way."""
+
+    def __init__(self, use: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.use, self.weights = use, nn.ParameterList(torch.eye(WIDE) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            x = self.use(x, weight) + 1
+        return x
+
+
+@requirement(
+    "DYN-DDP-18",
+    "The graphs of a compiled module under DDP end where buckets end, whether functions or methods use parameters.",
+    source="torch/_dynamo/backends/distributed.py: DDPOptimizer",
+)
+@pytest.mark.world(1)
+def test_cuts_by_use(world: World) -> None:
+    """Use parameters by functions, methods, operators and attributes; each has a bucket of its own."""
+
+    def body(rank: Rank) -> None:
+        for how, use in USES.items():
+            torch.compiler.reset()
+            tracer = Tracer("eager")
+            ddp = DistributedDataParallel(Using(use).to(rank.device), bucket_cap_mb=1)
+            torch.compile(ddp, backend=tracer)(given(rank, 0, WIDE)).sum().backward()
+            products = [sum(o.name in ("linear", "matmul") for o in graph.operators) for graph in tracer.graphs]
+            assert products == [1, 1, 1], f"{how}: {products}"
 
     world.run(body)

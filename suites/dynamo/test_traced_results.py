@@ -194,6 +194,66 @@ def test_in_place(world: World, backend: str) -> None:
     world.run(body)
 
 
+INTO: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "data": lambda x: x.data,
+    "detached": lambda x: x.detach(),
+    "data of a part": lambda x: x[1:].data,
+    "part of data": lambda x: x.data[:1],
+    "data viewed": lambda x: x.data.view(-1),
+    "detached and transposed": lambda x: x.detach().t(),
+    "data of data": lambda x: x.data.data,
+    "the gradient": lambda x: x.grad,  # type: ignore[return-value]
+    "data of the gradient": lambda x: x.grad.data,  # type: ignore[union-attr]
+    "the detached gradient": lambda x: x.grad.detach(),  # type: ignore[union-attr]
+}
+"""Tensors that share memory with a tensor or with its gradient."""
+
+WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "all_reduce": lambda y: dist.all_reduce(y),
+    "all_gather_into_tensor": lambda y: dist.all_gather_into_tensor(y.view(2, -1), y.view(2, -1)[:1] * 2),
+    "reduce_scatter_tensor": lambda y: dist.reduce_scatter_tensor(y, torch.cat([y, y * 2])),
+    "all_to_all_single": lambda y: dist.all_to_all_single(y.view(-1), y.view(-1) * 3),
+    "all_gather": lambda y: dist.all_gather(list(y.view(2, -1)), y.view(2, -1)[1] * 2),
+}
+OTHERS = ("data", "data of the gradient")
+"""The ways that other collectives than all_reduce take."""
+
+
+@requirement(
+    "DYN-RESULT-06",
+    "In compiled code, a collective into the data, the gradient or a view of a tensor changes that tensor.",
+    source="torch.Tensor: data, detach, grad; torch.distributed: all_reduce",
+)
+@pytest.mark.world(2)
+def test_in_shared_memory(world: World) -> None:
+    """All-reduce by every way to the memory of parameters and gradients, and call other collectives by two ways."""
+
+    def body(rank: Rank) -> None:
+        calls = [(name, how) for name in WRITES for how in INTO if name == "all_reduce" or how in OTHERS]
+
+        def everything(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+            for x, (name, how) in zip(xs, calls, strict=True):
+                WRITES[name](INTO[how](x))
+            return [x.detach() * 2 for x in xs]
+
+        found = []
+        for run in (everything, dynamo.compiled(everything)[0]):
+            xs = []
+            for key in range(len(calls)):
+                x = dyadic(2, 2, key=(rank.index, key), dtype=torch.float32).to(rank.device).requires_grad_()
+                x.grad = dyadic(2, 2, key=("g", rank.index, key), dtype=torch.float32).to(rank.device)
+                xs.append(x)
+            results = run(xs)
+            found.append([(x.detach(), x.grad, y) for x, y in zip(xs, results, strict=True)])
+        for (name, how), rights, others in zip(calls, *found, strict=True):
+            for one, other in zip(rights, others, strict=True):
+                assert one is not None
+                assert other is not None
+                assert_same(one, other, f"{name} into {how}")
+
+    world.run(body)
+
+
 def _one_by_one(given: torch.Tensor, into: torch.Tensor, other: int) -> tuple[list[Any], torch.Tensor]:
     """Send and receive by the functions with which compiled code replaces isend and irecv."""
     results = [functional.isend_inplace(given, other), functional.irecv_inplace(into, other)]
