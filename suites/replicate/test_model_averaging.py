@@ -165,7 +165,7 @@ def test_hierarchies(world: World) -> None:
                     assert parameter.tolist() == [sum(own[first : first + size]) / size] * 2, (periods, warmup, step)
         wrong: list[Any] = [{}, {0: 4}, {-1: 2, 2: 4}, {2: 2}, {2: 4, 4: 2}]
         for sizes in wrong:
-            with pytest.raises(ValueError, match="period_(group_size|process_group)_dict"):
+            with pytest.raises(ValueError, match=r"period_(group_size|process_group)_dict"):
                 HierarchicalModelAverager(OrderedDict(sizes))
         with pytest.raises(ValueError, match="warmup_steps"):
             HierarchicalModelAverager(OrderedDict({2: 4}), -1)
