@@ -19,22 +19,23 @@ def each_choice(variants: Sequence[Mapping[str, int]]) -> list[int]:
     of each parameter, which begins again where it has fewer; what is still missing then comes with as few variants as
     possible.  Returns indices in ascending order.  The order of ``variants`` matters only among equal ones.
     """
-    values: dict[str, set[int]] = defaultdict(set)
-    for variant in variants:
-        for name, value in variant.items():
-            values[name].add(value)
-    of_each = {name: sorted(found) for name, found in values.items()}
-    by_values = {tuple(sorted(variant.items())): i for i, variant in reversed(list(enumerate(variants)))}
-    longest = max(map(len, of_each.values()), default=0)
-    diagonal = [tuple(sorted((n, found[i % len(found)]) for n, found in of_each.items())) for i in range(longest)]
-    chosen = [by_values[wanted] for wanted in diagonal if wanted in by_values]
-    missing = {(name, value) for name, found in values.items() for value in found}
-    missing -= {pair for i in chosen for pair in variants[i].items()}
+    missing = {pair for variant in variants for pair in variant.items()}
+    if not missing:
+        return list(range(len(variants)))
+    values: dict[str, list[int]] = defaultdict(list)
+    for name, value in sorted(missing):
+        values[name].append(value)
+    by_pairs = {tuple(sorted(variant.items())): i for i, variant in reversed(list(enumerate(variants)))}
+    diagonal = [
+        tuple((name, found[i % len(found)]) for name, found in values.items())
+        for i in range(max(map(len, values.values())))
+    ]
+    chosen = [pairs for pairs in diagonal if pairs in by_pairs]
+    missing.difference_update(*chosen)
     while missing:
-        best = max(by_values.items(), key=lambda each: (len(missing.intersection(each[0])), each[0]))
-        chosen.append(best[1])
-        missing.difference_update(best[0])
-    return sorted(chosen) if longest else list(range(len(variants)))
+        chosen.append(max(by_pairs, key=lambda pairs: (len(missing.intersection(pairs)), pairs)))
+        missing.difference_update(chosen[-1])
+    return sorted(by_pairs[pairs] for pairs in chosen)
 
 
 class Choices:

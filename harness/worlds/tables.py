@@ -27,17 +27,15 @@ def fill(imported: Collection[str]) -> None:
             lambda: dynamo.trace_rules.clear_lru_cache(),
             lambda: torch.overrides.get_overridable_functions(),
             lambda: torch.overrides.get_testing_overrides(),
-            lambda: _funcnames().get_funcname(torch.distributed._functional_collectives.__file__, 1),
+            lambda: importlib.import_module("torch._dynamo.funcname_cache").get_funcname(
+                torch.distributed._functional_collectives.__file__, 1
+            ),
             lambda: dynamo.list_backends(),
             lambda: torch._functorch.partitioners.get_default_op_list(),
             lambda: _leave_out_latency(dynamo.guards),
         )
     if "torch._inductor.compile_fx" in imported:
         _each(INDUCTOR.share)
-
-
-def _funcnames() -> Any:
-    return importlib.import_module("torch._dynamo.funcname_cache")
 
 
 def _each(*steps: Callable[[], Any]) -> None:
