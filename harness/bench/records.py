@@ -20,6 +20,8 @@ VERSION = 1
 SHARE = 0.25
 """The quantile of iterations that is a night's figure.  It is low because disturbances only add time, now and then."""
 
+STEP = "step."
+"""What the operation of a training step begins with."""
 LINK = "link"
 """The metric of a link's bandwidth in GB/s (10^9), as the profile says it."""
 COUNTS = ("collectives", "bytes", LINK)
@@ -56,6 +58,11 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         rest = ", ".join(f"{name} {value}" for name, value in self.variant)
         metric = self.metric if self.metric != "time" else ""
         return " · ".join(filter(None, (" ".join(filter(None, words)), where, rest, metric)))
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is of a training step, and not of one collective."""
+        return self.operation.startswith(STEP)
 
     @property
     def how(self) -> str:

@@ -17,13 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.bench.figures import BUSBW_DEFINED, busbw
-from harness.bench.records import LINK, Series, size_of
+from harness.bench.records import LINK, STEP, Series, size_of
 
 COPY = "memory.copy"
 """A copy in memory by all ranks at once; ``bytes`` is the size of one rank's copy."""
 SHOWN = (1 << 16, 1 << 20)
 """Bytes near which there is a curve, besides the largest message."""
-STEP = "step."
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def _shown(sizes: Mapping[int, object]) -> list[int]:
 def _steps(figures: Mapping[Series, float]) -> list[Curve]:
     by_step: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
     for series, value in figures.items():
-        if series.operation.startswith(STEP) and series.metric in ("time", "compute"):
+        if series.is_step and series.metric in ("time", "compute"):
             how = ", ".join(f"{name} {value}" for name, value in series.variant if name != "model")
             key = (series.operation.removeprefix(STEP), f"{how}, {_model(series)}".removeprefix(", "))
             by_step.setdefault(key, {}).setdefault(series.world, {})[series.metric] = value

@@ -96,7 +96,7 @@ def confirm(
     ] = "",
     make: Annotated[str, typer.Option(help="Shell command that makes the environment {folder} for {candidate}.")] = "",
     every: Annotated[
-        bool, typer.Option("--all", help="Measure every collective of the night, suspected or not.")
+        bool, typer.Option("--all", help="Measure every collective and training step of the night, suspected or not.")
     ] = False,
     most: Annotated[int, typer.Option(help="Number of suspected series to measure at most.", min=1)] = 6,
     minutes: Annotated[float, typer.Option(help="Time for the duet.", min=0.1)] = 10.0,
@@ -157,16 +157,23 @@ def _now() -> float:
 def chosen_of(found: Decision, most: int) -> tuple[list[Suspicion], int]:
     """Return the suspicions that a duet measures, and the number of those that it could measure besides.
 
-    Duets measure collectives, and neither training steps nor what other programs measured.
+    Duets measure neither compiled steps nor the parts of steps nor what other programs measured.
     """
-    fit = [one for one in found.suspicions if one.series.bytes and one.series.metric == "time"]
+    fit = [one for one in found.suspicions if _dueted(one.series)]
     return fit[:most], len(fit[most:])
 
 
+def _dueted(series: Series) -> bool:
+    """Return whether a duet can measure a series."""
+    return series.metric == "time" and (
+        bool(series.bytes) or (series.is_step and "compiled" not in dict(series.variant))
+    )
+
+
 def _others(line: Line, found: Decision) -> list[Suspicion]:
-    """Return the collectives of the night that are not suspected."""
+    """Return what a duet can measure of the night and is not suspected."""
     known = {one.series for one in found.suspicions}
-    here = [one for one in line.figures[line.nights[-1].id] if one.bytes and one.metric == "time" and one not in known]
+    here = [one for one in line.figures[line.nights[-1].id] if _dueted(one) and one not in known]
     return [Suspicion(series=one, kind=ALL) for one in here]
 
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 import harness
+from harness.bench.counting.deciding import SETS
 from harness.bench.duet.deciding import LEAST, MARGIN, PLANNED, RATE
 from harness.bench.duet.journal import NAME, Journal, JournalError
 from harness.bench.duet.messages import Begin, Described
@@ -347,6 +348,9 @@ def _count(duet: Duet) -> None:
             how = "more" if change.more else "less"
             typer.echo(one_line(f"B needs {how}: {change} in {duet.state.begun.series[series].name}"))
 
+    left = len(duet.state.begun.series) - len(duet.state.counts)
+    if left:
+        typer.echo(f"counts what {left} series need, on {SETS} sets of fresh ranks of each side")
     try:
         duet.count(told)
     except SideFailed as e:

@@ -21,14 +21,13 @@ from harness.bench.duet.records import A
 from harness.bench.duet.run import ranks_of
 from harness.bench.duet.sides import Setting, Side, SideFailed, variables_of
 from harness.bench.measuring.asked import asked_of, ranks_asked
+from harness.bench.measuring.steps import usual_steps
 from harness.bench.records import Series
 from harness.commands.duet import chosen
 from harness.commands.refusing import refusing
 from harness.safe_io.shown import one_line
 from harness.safe_io.writing import own_folder, write_whole
 from harness.versions.environments import variables
-
-STEPS = ("replicate", "replicate_fsdp", "tp_extension")
 
 
 class Row(msgspec.Struct):
@@ -46,7 +45,7 @@ def counts(
     profile: Annotated[str, typer.Option(help="A profile: a name, or a file. Default: gloo on the host.")] = "",
     ranks: Annotated[str, typer.Option(help="Numbers of ranks, such as 2,8. Default: the profile's, or 2 and 4.")] = "",
     more: Annotated[str, typer.Option(help="More series, as in concord perf duet.", metavar="WHAT")] = "",
-    steps: Annotated[bool, typer.Option(help="Count training steps on 2 ranks, too.")] = True,
+    steps: Annotated[bool, typer.Option(help="Count the usual training steps on 2 ranks, too.")] = True,
     sets: Annotated[int, typer.Option(help="Sets of fresh ranks.", min=2, max=100)] = 5,
     times: Annotated[int, typer.Option(help="Calls over which to count.", min=1, max=10_000)] = 20,
     out: Annotated[Path, typer.Option(help="Folder for what the ranks print.")] = Path("reports/out/counts"),
@@ -71,7 +70,8 @@ def counts(
             stack.callback(side.close)
             side.send(begin)
             offers = side.described().offers
-            rows, missing = _counted(side, offers, chosen(offers, series or []), sets, times, STEPS if steps else ())
+            asked = list(dict.fromkeys([*chosen(offers, series or []), *(usual_steps(offers) if steps else ())]))
+            rows, missing = _counted(side, offers, asked, sets, times)
         except SideFailed as e:
             raise ValueError(e.why) from e
         _show(rows, missing, sets)
@@ -80,14 +80,13 @@ def counts(
 
 
 def _counted(
-    side: Side, offers: Sequence[Series], asked: Sequence[Series], sets: int, times: int, steps: Sequence[str]
+    side: Side, offers: Sequence[Series], asked: Sequence[Series], sets: int, times: int
 ) -> tuple[list[Row], dict[str, str]]:
     """Count on sets of fresh ranks.  Returns rows, and what can't be counted with the reason."""
     missing: dict[str, str] = {}
     found: dict[str, list[dict[str, float]]] = {}
     wanted = [(one.name, ranks_of(one), Count(offers.index(one), times=times)) for one in asked]
-    wanted += [(f"step.{stack} 2 ranks", 2, Count(step=stack, times=times)) for stack in steps]
-    side.do(Servers())
+    side.do(Servers(steps=any(one.is_step for one in asked)))
     for _ in range(sets):
         for size in sorted({size for _, size, _ in wanted}):
             side.do(Ranks(size))

@@ -7,13 +7,10 @@ from dataclasses import replace
 import pytest
 
 from harness import World, requirement
-from harness.bench.measuring.steps import Step, timed_on
+from harness.bench.measuring.stepping import timed_on
+from harness.bench.measuring.steps import BUCKETS, SYNCED, Step, accumulating, bucketed
 from harness.plugin.perf import Perf
 from harness.profiles.obeyed import in_force
-
-ACCUMULATING = Step("replicate", micro_batches=4)
-BUCKETS = {"whole": 25.0, "quarter": 0.5}
-"""Bucket sizes in MiB; the model has 2 MiB of parameters."""
 
 timed = requirement(
     "PERF-STEP-01",
@@ -49,12 +46,12 @@ def test_compiled_steps(world: World, compiled_step: Step, perf: Perf) -> None:
 @timed
 @alike
 @pytest.mark.parametrize("synced", [True, False], ids=["every", "last"])
-@pytest.mark.parametrize("stack", ["replicate", "replicate_fsdp"])
+@pytest.mark.parametrize("stack", SYNCED)
 @pytest.mark.world(2, record=False, exclusive="measured")
 @pytest.mark.each_choice
 def test_accumulation(world: World, stack: str, synced: bool, perf: Perf) -> None:
     """Of four micro-batches, average each or only the last."""
-    perf.keep(*timed_on(world, replace(ACCUMULATING, stack=stack, synced=synced), perf.effort))
+    perf.keep(*timed_on(world, accumulating(stack, synced=synced), perf.effort))
 
 
 @timed
@@ -63,4 +60,4 @@ def test_accumulation(world: World, stack: str, synced: bool, perf: Perf) -> Non
 @pytest.mark.world(2, record=False, exclusive="measured")
 def test_buckets(world: World, capacity: float, perf: Perf) -> None:
     """Use one bucket for the whole model, or several."""
-    perf.keep(*timed_on(world, Step("replicate", options=(("bucket_cap_mb", capacity),)), perf.effort))
+    perf.keep(*timed_on(world, bucketed(capacity), perf.effort))

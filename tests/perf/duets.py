@@ -14,13 +14,16 @@ from harness.bench.duet.records import About, Begun
 from harness.bench.duet.run import Duet
 from harness.bench.duet.sides import SideFailed
 from harness.bench.duet.state import replayed
+from harness.bench.measuring.steps import STACKS, Step
 from harness.bench.records import Fingerprint, Series
+from harness.worlds.world import World, WorldSpec
 
 SIZES = (8, 512, 8 << 10, 128 << 10, 1 << 20, 2 << 20)
 OFFERS = tuple(
     Series(operation="all_reduce", op="sum", dtype="float32", bytes=size, world=2, backend="gloo", device="cpu")
     for size in SIZES
 )
+STEPS = tuple(Step(stack).series(World(WorldSpec(2), lambda: None)) for stack in STACKS)  # type: ignore[arg-type, return-value]
 ABOUT = About(label="/env", python="/env/bin/python", harness="/concord/harness")
 
 
@@ -54,6 +57,7 @@ class FakeSide:
         self.steps = dict(steps or {})
         self.begun: Begin | None = None
         self.asked: list[messages.Request] = []
+        self.offers: tuple[Series, ...] = OFFERS
         self.fails: dict[type, SideFailed | type[BaseException]] = {}
         self.setting = type("Setting", (), {"python": Path("/env/bin/python")})()
         self._server = self._ranks = 0.0
@@ -70,7 +74,7 @@ class FakeSide:
         machine = self.machine
         if isinstance(request, Servers):
             self._server = machine.server * float(machine.random.standard_normal())
-            machine.spend(self.server_seconds)
+            machine.spend(self.server_seconds * (2 if request.steps else 1))
         if isinstance(request, Ranks):
             machine.started += 1
             self.firsts += machine.started % 2
@@ -84,7 +88,7 @@ class FakeSide:
         return messages.Done()
 
     def described(self) -> Described:
-        return Described(Fingerprint(software=(("torch", "2.13.0"),)), "", "/concord/harness", OFFERS)
+        return Described(Fingerprint(software=(("torch", "2.13.0"),)), "", "/concord/harness", self.offers)
 
     def do(self, request: messages.Request) -> None:
         self.send(request)
@@ -99,14 +103,14 @@ class FakeSide:
         machine = self.machine
         own = self._server + self._ranks + machine.noise * float(machine.random.standard_normal())
         burst = np.exp(np.minimum(machine.level() * machine.random.exponential(1.0, count), 3.0))
-        times = 1e-4 * np.exp(own) * burst * self.steps.get(OFFERS[series].bytes, 1.0)
+        times = 1e-4 * np.exp(own) * burst * self.steps.get(self.offers[series].bytes, 1.0)
         machine.spend(float(times.sum()))
         return tuple(times.tolist())
 
     def counted(self) -> messages.Counted:
         request = self.asked[-1]
         assert isinstance(request, messages.Count)
-        return messages.Counted({"operators": 1.0, **self.needs.get(OFFERS[request.series].bytes, {})}, 2)
+        return messages.Counted({"operators": 1.0, **self.needs.get(self.offers[request.series].bytes, {})}, 2)
 
     def close(self) -> None:
         pass
@@ -117,12 +121,19 @@ def begun(series: tuple[Series, ...] = OFFERS, **fields: object) -> Begun:
     return Begun(**given)  # type: ignore[arg-type]
 
 
-def duet(folder: Path, machine: Machine, steps: Mapping[int, float] | None = None, **fields: object) -> Duet:
+def duet(
+    folder: Path,
+    machine: Machine,
+    steps: Mapping[int, float] | None = None,
+    offers: tuple[Series, ...] = OFFERS,
+    **fields: object,
+) -> Duet:
     """A duet of two such sides, of which B may be slower, with a journal in a folder."""
     first = begun(**fields)  # type: ignore[arg-type]
     journal = Journal(folder / "duet.jsonl")
     journal.begin(first)
     sides = {"A": FakeSide("A", machine), "B": FakeSide("B", machine, steps)}
-    offers = dict.fromkeys("AB", OFFERS)
+    for side in sides.values():
+        side.offers = offers
     now = {"clock": lambda: machine.now, "now": lambda: machine.now}
-    return Duet(sides, journal, replayed([first]), offers, **now)  # type: ignore[arg-type]
+    return Duet(sides, journal, replayed([first]), dict.fromkeys("AB", offers), **now)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from harness import Rank, World
-from harness.bench.counting import kernel, on_ranks, steps
+from harness.bench.counting import kernel, on_ranks
 from harness.bench.counting.calls import NotTraced, SystemCalls
 from harness.bench.counting.deciding import SETS, Change, changes, steadiness
 from harness.bench.counting.names import (
@@ -170,7 +170,7 @@ def total(counted: list[Counted], name: str) -> float:
 
 def test_an_all_reduce(two: World) -> None:
     """One collective and one operator; its payload is sent at least once by each rank, and equally each time."""
-    first, second = (two.run(on_ranks.collective, KIB) for _ in range(2))
+    first, second = (two.run(on_ranks.on_rank, KIB) for _ in range(2))
     assert total(first, COLLECTIVES) == total(first, OPERATORS) == 2
     assert total(first, SENT) == total(second, SENT) >= 2 * 1024
     assert total(first, COPIES) == total(first, ALLOCATIONS) == 0
@@ -181,7 +181,7 @@ def test_an_all_reduce(two: World) -> None:
 def test_a_training_step(two: World) -> None:
     """What the profiler counts of a step is the same each time, and there is something of each."""
     step = Step("replicate", pairs=1, width=16, rows=2)
-    first, second = (two.run(steps.on_rank, step, 5) for _ in range(2))
+    first, second = (two.run(on_ranks.on_rank, step, 5) for _ in range(2))
     for name in EXACT:
         assert total(first, name) == total(second, name) > 0, name
 
@@ -226,9 +226,9 @@ def calls_once_more(rank: Rank) -> None:
 )
 def test_more_work_shows(two: World, breaks: Callable[[Rank], None], rises: dict[str, float]) -> None:
     """An extra copy is two copies (one of its clone) and an allocation; an extra message is one more collective."""
-    before = two.run(on_ranks.collective, KIB, 5)
+    before = two.run(on_ranks.on_rank, KIB, 5)
     two.run(breaks)
-    after = two.run(on_ranks.collective, KIB, 5)
+    after = two.run(on_ranks.on_rank, KIB, 5)
     assert {name: total(after, name) - total(before, name) for name in rises} == rises
     if breaks is sends_once_more:
         assert total(after, SENT) > total(before, SENT) * 1.01
@@ -236,11 +236,11 @@ def test_more_work_shows(two: World, breaks: Callable[[Rank], None], rises: dict
 
 def test_more_system_calls_show(two: World) -> None:
     """Forty more of one rank are counted, on that rank."""
-    before = two.run(on_ranks.collective, KIB)
+    before = two.run(on_ranks.on_rank, KIB)
     if CALLS in before[1].missing:
         pytest.skip(f"this kernel does not let processes trace each other: {before[1].missing[CALLS]}")
     two.run(calls_once_more)
-    after = two.run(on_ranks.collective, KIB)
+    after = two.run(on_ranks.on_rank, KIB)
     assert after[1].counts[CALLS] >= 40
 
 
@@ -265,7 +265,7 @@ def test_values_are_checked(two: World) -> None:
         dist.all_reduce = lambda tensor, *args, **options: (right(tensor, *args, **options), tensor.add_(1))
 
     two.run(wrong)
-    assert all("output" in one.problem for one in two.run(on_ranks.collective, KIB, 2))
+    assert all("output" in one.problem for one in two.run(on_ranks.on_rank, KIB, 2))
 
 
 # in duets

@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from harness.bench.duet import messages
-from harness.bench.duet.messages import Begin, Count, Ranks
+from harness.bench.duet.messages import Begin, Count, Ranks, Servers
 from harness.bench.duet.sides import Setting, SideFailed
 from harness.commands import perf_counts as command
 from harness.commands.main import app
-from tests.perf.duets import FakeSide, Machine
+from tests.perf.duets import OFFERS, STEPS, FakeSide, Machine
 
 
 class Counting(FakeSide):
@@ -23,7 +23,7 @@ class Counting(FakeSide):
         request = self.asked[-1]
         assert isinstance(request, Count)
         started = sum(isinstance(one, Ranks) for one in self.asked)
-        counts = {"copies": 8.0 if request.step else 2.0, "system calls": 200.0 + 10 * started}
+        counts = {"copies": 8.0 if self.offers[request.series].is_step else 2.0, "system calls": 200.0 + 10 * started}
         return messages.Counted(counts, 2, {"instructions": "no such counter"})
 
 
@@ -33,6 +33,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Counting]:
 
     def side(setting: Setting, log: Path) -> Counting:
         found.append(Counting(setting.name, Machine()))
+        found[-1].offers = (*OFFERS, *STEPS)
         return found[-1]
 
     monkeypatch.chdir(tmp_path)
@@ -57,7 +58,8 @@ def test_counts(made: list[Counting], tmp_path: Path) -> None:
     assert sum(isinstance(one, Ranks) for one in side.asked) == 3
     rows = json.loads((tmp_path / "found.json").read_text())
     assert rows[0]["counts"]["copies"] == {"value": 1.0, "spread": 0.0}
-    assert [row["name"] for row in rows[1:]] == [f"step.{stack} 2 ranks" for stack in command.STEPS]
+    assert [row["name"] for row in rows[1:]] == [step.name for step in STEPS]
+    assert [one.steps for one in side.asked if isinstance(one, Servers)] == [True]
 
 
 def test_what_is_asked_of_the_side(made: list[Counting]) -> None:
@@ -66,7 +68,8 @@ def test_what_is_asked_of_the_side(made: list[Counting]) -> None:
     (side,) = made
     assert side.begun == Begin(ranks=(2, 8), more=("models",))
     assert {one.times for one in side.asked if isinstance(one, Count)} == {3}
-    assert not any(one.step for one in side.asked if isinstance(one, Count))
+    assert not any(side.offers[one.series].is_step for one in side.asked if isinstance(one, Count))
+    assert [one.steps for one in side.asked if isinstance(one, Servers)] == [False]
 
 
 @pytest.mark.parametrize(

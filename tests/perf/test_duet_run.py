@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from harness.bench.duet import deciding, messages
 from harness.bench.duet.deciding import EQUAL, FASTER, SLOWER
@@ -13,13 +14,17 @@ from harness.bench.duet.journal import read
 from harness.bench.duet.messages import Finish, Prepare, Ranks, Servers
 from harness.bench.duet.records import Generation, Pair
 from harness.bench.duet.run import TURNS, ranks_of, shared, without_place
+from harness.bench.duet.shown import markdown, tables
 from harness.bench.duet.sides import SideFailed
 from harness.bench.duet.state import FAILED, replayed
+from harness.bench.duet.view import view
+from harness.bench.measuring.asked import OVERLAP
 from harness.bench.measuring.collectives import Timed
+from harness.bench.measuring.steps import STACKS, eager, usual_steps
 from harness.bench.measuring.sweeps import every
 from harness.bench.records import Series
 from harness.worlds.world import World, WorldSpec
-from tests.perf.duets import OFFERS, SIZES, Machine, duet
+from tests.perf.duets import OFFERS, SIZES, STEPS, Machine, duet
 
 
 def verdicts(of: object) -> list[str]:
@@ -174,9 +179,45 @@ def test_every_series_of_the_suites_is_offered_once() -> None:
     assert Timed("all_reduce", 1 << 10, group=(1, 3)) in [timed for timed, _ in every(16)]
 
 
+def test_training_steps_are_offered_once() -> None:
+    """Steps without a compiler are offered, under different names, and those that hide more if they are asked for."""
+    offered, more = (
+        [step.series(World(WorldSpec(ranks), lambda: None)) for step, ranks in eager(more=asked)]  # type: ignore[arg-type, return-value]
+        for asked in ((), (OVERLAP,))
+    )
+    assert len({one.name for one in offered}) == len(offered) == 2 * 3 + 4 + 2
+    assert all(one.is_step and ranks_of(one) == one.world for one in offered)
+    assert [one.operation for one in usual_steps(more)] == [f"step.{stack}" for stack in STACKS]
+    assert set(offered) < set(more)
+    assert {ranks for _, ranks in eager((1, 2, 8))} == {2, 8}
+
+
+def test_servers_import_what_steps_need_while_one_is_open(tmp_path: Path) -> None:
+    """Servers are started often, so those of a duet whose steps are decided import no stacks."""
+    found = duet(tmp_path, Machine(), {0: 3.0}, (OFFERS[0], STEPS[0]), series=(OFFERS[0], STEPS[0]))
+    found.run(600)
+    assert found.state.verdict(1) == "slower"
+    asked = [one.steps for one in found.sides["A"].asked if isinstance(one, Servers)]  # type: ignore[attr-defined]
+    assert asked[0]
+    assert not asked[-1]
+
+
 def test_sides_may_differ_in_their_backend() -> None:
     """Series of two backends are the same series, if nothing else differs."""
     theirs = [Series(operation="all_reduce", bytes=8, backend="mine", device="dev"), Series(operation="other")]
     ours = [Series(operation="all_reduce", bytes=8, backend="gloo", device="cpu"), Series(operation="gather")]
     assert shared({"A": ours, "B": theirs}) == ours[:1]
     assert without_place(ours[0]) == without_place(theirs[0])
+
+
+def test_steps_are_shown_together(tmp_path: Path) -> None:
+    """Steps are rows of one table for each number of ranks, by their names, without a size."""
+    found = duet(tmp_path, Machine(), {0: 3.0}, (OFFERS[0], *STEPS), series=(OFFERS[0], *STEPS))
+    found.run(600)
+    with (console := Console(width=140)).capture() as output:
+        console.print(tables(view(found.state)))
+    lines = [line.strip() for line in output.get().splitlines()]
+    assert lines.count("training steps on 2 ranks") == 1
+    assert sum(line.startswith("tp_extension, model 4x2 of 256, 16 rows") for line in lines) == 1
+    assert "0 B" not in output.get()
+    assert "| step.replicate float32 2 ranks" in markdown(view(found.state))

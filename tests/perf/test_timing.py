@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from harness import Rank, World, WorldSpec
-from harness.bench.measuring import steps
+from harness.bench.measuring import stepping, steps
 from harness.bench.measuring.collectives import Found, Timed, impossible, merged, on_rank, timed_on
 from harness.bench.measuring.timing import ONCE, Effort, HostClock, Timing, measure
 from harness.bench.records import Measurement
@@ -92,10 +95,10 @@ def test_fresh_ranks_for_every_visit(two: World) -> None:
     effort = Effort(rounds=2, visits=3, seconds=0, least=2, most=2, warm=0)
     assert len(timed_on(two, Timed("all_reduce", 8), effort).samples) == 6
     assert two.started - before == 2
-    found = {m.series.metric: m for m in steps.timed_on(two, STEP, effort)}
+    found = {m.series.metric: m for m in stepping.timed_on(two, STEP, effort)}
     assert len(found["time"].samples) == len(found["exposed"].samples) == 6
     assert len(found["collectives"].samples) == 1
-    compiled = steps.timed_on(two, steps.Step("replicate", pairs=1, width=8, rows=1, compiler="eager"), effort)
+    compiled = stepping.timed_on(two, steps.Step("replicate", pairs=1, width=8, rows=1, compiler="eager"), effort)
     assert len(compiled[0].samples) == 6
     assert two.started - before == 4
 
@@ -194,7 +197,7 @@ STEP = steps.Step("replicate", pairs=2, width=32, rows=2)
 
 
 def by_metric(world: World, step: steps.Step) -> dict[str, Measurement]:
-    return {m.series.metric: m for m in steps.timed_on(world, step, LITTLE)}
+    return {m.series.metric: m for m in stepping.timed_on(world, step, LITTLE)}
 
 
 @pytest.mark.parametrize("bad", [{"stack": "none"}, {"pairs": 0}, {"micro_batches": 0}])
@@ -237,8 +240,47 @@ def twice(rank: Rank) -> None:
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign, assignment]
 
 
-def test_wrong_gradients_are_no_figure(two: World) -> None:
-    """A step that trains wrongly fails, however fast."""
-    two.run(twice)
+def own(state: Any, bucket: Any) -> Any:
+    """Leave a rank's gradients as they are."""
+    found: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    found.set_result(bucket.buffer())
+    return found
+
+
+def never(rank: Rank) -> None:
+    """From now on DDP does not average gradients."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    right = DistributedDataParallel.__init__
+
+    def init(self: DistributedDataParallel, *args: object, **options: object) -> None:
+        right(self, *args, **options)  # type: ignore[arg-type]
+        own.__annotations__ = {}  # DDP does not read those that are text
+        self.register_comm_hook(None, own)
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign, assignment]
+
+
+@pytest.mark.parametrize("wrong", [twice, never])
+def test_wrong_gradients_are_no_figure(two: World, wrong: Callable[[Rank], None]) -> None:
+    """A step that trains wrongly fails, however fast: gradients are doubled, or those of a rank's own rows alone."""
+    two.run(wrong)
     with pytest.raises(AssertionError, match="gives wrong gradients"):
-        steps.timed_on(two, STEP, ONCE)
+        stepping.timed_on(two, STEP, ONCE)
+
+
+@pytest.mark.parametrize("stack", steps.STACKS)
+def test_gradients_are_checked_after_steps(two: World, stack: str) -> None:
+    """A model that was trained is compared with one of the same parameters, and a wrong parameter is seen."""
+    step = steps.Step(stack, pairs=2, width=32, rows=2)
+    assert two.run(trained, step) == [("", True)] * 2
+
+
+def trained(rank: Rank, step: steps.Step) -> tuple[str, bool]:
+    found = stepping.Prepared(rank, step)
+    found.call()
+    found.check("later")
+    right = found.problem
+    found.module.register_forward_hook(lambda module, given, output: 2 * output)
+    found.check("at the end")
+    return right, found.problem.startswith("at the end: the gradient of ")

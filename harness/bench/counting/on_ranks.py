@@ -11,7 +11,8 @@ from harness.bench.counting.calls import NotTraced, SystemCalls
 from harness.bench.counting.kernel import Instructions, counters
 from harness.bench.counting.names import CALLS, INSTRUCTIONS, INTERFACE, SENDS
 from harness.bench.counting.profiled import profiled
-from harness.bench.measuring.collectives import Prepared, Timed
+from harness.bench.measuring import ready
+from harness.bench.measuring.ready import Timeable
 from harness.bench.measuring.timing import Agreement, undisturbed
 from harness.worlds.rank import Rank
 
@@ -31,13 +32,13 @@ class Counted:
     """What is wrong with the values; empty: nothing."""
 
 
-def collective(rank: Rank, timed: Timed, times: int = TIMES) -> Counted | None:
-    """Count what a collective needs.  Returns None if the rank is not in its group."""
-    prepared = Prepared(rank, timed)
+def on_rank(rank: Rank, timed: Timeable, times: int = TIMES) -> Counted | None:
+    """Count what a collective or a training step needs.  Returns None if the rank is not in its group."""
+    prepared = ready.prepared(rank, timed)
     if not prepared.takes_part:
         return None
     found = counted(rank, prepared.call, prepared.members, times)
-    found.counts = {name: value / timed.in_flight for name, value in found.counts.items()}
+    found.counts = {name: value / prepared.in_flight for name, value in found.counts.items()}
     prepared.check("a call after the last that was counted")
     prepared.close()
     found.problem = prepared.problem

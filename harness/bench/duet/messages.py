@@ -28,6 +28,9 @@ class Begin(msgspec.Struct, tag="begin", frozen=True):
 class Servers(msgspec.Struct, tag="servers", frozen=True):
     """Start a fresh server, from which ranks are forked."""
 
+    steps: bool = False
+    """Whether it imports what training steps need."""
+
 
 class Ranks(msgspec.Struct, tag="ranks", frozen=True):
     """Start a fresh set of ranks."""
@@ -51,12 +54,10 @@ class Round(msgspec.Struct, tag="round", frozen=True):
 
 
 class Count(msgspec.Struct, tag="count", frozen=True):
-    """Count what a collective or a training step needs, on the ranks that there are."""
+    """Count what a series needs, on the ranks that there are."""
 
-    series: int = -1
-    """The number of a collective in what the side offers."""
-    step: str = ""
-    """A stack, instead of a collective."""
+    series: int
+    """Its number in what the side offers."""
     times: int = 20
     """Calls over which to count."""
 

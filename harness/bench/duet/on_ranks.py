@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.bench.measuring.collectives import Prepared, Timed
+from harness.bench.measuring import ready
+from harness.bench.measuring.ready import Ready, Timeable
 from harness.bench.measuring.timing import Agreement, Clock, Effort, clock_of, undisturbed, warm_up
 from harness.worlds.rank import Rank
 
 
 @dataclass
 class _Here:
-    prepared: Prepared
+    prepared: Ready
     agreement: Agreement
     clock: Clock
 
@@ -25,7 +26,7 @@ _here: dict[int, _Here] = {}
 
 
 @dataclass(frozen=True)
-class Ready:
+class Readiness:
     """What preparing a series told.  Times are in seconds."""
 
     first: float
@@ -35,16 +36,16 @@ class Ready:
     clock: str
 
 
-def prepare(rank: Rank, number: int, timed: Timed, effort: Effort) -> Ready | None:
+def prepare(rank: Rank, number: int, timed: Timeable, effort: Effort) -> Readiness | None:
     """Make a series ready: check its values, and warm up.  Returns None if the rank is not in the group."""
-    prepared = Prepared(rank, timed)
+    prepared = ready.prepared(rank, timed)
     if not prepared.takes_part:
         return None
     here = _here[number] = _Here(prepared, Agreement(rank, prepared.members), clock_of(rank.device))
     with undisturbed():
         first = here.clock.iterate(prepared.call, 1)[0]
         typical = warm_up(prepared.call, here.clock, here.agreement, effort)
-    return Ready(first, typical, prepared.copy(), here.clock.name)
+    return Readiness(first, typical, prepared.copy(), here.clock.name)
 
 
 def iterate(rank: Rank, number: int, count: int, lead: int) -> list[float] | None:
@@ -56,7 +57,7 @@ def iterate(rank: Rank, number: int, count: int, lead: int) -> list[float] | Non
         here.agreement.most(0.0)
         here.clock.iterate(here.prepared.call, lead)
         found = here.clock.iterate(here.prepared.call, count)
-    return [seconds / here.prepared.timed.in_flight for seconds in found]
+    return [seconds / here.prepared.in_flight for seconds in found]
 
 
 def finish(rank: Rank, number: int) -> str:

@@ -109,7 +109,7 @@ class Duet:
         left = [one for one in range(len(self._begun.series)) if one not in self.state.counts]
         if not left:
             return
-        self._both(messages.Servers(), draw)
+        self._servers(left, draw)
         found: dict[int, dict[str, list[dict[str, float]]]] = {one: {side: [] for side in SIDES} for one in left}
         why: dict[int, str] = {}
         for _ in range(SETS):
@@ -153,7 +153,7 @@ class Duet:
         """Measure a generation: fresh servers, and pairs of sets for at least as long as the servers took to start."""
         draw = random.Random(f"{self._begun.seed} {self.state.generations} {self.state.ends}")  # noqa: S311 - of turns
         began = self.clock()
-        self._both(messages.Servers(), draw)
+        self._servers(self.state.open, draw)
         self._both(messages.Ranks(min(ranks_of(self._begun.series[series]) for series in self.state.open)), draw)
         started = self.clock()
         number = 0
@@ -169,6 +169,10 @@ class Duet:
             number += 1
             if not self.state.open:
                 return
+
+    def _servers(self, series: Sequence[int], draw: random.Random) -> None:
+        """Start fresh servers on both sides, for these series."""
+        self._both(messages.Servers(steps=any(self._begun.series[one].is_step for one in series)), draw)
 
     def _both(self, request: messages.Request, draw: random.Random) -> None:
         """Ask both sides for something at once; which one is asked first is drawn."""

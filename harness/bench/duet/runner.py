@@ -35,8 +35,10 @@ from harness.bench.duet.messages import (
 )
 from harness.bench.figures import largest_message, usual_largest
 from harness.bench.fingerprint import available, fingerprint, memory_of
-from harness.bench.measuring.collectives import Timed
-from harness.bench.measuring.sweeps import RANKS, every
+from harness.bench.measuring.asked import RANKS
+from harness.bench.measuring.ready import Timeable
+from harness.bench.measuring.steps import eager
+from harness.bench.measuring.sweeps import every
 from harness.bench.measuring.timing import Effort
 from harness.devices import DeviceError, backend_for, inventory
 from harness.entry_points import BACKENDS, DEVICES, modules_for
@@ -54,6 +56,8 @@ _WARM = 0.1
 """Time limit of a warm-up, in seconds."""
 _PRELOAD = "torch,torch.distributed,harness.bench.duet.on_ranks"
 """What servers import, so that ranks need not: no more than collectives need, because servers are started often."""
+_FOR_STEPS = "harness.bench.measuring.stepping"
+"""What they import besides if ranks run training steps."""
 
 
 @dataclass
@@ -61,10 +65,11 @@ class Runner:
     """The state of a side."""
 
     spec: WorldSpec = field(default_factory=lambda: WorldSpec(2, record=False))
-    offers: list[tuple[Timed, int]] = field(default_factory=list)
+    offers: list[tuple[Timeable, int]] = field(default_factory=list)
     devices: dict[int, tuple[str, ...]] = field(default_factory=dict)
     pool: Pool | None = None
     world: World | None = None
+    preload: str = field(default_factory=lambda: os.environ.get(PRELOAD_VARIABLE, _PRELOAD))
 
     def begin(self, asked: Begin) -> Described:
         """Find out what there is to measure, and with which ranks.  Errors: ValueError, DeviceError."""
@@ -103,17 +108,19 @@ class Runner:
             return largest if memory is None else largest_message(memory, ranks if there.on_host else shared)
 
         largest = min(largest, room(max(needs))) if there.on_host else largest
-        offered = every(largest, asked_ranks, asked.more, room)
+        offered: list[tuple[Timeable, int]] = [*every(largest, asked_ranks, asked.more, room)]
+        offered += eager(asked_ranks, asked.more)
         self.offers = [(timed, ranks) for timed, ranks in offered if ranks in sizes]
         series = [timed.series(World(self.spec.sized(ranks), _nothing)) for timed, ranks in self.offers]
         commit = str(getattr(torch.version, "git_version", "") or "")
         return Described(fingerprint(kind), commit, os.path.dirname(faults.__file__), tuple(series))
 
-    def servers(self) -> None:
-        """Replace the server, and the ranks with it.  Errors: LaunchError."""
+    def servers(self, *, steps: bool = False) -> None:
+        """Replace the server, and the ranks with it.  ``steps``: ranks run training steps.  Errors: LaunchError."""
         self.end()
         if self.pool is not None:
             self.pool.close()
+        os.environ[PRELOAD_VARIABLE] = ",".join((self.preload, _FOR_STEPS) if steps else (self.preload,))
         self.pool = Pool()
         self.pool.prepare(start=self.spec.start)
 
@@ -145,12 +152,7 @@ class Runner:
 
     def count(self, asked: Count) -> Answer:
         """Count what a call needs on the ranks."""
-        if asked.step:
-            from harness.bench.counting import steps  # needs all stacks, which nothing else here does
-
-            answers = self._run(steps.of_stack, asked.step, asked.times)
-        else:
-            answers = self._run(counting.collective, self.offers[asked.series][0], asked.times)
+        answers = self._run(counting.on_rank, self.offers[asked.series][0], asked.times)
         found = [one for one in answers if one is not None]
         wrong = [f"rank {rank}: {one.problem}" for rank, one in enumerate(found) if one.problem]
         if wrong:
@@ -184,8 +186,8 @@ class Runner:
                     return self.count(asked)
                 case Finish(series=number):
                     return self.finish(number)
-                case Servers():
-                    self.servers()
+                case Servers(steps=steps):
+                    self.servers(steps=steps)
                 case Ranks(size=size):
                     self.ranks(size)
                 case End():
@@ -209,7 +211,6 @@ def _nothing() -> Any:
 
 def main() -> None:
     """Answer requests until the input ends."""
-    os.environ.setdefault(PRELOAD_VARIABLE, _PRELOAD)
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)

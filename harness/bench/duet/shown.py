@@ -14,6 +14,7 @@ from rich.text import Text
 from harness.bench.duet.deciding import EQUAL, FASTER, SLOWER, UNDECIDED
 from harness.bench.duet.state import FAILED
 from harness.bench.duet.view import ORDER, change
+from harness.bench.records import STEP
 from harness.bench.terminal import seconds
 from harness.safe_io.shown import one_line
 
@@ -47,18 +48,25 @@ def tables(view: dict[str, Any]) -> RenderableType:
 
 
 def _head(row: dict[str, Any]) -> str:
+    if not row["size"]:
+        return f"training steps on {row['world']} ranks"
     return " ".join(filter(None, (row["operation"], row["dtype"], f"on {row['world']} ranks", row["how"])))
 
 
 def _of_sizes(title: str, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
-    for name in ("size", "A", "B", "B against A"):
+    if rows[0]["size"]:
+        table.add_column("size", justify="right", no_wrap=True)
+    else:
+        table.add_column("step", overflow="fold")
+    for name in ("A", "B", "B against A"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold")
     for row in rows:
         times = [seconds(row[side]) if row[side] is not None else "" for side in ("a", "b")]
         verdict = f"{row['verdict']} ({one_line(row['why'])})" if row["why"] else row["verdict"]
-        cells = [Text(cell) for cell in (row["size"], *times, change(row))]
+        what = row["size"] or f"{row['operation'].removeprefix(STEP)}, {row['how']}"
+        cells = [Text(cell) for cell in (one_line(what), *times, change(row))]
         table.add_row(*cells, Text(verdict, style=STYLES[row["verdict"]]))
     return table
 

@@ -80,7 +80,7 @@ def _row(state: State, number: int) -> dict[str, Any]:
         "world": series.world,
         "how": series.how,
         "bytes": series.bytes,
-        "size": size_of(series.bytes),
+        "size": size_of(series.bytes) if series.bytes else "",
         "verdict": state.verdict(number),
         "figure": seen.figure if seen is not None else FASTEST,
         **_interval(found),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+RANKS = (2, 4)
+"""Numbers of ranks if nobody asks for others."""
 DTYPES_MORE, MODELS, OVERLAP, GROUPS, LEVELS = MORE = ("dtypes", "models", "overlap", "groups", "levels")
 """What is measured only if it is asked for: every dtype at more sizes and with every collective, the messages of real
 models, steps with more compute to hide communication behind, groups of neighbors, HSDP's reductions at more sizes."""

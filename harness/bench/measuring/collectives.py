@@ -147,6 +147,7 @@ class Prepared:
 
     def __init__(self, rank: Rank, timed: Timed) -> None:
         self.timed = timed
+        self.in_flight = timed.in_flight
         self._group = dist.new_group(list(timed.group)) if timed.group is not None else None
         self.members = list(timed.group) if timed.group is not None else list(range(rank.size))
         self.takes_part = rank.index in self.members

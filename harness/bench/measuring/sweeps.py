@@ -10,11 +10,10 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 
 from harness.bench.figures import sizes
-from harness.bench.measuring.asked import DTYPES_MORE, GROUPS, LEVELS, MODELS, at_least
+from harness.bench.measuring.asked import DTYPES_MORE, GROUPS, LEVELS, MODELS, RANKS, at_least
 from harness.bench.measuring.collectives import HAVE_IN_PLACE, TWO_LEVELS, Timed, shards_of
 from harness.bench.measuring.payloads import PAYLOADS, SMALLEST, Payload
 
-RANKS = (2, 4)
 LATENCY, MIDDLE, BANDWIDTH = 1 << 10, 1 << 16, 1 << 20
 """Sizes in bytes: one where only latency counts, one where protocols switch, one where only bandwidth counts."""
 SIZES = (LATENCY, MIDDLE, BANDWIDTH)
