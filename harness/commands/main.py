@@ -22,6 +22,7 @@ from harness.commands.parameters import parameters
 from harness.commands.perf_counts import counts
 from harness.commands.replay import replay
 from harness.commands.standard import requirements
+from harness.commands.upstream import upstream
 from harness.commands.versions import PASSED_ON, versions
 from harness.redaction import redacted
 
@@ -51,6 +52,7 @@ app.command()(reports.bundle)
 app.command("verify")(reports.verify_bundle)
 app.command()(probing.probe)
 app.add_typer(probing.profile_app, name="profile")
+app.command()(upstream)
 app.command(context_settings=PASSED_ON)(versions)
 
 

@@ -17,9 +17,7 @@ from packaging.version import Version
 
 from harness.commands.outputs import Check, PageFile, page_out, require_page
 from harness.commands.refusing import bad
-from harness.safe_io.files import FileError, contents
-from harness.safe_io.shown import printable
-from harness.safe_io.untrusted import TOML_SIZE, Refused, toml
+from harness.commands.tables import TableError, document, escaped, read_all, words
 
 FOLDER = "fixtures/parameters"
 PAGE = "docs/parameters.md"
@@ -27,12 +25,6 @@ CALL = "()"
 """The parameter that stands for the call itself, of a function without parameters."""
 UNTESTED, GAP = "not tested: ", "gap: "
 _TORCH, _OUTSIDE = "torch", "outside"
-_MOST_WORDS = 400
-"""Maximum characters of a text in a table."""
-
-
-class TableError(Exception):
-    """A table is not valid.  The message says where and what to do."""
 
 
 @dataclass(frozen=True)
@@ -60,28 +52,12 @@ Table = Mapping[str, Function]
 
 def parse(text: str, file: str) -> Table:
     """Parse the table of one stack.  ``file``: its name in messages.  Errors: :class:`TableError`."""
-    try:
-        document = toml(text)
-    except Refused as e:
-        raise TableError(f"{file}: {e}") from None
-    return {name: _function(body, f"{file}: {name}") for name, body in document.items()}
+    return {name: _function(body, f"{file}: {name}") for name, body in document(text, file).items()}
 
 
 def read(root: Path) -> dict[str, Table]:
     """Read the tables of all stacks, by stack.  Errors: :class:`TableError`."""
-    paths = sorted((root / FOLDER).glob("*.toml"))
-    if not paths:
-        raise TableError(f"no tables in {root / FOLDER}: run it in a checkout of Concord")
-    return {path.stem: parse(_text(path), path.name) for path in paths}
-
-
-def _text(path: Path) -> str:
-    try:
-        return contents(path, TOML_SIZE).decode()
-    except FileError as e:
-        raise TableError(f"{path.name}: {e.why}") from None
-    except UnicodeDecodeError:
-        raise TableError(f"{path.name}: not UTF-8") from None
+    return read_all(root / FOLDER, parse)
 
 
 def _function(body: Any, where: str) -> Function:
@@ -93,7 +69,7 @@ def _function(body: Any, where: str) -> Function:
     if outside is not None:
         if rest:
             raise TableError(f"{where}: has '{_OUTSIDE}', so it must have no parameters: {', '.join(rest)}")
-        return Function(torch=torch, outside=_words(outside, f"{where}: {_OUTSIDE}"))
+        return Function(torch=torch, outside=words(outside, f"{where}: {_OUTSIDE}"))
     if not rest:
         raise TableError(f"{where}: needs parameters, '\"{CALL}\"' if it has none, or '{_OUTSIDE}' with a reason")
     if CALL in rest and len(rest) > 1:
@@ -112,22 +88,16 @@ def _parameter(body: Any, where: str) -> Parameter:
 
 
 def _proof(text: Any, where: str) -> str:
-    words = _words(text, where)
-    if words.startswith((UNTESTED, GAP)):
-        _words(words.partition(": ")[2], where)
-        return words
-    file, colons, name = words.partition("::")
+    proof = words(text, where)
+    if proof.startswith((UNTESTED, GAP)):
+        words(proof.partition(": ")[2], where)
+        return proof
+    file, colons, name = proof.partition("::")
     if not (colons and file.startswith("suites/") and file.endswith(".py") and name.isidentifier()):
         raise TableError(
             f"{where}: must be a test such as 'suites/x/test_y.py::test_z', or a reason after '{UNTESTED}' or '{GAP}'"
         )
-    return words
-
-
-def _words(text: Any, where: str) -> str:
-    if not isinstance(text, str) or not text.strip() or len(text) > _MOST_WORDS or printable(text) != text:
-        raise TableError(f"{where}: must be a text of 1 to {_MOST_WORDS} characters on one line")
-    return text
+    return proof
 
 
 def _specifier(text: Any, where: str) -> str:
@@ -229,7 +199,7 @@ def page(tables: Mapping[str, Table]) -> str:
         if outside:
             lines += ["", f"Outside of `{stack}`:", "", "| function | why |", "|---|---|"]
             lines += [
-                f"| `{name}`{_since(function.torch)} | {_plain(function.outside)} |"
+                f"| `{name}`{_since(function.torch)} | {escaped(function.outside)} |"
                 for name, function in outside.items()
             ]
     return "\n".join(lines) + "\n"
@@ -241,13 +211,13 @@ def _rows(table: Table) -> Iterator[str]:
         for parameter, entry in function.parameters.items():
             named = "the call" if parameter == CALL else f"`{parameter}`{_since(entry.torch)}"
             for value, proof in entry.values.items():
-                yield f"| {shown} | {named} | {_plain(value)} | {_shown(proof)} |"
+                yield f"| {shown} | {named} | {escaped(value)} | {_shown(proof)} |"
 
 
 def _shown(proof: str) -> str:
     kind = _kind(proof)
     if kind:
-        return f"{'**gap**' if kind == GAP else 'not tested'}: {_plain(proof.removeprefix(kind))}"
+        return f"{'**gap**' if kind == GAP else 'not tested'}: {escaped(proof.removeprefix(kind))}"
     file, _, test = proof.partition("::")
     return f"[`{test}`](../{file})"
 
@@ -257,13 +227,7 @@ def _kind(proof: str) -> str:
 
 
 def _since(specifier: str) -> str:
-    return f" ({_plain(specifier)})" if specifier else ""
-
-
-def _plain(text: str) -> str:
-    """Escape what Markdown would take for markup."""
-    escaped = "".join(f"\\{letter}" if letter in "\\`*_[]|#" else letter for letter in text)
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return f" ({escaped(specifier)})" if specifier else ""
 
 
 _INTRODUCTION = f"""\
