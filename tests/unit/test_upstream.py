@@ -99,7 +99,7 @@ def test_refused(text: str, problem: str) -> None:
 def test_page() -> None:
     """The page counts, links requirements, and escapes markup."""
     shown = page({"x": small()})
-    assert "| [`x`](#x) | 5 | 1 | 1 | 1 | 1 | 1 | 0 |" in shown
+    assert "| [`x`](#x) | 5 | 1 | 1 | 1 | 1 | 0 | 1 | 0 |" in shown
     assert "Read at 0123456789ab." in shown
     first = "[COLL-STORE-01](requirements.md#coll-store)"
     assert f"| `StoreTest.test_get` | {first}, [COLL-STORE-02](requirements.md#coll-store) |  |" in shown
