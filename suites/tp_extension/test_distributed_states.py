@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -102,7 +101,7 @@ def test_states_of_fsdp(world: World) -> None:
                 net.second = FullyShardedDataParallel(net.second, **options)
             return FullyShardedDataParallel(net, **options)
 
-        for apart, flat in itertools.product((False, True), repeat=2):
+        for apart, flat in (False, True), (True, False):
             what = f"{apart=}, {flat=}"
             model = made(1.0, apart)
             sgd = states.optimizer(model)
