@@ -151,7 +151,7 @@ def test_meta(world: World, stack: str) -> None:
 @pytest.mark.parametrize("stack", ["sharded", "replicated", "plain"])
 @pytest.mark.world(2)
 def test_tied(world: World, stack: str) -> None:
-    """The layers are in one group, and have one momentum; save and load sharded, full and flattened states."""
+    """The layers are in one group; save and load sharded, full and flattened states, of momenta and of AdamW."""
 
     def together(rank: Rank, model: nn.Module) -> Any:
         model.to(rank.device)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import implicit_replication
@@ -25,6 +24,7 @@ from torch.nn import functional
 from fixtures.placements import MORE_OPERATORS
 from fixtures.tensors import numbers
 from harness import Rank, World, requirement
+from harness.stacks.dynamo import checkpointed
 
 WORDS, LENGTH, WIDTH, HEADS = 6, 4, 8, 2
 R, S1 = Replicate(), Shard(1)
@@ -254,12 +254,12 @@ def test_fully_sharded(world: World) -> None:
     }
 
     def body(rank: Rank) -> None:
-        for name, (data, options, sequence, checkpointed) in ways.items():
+        for name, (data, options, sequence, again) in ways.items():
             mesh = rank.mesh(2 // data, data, 2, names=("apart", "dp", "tp"))
             alone, model = Transformer(), Transformer().to(rank.device)
             parallelize_module(model, mesh["tp"], plan(sequence))
-            if checkpointed:
-                model.blocks = nn.ModuleList(map(checkpoint_wrapper, model.blocks))
+            if again:
+                model.blocks = nn.ModuleList(map(checkpointed, model.blocks))
             for block in (*model.blocks, model):
                 fully_shard(block, mesh=mesh["dp"], **options)
             at = mesh["dp"].get_local_rank()
