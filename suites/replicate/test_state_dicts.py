@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -22,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.states import gradients_of
+from fixtures.states import check_without_ranks, gradients_of
 from harness import Rank, World, requirement
 from harness.stacks import replicate
 
@@ -427,6 +428,23 @@ def test_several_optimizers(world: World, how: str) -> None:
         set_optimizer_state_dict(again, loaded, short, options=StateDictOptions(strict=False))
         weight = other[0].layer.weight
         assert torch.equal(loaded[0].state[weight]["exp_avg"], both[0].state[module[0].layer.weight]["exp_avg"])
+
+    world.run(body)
+
+
+@requirement(
+    "REPL-SAVED-01",
+    "States of a model on one device are got and loaded as those of a distributed one, also without a process group.",
+    source=f"{SOURCE}: get_state_dict, set_state_dict, StateDictOptions",
+)
+@pytest.mark.world(1)
+def test_without_ranks(world: World) -> None:
+    """Combine full_state_dict, cpu_offload and flattened states, and train on, before and after the group is gone."""
+
+    def body(rank: Rank) -> None:
+        check_without_ranks(rank)
+        dist.destroy_process_group()
+        check_without_ranks(rank)
 
     world.run(body)
 

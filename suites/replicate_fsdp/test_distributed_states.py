@@ -18,7 +18,8 @@ SOURCE = "torch.distributed.checkpoint.state_dict"
 def sharded(rank: Rank, model: nn.Module) -> tuple[Any, int, int]:
     """Shard over two ranks, or over two of four with two replicas of each shard."""
     mesh = rank.mesh() if rank.size == 2 else rank.mesh(2, 2, names=("replicas", "shards"))
-    model.to(rank.device)
+    if not next(model.parameters()).is_meta:
+        model.to(rank.device)
     for name in "first", "second", "third":
         fully_shard(getattr(model, name), mesh=mesh)
     return fully_shard(model, mesh=mesh), rank.index % 2, 2
@@ -26,6 +27,10 @@ def sharded(rank: Rank, model: nn.Module) -> tuple[Any, int, int]:
 
 def replicated(rank: Rank, model: nn.Module) -> tuple[Any, int, int]:
     """Replicate over two or four ranks."""
+    if next(model.parameters()).is_meta:
+        for module in (model.first, model.second, model.third, model):
+            replicate_fsdp.replicate(module, **{replicate_fsdp.MESH: rank.mesh()})
+        return model, rank.index % 2, 2
     return replicate_fsdp.apply(model, rank), rank.index % 2, 2
 
 
@@ -84,3 +89,74 @@ def test_strictness(world: World, stack: str) -> None:
     """A key is missing and another unexpected."""
     distribute = STACKS[stack]
     world.run(lambda rank: states.check_strictness(rank, distribute))
+
+
+@requirement(
+    "RFSDP-SAVED-01",
+    "Settings that a scheduler or a user added to an optimizer's groups are saved and loaded, of empty groups as well.",
+    source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict",
+)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.world(2)
+def test_settings(world: World, stack: str) -> None:
+    """Load into optimizers that have these settings or not, from sharded and full states."""
+    distribute = STACKS[stack]
+    world.run(lambda rank: states.check_settings(rank, distribute))
+
+
+@requirement(
+    "RFSDP-SAVED-02",
+    "A state dict of a model that is compiled, or has checkpointed layers, has the names of the plain model.",
+    source=f"{SOURCE}: get_state_dict, set_state_dict; torch.compile",
+)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.world(2)
+def test_names(world: World, stack: str) -> None:
+    """Wrap one of the layers, which are managed by themselves, or none, and compile the model or not."""
+    distribute = STACKS[stack]
+    world.run(lambda rank: states.check_names(rank, distribute))
+
+
+@requirement(
+    "RFSDP-SAVED-03",
+    "If rank 0's state lacks a key, loading it strictly raises an error that names the key on every rank.",
+    source=f"{SOURCE}: set_model_state_dict, StateDictOptions.broadcast_from_rank0, strict",
+)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.world(2)
+def test_missing(world: World, stack: str) -> None:
+    """Leave out a sharded parameter or a buffer; load without strict then, and at last the whole state."""
+    distribute = STACKS[stack]
+    world.run(lambda rank: states.check_missing(rank, distribute))
+
+
+@requirement(
+    "RFSDP-SAVED-04",
+    "A full state, of every rank or of rank 0, gives a model on the meta device its values, memory and nothing else.",
+    source=f"{SOURCE}: set_model_state_dict, StateDictOptions.full_state_dict, broadcast_from_rank0",
+)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.world(2)
+def test_meta(world: World, stack: str) -> None:
+    """Load strictly or not, and compare placements, requires_grad, devices, values, and a step."""
+    distribute = STACKS[stack]
+    world.run(lambda rank: states.check_meta(rank, distribute))
+
+
+@requirement(
+    "RFSDP-SAVED-05",
+    "A weight that two layers share is under both names in a state dict, and stays shared in the model that loads it.",
+    source=f"{SOURCE}: get_state_dict, set_model_state_dict, set_optimizer_state_dict",
+)
+@pytest.mark.parametrize("stack", ["sharded", "replicated", "plain"])
+@pytest.mark.world(2)
+def test_tied(world: World, stack: str) -> None:
+    """The layers are in one group; save and load sharded, full and flattened states, of momenta and of AdamW."""
+
+    def together(rank: Rank, model: nn.Module) -> Any:
+        model.to(rank.device)
+        if stack == "sharded":
+            return fully_shard(model, mesh=rank.mesh())
+        return replicate_fsdp.apply(model, rank, groups=False) if stack == "replicated" else model
+
+    world.run(lambda rank: states.check_tied(rank, together))

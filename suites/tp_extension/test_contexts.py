@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.distributed.tensor.parallel.input_reshard import input_reshard
 
-from fixtures.placements import MORE_OPERATORS, part
+from fixtures.placements import MORE_OPERATORS, laid_out, part
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import messages
@@ -252,6 +253,81 @@ def test_losses_on_two_dimensions(world: World) -> None:
 
     results = world.run(body)
     assert_on_ranks([results[0]] * world.size, results)
+
+
+@requirement(
+    "TP-LOSS-06",
+    "In loss_parallel, logits that are pending or not sharded over classes raise an error, as plain targets of a "
+    "sharded batch do.",
+    source=f"{SOURCE}.loss_parallel",
+)
+@requirement(
+    "TP-LOSS-07",
+    "In loss_parallel, an unreduced loss takes a gradient in any placements.",
+    source=f"{SOURCE}.loss_parallel",
+)
+@requirement(
+    "TP-LOSS-08",
+    "In loss_parallel, the backward of a loss does not communicate.",
+    source=f"{SOURCE}.loss_parallel",
+)
+@pytest.mark.needs(torch=MORE_OPERATORS)
+@pytest.mark.world(4)
+def test_refused_losses(world: World) -> None:
+    """Give logits in each pair of layouts, with and without a sequence, and gradients of a loss in each layout."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, 2, names=("dp", "tp"))
+        layouts: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1), Shard(2), Partial())
+        for sequence, pair, reduction in itertools.product(
+            (False, True), itertools.product(layouts, repeat=2), ("sum", "none")
+        ):
+            others = [p for p in pair if p != Shard(1)]
+            if len(others) == 0 or (Shard(2) in pair and not sequence):
+                continue
+            if len(others) == 2 and (Shard(2) in pair) != sequence:
+                continue
+            what = f"{pair}, {sequence=}, {reduction}"
+            shape = (4, 6, 4) if sequence else (4, 6)
+            logits = ((numbers(*shape) * 7) % 11).double().to(rank.device) - 5
+            targets = ((numbers(4, *shape[2:]) * 5) % 6).long().to(rank.device)
+            own = DTensor.from_local(
+                laid_out(logits, mesh, pair).clone(), mesh, pair, shape=logits.shape, stride=logits.stride()
+            )
+            (other,) = others if len(others) == 1 else (Partial(),)
+            refused = isinstance(other, Partial)
+            plain = not refused and isinstance(other, Shard)
+            at = [Replicate() if p == Shard(1) or refused else Shard(p.dim // 2) if p.is_shard() else p for p in pair]
+            given = DTensor.from_local(
+                laid_out(targets, mesh, at), mesh, at, shape=targets.shape, stride=targets.stride()
+            )
+            own.requires_grad_()
+            with loss_parallel():
+                if refused or plain:
+                    with pytest.raises(ValueError, match=r"loss_parallel|Shard|DTensor"):
+                        nn.functional.cross_entropy(own, targets if plain else given, reduction=reduction)
+                if refused:
+                    continue
+                loss: Any = nn.functional.cross_entropy(own, given, reduction=reduction)
+                expected = nn.functional.cross_entropy(logits, targets, reduction=reduction)
+                torch.testing.assert_close(loss.full_tensor(), expected, rtol=1e-12, atol=1e-12, msg=what)
+                if reduction == "sum":
+                    with CommDebugMode() as counts:
+                        loss.backward()
+                    assert counts.get_total_counts() == 0, what
+                    continue
+                leaf = logits.clone().requires_grad_()
+                scale = (numbers(*expected.shape) % 5).double().to(rank.device)
+                nn.functional.cross_entropy(leaf, targets, reduction=reduction).backward(scale)
+                for placements in itertools.product((Replicate(), Shard(0)), repeat=2):
+                    gradient = distribute_tensor(scale, mesh, placements, src_data_rank=None)
+                    (found,) = torch.autograd.grad(loss, own, gradient, retain_graph=True)
+                    assert found.placements == pair, what
+                    torch.testing.assert_close(
+                        found.full_tensor(), leaf.grad, rtol=1e-12, atol=1e-12, msg=f"{what}: {placements}"
+                    )
+
+    world.run(body)
 
 
 @requirement(

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed.tensor as dtensors
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
     Partial,
@@ -19,7 +20,7 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
-from fixtures.placements import MORE_OPERATORS, part
+from fixtures.placements import MORE_OPERATORS, laid_out, part
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
@@ -78,6 +79,52 @@ def test_factories(world: World) -> None:
             dtensors.ones(2, 2, device_mesh=mesh, placements=[Shard(0), Shard(1)])
         with pytest.raises(AssertionError):
             dtensors.ones(2, 2, device_mesh=mesh, placements=[Shard(0)], layout=torch.sparse_coo)
+
+    world.run(body)
+
+
+@requirement(
+    "TP-MAKE-09",
+    "A factory makes DTensors of any number of dimensions, none included, on a mesh of any number of dimensions.",
+    source=f"{SOURCE}: zeros, ones, full, empty",
+)
+@requirement(
+    "TP-MAKE-10",
+    "On a mesh of some ranks, a factory gives each of these its part, and the others the whole size without elements.",
+    source=f"{SOURCE}: zeros, ones, full, empty; DTensor",
+)
+@pytest.mark.world(4)
+def test_factories_on_meshes(world: World) -> None:
+    """Make tensors with every pair of placements, and on meshes that leave out ranks, one of them the first."""
+
+    def body(rank: Rank) -> None:
+        meshes = [rank.mesh(), rank.mesh(2, 2, names=("dp", "tp"))]
+        meshes += [DeviceMesh(rank.device.type, ranks) for ranks in ([0, 3], [1, 2, 3], [[0], [3]])]
+        for mesh, shape in itertools.product(meshes, ((), (5,), (5, 4), (4, 5, 3))):
+            layouts: list[Placement] = [Replicate(), *map(Shard, range(len(shape)))]
+            for placements in itertools.product(layouts, repeat=mesh.ndim):
+                what = f"{shape} on {mesh.mesh.tolist()}, {placements}"
+                options: Any = {"device_mesh": mesh, "placements": placements}
+                inside = mesh.get_coordinate() is not None
+                for value, found in (
+                    (0.0, dtensors.zeros(shape, **options)),
+                    (1.0, dtensors.ones(shape, **options)),
+                    (7.0, dtensors.full(shape, 7.0, **options)),
+                    (None, dtensors.empty(shape, **options)),
+                ):
+                    assert (found.shape, found.placements, found.device_mesh) == (shape, placements, mesh), what
+                    local = found.to_local()
+                    if not inside:
+                        assert local.numel() == 0, what
+                        continue
+                    right = laid_out(torch.full(shape, value or 0.0, device=rank.device), mesh, placements)
+                    assert local.shape == right.shape, what
+                    if value is not None:
+                        assert torch.equal(local, right), what
+                if inside:
+                    filled: Any = nn.init.constant_(dtensors.empty(shape, **options), 2.5)
+                    assert (filled.placements, filled.to_local().shape) == (placements, right.shape), what
+                    assert (filled.to_local() == 2.5).all(), what
 
     world.run(body)
 

@@ -7,13 +7,21 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fixtures import states
 from fixtures.clipping import check_clipping
 from fixtures.scaling import check_scaling
 from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks.dynamo import checkpointed
 
 SOURCE = "torch.distributed.checkpoint.state_dict"
 
@@ -72,6 +80,49 @@ def test_loading(world: World) -> None:
 def test_strictness(world: World) -> None:
     """A key is missing and another unexpected."""
     world.run(lambda rank: states.check_strictness(rank, parallel))
+
+
+@requirement(
+    "TP-DICT-05",
+    "get_state_dict of FSDP over tensor parallelism has one device's names and values, on the mesh of both.",
+    source=f"{SOURCE}: get_state_dict; torch.distributed.fsdp.FullyShardedDataParallel",
+)
+@pytest.mark.world(4)
+def test_states_of_fsdp(world: World) -> None:
+    """Get them after two steps, flat or not, from layers that are sharded together or apart, and checkpointed then."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, 2, names=("dp", "tp"))
+        options: Any = {"device_mesh": mesh["dp"], "device_id": rank.device, "use_orig_params": True}
+
+        def made(factor: float, apart: bool, wrapped: bool) -> Any:
+            net: Any = states.Net(factor).to(rank.device)
+            parallelize_module(net, mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+            if wrapped:
+                net.first = checkpointed(net.first)
+            if apart:
+                net.second = FullyShardedDataParallel(net.second, **options)
+            return FullyShardedDataParallel(net, **options)
+
+        for apart, flat in (False, True), (True, False):
+            what = f"{apart=}, {flat=}"
+            model = made(1.0, apart, apart)
+            sgd = states.optimizer(model)
+            for step in range(2):
+                states.train(model, sgd, step, rank.index // 2, 2)
+            found, found_sgd = get_state_dict(model, sgd, options=StateDictOptions(flatten_optimizer_state_dict=flat))
+            expected, expected_sgd = states.alone(2)
+            for name, value in found.items():
+                if name != "scale":
+                    assert isinstance(value, DTensor), f"{what}: {name}"
+                    assert (value.device_mesh, value.placements[0]) == (mesh, Shard(0)), f"{what}: {name}"
+            states.assert_equal(expected, states.whole(found), what)
+            states.assert_equal(states.flattened(expected_sgd) if flat else expected_sgd, states.whole(found_sgd), what)
+            other = made(-2.0, apart, False)  # PyTorch 2.13 refuses to load into a checkpointed layer
+            set_model_state_dict(other, states.copied(found))
+            states.assert_equal(expected, states.whole(get_model_state_dict(other)), f"{what}: loaded")
+
+    world.run(body)
 
 
 @requirement(

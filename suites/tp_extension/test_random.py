@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
+from fixtures.placements import MORE_OPERATORS
 from harness import Rank, World, assert_on_ranks, requirement
 
 DRAWN: dict[str, Callable[[DTensor], Any]] = {
@@ -54,6 +56,42 @@ def test_replicas(world: World) -> None:
                     assert drawn.setdefault(f"{name}, {layout}", local) == local, f"{name}, {again=}"
             drawn.setdefault("plain", torch.rand(3, device=rank.device).tolist())
         return {name: values for name, values in drawn.items() if "S(" not in name}
+
+    results = world.run(body)
+    assert_on_ranks([results[0]] * world.size, results)
+
+
+@requirement(
+    "TP-RAND-03",
+    "multinomial of a DTensor draws from each row's own probabilities, in the placements of a sharded batch.",
+    source="torch.multinomial; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.needs(torch=MORE_OPERATORS)
+@pytest.mark.world(2)
+def test_multinomial(world: World) -> None:
+    """Rows allow as many of the categories as are drawn; they are sharded, whole, or have sharded categories."""
+
+    def body(rank: Rank) -> dict[str, Any]:
+        drawn = {}
+        # the sizes differ by count, because PyTorch 2.13 gives the shape of an earlier count for equal sizes
+        for layout, (count, size) in itertools.product((Shard(0), Shard(1), Replicate()), ((1, 7), (2, 8), (3, 9))):
+            torch.manual_seed(7)
+            chances, rows = torch.zeros(size, 6), torch.arange(size)
+            for i in range(count):
+                chances[rows, (rows + 2 * i) % 6] = 1.0 + i
+            given = distribute_tensor(chances.to(rank.device), rank.mesh(), [layout], src_data_rank=None)
+            for replacement in (True, False):
+                found: Any = torch.multinomial(given, count, replacement=replacement)
+                what = f"{layout}, {count=}, {replacement=}"
+                assert isinstance(found, DTensor), what
+                assert (found.shape, found.dtype) == ((size, count), torch.int64), what
+                assert found.placements == (layout if layout == Shard(0) else Replicate(),), what
+                values = found.full_tensor().cpu()
+                assert (chances.gather(1, values) > 0).all(), what
+                if not replacement:
+                    assert all(len(set(row)) == count for row in values.tolist()), what
+                drawn[what] = values.tolist()
+        return drawn
 
     results = world.run(body)
     assert_on_ranks([results[0]] * world.size, results)

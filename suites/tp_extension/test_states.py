@@ -306,21 +306,37 @@ def test_full_state_stays(world: World) -> None:
 )
 @pytest.mark.world(4)
 def test_hybrid_placements(world: World) -> None:
-    """The mesh has two replicas of two shards."""
+    """The mesh has two replicas of two shards; ask for the parameters and for the optimizer's state, and load both."""
 
-    def body(rank: Rank) -> list[str]:
-        model = FullyShardedDataParallel(
-            nn.Linear(4, 4, bias=False).to(rank.device),
-            device_mesh=rank.mesh(2, 2, names=("replicas", "shards")),
-            device_id=rank.device,
-            sharding_strategy=ShardingStrategy.HYBRID_SHARD,
-        )
+    def body(rank: Rank) -> list[list[str]]:
+        mesh = rank.mesh(2, 2, names=("replicas", "shards"))
+        layer = nn.Linear(4, 5, bias=False).to(rank.device)
+        with torch.no_grad():
+            layer.weight.copy_(dyadic(5, 4, key="weight", dtype=torch.float32))
+        strategy = ShardingStrategy.HYBRID_SHARD
+        model = FullyShardedDataParallel(layer, device_mesh=mesh, device_id=rank.device, sharding_strategy=strategy)
+        optimizer, fresh = (torch.optim.Adam(model.parameters(), lr=0.5, foreach=False) for _ in range(2))
+        for step in range(2):
+            model(dyadic(1, 4, key=("input", step), dtype=torch.float32).to(rank.device)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
         with state_type(model, "sharded"):
-            weight = model.state_dict()["weight"]
-        assert isinstance(weight, DTensor)
-        return [str(placement) for placement in weight.placements]
+            weights = {"weight": model.state_dict()["weight"]}
+            saved = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+            fresh.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, fresh, saved))
+            weights |= {key: saved["state"]["weight"][key] for key in ("exp_avg", "exp_avg_sq")}
+            expected = kept(weights)["weight"]
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.zero_()
+            model.load_state_dict({"weight": weights["weight"]})
+        for parameter, state in optimizer.state.items():
+            assert_same_all(state, {name: fresh.state[parameter][name] for name in state}, "state")
+        assert_same(expected, tp_extension.parameters(model)["weight"], "loaded")
+        assert all(isinstance(value, DTensor) and value.device_mesh == mesh for value in weights.values())
+        return [[str(placement) for placement in value.placements] for value in weights.values()]
 
-    assert_on_ranks([["R", "S(0)"]] * 4, world.run(body))
+    assert_on_ranks([[["R", "S(0)"]] * 3] * 4, world.run(body))
 
 
 @requirement(

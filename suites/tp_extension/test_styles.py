@@ -351,17 +351,18 @@ def test_embedding(world: World, style: Any, layout: Placement, local: bool) -> 
 )
 @pytest.mark.world(2, 3)
 def test_other_tokens(world: World) -> None:
-    """Use two embeddings of one size in turns, with and without gradients; backwards come at once or at the end."""
+    """Use two embeddings of as many rows in turns, with and without gradients; backwards come at once or at the end."""
 
     def body(rank: Rank) -> None:
         for style, dim, local in itertools.product((RowwiseParallel, ColwiseParallel), (None, 0, -1), (True, False)):
             late = local == (dim == 0)
             what = f"{style.__name__}, {dim=}, {local=}, {late=}"
             layout = Replicate() if dim is None else Shard(dim)
-            plains, modules = ([nn.Embedding(7, 6, device=rank.device) for _ in range(2)] for _ in range(2))
+            widths = (6, 6 if local else 4)
+            plains, modules = ([nn.Embedding(7, width, device=rank.device) for width in widths] for _ in range(2))
             for i, embedding in enumerate((*plains, *modules)):
                 with torch.no_grad():
-                    embedding.weight.copy_(numbers(7, 6) + i % 2)
+                    embedding.weight.copy_(numbers(*embedding.weight.shape) + i % 2)
             for module in modules:
                 options: Any = {"input_layouts": Replicate(), "output_layouts": layout, "use_local_output": local}
                 parallelize_module(module, rank.mesh(), style(**options))
