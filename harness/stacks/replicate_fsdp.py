@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -11,7 +11,9 @@ from msgspec import Meta
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import ReplicateModule, replicate
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp._fully_shard import _fsdp_common
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.tensor import DeviceMesh, DTensor, Shard
 
 from harness.oracles.baseline import Tensors
 from harness.specs.program import (
@@ -54,7 +56,18 @@ from harness.stacks.stack import (
 from harness.stacks.training import Party, dtype_of, line_mesh
 from harness.worlds.rank import Rank
 
-__all__ = ["MESH", "STACK", "ReplicateModule", "apply", "gradients", "parameters", "parts", "replicate", "whole"]
+__all__ = [
+    "MESH",
+    "STACK",
+    "ReplicateModule",
+    "apply",
+    "gradients",
+    "parameters",
+    "parts",
+    "replicate",
+    "sharder",
+    "whole",
+]
 
 MESH = "mesh" if "mesh" in inspect.signature(replicate).parameters else "device_mesh"
 """The name of the argument that takes the mesh."""
@@ -78,6 +91,15 @@ def apply(module: nn.Module, rank: Rank, *, groups: bool = True, **options: Any)
                 replicate(child, **options)
     replicate(module, **options)
     return module
+
+
+def sharder(mesh: DeviceMesh) -> Callable[[int], Any]:
+    """Return a function of a dimension: what ``shard_placement_fn`` returns for a parameter over this mesh.
+
+    Parameters that share a mesh need the same function. A mesh of two dimensions has replicas in the first.
+    """
+    info = HSDPMeshInfo(mesh, 1, 0) if mesh.ndim == 2 else FSDPMeshInfo(mesh, 0)
+    return lambda dim: _fsdp_common.ShardPlacementResult(Shard(dim), info)
 
 
 def parts(size: int) -> list[int]:

@@ -95,11 +95,10 @@ def test_chunks(world: World) -> None:
     }
 
     def body(rank: Rank) -> None:
-        for (way, managed), kept, (dtype, policy) in itertools.product(
-            ways(rank).items(), (None, True, False), policies.items()
-        ):
-            if way == "replicated" and kept is not None:
-                continue
+        every = ways(rank)
+        cases = [("replicated", None), *itertools.product(("sharded", "hybrid"), (None, True, False))]
+        for (way, kept), (dtype, policy) in zip(cases, itertools.cycle(policies.items()), strict=False):
+            managed = every[way]
             what = f"{way}, {kept=}, {dtype}"
             options = {} if kept is None else {"reshard_after_forward": not kept}
             model: Any = Model().to(rank.device)

@@ -97,8 +97,8 @@ class Product(nn.Module):
 )
 @requirement(
     "RFSDP-EXT-02",
-    "Gather hooks get the mesh of the shards, the whole size and stride, the module, its policy, and the metadata of the "
-    "same gather.",
+    "Gather hooks get the mesh of the shards, the whole size and stride, the module, its policy, and the metadata of "
+    "the same gather.",
     source=SOURCE,
 )
 @pytest.mark.world(4)
@@ -107,9 +107,9 @@ def test_coded(world: World) -> None:
     narrow = torch.bfloat16
 
     def body(rank: Rank) -> None:
-        for way, (kind, rows), param, kept in itertools.product(
-            ("sharded", "hybrid"), ((Coded, 8), (Coded, 5), (OfOneArgument, 4)), (None, narrow), (True, False)
-        ):
+        cases = itertools.product(("sharded", "hybrid"), ((Coded, 8), (Coded, 5), (OfOneArgument, 4)), (True, False))
+        dtypes = itertools.cycle((None, narrow, narrow))
+        for (way, (kind, rows), kept), param in zip(cases, dtypes, strict=False):
             if rows == 5 and not kept:
                 continue  # pytorch/pytorch#154836
             what = f"{way}, {kind.__name__} of {rows} rows, {param}, {kept=}"

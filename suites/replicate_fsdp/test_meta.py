@@ -59,6 +59,11 @@ def assigned(rank: Rank, module: Any, given: dict[str, torch.Tensor]) -> None:
     module.load_state_dict(own(module, given), assign=True)
 
 
+def assigned_in_parts(rank: Rank, module: Any, given: dict[str, torch.Tensor]) -> None:
+    for name, part in own(module, given).items():
+        module.load_state_dict({name: part}, assign=True, strict=False)
+
+
 def whole(rank: Rank, module: Any, given: dict[str, torch.Tensor]) -> None:
     set_model_state_dict(emptied(rank, module), given, options=StateDictOptions(full_state_dict=True))
 
@@ -73,6 +78,7 @@ FILLED: list[Callable[[Rank, Any, dict[str, torch.Tensor]], None]] = [
     initialized,
     loaded,
     assigned,
+    assigned_in_parts,
     whole,
     from_rank_0,
 ]

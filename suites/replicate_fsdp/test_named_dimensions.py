@@ -28,11 +28,9 @@ def distributed(mesh: Any, placements: list[Any], device: torch.device) -> Any:
 
 
 MESHES: dict[str, tuple[tuple[int, ...], tuple[str, ...], dict[str, Any]]] = {
-    "one": ((4,), ("a",), {"shard": "a"}),
     "hybrid": ((2, 2), ("b", "c"), {"shard": "c", "replicate": "b"}),
     "hybrid-the-other-way": ((2, 2), ("d", "e"), {"shard": "d", "replicate": "e"}),
     "both-shard": ((2, 2), ("f", "g"), {"shard": ("f", "g")}),
-    "both-replicate": ((2, 2), ("h", "i"), {"replicate": ("h", "i")}),
     "tensor": ((2, 2), ("j", "k"), {"shard": "j"}),
     "three": ((1, 2, 2), ("l", "m", "n"), {"shard": "m", "replicate": "l"}),
 }
@@ -72,7 +70,7 @@ def test_meshes(world: World) -> None:
                 for step in range(2):
                     weight = model.weight
                     assert torch.equal(weight.full_tensor().cpu(), whole), f"{what}, step {step}"
-                    shards = 4 if name in ("one", "both-shard") else 1 if name == "both-replicate" else 2
+                    shards = 4 if name == "both-shard" else 2
                     divided = shards * (2 if isinstance(other, Shard) else 1)
                     assert weight.to_local().numel() == 32 // divided, what
                     sizes = [mesh.size(names.index(n)) for n in names if n in data]

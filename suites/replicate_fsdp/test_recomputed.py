@@ -88,10 +88,11 @@ def test_checkpointed(world: World) -> None:
 
     def body(rank: Rank) -> None:
         every = ways(rank)
-        cases = itertools.product(KINDS.items(), every, (True, False), (True, False))
-        for (name, (through, around, within)), way, nested, kept in cases:
-            if way == "replicated" and kept:
-                continue
+        cases = itertools.product(KINDS.items(), (True, False), range(2))
+        settings = [("replicated", False), *itertools.product(("sharded", "hybrid"), (False, True))]
+        for ((name, (through, around, within)), nested, _), (way, kept) in zip(
+            cases, itertools.cycle(settings), strict=False
+        ):
             options = {} if way == "replicated" else {"reshard_after_forward": not kept}
             what = f"{name}, {way}, {nested=}, {kept=}"
             model: Any = Model().to(rank.device)

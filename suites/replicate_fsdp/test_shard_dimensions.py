@@ -38,6 +38,7 @@ class Weights(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return one number."""
+        assert all(p.is_contiguous() for p in self.parameters())
         return sum(((p * numbers(*p.shape).to(x.device)).sum() for p in self.parameters()), x.new_zeros(())) * x
 
 
@@ -106,6 +107,8 @@ def check(rank: Rank, model: Any, dims: dict[str, int], shards: int, index: int,
     """Check the parameters, their gradients over three backwards, a step, and loading other values."""
     alone = Weights()
     for name, parameter in model.named_parameters():
+        assert parameter.is_contiguous(), f"{what}: {name}"
+        assert parameter.to_local().is_contiguous(), f"{what}: {name}"
         assert parameter.placements[-1] == Shard(dims[name]), f"{what}: {name}"
         assert parameter.placements[:-1] in ((), (Replicate(),)), f"{what}: {name}"
     mean = (rank.size + 1) / 2
@@ -120,6 +123,7 @@ def check(rank: Rank, model: Any, dims: dict[str, int], shards: int, index: int,
         for name, parameter in model.named_parameters():
             right = numbers(*SHAPES[name]) * mean * done
             assert parameter.grad.placements == parameter.placements, f"{what}: gradient of {name}"
+            assert parameter.grad.to_local().is_contiguous(), f"{what}: gradient of {name}"
             part = chunk(right, shards, index, dims[name])
             assert_same(part, parameter.grad.to_local(), f"{what}: gradient of {name} after {done} backwards")
     torch.optim.SGD(model.parameters(), lr=1.0).step()

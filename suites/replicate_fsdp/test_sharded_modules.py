@@ -203,6 +203,64 @@ def test_part_by_itself(world: World) -> None:
     world.run(body)
 
 
+class Forked(nn.Module):
+    """A trunk and two branches, whose weights are 2, 3 and 4, and an output of each branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.left, self.right = Scale(2.0), Scale(3.0), Scale(4.0)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.trunk(x)
+        return self.left(y), self.right(y)
+
+
+@requirement(
+    "RFSDP-BACK-02",
+    "Of a forward with several outputs, each may have a backward of its own, whichever modules it needs.",
+    source=f"{SOURCE}; torch.distributed.fsdp.FSDPModule.set_is_last_backward",
+)
+@pytest.mark.world(2)
+def test_forked(world: World) -> None:
+    """Run backwards of either output, of both in either order, of one twice, or of the left and then of their sum."""
+    orders: list[list[tuple[int, ...]]] = [[(0,)], [(1,)], [(0,), (1,)], [(1,), (0,)], [(1,), (1,)], [(0,), (0, 1)]]
+
+    def body(rank: Rank) -> None:
+        for way, managed in ways(rank).items():
+            for options, order in itertools.product(kept_or_not(way), orders):
+                what = f"{way}, {options}, {order}"
+                model: Any = Forked().to(rank.device)
+                for layer in (model.trunk, model.left, model.right):
+                    managed(layer, **options)
+                managed(model)
+                sgd = torch.optim.SGD(model.parameters(), lr=0.25)
+                trunk, left, right = 2.0, 3.0, 4.0
+                for step in range(2):
+                    outputs = model(torch.full((3, 2), 1.0 + rank.index, device=rank.device))
+                    for number, used in enumerate(order, 1):
+                        model.set_is_last_backward(number == len(order))
+                        loss = torch.stack([outputs[i] for i in used]).sum()
+                        loss.backward(retain_graph=number < len(order))
+                    for module in model.modules():
+                        if isinstance(module, FSDPModule):
+                            module.reshard()
+                    times = [sum(used.count(i) for used in order) for i in range(2)]
+                    expected = {
+                        "trunk.weight": 1.5 * (left * times[0] + right * times[1]),
+                        "left.weight": 1.5 * trunk * times[0],
+                        "right.weight": 1.5 * trunk * times[1],
+                    }
+                    found = {name: g.unique().tolist() for name, g in replicate_fsdp.gradients(model).items()}
+                    assert found == {name: [value] for name, value in expected.items() if value}, f"{what}, step {step}"
+                    sgd.step()
+                    sgd.zero_grad()
+                    trunk, left, right = (
+                        w - g / 4 for w, g in zip((trunk, left, right), expected.values(), strict=True)
+                    )
+
+    world.run(body)
+
+
 class Outer(nn.Module):
     """A weight of one's own beside two parts, which have two weights each."""
 

@@ -207,6 +207,10 @@ PREFETCHES: dict[str, tuple[Callable[[Any], None], tuple[str, str]]] = {
         (FORWARD, "g2 g1 g0 b2 r2 b1 r1 b0 r0 b3 r3"),
     ),
     "backward-another": (prefetch("backward", layer_2=[0]), (FORWARD, "g2 g0 b2 r2 g1 b1 r1 b0 r0 b3 r3")),
+    "backward-too-late": (
+        prefetch("backward", layer_0=[2]),
+        (FORWARD, "g2 g1 b2 r2 g0 b1 r1 g2 b0 r0 b3 r3"),
+    ),
     "backward-nothing": (prefetch("backward", root=[], layer_2=[], layer_1=[], layer_0=[]), DEFAULT),
 }
 

@@ -60,15 +60,16 @@ def test_transforms(world: World) -> None:
     policies = [MixedPrecisionPolicy(), MixedPrecisionPolicy(torch.bfloat16, torch.float32)]
 
     def body(rank: Rank) -> None:
-        for (way, managed), nested, kept, policy in itertools.product(
-            ways(rank).items(), (True, False), (None, True), policies
+        every = ways(rank)
+        settings = [("replicated", None), *itertools.product(("sharded", "hybrid"), (None, True))] * 2
+        for (way, kept), (nested, policy) in zip(
+            settings, itertools.cycle(itertools.product((True, False), policies)), strict=False
         ):
-            if way == "replicated" and kept:
-                continue
+            managed = every[way]
             what = f"{way}, {nested=}, {kept=}, {policy}"
             made = model(rank, managed, nested, kept, policy)
             own = 1.0 + rank.index
-            for requires, trained in itertools.product((False, True), ("output", "derivative", "both")):
+            for requires, trained in ((False, "output"), (True, "derivative"), (True, "both")):
                 x = torch.full((2,), own, device=rank.device, requires_grad=requires)
                 output, derivative = torch.func.jvp(made, (x,), (torch.ones_like(x),))
                 # y = (a x)^4 b^2 and dy = 4 a^4 x^3 b^2, with a = 2 and b = 1
