@@ -39,14 +39,8 @@ MESHES: dict[str, tuple[tuple[int, ...], tuple[str, ...], dict[str, Any]]] = {
 
 @requirement(
     "RFSDP-SPMD-01",
-    "With dp_mesh_dims, fully_shard shards and replicates over the named dimensions, and the parameters have their "
-    "whole values.",
-    source=SOURCE,
-)
-@requirement(
-    "RFSDP-SPMD-02",
-    "With dp_mesh_dims, fully_shard averages gradients over all named dimensions and no other, and places them as the "
-    "parameters.",
+    "With dp_mesh_dims, fully_shard shards parameters over the dimensions named for it, and averages their gradients "
+    "over all named dimensions alone.",
     source=SOURCE,
 )
 @DIMS
@@ -126,7 +120,7 @@ def refused(rank: Rank) -> list[tuple[Callable[[], Any], type[Exception], str]]:
 
 
 @requirement(
-    "RFSDP-SPMD-03",
+    "RFSDP-SPMD-02",
     "With dp_mesh_dims, fully_shard refuses names that the mesh lacks, and parameters that are divided over them, "
     "plain or of another mesh.",
     source=SOURCE,

@@ -72,13 +72,8 @@ KINDS: dict[str, tuple[Call | None, Call | None, Call | None]] = {
 
 @requirement(
     "RFSDP-CKPT-01",
-    "Checkpointed modules train as on one device, whichever of them are sharded, and whether or not parameters stay "
-    "gathered.",
-    source=SOURCE,
-)
-@requirement(
-    "RFSDP-CKPT-02",
-    "Checkpointed modules may run several forwards before one backward, and prefetch others in it.",
+    "Checkpointed modules train as on one device, whichever of them are sharded, and whether they run one forward or "
+    "several before a backward.",
     source=f"{SOURCE}; torch.distributed.fsdp.FSDPModule.set_modules_to_backward_prefetch",
 )
 @pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, several forwards of checkpointed modules fail")
@@ -127,7 +122,7 @@ def test_checkpointed(world: World) -> None:
 
 
 @requirement(
-    "RFSDP-CKPT-03",
+    "RFSDP-CKPT-02",
     "When a checkpointed module is computed again, its inputs and outputs have the dtypes that they had before.",
     source=f"{SOURCE}; torch.distributed.fsdp.MixedPrecisionPolicy",
 )

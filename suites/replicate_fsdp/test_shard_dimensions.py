@@ -230,3 +230,38 @@ def test_tensor_parallel(world: World) -> None:
                 )
 
     world.run(body)
+
+
+class Branches(Divided):
+    """The same weights, of which each forward uses the one whose number it is given."""
+
+    def forward(self, x: torch.Tensor, branch: int = 0) -> torch.Tensor:
+        """Return one number."""
+        used: Any = self.get_parameter(list(TENSOR_PARALLEL)[branch])
+        return used.to_local().sum() * x
+
+
+@requirement(
+    "RFSDP-UNUSED-01",
+    "With set_reduce_scatter_unused_params, a parameter that only some ranks use has the average over all ranks.",
+    source="torch.distributed.fsdp.FSDPModule: set_reduce_scatter_unused_params",
+)
+@pytest.mark.needs(torch="torch.distributed.fsdp.FSDPModule.set_reduce_scatter_unused_params")
+@pytest.mark.world(4)
+def test_unused(world: World) -> None:
+    """Parameters are divided by tensor parallelism; two data-parallel ranks use different ones in three steps."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, 2, names=("shards", "tensor"))
+        model: Any = Branches(mesh["tensor"], rank.device)
+        fully_shard(model, mesh=mesh["shards"])
+        model.set_reduce_scatter_unused_params(True)
+        for step in range(3):
+            model(torch.tensor(1.0 + rank.index // 2, device=rank.device), (rank.index // 2 + step) % 3).backward()
+            for number, (name, parameter) in enumerate(model.named_parameters()):
+                right = sum((1.0 + r) / 2 for r in range(2) if (r + step) % 3 == number)
+                assert parameter.grad.placements == parameter.placements, f"step {step}: {name}"
+                assert parameter.grad.full_tensor().unique().tolist() == [right], f"step {step}: {name}"
+            model.zero_grad()
+
+    world.run(body)

@@ -146,7 +146,10 @@ def test_frozen(world: World) -> None:
                     if step or not early:
                         for i, layer in enumerate(model.layers):
                             layer.requires_grad_(i not in cold)
+                    at = messages.mark()
                     model(torch.full((3, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
+                    reduced = [m for m in messages.since(at) if "gather" not in m.op]
+                    assert len(reduced) in (0, len(set(order) - cold)), what  # 0 if nothing records them
                     for module in (*model.layers, model):
                         module.reshard()
                     product = 1.5

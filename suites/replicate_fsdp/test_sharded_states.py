@@ -37,14 +37,9 @@ class Weights(nn.Module):
 
 @requirement(
     "RFSDP-CAST-02",
-    "A model that is cast between wrapping and its first forward trains in its new dtype, whether replicated or in "
-    "uneven shards.",
-    source="torch.nn.Module.to; torch.distributed.fsdp.fully_shard",
-)
-@requirement(
-    "RFSDP-CAST-03",
-    "A policy casts and reduces by the dtype that parameters have in the first forward, and not by an earlier one.",
-    source="torch.distributed.fsdp.MixedPrecisionPolicy",
+    "A model that is cast between wrapping and its first forward trains in its new dtype, by which its policy goes, "
+    "also in uneven shards.",
+    source="torch.nn.Module.to; torch.distributed.fsdp: fully_shard, MixedPrecisionPolicy",
 )
 @pytest.mark.world(2)
 def test_cast(world: World) -> None:

@@ -40,16 +40,12 @@ def model(rank: Rank, managed: Any, nested: bool, kept: bool | None, policy: Mix
 
 @requirement(
     "RFSDP-FUNC-01",
-    "torch.func.jvp of a managed module has one device's outputs and derivatives, also in the first forward.",
+    "torch.func.jvp of a managed module has one device's outputs and derivatives, whose backward averages its "
+    "gradients.",
     source=SOURCE,
 )
 @requirement(
     "RFSDP-FUNC-02",
-    "A backward of outputs or derivatives of torch.func.jvp averages the gradients of a managed module.",
-    source=SOURCE,
-)
-@requirement(
-    "RFSDP-FUNC-03",
     "torch.vmap of a managed module has one device's outputs, whose backward averages its gradients.",
     source=SOURCE,
 )
