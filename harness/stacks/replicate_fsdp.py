@@ -9,11 +9,14 @@ from typing import Annotated, Any
 import torch
 from msgspec import Meta
 from torch import nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed._composable.replicate_with_fsdp import ReplicateModule, replicate
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
-from torch.distributed.tensor import DeviceMesh, DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils import _pytree
 
 from harness.oracles.baseline import Tensors
 from harness.specs.program import (
@@ -60,11 +63,13 @@ __all__ = [
     "MESH",
     "STACK",
     "ReplicateModule",
+    "Wrapping",
     "apply",
     "gradients",
     "parameters",
     "parts",
     "replicate",
+    "rewrite",
     "sharder",
     "whole",
 ]
@@ -100,6 +105,36 @@ def sharder(mesh: DeviceMesh) -> Callable[[int], Any]:
     """
     info = HSDPMeshInfo(mesh, 1, 0) if mesh.ndim == 2 else FSDPMeshInfo(mesh, 0)
     return lambda dim: _fsdp_common.ShardPlacementResult(Shard(dim), info)
+
+
+class Wrapping(torch.Tensor):
+    """A tensor of a class of its own, which holds a plain one; what is computed of it has its class and its list."""
+
+    plain: torch.Tensor
+    shared: list[Any]
+
+    @staticmethod
+    def __new__(cls, plain: torch.Tensor, shared: list[Any] | None = None) -> Wrapping:
+        made: Wrapping = torch.Tensor._make_wrapper_subclass(
+            cls, plain.shape, plain.stride(), plain.storage_offset(), dtype=plain.dtype, device=plain.device
+        )
+        made.plain, made.shared = plain, [] if shared is None else shared
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = args, kwargs or {}
+        shared = next(x.shared for x in _pytree.tree_leaves(given) if isinstance(x, Wrapping))
+        plain, named = _pytree.tree_map_only(Wrapping, lambda x: x.plain, given)
+        return _pytree.tree_map_only(torch.Tensor, lambda x: cls(x, shared), func(*plain, **named))
+
+
+def rewrite(parameter: torch.Tensor, values: torch.Tensor) -> None:
+    """Write values into a parameter that autograd may have saved, as a gather does."""
+    with torch.no_grad(), _unsafe_preserve_version_counter(parameter):
+        parameter.copy_(values)
 
 
 def parts(size: int) -> list[int]:

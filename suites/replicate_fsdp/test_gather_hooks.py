@@ -10,59 +10,43 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils import _pytree
 
 from fixtures.managed import ways
 from fixtures.tensors import numbers
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
+from harness.stacks.replicate_fsdp import Wrapping, rewrite
 
 SOURCE = "torch/distributed/fsdp/_fully_shard/_fsdp_param.py: fsdp_pre_all_gather, fsdp_post_all_gather"
 
 
-class Coded(torch.Tensor):
+class Coded(Wrapping):
     """A tensor that is sent as its magnitudes and, in another dtype, its signs."""
-
-    plain: torch.Tensor
-    asked: list[tuple[Any, ...]]
-
-    @staticmethod
-    def __new__(cls, plain: torch.Tensor, asked: Any = None) -> Coded:
-        made: Coded = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, plain.shape, plain.stride(), plain.storage_offset(), dtype=plain.dtype, device=plain.device
-        )
-        made.plain, made.asked = plain, [] if asked is None else asked
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        asked = next(x.asked for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, Coded))
-        plain = _pytree.tree_map_only(Coded, lambda x: x.plain, (args, kwargs or {}))
-        return _pytree.tree_map_only(torch.Tensor, lambda x: cls(x, asked), func(*plain[0], **plain[1]))
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[torch.Tensor, ...], Any]:
         """Return the parts, with as many rows on each rank, and what the other method needs to know."""
-        self.asked.append((dist.get_process_group_ranks(mesh.get_group()), outer_size, outer_stride, module, mp_policy))
+        self.shared.append(
+            (dist.get_process_group_ranks(mesh.get_group()), outer_size, outer_stride, module, mp_policy)
+        )
         rows = -(-outer_size[0] // mesh.size())
         padded = self.plain.new_zeros(rows, *outer_size[1:])
         padded[: self.plain.size(0)] = self.plain
-        return (padded.abs(), padded.sign().to(torch.int8)), (outer_size[0], len(self.asked))
+        return (padded.abs(), padded.sign().to(torch.int8)), (outer_size[0], len(self.shared))
 
     def fsdp_post_all_gather(
         self, parts: Any, metadata: Any, param_dtype: torch.dtype, *, out: torch.Tensor | None = None
     ) -> Any:
         """Make the whole of all ranks' parts, in new memory at first and in the same memory then."""
         rows, number = metadata
-        assert number == len(self.asked), "metadata of another gather"
+        assert number == len(self.shared), "metadata of another gather"
         assert (out is None) == (number == 1), "the first result is kept"
         whole = (parts[0] * parts[1]).to(param_dtype)[:rows]
         if out is None:
             return whole, (whole,)
         assert out.dtype == param_dtype
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(out):
-            out.copy_(whole)
+        rewrite(out, whole)
         return None
 
 
@@ -91,13 +75,13 @@ class Product(nn.Module):
 
 @requirement(
     "RFSDP-EXT-01",
-    "Parameters of a tensor subclass with gather hooks are gathered as its hooks say in each forward and backward, and "
+    "Parameters of a tensor subclass with gather hooks are gathered as these say before each forward or backward, and "
     "train as on one device.",
     source=SOURCE,
 )
 @requirement(
     "RFSDP-EXT-02",
-    "Gather hooks get the mesh of the shards, the whole size and stride, the module, its policy, and the metadata of "
+    "Gather hooks get the mesh of the shards, the whole size, the stride, the module, its policy, and the metadata of "
     "the same gather.",
     source=SOURCE,
 )
@@ -115,7 +99,7 @@ def test_coded(world: World) -> None:
             what = f"{way}, {kind.__name__} of {rows} rows, {param}, {kept=}"
             policy = MixedPrecisionPolicy(param, torch.float32)
             model: Any = nn.Sequential(Product(kind, rows, rank.device))
-            asked = model[0].coded.asked
+            asked = model[0].coded.shared
             managed = ways(rank)[way]
             managed(model[0], mp_policy=policy, reshard_after_forward=not kept)
             managed(model, mp_policy=policy)

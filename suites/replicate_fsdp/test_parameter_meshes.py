@@ -39,8 +39,8 @@ class Layer(nn.Module):
 
 @requirement(
     "RFSDP-PLACE-01",
-    "Parameters to which shard_placement_fn gives another mesh are sharded and averaged over that mesh, and the others "
-    "over the module's.",
+    "Parameters to which shard_placement_fn gives another mesh are sharded over that mesh, which averages their "
+    "gradients, and the others over the module's.",
     source=SOURCE,
 )
 @requirement(
