@@ -66,6 +66,7 @@ __all__ = [
     "Wrapping",
     "apply",
     "gradients",
+    "held",
     "parameters",
     "parts",
     "replicate",
@@ -135,6 +136,11 @@ def rewrite(parameter: torch.Tensor, values: torch.Tensor) -> None:
     """Write values into a parameter that autograd may have saved, as a gather does."""
     with torch.no_grad(), _unsafe_preserve_version_counter(parameter):
         parameter.copy_(values)
+
+
+def held(parameter: DTensor) -> torch.Tensor:
+    """Return the very tensor of a parameter's shard; ``to_local`` makes another object for a parameter."""
+    return parameter._local_tensor
 
 
 def parts(size: int) -> list[int]:

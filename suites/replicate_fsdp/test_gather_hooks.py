@@ -59,12 +59,23 @@ class OfOneArgument(Coded):
         return Coded.fsdp_pre_all_gather(self, mesh, size, None, None, None)
 
 
+def patched(parameter: Any) -> list[Any]:
+    """Give the tensor of a plain parameter's shard the hooks, and return the list of what they are asked."""
+    local: Any = replicate_fsdp.held(parameter)
+    local.plain, local.shared = local, []
+    for hook in Coded.fsdp_pre_all_gather, Coded.fsdp_post_all_gather:
+        setattr(local, hook.__name__, hook.__get__(local))
+    shared: list[Any] = local.shared
+    return shared
+
+
 class Product(nn.Module):
     """A coded weight and a plain one, whose gradients are the input and twice the input."""
 
-    def __init__(self, kind: type[Coded], rows: int, device: torch.device) -> None:
+    def __init__(self, kind: type[Coded] | None, rows: int, device: torch.device) -> None:
         super().__init__()
-        self.coded = nn.Parameter(kind((numbers(rows, 2) - 3).to(device)))
+        coded = (numbers(rows, 2) - 3).to(device)
+        self.coded = nn.Parameter(kind(coded) if kind else coded)
         self.plain = nn.Parameter((numbers(3) - 2).to(device))
         self.seen: tuple[Any, ...] = ()
 
@@ -87,22 +98,26 @@ class Product(nn.Module):
 )
 @pytest.mark.world(4)
 def test_coded(world: World) -> None:
-    """Use both signatures, even and uneven shards, hybrid sharding, param_dtype and kept parameters in three steps."""
+    """Take three steps with both signatures, hooks of one tensor, uneven shards, replicas, and kept or cast weights."""
     narrow = torch.bfloat16
 
     def body(rank: Rank) -> None:
-        cases = itertools.product(("sharded", "hybrid"), ((Coded, 8), (Coded, 5), (OfOneArgument, 4)), (True, False))
+        cases = itertools.product(
+            ("sharded", "hybrid"), ((Coded, 8), (Coded, 5), (OfOneArgument, 4), (None, 8)), (True, False)
+        )
         dtypes = itertools.cycle((None, narrow, narrow))
         for (way, (kind, rows), kept), param in zip(cases, dtypes, strict=False):
             if rows == 5 and not kept:
                 continue  # pytorch/pytorch#154836
-            what = f"{way}, {kind.__name__} of {rows} rows, {param}, {kept=}"
+            what = f"{way}, {kind} of {rows} rows, {param}, {kept=}"
             policy = MixedPrecisionPolicy(param, torch.float32)
             model: Any = nn.Sequential(Product(kind, rows, rank.device))
-            asked = model[0].coded.shared
+            asked = model[0].coded.shared if kind else []
             managed = ways(rank)[way]
             managed(model[0], mp_policy=policy, reshard_after_forward=not kept)
             managed(model, mp_policy=policy)
+            if not kind:
+                asked = patched(model[0].coded)
             sgd = torch.optim.SGD(model.parameters(), lr=2.0, foreach=False)
             for step in range(3):
                 output = model(torch.tensor(1.0 + rank.index, device=rank.device))
@@ -114,7 +129,7 @@ def test_coded(world: World) -> None:
                 sgd.step()
                 sgd.zero_grad()
             shards = list(range(4)) if way == "sharded" else [rank.index // 2 * 2, rank.index // 2 * 2 + 1]
-            told = (torch.Size((rows, 2)), (2, 1), model[0], policy) if kind is Coded else (None,) * 3
+            told = torch.Size((rows, 2)), (2, 1), model[0], policy
             for ranks, size, stride, module, given in asked:
                 assert ranks == shards, what
                 assert kind is OfOneArgument or (size, stride, module, given) == told, what

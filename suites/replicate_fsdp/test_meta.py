@@ -132,7 +132,7 @@ def test_uneven(world: World) -> None:
 )
 @pytest.mark.world(4)
 def test_tensor_parallel(world: World) -> None:
-    """Tensor parallelism divides layers before that; they are filled as a whole, and may initialize themselves first."""
+    """Tensor parallelism divides layers before that; they are filled as a whole, or initialize themselves first."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(2, 2, names=("shards", "tensor"))

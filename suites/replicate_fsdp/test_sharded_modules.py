@@ -264,6 +264,53 @@ def test_forked(world: World) -> None:
     world.run(body)
 
 
+class Bare(nn.Module):
+    """A weight, which the forward adds up without any input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 2))
+
+    def forward(self) -> torch.Tensor:
+        return self.weight.sum()
+
+
+class Around(Bare):
+    """A module without inputs, times that of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Bare()
+
+    def forward(self) -> torch.Tensor:
+        return super().forward() * self.inner()
+
+
+@requirement(
+    "RFSDP-CALLS-02",
+    "A managed module whose forward takes no inputs trains as one that takes some.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_without_inputs(world: World) -> None:
+    """Run two steps of such a module inside another, with the losses of ranks weighted differently."""
+
+    def body(rank: Rank) -> None:
+        for way, managed in ways(rank).items():
+            for options in kept_or_not(way):
+                model: Any = Around().to(rank.device)
+                managed(model.inner, **options)
+                managed(model, **options)
+                for step in range(2):
+                    output = model()
+                    assert output.item() == 36.0, f"{way}, {options}, step {step}"
+                    (output * (1 + rank.index)).backward()
+                    found = [g.unique().tolist() for g in replicate_fsdp.gradients(model).values()]
+                    assert found == [[9.0 * (step + 1)]] * 2, f"{way}, {options}, step {step}"
+
+    world.run(body)
+
+
 class Outer(nn.Module):
     """A weight of one's own beside two parts, which have two weights each."""
 
