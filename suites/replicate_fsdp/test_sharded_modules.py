@@ -24,6 +24,11 @@ def kept_or_not(way: str) -> list[dict[str, Any]]:
     return [{}] if way == "replicated" else [{"reshard_after_forward": value} for value in (True, False)]
 
 
+def settings(rank: Rank) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Return every way to manage modules, with every option of it."""
+    return [(way, managed, options) for way, managed in ways(rank).items() for options in kept_or_not(way)]
+
+
 class Scale(nn.Module):
     """Multiply by a weight, whose length the ranks need not divide."""
 
@@ -131,36 +136,36 @@ def test_frozen(world: World) -> None:
     orders = [(True, [0, 1, 2, 3], []), (False, [0, 1, 2, 1, 3], [1]), (True, [3, 2, 2, 0, 1], [2, 0])]
 
     def body(rank: Rank) -> None:
-        for (way, managed), (early, order, besides) in itertools.product(ways(rank).items(), orders):
-            for options in kept_or_not(way):
-                model: Any = Twice().to(rank.device)
-                model.order, model.besides = order, besides
-                if early:
-                    for i in frozen[0]:
-                        model.layers[i].requires_grad_(False)
-                for layer in model.layers:
-                    managed(layer, **options)
-                managed(model, **options)
-                for step, cold in enumerate(frozen):
-                    what = f"{way}, {early=}, {order}, {options}, step {step}"
-                    if step or not early:
-                        for i, layer in enumerate(model.layers):
-                            layer.requires_grad_(i not in cold)
-                    at = messages.mark()
-                    model(torch.full((3, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
-                    reduced = [m for m in messages.since(at) if "gather" not in m.op]
-                    assert len(reduced) in (0, len(set(order) - cold)), what  # 0 if nothing records them
-                    for module in (*model.layers, model):
-                        module.reshard()
-                    product = 1.5
-                    for i in order:
-                        product *= i + 1
-                    right = {
-                        f"layers.{i}.weight": [order.count(i) * product / (i + 1)] for i in range(4) if i not in cold
-                    }
-                    found = {name: g.unique().tolist() for name, g in replicate_fsdp.gradients(model).items()}
-                    assert found == right, what
-                    model.zero_grad()
+        every = itertools.cycle(settings(rank))
+        for (_, (early, order, besides)), (way, managed, options) in zip(
+            itertools.product(range(3), orders), every, strict=False
+        ):
+            model: Any = Twice().to(rank.device)
+            model.order, model.besides = order, besides
+            if early:
+                for i in frozen[0]:
+                    model.layers[i].requires_grad_(False)
+            for layer in model.layers:
+                managed(layer, **options)
+            managed(model, **options)
+            for step, cold in enumerate(frozen):
+                what = f"{way}, {early=}, {order}, {options}, step {step}"
+                if step or not early:
+                    for i, layer in enumerate(model.layers):
+                        layer.requires_grad_(i not in cold)
+                at = messages.mark()
+                model(torch.full((3, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
+                reduced = [m for m in messages.since(at) if "gather" not in m.op]
+                assert len(reduced) in (0, len(set(order) - cold)), what  # 0 if nothing records them
+                for module in (*model.layers, model):
+                    module.reshard()
+                product = 1.5
+                for i in order:
+                    product *= i + 1
+                right = {f"layers.{i}.weight": [order.count(i) * product / (i + 1)] for i in range(4) if i not in cold}
+                found = {name: g.unique().tolist() for name, g in replicate_fsdp.gradients(model).items()}
+                assert found == right, what
+                model.zero_grad()
 
     world.run(body)
 
@@ -229,37 +234,35 @@ def test_forked(world: World) -> None:
     orders: list[list[tuple[int, ...]]] = [[(0,)], [(1,)], [(0,), (1,)], [(1,), (0,)], [(1,), (1,)], [(0,), (0, 1)]]
 
     def body(rank: Rank) -> None:
-        for way, managed in ways(rank).items():
-            for options, order in itertools.product(kept_or_not(way), orders):
-                what = f"{way}, {options}, {order}"
-                model: Any = Forked().to(rank.device)
-                for layer in (model.trunk, model.left, model.right):
-                    managed(layer, **options)
-                managed(model)
-                sgd = torch.optim.SGD(model.parameters(), lr=0.25)
-                trunk, left, right = 2.0, 3.0, 4.0
-                for step in range(2):
-                    outputs = model(torch.full((3, 2), 1.0 + rank.index, device=rank.device))
-                    for number, used in enumerate(order, 1):
-                        model.set_is_last_backward(number == len(order))
-                        loss = torch.stack([outputs[i] for i in used]).sum()
-                        loss.backward(retain_graph=number < len(order))
-                    for module in model.modules():
-                        if isinstance(module, FSDPModule):
-                            module.reshard()
-                    times = [sum(used.count(i) for used in order) for i in range(2)]
-                    expected = {
-                        "trunk.weight": 1.5 * (left * times[0] + right * times[1]),
-                        "left.weight": 1.5 * trunk * times[0],
-                        "right.weight": 1.5 * trunk * times[1],
-                    }
-                    found = {name: g.unique().tolist() for name, g in replicate_fsdp.gradients(model).items()}
-                    assert found == {name: [value] for name, value in expected.items() if value}, f"{what}, step {step}"
-                    sgd.step()
-                    sgd.zero_grad()
-                    trunk, left, right = (
-                        w - g / 4 for w, g in zip((trunk, left, right), expected.values(), strict=True)
-                    )
+        every = itertools.cycle(settings(rank))
+        for (_, order), (way, managed, options) in zip(itertools.product(range(2), orders), every, strict=False):
+            what = f"{way}, {options}, {order}"
+            model: Any = Forked().to(rank.device)
+            for layer in (model.trunk, model.left, model.right):
+                managed(layer, **options)
+            managed(model)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.25)
+            trunk, left, right = 2.0, 3.0, 4.0
+            for step in range(2):
+                outputs = model(torch.full((3, 2), 1.0 + rank.index, device=rank.device))
+                for number, used in enumerate(order, 1):
+                    model.set_is_last_backward(number == len(order))
+                    loss = torch.stack([outputs[i] for i in used]).sum()
+                    loss.backward(retain_graph=number < len(order))
+                for module in model.modules():
+                    if isinstance(module, FSDPModule):
+                        module.reshard()
+                times = [sum(used.count(i) for used in order) for i in range(2)]
+                expected = {
+                    "trunk.weight": 1.5 * (left * times[0] + right * times[1]),
+                    "left.weight": 1.5 * trunk * times[0],
+                    "right.weight": 1.5 * trunk * times[1],
+                }
+                found = {name: g.unique().tolist() for name, g in replicate_fsdp.gradients(model).items()}
+                assert found == {name: [value] for name, value in expected.items() if value}, f"{what}, step {step}"
+                sgd.step()
+                sgd.zero_grad()
+                trunk, left, right = (w - g / 4 for w, g in zip((trunk, left, right), expected.values(), strict=True))
 
     world.run(body)
 
