@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
 from msgspec import Meta
 from torch import nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed._composable.replicate_with_fsdp import ReplicateModule, replicate
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp._fully_shard import _fsdp_common
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils import _pytree
 
 from harness.oracles.baseline import Tensors
 from harness.specs.program import (
@@ -54,7 +59,21 @@ from harness.stacks.stack import (
 from harness.stacks.training import Party, dtype_of, line_mesh
 from harness.worlds.rank import Rank
 
-__all__ = ["MESH", "STACK", "ReplicateModule", "apply", "gradients", "parameters", "parts", "replicate", "whole"]
+__all__ = [
+    "MESH",
+    "STACK",
+    "ReplicateModule",
+    "Wrapping",
+    "apply",
+    "gradients",
+    "held",
+    "parameters",
+    "parts",
+    "replicate",
+    "rewrite",
+    "sharder",
+    "whole",
+]
 
 MESH = "mesh" if "mesh" in inspect.signature(replicate).parameters else "device_mesh"
 """The name of the argument that takes the mesh."""
@@ -78,6 +97,50 @@ def apply(module: nn.Module, rank: Rank, *, groups: bool = True, **options: Any)
                 replicate(child, **options)
     replicate(module, **options)
     return module
+
+
+def sharder(mesh: DeviceMesh) -> Callable[[int], Any]:
+    """Return a function of a dimension: what ``shard_placement_fn`` returns for a parameter over this mesh.
+
+    Parameters that share a mesh need the same function. A mesh of two dimensions has replicas in the first.
+    """
+    info = HSDPMeshInfo(mesh, 1, 0) if mesh.ndim == 2 else FSDPMeshInfo(mesh, 0)
+    return lambda dim: _fsdp_common.ShardPlacementResult(Shard(dim), info)
+
+
+class Wrapping(torch.Tensor):
+    """A tensor of a class of its own, which holds a plain one; what is computed of it has its class and its list."""
+
+    plain: torch.Tensor
+    shared: list[Any]
+
+    @staticmethod
+    def __new__(cls, plain: torch.Tensor, shared: list[Any] | None = None) -> Wrapping:
+        made: Wrapping = torch.Tensor._make_wrapper_subclass(
+            cls, plain.shape, plain.stride(), plain.storage_offset(), dtype=plain.dtype, device=plain.device
+        )
+        made.plain, made.shared = plain, [] if shared is None else shared
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = args, kwargs or {}
+        shared = next(x.shared for x in _pytree.tree_leaves(given) if isinstance(x, Wrapping))
+        plain, named = _pytree.tree_map_only(Wrapping, lambda x: x.plain, given)
+        return _pytree.tree_map_only(torch.Tensor, lambda x: cls(x, shared), func(*plain, **named))
+
+
+def rewrite(parameter: torch.Tensor, values: torch.Tensor) -> None:
+    """Write values into a parameter that autograd may have saved, as a gather does."""
+    with torch.no_grad(), _unsafe_preserve_version_counter(parameter):
+        parameter.copy_(values)
+
+
+def held(parameter: DTensor) -> torch.Tensor:
+    """Return the very tensor of a parameter's shard; ``to_local`` makes another object for a parameter."""
+    return parameter._local_tensor
 
 
 def parts(size: int) -> list[int]:

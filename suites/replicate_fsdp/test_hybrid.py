@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard
 
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
@@ -25,7 +25,7 @@ SHARDED = "g2 g1 b2 r2 g0 b1 r1 b0 r0 b3 r3"
 
 def made(rank: Rank, **options: Any) -> tuple[Any, Log]:
     """Shard each layer and the root over neighbors, with a replica on the other pair of ranks."""
-    mesh = rank.mesh(2, 2, names=("replicas", "shards"))
+    mesh = options.pop("mesh", None) or rank.mesh(2, 2, names=("replicas", "shards"))
     log = Log(2, (rank.index % 2, rank.index % 2 + 2))
     model: Any = Model(log).to(rank.device)
     for part in (*model.layers, model):
@@ -77,7 +77,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Callable[[Any], None], str]] = {
 )
 @pytest.mark.world(4)
 def test_schedule(world: World) -> None:
-    """Run a step with each setting, and two with the first; gradients are those of one device."""
+    """Run a step with each setting, two with the first, and one over a mesh of given groups; compare gradients."""
 
     def body(rank: Rank) -> None:
         for name, (options, set_it, backward) in SETTINGS.items():
@@ -86,6 +86,12 @@ def test_schedule(world: World) -> None:
             for number in range(2 if name == "plain" else 1):
                 assert step(rank, model, log) == (FORWARD, backward), f"{name}, step {number}"
                 check_gradients(log, f"{name}, step {number}", MEAN)
+        own = rank.mesh(2, 2, names=("replicas", "shards"))
+        groups = [own.get_group(name) for name in ("replicas", "shards")]
+        given = DeviceMesh.from_group(groups, rank.device.type, mesh=own.mesh, mesh_dim_names=("replicas", "shards"))
+        model, log = made(rank, mesh=given)
+        assert step(rank, model, log) == (FORWARD, BACKWARD), "a mesh of given groups"
+        check_gradients(log, "a mesh of given groups", MEAN)
 
     world.run(body)
 

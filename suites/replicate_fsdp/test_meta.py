@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fixtures.managed import ways
 from fixtures.tensors import numbers
@@ -59,6 +62,11 @@ def assigned(rank: Rank, module: Any, given: dict[str, torch.Tensor]) -> None:
     module.load_state_dict(own(module, given), assign=True)
 
 
+def assigned_in_parts(rank: Rank, module: Any, given: dict[str, torch.Tensor]) -> None:
+    for name, part in own(module, given).items():
+        module.load_state_dict({name: part}, assign=True, strict=False)
+
+
 def whole(rank: Rank, module: Any, given: dict[str, torch.Tensor]) -> None:
     set_model_state_dict(emptied(rank, module), given, options=StateDictOptions(full_state_dict=True))
 
@@ -73,6 +81,7 @@ FILLED: list[Callable[[Rank, Any, dict[str, torch.Tensor]], None]] = [
     initialized,
     loaded,
     assigned,
+    assigned_in_parts,
     whole,
     from_rank_0,
 ]
@@ -111,5 +120,50 @@ def test_uneven(world: World) -> None:
                             output.sum().backward()
                     found = list(replicate_fsdp.gradients(module).values())
                     assert all(map(torch.equal, found, [2 * x for x in right if x is not None])), what
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-META-03",
+    "A model that was managed on the meta device trains on the values that it then gets, also where ranks do not "
+    "divide its rows.",
+    source="torch.distributed.fsdp.fully_shard; torch.nn.Module.to_empty",
+)
+@pytest.mark.world(4)
+def test_tensor_parallel(world: World) -> None:
+    """Tensor parallelism divides layers before that; they are filled as a whole, or initialize themselves first."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, 2, names=("shards", "tensor"))
+        plain = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)).to(rank.device)
+        given = {n: (numbers(*p.shape) % 5 - 2).to(rank.device) for n, p in plain.named_parameters()}
+        plain.load_state_dict(given)
+        rows = torch.tensor([[1.0, 2.0, -1.0, 0.0], [-1.0, 1.0, 2.0, 1.0]], device=rank.device)
+        (plain(rows).sum() / 2).backward()
+        part = mesh.get_local_rank("shards")
+        for fill, reset in itertools.product((whole, from_rank_0), (False, True)):
+            what = f"{fill.__name__}, {reset=}"
+            with torch.device("meta"):
+                module: Any = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+                parallelize_module(module, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+            for layer in (*module, module):
+                fully_shard(layer, mesh=mesh["shards"])
+            assert {p.device.type for p in module.parameters()} == {"meta"}, what
+            emptied(rank, module)
+            if reset:
+                for parameter in module.parameters():
+                    torch.nn.init.constant_(parameter, 1337.0)
+                for layer in module:
+                    layer.reset_parameters()
+                assert all(bool((p.detach().abs() < 1).full_tensor().all()) for p in module.parameters()), what
+            fill(rank, module, dict(given))
+            for _ in range(2):
+                output = module(rows[part : part + 1])
+                assert torch.equal(output, plain(rows[part : part + 1])), what
+                output.sum().backward()
+            for name, gradient in replicate_fsdp.gradients(module).items():
+                right: Any = plain.get_parameter(name).grad
+                assert torch.equal(gradient, 2 * right), f"{what}: {name}"
 
     world.run(body)

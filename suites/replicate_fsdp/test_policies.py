@@ -289,3 +289,65 @@ def test_post_accumulate_hooks(world: World) -> None:
                     assert {x for p in values for x in p.unique().tolist()} == {weight}, what
 
     world.run(body)
+
+
+def normed(kind: str) -> nn.Sequential:
+    """Create a norm between two layers whose numbers every half precision has."""
+    outer: list[nn.Module] = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    if kind == "batch-2d":
+        outer = [nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3)]
+    middle = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "batch": nn.BatchNorm1d, "batch-2d": nn.BatchNorm2d}[kind](4)
+    model = nn.Sequential(outer[0], middle, outer[1])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_((torch.arange(parameter.numel()).reshape(parameter.shape) % 5 - 2) / 4)
+    return model
+
+
+@requirement(
+    "RFSDP-MIX-08",
+    "Of managed modules inside each other, each computes, reduces and returns in the dtypes of its own policy.",
+    source=f"{SOURCE}; torch.distributed.fsdp.fully_shard: mp_policy",
+)
+@pytest.mark.world(2)
+def test_norms(world: World) -> None:
+    """Norms with and without buffers have parameters in a half precision, or in float32 between layers of a half."""
+    kinds = ("layer", "rms", "batch", "batch-2d")
+    cases = itertools.product(kinds, (NARROW, torch.float16), (False, True))
+
+    def body(rank: Rank) -> None:
+        for (kind, narrow, wide), (way, managed) in zip(cases, itertools.cycle(ways(rank).items()), strict=False):
+            what = f"{kind}, {narrow}, {wide=}, {way}"
+            model: Any = normed(kind).to(rank.device)
+            policy = MixedPrecisionPolicy(narrow, SINGLE)
+            for part in model:
+                managed(
+                    part, mp_policy=MixedPrecisionPolicy(output_dtype=narrow) if wide and part is model[1] else policy
+                )
+            managed(model, mp_policy=policy)
+            plain = normed(kind).to(rank.device)
+            for part in plain:
+                if not (wide and part is plain[1]):
+                    for parameter in part.parameters():
+                        parameter.data = parameter.data.to(narrow)
+            for norm in (model[1], plain[1]) if "batch" in kind and not wide else ():
+                for name in "running_mean", "running_var":  # which the host takes in the dtype of the weight alone
+                    setattr(norm, name, getattr(norm, name).to(narrow))
+            x = torch.arange(243.0 if kind == "batch-2d" else 12.0).reshape(
+                (3, 1, 9, 9) if kind == "batch-2d" else (3, 4)
+            )
+            x = (x % 7 - 3).to(rank.device)
+            right = plain[2](plain[1](plain[0](x.to(narrow))).to(narrow))
+            output = model(x)
+            assert output.dtype == narrow, what
+            assert torch.equal(output, right), what
+            right.sum().backward()
+            output.sum().backward()
+            for (name, gradient), of in zip(replicate_fsdp.gradients(model).items(), plain.parameters(), strict=True):
+                assert of.grad is not None, what
+                assert gradient.dtype == SINGLE, f"{what}: {name}"
+                assert torch.equal(gradient, of.grad.float()), f"{what}: {name}"
+            for (name, buffer), of in zip(model.named_buffers(), plain.buffers(), strict=True):
+                assert torch.equal(buffer, of), f"{what}: {name}"
+
+    world.run(body)

@@ -38,6 +38,7 @@ class Weights(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return one number."""
+        assert all(p.is_contiguous() for p in self.parameters())
         return sum(((p * numbers(*p.shape).to(x.device)).sum() for p in self.parameters()), x.new_zeros(())) * x
 
 
@@ -106,6 +107,8 @@ def check(rank: Rank, model: Any, dims: dict[str, int], shards: int, index: int,
     """Check the parameters, their gradients over three backwards, a step, and loading other values."""
     alone = Weights()
     for name, parameter in model.named_parameters():
+        assert parameter.is_contiguous(), f"{what}: {name}"
+        assert parameter.to_local().is_contiguous(), f"{what}: {name}"
         assert parameter.placements[-1] == Shard(dims[name]), f"{what}: {name}"
         assert parameter.placements[:-1] in ((), (Replicate(),)), f"{what}: {name}"
     mean = (rank.size + 1) / 2
@@ -120,6 +123,7 @@ def check(rank: Rank, model: Any, dims: dict[str, int], shards: int, index: int,
         for name, parameter in model.named_parameters():
             right = numbers(*SHAPES[name]) * mean * done
             assert parameter.grad.placements == parameter.placements, f"{what}: gradient of {name}"
+            assert parameter.grad.to_local().is_contiguous(), f"{what}: gradient of {name}"
             part = chunk(right, shards, index, dims[name])
             assert_same(part, parameter.grad.to_local(), f"{what}: gradient of {name} after {done} backwards")
     torch.optim.SGD(model.parameters(), lr=1.0).step()
@@ -224,5 +228,40 @@ def test_tensor_parallel(world: World) -> None:
                 assert_same(
                     right + 7, parameter.detach().full_tensor(), f"{mesh.shape}, dimension {dim}, {name}: loaded"
                 )
+
+    world.run(body)
+
+
+class Branches(Divided):
+    """The same weights, of which each forward uses the one whose number it is given."""
+
+    def forward(self, x: torch.Tensor, branch: int = 0) -> torch.Tensor:
+        """Return one number."""
+        used: Any = self.get_parameter(list(TENSOR_PARALLEL)[branch])
+        return used.to_local().sum() * x
+
+
+@requirement(
+    "RFSDP-UNUSED-01",
+    "With set_reduce_scatter_unused_params, a parameter that only some ranks use has the average over all ranks.",
+    source="torch.distributed.fsdp.FSDPModule: set_reduce_scatter_unused_params",
+)
+@pytest.mark.needs(torch="torch.distributed.fsdp.FSDPModule.set_reduce_scatter_unused_params")
+@pytest.mark.world(4)
+def test_unused(world: World) -> None:
+    """Parameters are divided by tensor parallelism; two data-parallel ranks use different ones in three steps."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, 2, names=("shards", "tensor"))
+        model: Any = Branches(mesh["tensor"], rank.device)
+        fully_shard(model, mesh=mesh["shards"])
+        model.set_reduce_scatter_unused_params(True)
+        for step in range(3):
+            model(torch.tensor(1.0 + rank.index // 2, device=rank.device), (rank.index // 2 + step) % 3).backward()
+            for number, (name, parameter) in enumerate(model.named_parameters()):
+                right = sum((1.0 + r) / 2 for r in range(2) if (r + step) % 3 == number)
+                assert parameter.grad.placements == parameter.placements, f"step {step}: {name}"
+                assert parameter.grad.full_tensor().unique().tolist() == [right], f"step {step}: {name}"
+            model.zero_grad()
 
     world.run(body)

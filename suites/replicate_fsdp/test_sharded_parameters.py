@@ -195,17 +195,18 @@ def test_in_part(world: World) -> None:
 
 @requirement(
     "RFSDP-EMPTY-01",
-    "The next forward and backward use the parameters that to_empty() or an assigned state dict replaced.",
+    "The next forward and backward use the parameters that to_empty() or an assigned state dict replaced, as does the "
+    "first one those that were set.",
     source="torch/distributed/fsdp/_fully_shard: FSDPModule._apply, FSDPParam.reset_sharded_param",
 )
 @pytest.mark.parametrize("stack", ["replicated", "sharded"])
-@pytest.mark.parametrize("how", ["to_empty", "assigned", "loaded"])
+@pytest.mark.parametrize("how", ["to_empty", "assigned", "loaded", "set"])
 @pytest.mark.world(2)
 def test_replaced(world: World, stack: str, how: str) -> None:
-    """Replace them before the first step, and after a forward, an evaluation, unshard(), one step or two."""
+    """Replace them before the first step and, unless they are set, after a forward, unshard(), or one step or two."""
 
     def body(rank: Rank) -> None:
-        for when in "first", "forward", "evaluation", "unshard", "step", "twice":
+        for when in ("first",) if how == "set" else ("first", "forward", "evaluation", "unshard", "step", "twice"):
             model: Any = layers(rank.device)
             with torch.no_grad():
                 for parameter in model.parameters():
@@ -245,6 +246,11 @@ def test_replaced(world: World, stack: str, how: str) -> None:
             .detach()
             for name, p in ((n, t) for n, t in model.state_dict().items())
         }
+        if how == "set":
+            for name, value in state.items():
+                index, _, attribute = name.partition(".")
+                setattr(model[int(index)], attribute, nn.Parameter(value))
+            return
         model.load_state_dict(state, assign=how == "assigned")
 
     world.run(body)

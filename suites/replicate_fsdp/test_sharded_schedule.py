@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DeviceMesh, DTensor, Shard
 
 from harness import Rank, World, requirement
 from harness.stacks import messages
@@ -86,13 +86,14 @@ class Model(Layer):
         return x * 1
 
 
-def made(rank: Rank, layers: Any = None, root: Any = None) -> tuple[Any, Log]:
-    """Shard each layer and the root, with ``reshard_after_forward`` as given."""
+def made(rank: Rank, layers: Any = None, root: Any = None, mesh: Any = None) -> tuple[Any, Log]:
+    """Shard each layer and the root, with ``reshard_after_forward`` as given, over this mesh or all ranks."""
+    mesh = mesh or rank.mesh()
     log = Log(rank.size)
     model: Any = Model(log).to(rank.device)
     for layer in model.layers:
-        fully_shard(layer, mesh=rank.mesh(), reshard_after_forward=layers)
-    fully_shard(model, mesh=rank.mesh(), reshard_after_forward=root)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=layers)
+    fully_shard(model, mesh=mesh, reshard_after_forward=root)
     log.parameters = [module.weight for module in (*model.layers, model)]
     return model, log
 
@@ -145,7 +146,7 @@ AGAIN = FORWARD, f"g3 {BACKWARD}"
 @pytest.mark.world(2)
 def test_reshard_after_forward(world: World) -> None:
     """Give the layers and the root each value, then set each value with and without recursion, and set it back."""
-    given = {
+    every = {
         (None, None): DEFAULT,
         (True, True): AGAIN,
         (False, False): KEPT,
@@ -156,8 +157,10 @@ def test_reshard_after_forward(world: World) -> None:
     }
 
     def body(rank: Rank) -> None:
-        for (layers, root), expected in given.items():
+        for (layers, root), expected in every.items():
             check(rank, *made(rank, layers, root), expected, f"layers {layers}, root {root}")
+        given = DeviceMesh.from_group(rank.mesh().get_group(), rank.device.type)
+        check(rank, *made(rank, mesh=given), DEFAULT, "a mesh of a given group")
         for started in False, True:
             model, log = made(rank)
             if started:
@@ -207,6 +210,10 @@ PREFETCHES: dict[str, tuple[Callable[[Any], None], tuple[str, str]]] = {
         (FORWARD, "g2 g1 g0 b2 r2 b1 r1 b0 r0 b3 r3"),
     ),
     "backward-another": (prefetch("backward", layer_2=[0]), (FORWARD, "g2 g0 b2 r2 g1 b1 r1 b0 r0 b3 r3")),
+    "backward-too-late": (
+        prefetch("backward", layer_0=[2]),
+        (FORWARD, "g2 g1 b2 r2 g0 b1 r1 g2 b0 r0 b3 r3"),
+    ),
     "backward-nothing": (prefetch("backward", root=[], layer_2=[], layer_1=[], layer_0=[]), DEFAULT),
 }
 

@@ -1,0 +1,160 @@
+"""Checkpointed modules, whose forwards run again in the backward, under every kind of sharding."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.checkpoint import checkpoint
+
+from fixtures.managed import ways
+from harness import Rank, World, requirement
+from harness.stacks import replicate_fsdp
+from harness.stacks.dynamo import checkpointed
+from harness.stacks.limit import runs_with
+
+SOURCE = "torch.utils.checkpoint.checkpoint; torch.distributed.fsdp.fully_shard"
+Call = Callable[..., Any]
+
+
+class Inner(nn.Module):
+    """Multiply by a weight."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4,), value))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+class Block(Inner):
+    """Multiply by the weights of two inner modules and by one's own."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(value)
+        self.first, self.second = Inner(value), Inner(value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.second(self.first(x)))
+
+
+class Model(nn.Module):
+    """Two blocks, which may be called through a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(1.0), Block(2.0))
+        self.through: Callable[[Any, torch.Tensor], torch.Tensor] = lambda block, x: block(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = self.through(block, x)
+        return x * 1
+
+
+PLAIN: Call = functools.partial(checkpoint, use_reentrant=False)
+REENTRANT: Call = functools.partial(checkpoint, use_reentrant=True)
+KINDS: dict[str, tuple[Call | None, Call | None, Call | None]] = {
+    "called": (PLAIN, None, None),
+    "reentrant": (REENTRANT, None, None),
+    "around": (None, checkpointed, None),
+    "within": (None, None, checkpointed),
+}
+"""What calls the blocks, what wraps them after they are managed, and what wraps the inner modules before."""
+
+
+@requirement(
+    "RFSDP-CKPT-01",
+    "Checkpointed modules train as on one device, whichever of them are sharded, and whether they run one forward or "
+    "several before a backward.",
+    source=f"{SOURCE}; torch.distributed.fsdp.FSDPModule.set_modules_to_backward_prefetch",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, several forwards of checkpointed modules fail")
+@pytest.mark.world(2)
+def test_checkpointed(world: World) -> None:
+    """Manage inner modules and blocks, or blocks alone; run one forward or two before each of two backwards."""
+
+    def body(rank: Rank) -> None:
+        every = ways(rank)
+        cases = itertools.product(KINDS.items(), (True, False), range(2))
+        settings = [("replicated", False), *itertools.product(("sharded", "hybrid"), (False, True))]
+        for ((name, (through, around, within)), nested, _), (way, kept) in zip(
+            cases, itertools.cycle(settings), strict=False
+        ):
+            options = {} if way == "replicated" else {"reshard_after_forward": not kept}
+            what = f"{name}, {way}, {nested=}, {kept=}"
+            model: Any = Model().to(rank.device)
+            blocks = list(model.blocks)
+            for block in blocks:
+                inner = [block.first, block.second]
+                if within:
+                    block.first, block.second = (within(part) for part in inner)
+                for part in inner if nested else ():
+                    every[way](part, **options)
+                every[way](block, **options)
+            if around:
+                model.blocks = nn.Sequential(*map(around, blocks))
+            if through:
+                model.through = through
+            every[way](model, **options)
+            for forwards, prefetches in ((1, False), (2, False), (1, True)):
+                if name == "reentrant" and forwards > 1:
+                    continue
+                if prefetches:
+                    blocks[1].set_modules_to_backward_prefetch([blocks[0], *([inner[0]] if nested else [])])
+                x = torch.full((4,), 1.0 + rank.index, device=rank.device, requires_grad=True)
+                losses = [model(x * (number + 1)).sum() for number in range(forwards)]
+                torch.stack(losses).sum().backward()
+                total = 1.5 * (1 if forwards == 1 else 3)
+                found = [g.unique().tolist() for g in replicate_fsdp.gradients(model).values()]
+                right = [[4 * total]] * 3 + [[8 * total]] * 3
+                assert sorted(found) == right, f"{what}, {forwards} forwards, {prefetches=}"
+                model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-CKPT-02",
+    "When a checkpointed module is computed again, its inputs and outputs have the dtypes that they had before.",
+    source=f"{SOURCE}; torch.distributed.fsdp.MixedPrecisionPolicy",
+)
+@pytest.mark.world(2)
+def test_dtypes(world: World) -> None:
+    """Compare the dtypes in the forward and in the whole recomputation, under policies that cast either or both."""
+    narrow, wide = torch.bfloat16, torch.float64
+    policies = {
+        MixedPrecisionPolicy(narrow): (torch.float32, narrow, narrow),
+        MixedPrecisionPolicy(narrow, output_dtype=wide): (torch.float32, narrow, wide),
+        MixedPrecisionPolicy(narrow, output_dtype=wide, cast_forward_inputs=False): (narrow, narrow, wide),
+        MixedPrecisionPolicy(output_dtype=narrow): (torch.float32, torch.float32, narrow),
+    }
+
+    def body(rank: Rank) -> None:
+        for (way, managed), (policy, (given, inside, returned)) in itertools.product(
+            ways(rank).items(), policies.items()
+        ):
+            seen: list[tuple[torch.dtype, ...]] = []
+            inner: Any = Inner(1.0).to(rank.device)
+            inner.register_forward_pre_hook(lambda module, args, seen=seen: seen.append((args[0].dtype,)))
+            model: Any = nn.Sequential(inner)
+
+            def through(x: torch.Tensor, inner: Any = inner, seen: Any = seen) -> torch.Tensor:
+                y: torch.Tensor = inner(x)
+                seen[-1] += (y.dtype,)
+                return y
+
+            managed(inner, mp_policy=policy)
+            model.forward = lambda x, through=through: checkpoint(through, x, use_reentrant=False, early_stop=False)
+            managed(model)
+            model(torch.ones(4, device=rank.device, dtype=given)).float().sum().backward()
+            assert seen == [(inside, returned)] * 2, f"{way}, {policy}"
+
+    world.run(body)
