@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d as c10d
+
+__all__ = ["FakeTensorMode", "mark_of", "options", "pretended"]
 
 FIRST_NAME = 1_000_000
 """Groups are named by numbers from here on, so that no name is one of the process's own."""
@@ -49,7 +52,8 @@ def options(mark: int = 0, *, refuses: bool = False) -> Any:
     """Return options for a group of a pretended world. ``refuses``: its collectives raise an error."""
     from torch._C._distributed_c10d import FakeProcessGroup
 
-    made = FakeProcessGroup.Options()
+    backend: Any = FakeProcessGroup  # torch's stubs know it only as a backend
+    made = backend.Options()
     made.fake_option, made.error_on_collective = mark, refuses
     return made
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness import Rank, World, assert_same, requirement, spmd
 from harness.stacks.collectives import functional, unwaited
+from harness.stacks.pretended import FakeTensorMode
 from harness.stacks.training import launched, since
 from suites.collectives.test_functional_results import READ
 
@@ -83,10 +83,10 @@ def facts(result: torch.Tensor) -> tuple[Any, ...]:
 
 @requirement(
     "COLL-FUNC-34",
-    "A functional collective of meta or fake tensors gives the shapes, strides and dtypes of real ones, and launches "
-    "nothing.",
+    "A functional collective of meta or fake tensors has results with the shapes, strides, dtypes of real ones, and "
+    "launches nothing.",
     source="torch/distributed/_functional_collectives.py: the functions registered for Meta; "
-    "torch._subclasses.FakeTensorMode; test_functional_api.py: TestMetaCollectives",
+    "FakeTensorMode; test_functional_api.py: TestMetaCollectives",
 )
 @spmd(2)
 def test_without_data(rank: Rank) -> None:
@@ -118,13 +118,13 @@ def test_without_data(rank: Rank) -> None:
             mode, plain = FakeTensorMode(), x.detach()
             kinds: dict[str, Callable[[], torch.Tensor]] = {
                 "meta": lambda x=x: torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta"),
-                "fake": lambda plain=plain, mode=mode: mode.from_tensor(plain),
+                "faked": lambda plain=plain, mode=mode: mode.from_tensor(plain),
             }
             for kind, make in kinds.items():
                 for name, call in calls.items():
                     what = f"{name} of a tensor that is {kind}, {layout}, {dtype}"
                     before = launched()
-                    with mode if kind == "fake" else torch.enable_grad():
+                    with mode if kind == "faked" else torch.enable_grad():
                         leaf = make().requires_grad_(needs)
                         results = each(call(leaf, group))
                         assert [facts(result) for result in results] == right[name], what

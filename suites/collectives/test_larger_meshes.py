@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from harness import Rank, World, requirement
 from harness.stacks.collectives import concatenated, flattened, unflattened
-from harness.stacks.pretended import mark_of, options, pretended
+from harness.stacks.pretended import FakeTensorMode, mark_of, options, pretended
 from suites.collectives.test_meshes import NAMES, members
 
 SHAPE = (2, 3, 4)
@@ -281,8 +280,7 @@ def test_options_and_descriptions(world: World) -> None:
 
 @requirement(
     "COLL-MESH-26",
-    "Within torch.device contexts meshes are made and asked as without them, and under FakeTensorMode they are sliced "
-    "and asked.",
+    "Meshes work within torch.device contexts as without them, and can be sliced under FakeTensorMode.",
     source="torch/distributed/device_mesh.py: init_device_mesh: 'Always initialize the (identity) rank map on CPU'; "
     "DeviceMesh.__getitem__: 'When using FakeTensorMode to trace the model'",
 )
@@ -323,7 +321,7 @@ def test_within_contexts(world: World) -> None:
                 ]
                 pair = mesh["a", "c"]
                 assert pair == mesh["a", "c"]
-                same_groups(pair.get_all_groups(), [mesh.get_group("a"), mesh.get_group("c")], "fake")
+                same_groups(pair.get_all_groups(), [mesh.get_group("a"), mesh.get_group("c")], "among fake tensors")
                 assert (tuple(pair.shape), pair.ndim, pair.size()) == ((2, 4), 2, 8)
             for one, other in zip(right, found, strict=True):
                 assert one[1] is other[1], one[0]

@@ -120,7 +120,7 @@ def test_own_data(world: World) -> None:
 
 @requirement(
     "COLL-FAKE-02",
-    "The fake backend refuses sizes and lists that do not fit, and ranks that there are not, as real backends do.",
+    "As real backends do, the fake backend refuses sizes or lists that do not fit, and ranks that there are not.",
     source="torch.distributed.Backend: FAKE; test_fake_pg.py: test_invalid_rank, "
     "test_alltoall_base_split_size_validation",
 )
