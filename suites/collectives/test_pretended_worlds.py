@@ -17,6 +17,8 @@ from harness.stacks.collectives import coalescing_manager, functional, set_timeo
 from harness.stacks.pretended import options, pretended
 
 SIZE = 3
+RECORDED = ("all_gather_into_tensor", "all_to_all", "reduce_scatter_tensor")
+"""Collectives whose output requires a gradient if the input does, in torch 2.13 and with this backend alone."""
 
 
 def blank(*shape: int) -> torch.Tensor:
@@ -46,6 +48,8 @@ def written(me: int, *, needs: bool) -> dict[str, tuple[Callable[[], Any], list[
     part, row, third = blank(2), blank(1, 2), [blank(2) for _ in range(SIZE)]
     swapped, splits, coalesced = blank(SIZE, 2), blank(SIZE + 1, 2), blank(1, 2)
 
+    lists = [[blank(2), blank(2)] for _ in range(SIZE)]
+
     def in_block() -> None:
         with coalescing_manager():
             dist.reduce_scatter_tensor(coalesced, rows)
@@ -54,6 +58,11 @@ def written(me: int, *, needs: bool) -> dict[str, tuple[Callable[[], Any], list[
     calls: dict[str, tuple[Callable[[], Any], list[torch.Tensor], list[Any]]] = {
         "all_gather": (lambda: dist.all_gather(each, one), each, [own] * SIZE),
         "all_gather_into_tensor": (lambda: dist.all_gather_into_tensor(flat, one), [flat], [own * SIZE]),
+        "all_gather_coalesced": (
+            lambda: dist.all_gather_coalesced(lists, [one, parts[1]]),
+            [tensor for pair in lists for tensor in pair],
+            [own, [10.0, 11.0]] * SIZE,
+        ),
         "reduce_scatter": (lambda: dist.reduce_scatter(part, parts), [part], [[10.0 * me, 10.0 * me + 1]]),
         "reduce_scatter_tensor": (lambda: dist.reduce_scatter_tensor(row, rows), [row], [[[2.0 * me, 2.0 * me + 1]]]),
         "coalesced": (in_block, [coalesced], [[[2.0 * me, 2.0 * me + 1]]]),
@@ -103,6 +112,8 @@ def test_own_data(world: World) -> None:
                     for name, (call, outputs, right) in written(me, needs=needs).items():
                         call()
                         assert [output.tolist() for output in outputs] == right, f"{name} on rank {me}"
+                        if name not in RECORDED:
+                            assert not any(output.requires_grad for output in outputs), name
                 x = torch.ones(3, 2)
                 mesh = init_device_mesh("cpu", (1, SIZE), mesh_dim_names=("a", "b"))
                 for group, size in ((dist.group.WORLD, SIZE), ((mesh, 1), SIZE), ((mesh, 0), 1), (mesh["b"], SIZE)):
@@ -145,6 +156,7 @@ def test_what_is_refused(world: World) -> None:
                     "nothing sent": lambda: exchange(blank(2), blank(0), [1, 1], [0, 0]),
                     "lists of two lengths": lambda: dist.all_to_all([blank(2)], [blank(2), blank(2)]),
                     "short list": lambda: dist.reduce_scatter(blank(2), [blank(2)]),
+                    "short list of lists": lambda: dist.all_gather_coalesced([[blank(2)], []], [blank(2)]),
                     "as large as the output": lambda: dist.reduce_scatter_tensor(blank(2), blank(2)),
                     "short list of the source": lambda me=me: dist.scatter(blank(2), [blank(2)], src=me),
                 }
